@@ -1,0 +1,36 @@
+"""Checks of option values, with messages that state the rule, the value and the remedy in one line."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+def check_range(
+    name: str,
+    value: float,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Raise ``ValueError`` unless ``value`` is a finite number in [low, high]; an open end leaves the bound itself out."""
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if not (math.isfinite(value) and above and below):
+        left = "(" if open_low or low == -math.inf else "["
+        right = ")" if open_high or high == math.inf else "]"
+        raise ValueError(f"{name} = {value}: choose a value in {left}{low:g}, {high:g}{right}")
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise ``ValueError`` unless ``value`` is one of ``choices``; the message names the nearest one."""
+    options = list(choices)
+    if value not in options:
+        raise ValueError(f"{name} = {value!r}: {nearest(value, options)}choose one of {', '.join(options)}")
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """Return "did you mean 'X'? " for the option nearest to a misspelt word, or nothing where none is near."""
+    close = difflib.get_close_matches(word, list(options), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""

@@ -1,0 +1,122 @@
+"""Measures of a classifier and of how evenly clients are served by it.
+
+Accuracy and calibration are taken over a client's whole test set, never as a mean over mini-batches: a batch
+of ten has its own, larger, calibration error. Fairness measures take one number per client (higher is better, as
+for accuracy) and count every client once, whatever its number of samples.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.floating]
+IntArray = npt.NDArray[np.integer]
+
+
+def topk_accuracy(scores: FloatArray, labels: IntArray, k: int = 1) -> float:
+    """Return the share of samples whose label is among their ``k`` highest scores.
+
+    ``scores`` is (n, C), ``labels`` (n,). Equal scores rank in class order, as argmax does, so a constant
+    classifier gains nothing from ties. A row with NaN is no prediction and counts as wrong. With ``k >= C``
+    every other row is a hit.
+    """
+    scores, labels = _checked(scores, labels)
+    if k < 1:
+        raise ValueError(f"k = {k}: must be at least 1")
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    hit = (best == labels[:, None]).any(axis=1) & ~np.isnan(scores).any(axis=1)
+    return float(hit.mean())
+
+
+def calibration_errors(probabilities: FloatArray, labels: IntArray, bins: int = 15) -> tuple[float, float]:
+    """Return the expected and the maximum calibration error (ECE, MCE) of ``probabilities`` (n, C).
+
+    Samples fall into ``bins`` equally wide intervals (lo, hi] of their top-1 probability. A bin's error is
+    |accuracy - mean confidence|; ECE weighs bins by their samples, MCE is the largest over non-empty bins.
+    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equations (3) and (5).
+    """
+    probabilities, labels = _checked(probabilities, labels)
+    if bins < 1:
+        raise ValueError(f"bins = {bins}: must be at least 1")
+    confidence = probabilities.max(axis=1)
+    correct = probabilities.argmax(axis=1) == labels
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    # Rounding may lift a probability just above 1: it belongs to the last bin.
+    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    count = np.bincount(index, minlength=bins)
+    # count * |accuracy - confidence| of every bin, in one difference of sums
+    gap = np.abs(np.bincount(index, correct, bins) - np.bincount(index, confidence, bins))
+    filled = count > 0
+    return float(gap.sum() / len(labels)), float((gap[filled] / count[filled]).max())
+
+
+def gini(values: FloatArray) -> float:
+    """Return the Gini coefficient of non-negative ``values`` (n,).
+
+    Half the mean absolute difference over all ordered pairs, divided by the mean: 0 if all are equal (all zero
+    included), 1 - 1/n if one client has everything.
+    """
+    values = _clients(values)
+    if (values < 0).any():
+        raise ValueError(f"the Gini coefficient needs values of at least 0, the least is {values.min():g}")
+    total = values.sum()
+    if total == 0:
+        return 0.0
+    n = len(values)
+    # sum_ij |x_i - x_j| = 2 sum_i (2i - n - 1) x_(i) for sorted x, i = 1..n
+    rank = 2 * np.arange(1, n + 1) - n - 1
+    return float((rank * np.sort(values)).sum() / (n * total))
+
+
+def worst_share(values: FloatArray, share: float = 0.1) -> float:
+    """Return the mean of the lowest ``share`` of ``values`` (n,): of ceil(share n) values, at least one."""
+    values = _clients(values)
+    return float(np.sort(values)[: _count(len(values), share)].mean())
+
+
+def best_share(values: FloatArray, share: float = 0.1) -> float:
+    """Return the mean of the highest ``share`` of ``values`` (n,): of ceil(share n) values, at least one."""
+    values = _clients(values)
+    return float(np.sort(values)[-_count(len(values), share) :].mean())
+
+
+def parity_gap(values: FloatArray) -> float:
+    """Return the accuracy parity gap of ``values`` (n,): best client minus worst client.
+
+    Each client is taken as a group, as the dissertation's AAggFF chapter does (Tables 3.8, 3.9).
+    """
+    values = _clients(values)
+    return float(values.max() - values.min())
+
+
+def describe_clients(values: FloatArray, name: str) -> dict[str, float]:
+    """Summarise one value per client as ``name-mean``, ``-std`` (population), ``-worst10``, ``-best10``."""
+    values = _clients(values)
+    return {
+        f"{name}-mean": float(values.mean()),
+        f"{name}-std": float(values.std()),
+        f"{name}-worst10": worst_share(values),
+        f"{name}-best10": best_share(values),
+    }
+
+
+def _checked(scores: FloatArray, labels: IntArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    s, y = np.asarray(scores, np.float64), np.asarray(labels, np.int64)
+    if s.ndim != 2 or y.shape != s.shape[:1] or len(y) == 0:
+        raise ValueError(f"need scores (n, C) and labels (n,) with n > 0, got {s.shape} and {y.shape}")
+    return s, y
+
+
+def _clients(values: FloatArray) -> npt.NDArray[np.float64]:
+    v = np.asarray(values, np.float64)
+    if v.ndim != 1 or len(v) == 0:
+        raise ValueError(f"need one value per client, shape (n,) with n > 0, got {v.shape}")
+    return v
+
+
+def _count(n: int, share: float) -> int:
+    if not 0 < share <= 1:
+        raise ValueError(f"share = {share}: must be above 0 and at most 1")
+    # 0.1 * 30 is a little more than 3 in floating point: take off what rounding may have added before ceil.
+    return max(1, math.ceil(share * n - 1e-9))

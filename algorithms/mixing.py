@@ -1,0 +1,44 @@
+"""Mode connectivity of two models: the mixed model of SuPerFed and the angle that keeps its ends apart.
+
+Source: the dissertation's Chapter II ("SuPerFed"), equations (2.1)-(2.3). The mixed model is
+``theta(lambda) = (1 - lambda) theta_f + lambda theta_l``, theta_f the federated and theta_l the personal model.
+The printed denominator of the cosine repeats one norm; ``||theta_f|| ||theta_l||`` is meant.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+EPSILON = 1e-12
+
+
+def draw_lambda(rng: np.random.Generator, mixing: str, num_layers: int) -> NDArray[np.float64]:
+    """Return one mixing weight a layer, shape (num_layers,).
+
+    ``model`` (SuPerFed-MM): one draw from U(0, 1) shared by all layers; ``layer`` (SuPerFed-LM): an independent draw each.
+    """
+    if mixing == "model":
+        return np.full(num_layers, rng.random())
+    if mixing == "layer":
+        return rng.random(num_layers)
+    raise ValueError(f"mixing = {mixing!r}: choose 'model' or 'layer'")
+
+
+def layer_of(names: list[str]) -> list[int]:
+    """Return for every parameter name the index of its layer: the module that owns it, in order of appearance."""
+    layers: dict[str, int] = {}
+    return [layers.setdefault(name.rpartition(".")[0], len(layers)) for name in names]
+
+
+def cosine_squared(inner: float, norm_f: float, norm_l: float) -> float:
+    """Return ``cos^2 = <f, l>^2 / (||f||^2 ||l||^2 + 1e-12)`` from the inner product and the two squared norms."""
+    return inner * inner / (norm_f * norm_l + EPSILON)
+
+
+def cosine_squared_gradient(inner: float, norm_f: float, norm_l: float) -> tuple[float, float, float]:
+    """Return (a, b, c) with ``d cos^2 / d f = a l - b f`` and ``d cos^2 / d l = a f - c l``.
+
+    Arguments as in :func:`cosine_squared`. Three numbers instead of a second backward pass.
+    """
+    denominator = norm_f * norm_l + EPSILON
+    ratio = inner / denominator
+    return 2 * ratio, 2 * ratio * ratio * norm_l, 2 * ratio * ratio * norm_f

@@ -1,0 +1,114 @@
+"""How a labelled data set is dealt to clients, and a client's samples to its training, validation and test part.
+
+Every scheme returns one int64 array of sample indices per client, ascending (files are then read forwards) and
+disjoint between clients. A scheme draws from the generator it is given and from nothing else.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+
+def iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Deal all samples at random; sizes differ by at most one."""
+    _check(num_samples, num_clients)
+    return _ascending(np.array_split(rng.permutation(num_samples), num_clients))
+
+
+def pathological(
+    labels: npt.NDArray[np.integer], num_clients: int, classes_per_client: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Give every client samples of exactly ``classes_per_client`` distinct classes (McMahan et al. 2017).
+
+    Each client draws at random among the classes used least so far, so the number of clients that hold a class
+    differs by at most one between classes. A class's shuffled samples are dealt evenly to its holders: with equal
+    class sizes and holders, all clients get equally many. If the clients' classes together are fewer than there
+    are, the samples of the unused classes stay out; otherwise every sample is dealt.
+
+    The partitioner of this name in flwr-datasets draws each client's classes without regard to the others: some
+    classes then go unused while others are cut into small pieces; its deterministic mode is not random at all.
+
+    Raises ValueError if there are not so many classes, or a class has fewer samples than holders.
+    """
+    labels = np.asarray(labels)
+    _check(len(labels), num_clients)
+    classes = np.unique(labels)
+    if not 1 <= classes_per_client <= len(classes):
+        raise ValueError(
+            f"classes_per_client = {classes_per_client}, but there are {len(classes)} classes: choose 1..{len(classes)}"
+        )
+    holders: list[list[int]] = [[] for _ in classes]
+    for client in range(num_clients):
+        order = rng.permutation(len(classes))
+        used = np.array([len(holders[c]) for c in order])
+        for c in order[np.argsort(used, kind="stable")[:classes_per_client]]:
+            holders[c].append(client)
+    parts: list[list[Indices]] = [[] for _ in range(num_clients)]
+    for label, clients in zip(classes, holders, strict=True):
+        samples = rng.permutation(np.flatnonzero(labels == label))
+        if len(samples) < len(clients):
+            raise ValueError(
+                f"class {label} has {len(samples)} samples for {len(clients)} clients: choose fewer clients "
+                "or fewer classes per client"
+            )
+        if clients:
+            # Holders in random order: the first ones get the samples that an even share leaves over.
+            for client, piece in zip(rng.permutation(clients), np.array_split(samples, len(clients)), strict=True):
+                parts[client].append(piece)
+    return _ascending([np.concatenate(pieces) for pieces in parts])
+
+
+def sorted_share(labels: npt.NDArray[np.integer], num_clients: int, share: float, rng: np.random.Generator) -> list[Indices]:
+    """Deal the given share of the samples at random and the rest, sorted by label, in consecutive blocks.
+
+    The scheme of the functional-boosting papers (Shen et al. 2022): share 1 is i.i.d., share 0 gives each client
+    one stretch of the label order. Two choices differ from their program: the samples are shuffled first (it takes
+    the first ones of the file as the random share), and no sample is dropped: what an even deal leaves over goes
+    one each to some clients, so that clients' sizes differ by at most one in all.
+    """
+    labels = np.asarray(labels)
+    _check(len(labels), num_clients)
+    if not 0 <= share <= 1:
+        raise ValueError(f"share = {share}: must be between 0 and 1")
+    order = rng.permutation(len(labels))
+    num_random = int(share * len(labels))
+    rest = order[num_random:]
+    rest = rest[np.argsort(labels[rest], kind="stable")]
+    random_sizes = _even(num_random, num_clients)
+    block_sizes = _even(len(labels), num_clients) - random_sizes
+    random_parts = np.split(order[:num_random], np.cumsum(random_sizes)[:-1])
+    blocks = np.split(rest, np.cumsum(block_sizes)[:-1])
+    return _ascending([np.concatenate(pair) for pair in zip(random_parts, blocks, strict=True)])
+
+
+def train_validation_test(
+    indices: Indices, rng: np.random.Generator, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
+) -> tuple[Indices, Indices, Indices]:
+    """Split a client's samples at random into training, validation and test part, none of them empty.
+
+    Raises ValueError for fewer than 3 samples or fractions that do not add up to 1.
+    """
+    n = len(indices)
+    if n < 3:
+        raise ValueError(f"{n} samples cannot be split into three parts: at least 3 are needed")
+    if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
+        raise ValueError(f"fractions = {fractions}: must be non-negative and add up to 1")
+    first = min(max(round(fractions[0] * n), 1), n - 2)
+    second = min(max(round((fractions[0] + fractions[1]) * n), first + 1), n - 1)
+    train, validation, test = _ascending(np.split(rng.permutation(indices), [first, second]))
+    return train, validation, test
+
+
+def _check(num_samples: int, num_clients: int) -> None:
+    if not 1 <= num_clients <= num_samples:
+        raise ValueError(f"{num_clients} clients for {num_samples} samples: choose 1..{num_samples} clients")
+
+
+def _even(total: int, parts: int) -> npt.NDArray[np.int64]:
+    """Return sizes that add up to ``total`` and differ by at most one, the larger ones first."""
+    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def _ascending(parts: list[npt.NDArray[np.int64]]) -> list[Indices]:
+    return [np.sort(part).astype(np.int64, copy=False) for part in parts]

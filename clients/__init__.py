@@ -1,0 +1,24 @@
+"""Client halves of the methods, as Flower NumPyClients: a model and data are handed in. And what they share."""
+
+from clients.adapter import to_client_app
+from clients.data import ClientData, Split
+from clients.fedavg import FedAvgClient
+from clients.fedprox import FedProxClient
+from clients.local import LocalClient
+from clients.store import DiskStore, MessageStore, Store
+from clients.superfed import SuPerFedClient
+from clients.training import TrainOptions
+
+__all__ = [
+    "ClientData",
+    "DiskStore",
+    "FedAvgClient",
+    "FedProxClient",
+    "LocalClient",
+    "MessageStore",
+    "Split",
+    "Store",
+    "SuPerFedClient",
+    "TrainOptions",
+    "to_client_app",
+]

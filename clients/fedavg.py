@@ -1,0 +1,102 @@
+"""FedAvg's client: local SGD from the server's model. Base of every client that trains a torch classifier.
+
+Source: McMahan et al. 2017, Algorithm 1, ClientUpdate. The options of local training arrive in the message's configuration
+(``clients.training.TrainOptions``), beside ``seed`` and ``server-round``, which name the random draws of the round.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from flwr.app import RecordDict
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.seeds import derived_seed, generator
+from clients.data import ClientData
+from clients.evaluation import score
+from clients.store import MessageStore, Store
+from clients.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, mini_batches, set_arrays, trainable
+
+ModelFn = Callable[[int], nn.Module]
+
+
+class FedAvgClient(NumPyClient):
+    """Trains and scores a torch classifier on one client's data.
+
+    ``model_fn``: seed -> module (a method with a personal model makes a second one). ``client_id`` names the client's random draws.
+    ``store``: where it keeps things between rounds (default: nowhere beyond this object). ``model``: a module to work in, which
+    may be shared by the clients of one process, since all of it is overwritten before use.
+    """
+
+    def __init__(
+        self,
+        model_fn: ModelFn,
+        data: ClientData,
+        client_id: int | str = 0,
+        store: Store | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
+        self.model_fn = model_fn
+        self.data = data
+        self.client_id = client_id
+        self.store = store if store is not None else MessageStore(RecordDict())
+        self.model = model if model is not None else model_fn(0)
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return the locally trained model, the number of training samples and the mean training loss."""
+        set_arrays(self.model, parameters)
+        loss = self.train(config)
+        return get_arrays(self.model), len(self.data.train), {"loss": loss}
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
+        """Return loss, number of test samples and scores of the server's model on the local test set."""
+        set_arrays(self.model, parameters)
+        scores = score(self.model, self.data.test)
+        return scores["loss"], len(self.data.test), {**scores, **as_global(scores)}
+
+    # --- parts for methods built on this one ---------------------------------------------------------------------
+
+    def train(self, config: Config) -> float:
+        """Train ``self.model`` in place for one round; return the mean loss over all samples seen."""
+        options = TrainOptions.from_config(config)
+        parameters = list(trainable(self.model).values())
+        tensors = [p.detach() for p in parameters]
+        optimiser = SGD(tensors, options.rate(self.round(config)), options.momentum, options.weight_decay)
+        decay, terms = self.penalty(tensors, config)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = functional.cross_entropy(self.model(x), y)
+            optimiser.step(torch.autograd.grad(loss, parameters), decay, terms)
+            return loss.detach()
+
+        return self.run_epochs(step, options, config)
+
+    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
+        """Return (c, [(t_j, c_j)]) of a penalty with gradient ``c w + sum_j c_j t_j``; FedAvg has none."""
+        return 0.0, []
+
+    def run_epochs(self, step: Callable[[Tensor, Tensor], Tensor], options: TrainOptions, config: Config) -> float:
+        """Call ``step(x, y) -> loss`` for every mini-batch of the round; return the mean loss over samples."""
+        self.model.train()
+        rng = generator(int(config.get("seed", 0)), "batches", self.client_id, self.round(config))
+        total = torch.zeros((), device=self.data.train.y.device)
+        for x, y in mini_batches(self.data.train, options, rng):
+            total += step(x, y) * len(y)
+        return float(total) / (len(self.data.train) * options.local_epochs)
+
+    def fresh_arrays(self, purpose: str, config: Config, own: bool) -> Arrays:
+        """Return a newly initialised model: ``own`` of this client, else the one all clients and the server share."""
+        seed = int(config.get("seed", 0))
+        return get_arrays(self.model_fn(derived_seed(seed, purpose, self.client_id) if own else derived_seed(seed, purpose)))
+
+    @staticmethod
+    def round(config: Config) -> int:
+        """Return the server round of a message."""
+        return int(config.get("server-round", 1))
+
+
+def as_global(scores: dict[str, float]) -> dict[str, float]:
+    """Return accuracy and loss under the names for the global model (a personalised method reports both)."""
+    return {"global-accuracy": scores["accuracy"], "global-loss": scores["loss"]}

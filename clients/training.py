@@ -1,0 +1,121 @@
+"""Local training shared by all gradient methods: options, mini-batches, SGD with momentum on lists of tensors, moving arrays.
+
+Written for speed on small models: tensors are indexed once an epoch, nothing is copied or synchronised in a step, and one call
+updates all tensors. The order of operations is the same for every method, so that a method whose extra terms vanish equals FedAvg to
+the last bit.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from algorithms.checks import check_range
+from clients.data import Split
+
+Arrays = list[NDArray[Any]]
+Config = Mapping[str, Any]
+Tensors = list[Tensor] | tuple[Tensor, ...]
+Terms = Sequence[tuple[Tensors, float]]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Local SGD. ``learning_rate`` is multiplied by ``lr_decay`` after every round; momentum buffers start at 0 every round."""
+
+    learning_rate: float = 0.01
+    lr_decay: float = 0.99
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    local_epochs: int = 10
+    batch_size: int = 10
+
+    def __post_init__(self) -> None:
+        check_range("learning-rate", self.learning_rate, 0, open_low=True)
+        check_range("lr-decay", self.lr_decay, 0, 1, open_low=True)
+        check_range("momentum", self.momentum, 0, 1, open_high=True)
+        check_range("weight-decay", self.weight_decay, 0)
+        check_range("local-epochs", self.local_epochs, 1)
+        check_range("batch-size", self.batch_size, 1)
+
+    @classmethod
+    def from_config(cls, config: Config) -> "TrainOptions":
+        """Read the options that a server sent in a message's configuration; what it did not send keeps its default."""
+        keys = {field.name: field.name.replace("_", "-") for field in fields(cls)}
+        return cls(**{name: config[key] for name, key in keys.items() if key in config})
+
+    def to_config(self) -> dict[str, int | float]:
+        """Return the options under the keys of a message's configuration."""
+        return {name.replace("_", "-"): value for name, value in asdict(self).items()}
+
+    def rate(self, server_round: int) -> float:
+        """Return the learning rate of a round (the first is 1)."""
+        return self.learning_rate * self.lr_decay ** max(0, server_round - 1)
+
+
+class SGD:
+    """SGD with momentum on a list of tensors: ``v <- momentum v + d``, ``p <- p - rate v``; d is pushed in parts."""
+
+    def __init__(self, parameters: Sequence[Tensor], rate: float, momentum: float, weight_decay: float) -> None:
+        self.parameters = list(parameters)
+        self.rate, self.momentum, self.weight_decay = rate, momentum, weight_decay
+        self.velocity = [torch.zeros_like(p) for p in self.parameters]
+
+    def step(self, gradients: Tensors, decay: float = 0.0, terms: Terms = ()) -> None:
+        """Make one step along ``gradients + (weight_decay + decay) p + sum_j c_j t_j`` for ``terms`` (t_j, c_j)."""
+        if self.momentum == 0 and self.weight_decay + decay == 0 and not terms:
+            torch._foreach_add_(self.parameters, gradients, alpha=-self.rate)
+            return
+        self.push(gradients, None, decay, terms)
+        self.move()
+
+    def push(self, gradients: Tensors, scales: Sequence[float] | None, decay: float, terms: Terms) -> None:
+        """Add one direction to the decayed velocity; ``scales``: a factor for each gradient tensor. See :meth:`step`."""
+        torch._foreach_mul_(self.velocity, self.momentum)
+        if scales is None:
+            torch._foreach_add_(self.velocity, gradients)
+        else:
+            for velocity, gradient, scale in zip(self.velocity, gradients, scales, strict=True):
+                velocity.add_(gradient, alpha=scale)
+        if self.weight_decay + decay:
+            torch._foreach_add_(self.velocity, self.parameters, alpha=self.weight_decay + decay)
+        for tensors, coefficient in terms:
+            if coefficient:
+                torch._foreach_add_(self.velocity, tensors, alpha=coefficient)
+
+    def move(self) -> None:
+        """Move the parameters along the velocity."""
+        torch._foreach_add_(self.parameters, self.velocity, alpha=-self.rate)
+
+
+def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches of ``local_epochs`` passes, each in a new random order; the last batch of a pass may be smaller."""
+    for _ in range(options.local_epochs):
+        order = torch.from_numpy(rng.permutation(len(data))).to(data.y.device)
+        yield from zip(data.x[order].split(options.batch_size), data.y[order].split(options.batch_size), strict=True)
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """Return name -> parameter of what training changes."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def get_arrays(model: nn.Module) -> Arrays:
+    """Return copies of all parameters and buffers, in the order of ``state_dict``."""
+    return [tensor.detach().cpu().numpy().copy() for tensor in model.state_dict().values()]
+
+
+def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
+    """Copy arrays into the parameters and buffers; ``ValueError`` if number or shapes do not fit the model."""
+    state = model.state_dict()
+    if len(arrays) != len(state):
+        raise ValueError(f"{len(arrays)} arrays for a model with {len(state)}: server and client build different models")
+    for (name, tensor), array in zip(state.items(), arrays, strict=True):
+        if tuple(array.shape) != tuple(tensor.shape):
+            raise ValueError(f"array {name!r} has shape {array.shape}, but the client's model has {tuple(tensor.shape)}")
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)))

@@ -1,0 +1,5 @@
+"""`python -m fedapps` is the command `fedapps`."""
+
+from fedapps.cli import entry
+
+entry()

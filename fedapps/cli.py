@@ -1,0 +1,116 @@
+"""The command `fedapps`: run, methods, compare.
+
+Exit status: 0 the command did what it was asked; 1 the run failed; 2 bad settings or input; 130 interrupted.
+"""
+
+import argparse
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import RunFailed, UserError
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+DEFAULT_CLIENTS = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return int(arguments.command(arguments))
+    except UserError as error:
+        print(f"fedapps: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except RunFailed as error:
+        print(f"fedapps: the run failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fedapps: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        sys.stderr.close()
+        return 1
+
+
+def entry() -> None:
+    """Entry point of the installed command."""
+    sys.exit(main())
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedapps", description="Federated-learning methods for heterogeneous clients, on Flower."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run one method", description="Run one method and write its results folder.")
+    run.add_argument("settings", nargs="*", metavar="FILE.toml | key=value", help="settings; later ones win")
+    run.add_argument(
+        "--engine", choices=["ray", "inline"], default="ray", help="Flower's Ray simulation (default), or this process"
+    )
+    run.add_argument("--nodes", type=int, metavar="N", help=f"virtual clients (num-clients; default {DEFAULT_CLIENTS})")
+    run.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
+    run.add_argument("--workers", type=int, metavar="N", help="one-CPU worker processes (ray; default: the CPUs of the machine)")
+    run.add_argument("--port", type=int, help="port of the run's own SuperLink on 127.0.0.1 (ray; default: a free one)")
+    run.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/METHOD-TASK-seedN)")
+    run.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
+    run.add_argument("--overwrite", action="store_true", help="delete the run that DIR holds first")
+    run.set_defaults(command=_run)
+
+    methods = commands.add_parser("methods", help="list the methods")
+    methods.add_argument("--names", action="store_true", help="only the names, one a line")
+    methods.set_defaults(command=_methods)
+
+    compare = commands.add_parser(
+        "compare", help="compare finished runs", description="One table, plot and page over several runs."
+    )
+    compare.add_argument("runs", nargs="+", type=Path, metavar="DIR")
+    compare.add_argument(
+        "--out", type=Path, metavar="DIR", help="where the page goes (default: comparison, beside the first run)"
+    )
+    compare.set_defaults(command=_compare)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from fedapps.commands import run
+
+    return run(arguments)
+
+
+def _methods(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedapps.methods import METHODS
+
+    if arguments.names:
+        print("\n".join(METHODS))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for column in ("method", "what it does", "kind", "paper"):
+        table.add_column(column, no_wrap=column == "method")
+    for name, method in METHODS.items():
+        table.add_row(name, method.summary, method.trait, method.paper)
+    Console(width=None if sys.stdout.isatty() else max(140, shutil.get_terminal_size().columns)).print(table)
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fedapps.compare import compare
+
+    result = compare(arguments.runs, arguments.out)
+    Console(width=None if sys.stdout.isatty() else 160).print(result.table)
+    print(f"report: {result.report.resolve()}")
+    return 0

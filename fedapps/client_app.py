@@ -1,0 +1,42 @@
+"""Flower's ClientApp: what runs for every client. Task, data and module are built once a process and shared by its clients."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from clients.adapter import client_id, to_client_app
+from clients.store import DiskStore, MessageStore, Store
+from fedapps.methods import METHODS
+from fedapps.settings import Settings, read_settings
+from fedapps.tasks import Task, build_task
+
+
+@lru_cache(maxsize=4)
+def prepare(config: frozenset[tuple[str, Any]]) -> tuple[Settings, Task]:
+    """Return settings and task of a run configuration."""
+    torch.set_num_threads(1)  # a virtual client has one CPU; more threads wait for each other where cores are shared
+    settings = read_settings(dict(config))
+    return settings, build_task(settings, METHODS[settings.method].tasks)
+
+
+def client_fn(context: Context) -> NumPyClient:
+    """Return the client that answers one message."""
+    settings, task = prepare(frozenset(context.run_config.items()))
+    name = client_id(context)
+    num_clients = int(str(context.node_config.get("num-partitions", settings.num_clients)))
+    return METHODS[settings.method].client(task, name, num_clients, store_of(settings, context, name))
+
+
+def store_of(settings: Settings, context: Context, name: int | str) -> Store:
+    """Return where this client keeps its state: its own folder, or the context."""
+    folder = context.node_config.get("store-dir") or (f"{settings.out}/clients" if settings.out else "")
+    if settings.keeps_clients_on_disk and folder:
+        return DiskStore(Path(str(folder)) / f"client-{name}", context.run_id)
+    return MessageStore(context.state)
+
+
+app = to_client_app(client_fn)

@@ -1,0 +1,159 @@
+"""`fedapps run`: merges and checks the settings, prepares the folder, runs the chosen engine, ends with a table and a report."""
+
+import argparse
+import logging
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedapps.cli import DEFAULT_CLIENTS, INTERRUPTED
+from fedapps.compare import compare
+from fedapps.errors import RunFailed, UserError
+from fedapps.methods import METHODS
+from fedapps.progress import Progress
+from fedapps.recorder import FILES, FOLDERS, end_summary
+from fedapps.report import write_report
+from fedapps.run import execute, with_folder
+from fedapps.settings import Settings, find_method, parse_assignment, read_settings, read_toml
+from fedapps.tasks import build_task
+from strategies.rounds import Round
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `fedapps run`; returns the exit status."""
+    settings = settings_of(arguments)
+    task = build_task(settings, METHODS[settings.method].tasks)
+    settings = with_folder(settings, Path("results") / f"{settings.method}-{task.name}-seed{settings.seed}")
+    if arguments.gpus_per_client and arguments.engine == "inline":
+        raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
+    check_sizes(settings)
+    task.check(settings.num_clients)
+    prepare_folder(settings, overwrite=arguments.overwrite)
+    folder = Path(settings.out)
+    label = f"{settings.method} on {task.name}"
+    with Progress(settings.num_rounds, label) as progress:
+        engine = run_inline if arguments.engine == "inline" else run_ray
+        status, reason = engine(settings, progress, arguments)
+    end_summary(folder, status, reason)
+    if (folder / "rounds.jsonl").exists():
+        write_report(folder)
+    if status == "interrupted":
+        print(f"interrupted; go on with: fedapps run --resume --out {folder} --engine {arguments.engine}", file=sys.stderr)
+        return INTERRUPTED
+    if status != "completed":
+        raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
+    result = compare([folder], folder / "plots")
+    Console(width=None if sys.stdout.isatty() else 160).print(result.table)
+    print(f"results: {folder}\nreport:  {folder / 'report.html'}")
+    return 0
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return the settings of the command line: method's defaults, then files, then key=value, then flags; later ones win."""
+    given: dict[str, Any] = {}
+    if arguments.resume and arguments.out is not None:
+        given |= read_toml(arguments.out / "settings.toml") if (arguments.out / "settings.toml").exists() else {}
+    for text in arguments.settings:
+        if text.endswith(".toml") and "=" not in text:
+            given |= read_toml(Path(text))
+    given |= dict(parse_assignment(text) for text in arguments.settings if "=" in text or not text.endswith(".toml"))
+    if arguments.nodes is not None:
+        given["num-clients"] = arguments.nodes
+    if arguments.out is not None:
+        given["out"] = str(arguments.out)
+    if arguments.gpus_per_client:
+        given.setdefault("device", "cuda")
+    given["resume"] = arguments.resume
+    method = find_method(given.get("method", Settings.method))
+    settings = read_settings({**method.defaults, **given})
+    return settings if settings.num_clients else replace(settings, num_clients=DEFAULT_CLIENTS)
+
+
+def check_sizes(settings: Settings) -> None:
+    """Raise ``UserError`` where the number of clients contradicts what is asked of them."""
+    if settings.clients_per_round > settings.num_clients:
+        raise UserError(
+            f"clients-per-round = {settings.clients_per_round}, but there are {settings.num_clients} clients: choose 1..{settings.num_clients}, or 0 for all"
+        )
+    sampled = settings.clients_per_round or settings.num_clients
+    if settings.min_replies > sampled:
+        raise UserError(f"min-replies = {settings.min_replies}, but a round has {sampled} clients: choose 1..{sampled}")
+
+
+def prepare_folder(settings: Settings, overwrite: bool) -> None:
+    """Make the results folder; with ``overwrite`` delete the run it holds, and nothing else."""
+    folder = Path(settings.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be made: {error.strerror}") from None
+    present = sorted(path.name for path in folder.iterdir())
+    if not present or settings.resume:
+        return
+    if not overwrite:
+        raise UserError(f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or choose another --out")
+    if "settings.toml" not in present:
+        raise UserError(f"{folder} is not the folder of a run, so nothing in it is overwritten: choose another --out")
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def run_inline(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
+    """Run in this process; returns status and reason."""
+    from fedapps.client_app import app
+    from fedapps.inline import InlineGrid
+
+    folder = Path(settings.out)
+    _log_to(folder / "run.log")
+    grid = InlineGrid(app, settings.num_clients, settings.flat())
+
+    def show(_: Round) -> None:
+        progress.poll(folder)
+
+    try:
+        execute(settings, grid, callbacks=[show])
+    except KeyboardInterrupt:
+        return "interrupted", ""
+    except UserError:
+        raise
+    except Exception as error:  # whatever went wrong, the folder and the exit status say so
+        logging.getLogger("flwr").exception("the run failed")
+        return "failed", f"{type(error).__name__}: {error}"
+    return "completed", ""
+
+
+def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
+    """Run through `flwr run` on a SuperLink of its own; returns status and reason."""
+    from fedapps import launch
+
+    folder = Path(settings.out)
+    progress.note("starting Flower and Ray")
+    outcome = launch.run_simulation(
+        launch.app_dir(),
+        settings.flat(),
+        num_nodes=settings.num_clients,
+        gpus_per_client=arguments.gpus_per_client,
+        ray_cpus=arguments.workers,
+        port=arguments.port,
+        log_path=folder / "run.log",
+        poll=lambda: progress.poll(folder),
+    )
+    progress.poll(folder)
+    return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
+
+
+def _log_to(path: Path) -> None:
+    """Send Flower's log to a file: the terminal belongs to the progress bar."""
+    logger = logging.getLogger("flwr")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False

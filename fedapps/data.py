@@ -1,0 +1,220 @@
+"""The data of a run: which image set, how it is dealt to the clients, and what one client holds.
+
+Everything here is decided by the settings and the run's seed: the server and every worker process find the same
+partition without telling each other.
+"""
+
+import difflib
+import logging
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from algorithms.partition import iid, pathological, sorted_share, train_validation_test
+from algorithms.seeds import derived_seed, generator
+from clients.data import ClientData, Split
+from fedapps.errors import UserError
+from fedapps.images import Images, read_images
+
+PARTITIONS = ("iid", "pathological", "dirichlet", "natural", "sorted-share")
+# Three parts of a client, none empty, at 60/20/20: from five samples on each part is what its fraction says.
+MIN_SAMPLES = 5
+# What is tried to tell the user which alpha would have worked.
+ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+
+Indices = npt.NDArray[np.int64]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The settings under ``data.``; raises ValueError for what is wrong whatever the data.
+
+    source: "digits" (scikit-learn's, 1797 of 8 x 8), a folder (parquet files, a folder of images by class, or
+        what `datasets` saved to disk), or the name of a data set on the Hugging Face hub.
+    partition: "iid"; "pathological" (each client ``classes_per_client`` classes); "dirichlet" (each class dealt by
+        Dir(``alpha``)); "natural" (the values of column ``natural_id`` are the clients); "sorted-share" (``share``
+        of the samples at random, the rest in blocks of the label order).
+    image, label: columns, "" to find them. split: the split that is dealt to the clients.
+    max_samples: use only so many samples, evenly spaced over the set; 0 for all.
+    """
+
+    source: str = "digits"
+    partition: str = "pathological"
+    classes_per_client: int = 2
+    alpha: float = 0.5
+    share: float = 0.1
+    natural_id: str = ""
+    image: str = ""
+    label: str = ""
+    split: str = "train"
+    max_samples: int = 0
+
+    def __post_init__(self) -> None:
+        if self.partition not in PARTITIONS:
+            near = difflib.get_close_matches(self.partition, PARTITIONS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"partition = {self.partition!r}: {hint}choose one of {', '.join(PARTITIONS)}")
+        for key, text in (("source", self.source), ("split", self.split)):
+            if not text:
+                raise ValueError(f"{key} = '': must not be empty")
+        if self.classes_per_client < 1:
+            raise ValueError(f"classes-per-client = {self.classes_per_client}: must be at least 1")
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"alpha = {self.alpha}: must be above 0 and finite")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share = {self.share}: must be between 0 and 1")
+        if self.max_samples < 0:
+            raise ValueError(f"max-samples = {self.max_samples}: must be at least 0 (0 = all)")
+        if self.partition == "natural" and not self.natural_id:
+            raise ValueError("natural-id = '': partition = 'natural' needs the column that names the client")
+
+
+def load_images(settings: DataSettings) -> Images:
+    """Read the image set; from the second time on without decoding. Raises UserError for what the user can mend."""
+    natural_id = settings.natural_id if settings.partition == "natural" else ""
+    images = read_images(settings.source, settings.split, settings.image, settings.label, natural_id)
+    total = len(images.labels)
+    if not 0 < settings.max_samples < total:
+        return images
+    # Evenly spaced: a set that is sorted by class keeps all its classes.
+    rows = np.arange(settings.max_samples) * total // settings.max_samples
+    natural = None if images.natural is None else images.natural[rows]
+    return replace(images, pixels=images.pixels[rows], labels=images.labels[rows], natural=natural)
+
+
+def partition(images: Images, settings: DataSettings, num_clients: int, seed: int) -> list[Indices]:
+    """Return the sample indices of each of ``num_clients`` clients: disjoint, ascending, at least 5 each.
+
+    Raises UserError if the data cannot be dealt so.
+    """
+    total, source = len(images.labels), settings.source
+    if num_clients * MIN_SAMPLES > total:
+        raise UserError(
+            f"{num_clients} clients, but {source} has {total} samples and each client needs {MIN_SAMPLES}: "
+            f"choose at most {total // MIN_SAMPLES} clients"
+        )
+    rng = generator(seed, "partition")
+    if settings.partition == "natural":
+        return _natural(images, settings, num_clients)
+    if settings.partition == "dirichlet":
+        return _dirichlet(images.labels, settings, num_clients, derived_seed(seed, "partition") % 2**32)
+    if settings.partition == "iid":
+        parts = iid(total, num_clients, rng)
+    elif settings.partition == "sorted-share":
+        parts = sorted_share(images.labels, num_clients, settings.share, rng)
+    else:
+        parts = _pathological(images.labels, settings, num_clients, rng)
+    smallest = int(np.argmin([len(part) for part in parts]))
+    if len(parts[smallest]) < MIN_SAMPLES:
+        raise UserError(
+            f"data.partition = {settings.partition!r}: client {smallest} of {num_clients} gets "
+            f"{len(parts[smallest])} samples of {source}, it needs {MIN_SAMPLES}: choose fewer clients"
+        )
+    return parts
+
+
+def client_data(images: Images, indices: Indices, client_id: int, seed: int) -> ClientData:
+    """Return client ``client_id``'s samples as tensors, split 60/20/20 at random by the run's seed.
+
+    Inputs are float32 in [0, 1] of shape (n, C, H, W), labels int64 (n,).
+    """
+    parts = train_validation_test(indices, generator(seed, "split", client=client_id))
+    return ClientData(*(_tensors(images, part) for part in parts))
+
+
+def _tensors(images: Images, rows: Indices) -> Split:
+    pixels = images.pixels[rows]  # a copy, also of a mapped file
+    x = torch.from_numpy(pixels).float()
+    if pixels.dtype == np.uint8:
+        x = x.div_(255)
+    return Split(x, torch.from_numpy(images.labels[rows]))
+
+
+def _pathological(
+    labels: npt.NDArray[np.int64], settings: DataSettings, num_clients: int, rng: np.random.Generator
+) -> list[Indices]:
+    classes = len(np.unique(labels))
+    if settings.classes_per_client > classes:
+        raise UserError(
+            f"data.classes-per-client = {settings.classes_per_client}, but {settings.source} has {classes} "
+            f"classes: choose 1..{classes}"
+        )
+    try:
+        parts = pathological(labels, num_clients, settings.classes_per_client, rng)
+    except ValueError as error:
+        raise UserError(f"data.partition = 'pathological': {error}") from error
+    left_out = len(labels) - sum(len(part) for part in parts)
+    if left_out:
+        logger.warning("%d samples are of classes that none of the %d clients holds", left_out, num_clients)
+    return parts
+
+
+def _natural(images: Images, settings: DataSettings, num_clients: int) -> list[Indices]:
+    """Group the samples by natural client. Fewer nodes than natural clients: the first ones, by sorted id.
+
+    Natural clients with too few samples to be split are passed over.
+    """
+    assert images.natural is not None  # load_images reads the column for this partition
+    groups = np.split(np.argsort(images.natural, kind="stable"), np.cumsum(np.bincount(images.natural))[:-1])
+    large = [group for group in groups if len(group) >= MIN_SAMPLES]
+    if len(large) < num_clients:
+        raise UserError(
+            f"data.natural-id = {settings.natural_id!r}: {settings.source} has {len(large)} clients with at "
+            f"least {MIN_SAMPLES} samples, {num_clients} are asked for: choose at most {len(large)} nodes"
+        )
+    return large[:num_clients]
+
+
+def _dirichlet(labels: npt.NDArray[np.int64], settings: DataSettings, num_clients: int, seed: int) -> list[Indices]:
+    """Deal each class by Dir(alpha), drawn anew until every client has enough.
+
+    A client that has its even share of all samples gets no more of the later classes (``self_balancing``), as in
+    the reference programs of the papers.
+    """
+    parts = _dirichlet_once(labels, num_clients, settings.alpha, seed, MIN_SAMPLES)
+    if parts is not None:
+        return parts
+    # Only now, for the message: the first draw as it is, and the first larger alpha that would do.
+    first = _dirichlet_once(labels, num_clients, settings.alpha, seed, 0)
+    who = "a client"
+    if first is not None:
+        smallest = int(np.argmin([len(part) for part in first]))
+        who = f"client {smallest} of {num_clients} (with {len(first[smallest])} samples)"
+    for alpha in ALPHAS:
+        if alpha > settings.alpha and _dirichlet_once(labels, num_clients, alpha, seed, MIN_SAMPLES):
+            remedy = f"the smallest alpha that works here is {alpha:g}"
+            break
+    else:
+        remedy = "no larger alpha helps, choose fewer clients"
+    raise UserError(
+        f"data.partition = 'dirichlet' with data.alpha = {settings.alpha:g} leaves {who} without the "
+        f"{MIN_SAMPLES} samples it needs: {remedy}"
+    )
+
+
+def _dirichlet_once(
+    labels: npt.NDArray[np.int64], num_clients: int, alpha: float, seed: int, minimum: int
+) -> list[Indices] | None:
+    """Run the partitioner of flwr-datasets; None if it gives up (after eleven draws)."""
+    import datasets  # these two take seconds to import, and only this partition needs them
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    # The library cuts a class in file order, which may follow the writer or the day: shuffle it first.
+    rows = np.random.default_rng(seed).permutation(len(labels))
+    partitioner = DirichletPartitioner(num_clients, "label", float(alpha), minimum, self_balancing=True, shuffle=False, seed=seed)
+    partitioner.dataset = datasets.Dataset.from_dict({"label": labels[rows], "row": rows})
+    # It divides 0 by 0 when a tiny alpha gives a class to full clients only: no partition then. Its warnings, one per
+    # draw, say less than the error made of the outcome.
+    with warnings.catch_warnings(), np.errstate(invalid="raise", divide="raise"):
+        warnings.simplefilter("ignore")
+        try:
+            parts: list[Any] = [partitioner.load_partition(client)["row"][:] for client in range(num_clients)]
+        except (ValueError, ArithmeticError):
+            return None
+    return [np.sort(np.asarray(part, np.int64)) for part in parts]

@@ -1,0 +1,9 @@
+"""The two ways a command ends badly: the user can mend it (exit 2), or the run itself failed (exit 1)."""
+
+
+class UserError(Exception):
+    """Bad settings or input. The message is one line: what, where, how to mend it."""
+
+
+class RunFailed(Exception):
+    """The run started and did not complete."""

@@ -1,0 +1,102 @@
+"""Numbers and foreign text as people read them: one place for the terminal, the plots and the reports.
+
+Bytes are decimal (1 MB = 10^6 bytes), as network traffic is sold; fractions such as accuracies are shown in
+per cent; durations in the two largest units that matter.
+"""
+
+import math
+import unicodedata
+
+#: Metric families that are fractions of one and read better in per cent.
+_PERCENT = ("accuracy", "top")
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def byte_scale(largest: float) -> tuple[float, str]:
+    """The divisor and unit in which `largest` bytes has one to three digits before the point."""
+    index = 0
+    while index < len(_BYTE_UNITS) - 1 and largest >= 999.5 * 1000**index:
+        index += 1
+    return float(1000**index), _BYTE_UNITS[index]
+
+
+def bytes_text(count: float) -> str:
+    """`1234567` becomes `1.23 MB`: three significant digits, decimal units."""
+    if not math.isfinite(count):
+        return "?"
+    divisor, unit = byte_scale(abs(count))
+    return f"{count:.0f} B" if unit == "B" else f"{three_digits(count / divisor)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits without an exponent, for values from 0.01 to 999."""
+    size = abs(value)
+    decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    return f"{value:.{decimals}f}"
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.041` becomes `41 ms`, `75` becomes `1 min 15 s`, `4000` becomes `1 h 07 min`."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "?"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.5:
+        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def percent_text(fraction: float, unit: bool = True) -> str:
+    """`0.9345` becomes `93.5 %`: always one decimal."""
+    if not math.isfinite(fraction):
+        return "nan"
+    return f"{100 * fraction:.1f}{' %' if unit else ''}"
+
+
+def is_percent(key: str) -> bool:
+    """Whether the metric `key` (`accuracy-worst10`, `top5`, `global-accuracy-mean`) is a fraction."""
+    return any(part.startswith(_PERCENT) for part in key.split("-"))
+
+
+def metric_text(key: str, value: object, unit: bool = True) -> str:
+    """The value of a metric or a setting in the form its name asks for."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (int, float)):
+        return one_line(str(value))
+    if key.startswith("bytes"):
+        return bytes_text(value)
+    if key == "seconds" or key.endswith("-seconds"):
+        return seconds_text(value)
+    if is_percent(key):
+        return percent_text(value, unit)
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if abs(value) >= 10_000 else str(value)
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else "infinite"
+    if value == 0 or 0.01 <= abs(value) < 100:
+        return f"{value:.3f}"
+    return f"{value:.4f}" if 0.001 <= abs(value) < 0.01 else f"{value:.4g}"
+
+
+def metric_name(key: str) -> str:
+    """A metric's key as a label: `accuracy-worst10` becomes `accuracy, worst 10 %`."""
+    words = {"worst10": "worst 10 %", "best10": "best 10 %", "ece": "ECE", "mce": "MCE", "top5": "top-5"}
+    parts = [words.get(part, part) for part in key.split("-")]
+    if len(parts) > 1 and parts[-1] in ("mean", "std", "worst 10 %", "best 10 %"):
+        return f"{' '.join(parts[:-1])}, {parts[-1]}"
+    return " ".join(parts)
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Foreign text made harmless for a terminal: one line, no control or direction characters, not too long.
+
+    A client chooses the reason of its failure: escape sequences in it would act on the reader's terminal.
+    """
+    kept = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text)
+    kept = " ".join(kept.split())
+    return kept if len(kept) <= limit else kept[: limit - 1] + "…"

@@ -1,0 +1,87 @@
+"""Every method, by name: its two halves, its options and what it runs on. To add a method, add an entry (see CONTRIBUTING.md)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import Strategy
+
+from clients import FedAvgClient, FedProxClient, LocalClient, SuPerFedClient
+from clients.store import Store
+from strategies import FedAvg, FedProx, FedProxOptions, Local, SuPerFed, SuPerFedOptions
+
+if TYPE_CHECKING:
+    from fedapps.tasks import Task
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method.
+
+    ``strategy(options) -> Strategy``; ``client(task, client_id, num_clients, store) -> NumPyClient``; ``options``: dataclass of the
+    method's own table, or ``None``; ``tasks``: what it can run on, the first is its default; ``defaults``: settings of its small
+    default job where they differ from everyone's.
+    """
+
+    summary: str
+    paper: str
+    trait: str
+    strategy: Callable[[Any], Strategy]
+    client: Callable[["Task", int | str, int, Store], NumPyClient]
+    options: type | None = None
+    table: str = ""
+    tasks: tuple[str, ...] = ("classification",)
+    defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+
+def torch_client(kind: type[FedAvgClient]) -> Callable[["Task", int | str, int, Store], NumPyClient]:
+    """Return a factory of clients that train the task's torch model."""
+
+    def build(task: "Task", client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+        return kind(task.model_fn, task.client_data(client_id, num_clients), client_id, store, task.work_model())
+
+    return build
+
+
+_SUPERFED = {"options": SuPerFedOptions, "table": "superfed", "client": torch_client(SuPerFedClient)}
+
+METHODS: dict[str, Method] = {
+    "fedavg": Method(
+        summary="weighted average of the clients' models",
+        paper="McMahan et al. 2017",
+        trait="one global model",
+        strategy=lambda options: FedAvg(),
+        client=torch_client(FedAvgClient),
+    ),
+    "fedprox": Method(
+        summary="FedAvg with a squared proximal term that keeps clients near the global model",
+        paper="Li et al. 2020",
+        trait="one global model",
+        strategy=FedProx,
+        client=torch_client(FedProxClient),
+        options=FedProxOptions,
+        table="fedprox",
+    ),
+    "local": Method(
+        summary="no federation: every client trains alone",
+        paper="baseline",
+        trait="personalises",
+        strategy=lambda options: Local(),
+        client=torch_client(LocalClient),
+    ),
+    "superfed-mm": Method(
+        summary="federated and personal model mixed at random, one weight a model",
+        paper="Hahn et al. 2022 (SuPerFed-MM)",
+        trait="personalises",
+        strategy=lambda options: SuPerFed(options, mixing="model"),
+        **_SUPERFED,
+    ),
+    "superfed-lm": Method(
+        summary="federated and personal model mixed at random, one weight a layer",
+        paper="Hahn et al. 2022 (SuPerFed-LM)",
+        trait="personalises",
+        strategy=lambda options: SuPerFed(options, mixing="layer"),
+        **_SUPERFED,
+    ),
+}

@@ -1,0 +1,145 @@
+"""The neural networks by their papers' names.
+
+A model is two parts run one after the other: ``body`` and ``classifier``. Methods that keep one part local
+ask the model which parameters are its head (``model.head``, prefixes of parameter names): it is stated here,
+never guessed. TwoNN and TwoCNN are the nets of the SuPerFed paper, without biases; their head is the part which
+that paper keeps apart as the classifier. Every net fits any image that leaves its convolutions a pixel.
+"""
+
+import difflib
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from fedapps.errors import UserError
+
+Shape = tuple[int, int, int]
+
+
+class Classifier(nn.Module):
+    """Map images (n, C, H, W), float, to logits (n, num_classes)."""
+
+    # Parameters whose name starts with one of these form the head.
+    head: tuple[str, ...] = ("classifier.",)
+
+    def __init__(self, body: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.classifier = classifier
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits (n, num_classes) of images ``x`` (n, C, H, W)."""
+        logits: torch.Tensor = self.classifier(self.body(x))
+        return logits
+
+
+def logistic(shape: Shape, num_classes: int) -> Classifier:
+    """Multinomial logistic regression on the pixels. All of it is head: there is no body to share."""
+    return Classifier(nn.Flatten(), _dense(_size(shape), num_classes))
+
+
+def mlp(shape: Shape, num_classes: int) -> Classifier:
+    """One hidden layer of 64: enough for the 8 x 8 digits. Head: the output layer."""
+    return Classifier(_hidden(_size(shape), 64), _dense(64, num_classes))
+
+
+def mcmahan_2nn(shape: Shape, num_classes: int) -> Classifier:
+    """The "2NN" of McMahan et al. 2017: two hidden layers of 200, with biases. Head: the output layer.
+
+    199,210 parameters for (1, 28, 28) and 10 classes.
+    """
+    return Classifier(_hidden(_size(shape), 200, 200), _dense(200, num_classes))
+
+
+def two_nn(shape: Shape, num_classes: int) -> Classifier:
+    """TwoNN of the SuPerFed paper: three hidden layers of 200, no biases. Head: the last two layers.
+
+    238,800 parameters for (1, 28, 28) and 10 classes.
+    """
+    return Classifier(_hidden(_size(shape), 200, 200, bias=False), _dense(200, 200, num_classes, bias=False))
+
+
+def two_cnn(shape: Shape, num_classes: int) -> Classifier:
+    """TwoCNN of the SuPerFed paper: two 5 x 5 convolutions, no biases. Head: its three dense layers.
+
+    722,800 parameters for (3, 28, 28) and 10 classes (the paper scales CIFAR-10 down to 28 x 28).
+    """
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 32, 5, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
+        *(nn.Conv2d(32, 64, 5, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
+        nn.Flatten(),
+    )
+    return Classifier(body, _dense(_features(body, shape), 200, 200, num_classes, bias=False))
+
+
+def small_cnn(shape: Shape, num_classes: int) -> Classifier:
+    """Two 3 x 3 convolutions that halve the image, and a hidden layer of 64. Head: both dense layers."""
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+    return Classifier(body, _dense(_features(body, shape), 64, num_classes))
+
+
+MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "mcmahan-2nn": mcmahan_2nn,
+    "two-nn": two_nn,
+    "two-cnn": two_cnn,
+    "small-cnn": small_cnn,
+}
+NAMES = tuple(MODELS)
+
+
+def build_model(name: str, input_shape: Shape, num_classes: int, seed: int) -> Classifier:
+    """Build model ``name`` for images (C, H, W) with weights drawn from ``seed`` (Xavier normal; biases 0).
+
+    The same arguments give the same weights, and the process-wide random state stays as it was. Raises
+    UserError for an unknown name or images too small for the net.
+    """
+    if name not in MODELS:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"model.name = {name!r}: {hint}choose one of {', '.join(NAMES)}")
+    with torch.random.fork_rng(devices=[]):  # layers draw weights when they are made; these are replaced below
+        try:
+            model = MODELS[name](input_shape, num_classes)
+        except RuntimeError as error:
+            size = " x ".join(map(str, input_shape[1:]))
+            raise UserError(
+                f"model.name = {name!r}: images of {size} pixels are too small for it: choose logistic or mlp"
+            ) from error
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.xavier_normal_(parameter, generator=generator)
+        else:
+            nn.init.zeros_(parameter)
+    return model
+
+
+def _size(shape: Shape) -> int:
+    return shape[0] * shape[1] * shape[2]
+
+
+def _features(body: nn.Module, shape: Shape) -> int:
+    """Return the number of features that ``body`` makes of one image."""
+    with torch.no_grad():
+        return int(body(torch.zeros(1, *shape)).shape[1])
+
+
+def _dense(*widths: int, bias: bool = True) -> nn.Sequential:
+    """Fully connected layers of the given widths, with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs, bias=bias), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _hidden(*widths: int, bias: bool = True) -> nn.Sequential:
+    """Flatten, then fully connected layers each followed by ReLU."""
+    return nn.Sequential(nn.Flatten(), *_dense(*widths, bias=bias), nn.ReLU())

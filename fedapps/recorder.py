@@ -1,0 +1,174 @@
+"""Writes a run's folder while the run goes on: settings.toml, rounds.jsonl, clients.csv, curves.json, summary.json, the model.
+
+Every file is complete after every round, so that an interrupted run can be read, reported and resumed. Byte counts are those of the
+training phases (what the method costs); evaluation is counted apart.
+"""
+
+import csv
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from safetensors.numpy import save_file
+
+from algorithms.measures import describe_clients, gini, parity_gap
+from fedapps import __version__
+from fedapps.errors import UserError
+from fedapps.settings import Settings, Value, read_toml, to_toml
+from strategies.rounds import Round
+
+# What a run writes: nothing else in a folder is ever deleted.
+FILES = (
+    "settings.toml",
+    "rounds.jsonl",
+    "clients.csv",
+    "curves.json",
+    "summary.json",
+    "report.html",
+    "model.safetensors",
+    "run.log",
+)
+FOLDERS = ("plots", "checkpoint", "clients")
+# Settings that may differ between a run and its continuation: they change no number.
+FREE = ("out", "resume", "timeout", "checkpoint-every", "max-failed-rounds")
+
+
+class Recorder:
+    """Callback that records rounds into ``folder``."""
+
+    def __init__(self, folder: Path, settings: Settings, task: str, done: int = 0) -> None:
+        """Open the folder; ``done``: rounds that a checkpoint already holds (later lines are dropped)."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.rounds = [row for row in read_rounds(folder) if row["round"] <= done]
+        self.last_evaluation: dict[str, float] = next((row["evaluate"] for row in reversed(self.rounds) if "evaluate" in row), {})
+        self.facts = {"method": settings.method, "task": task, "seed": settings.seed, "num-rounds": settings.num_rounds}
+        stored = {k: v for k, v in settings.flat().items() if k not in ("out", "resume")}
+        (folder / "settings.toml").write_text(
+            to_toml(stored | {f"versions.{k}": v for k, v in versions().items()}), encoding="utf-8"
+        )
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.rounds), encoding="utf-8")
+        self.finish("running")
+
+    def __call__(self, now: Round) -> None:
+        """Append a round."""
+        row: dict[str, Any] = {
+            "round": now.number,
+            "clients": now.trained.clients,
+            "failures": [{"client": f.client, "reason": f.reason} for f in now.failures],
+            "train": {**(now.train_metrics or {})},
+            "bytes-up": now.trained.bytes_up,
+            "bytes-down": now.trained.bytes_down,
+            "seconds": round(now.seconds, 4),
+        }
+        if now.evaluated is not None:
+            self.last_evaluation = row["evaluate"] = summarise(now.evaluated.metrics)
+            row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
+            self._write_clients(now.evaluated.metrics)
+        self.rounds.append(row)
+        with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self.finish("running")
+
+    def finish(self, status: str, error: str = "") -> dict[str, Any]:
+        """Write summary.json with this status (running, completed, failed, interrupted) and return it."""
+        summary = {
+            **self.facts,
+            "status": status,
+            "rounds-completed": self.rounds[-1]["round"] if self.rounds else 0,
+            "failures": sum(len(row["failures"]) for row in self.rounds),
+            "seconds": round(sum(row["seconds"] for row in self.rounds), 3),
+            **{key: sum(row.get(key, 0) for row in self.rounds) for key in BYTES},
+            **self.last_evaluation,
+            **({"error": error} if error else {}),
+        }
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
+        return summary
+
+    def save_model(self, arrays: ArrayRecord) -> None:
+        """Write the final global model."""
+        if arrays:
+            save_file({name: np.ascontiguousarray(a.numpy()) for name, a in arrays.items()}, self.folder / "model.safetensors")
+
+    def _write_clients(self, metrics: Mapping[int | str, Mapping[str, Any]]) -> None:
+        scalars = [name for name in next(iter(metrics.values()), {}) if not isinstance(next(iter(metrics.values()))[name], list)]
+        with (self.folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["client", *scalars])
+            writer.writerows([client, *(values.get(name, "") for name in scalars)] for client, values in metrics.items())
+        if curves := mean_curves(metrics):
+            write_text(self.folder / "curves.json", json.dumps(curves))
+
+
+BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
+
+
+def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean over clients of every scalar metric, and for accuracy how it is spread over them."""
+    out: dict[str, float] = {}
+    for name in next(iter(metrics.values()), {}):
+        values = [client[name] for client in metrics.values() if name in client]
+        if name == "num-examples" or any(isinstance(value, list) for value in values):
+            continue
+        if name == "accuracy":
+            out |= describe_clients(values, name) | {"gini": gini(values), "parity-gap": parity_gap(values)}
+        else:
+            out[f"{name}-mean"] = float(np.mean(values))
+    return out
+
+
+def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return mean and std over clients of list metrics ``X-Y`` for which a grid ``X-grid`` was sent, and ``X`` itself."""
+    first = next(iter(metrics.values()), {})
+    curves: dict[str, list[float]] = {}
+    for grid in (name for name in first if name.endswith("-grid")):
+        axis = grid.removesuffix("-grid")
+        curves[axis] = list(first[grid])
+        for name in (n for n in first if n.startswith(f"{axis}-") and n != grid and isinstance(first[n], list)):
+            table = np.array([client[name] for client in metrics.values()], dtype=float)
+            curves[name], curves[f"{name}-std"] = table.mean(0).tolist(), table.std(0).tolist()
+    return curves
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a number may depend on."""
+    packages = {name: version(name) for name in ("flwr", "torch", "numpy")}
+    return {"python": platform.python_version(), "fedapps": __version__, **packages}
+
+
+def read_rounds(folder: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of rounds.jsonl."""
+    path = folder / "rounds.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new one, never a part."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def end_summary(folder: Path, status: str, error: str) -> None:
+    """Correct the status of a run whose process was ended before it could."""
+    path = folder / "summary.json"
+    if path.exists() and (summary := json.loads(path.read_text(encoding="utf-8"))).get("status") == "running":
+        write_text(path, json.dumps(summary | {"status": status} | ({"error": error} if error else {}), indent=1))
+
+
+def check_same_settings(folder: Path, settings: Settings) -> None:
+    """Raise ``UserError`` unless a run in ``folder`` was made with these settings."""
+    before = {k: v for k, v in read_toml(folder / "settings.toml").items() if not k.startswith("versions.")}
+    now: dict[str, Value] = settings.flat()
+    for key in sorted(set(before) | set(now)):
+        if key not in FREE and before.get(key) != now.get(key):
+            raise UserError(
+                f"{folder} was run with {key} = {before.get(key)!r}, now it is {now.get(key)!r}: resume with the same settings, "
+                "or start a new run in another folder"
+            )

@@ -1,0 +1,184 @@
+"""The report of one run: `report.html`, one file that can be mailed and read anywhere.
+
+It is made from the run folder's files alone, so it exists for an interrupted run too, and says so.
+"""
+
+from pathlib import Path
+
+from fedapps import page
+from fedapps.drawing import DARK, png
+from fedapps.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
+from fedapps.page import Html
+from fedapps.plots import plot_run, run_figures
+from fedapps.runs import RunFolder, is_number, read_run
+
+# Rows a browser still scrolls easily; the files hold the rest.
+_MAX_CLIENT_ROWS = 1000
+_MAX_FAILURE_ROWS = 300
+_MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖"}
+
+_CARDS = {
+    "accuracy-mean": "accuracy, mean over clients",
+    "accuracy-std": "std over clients",
+    "accuracy-worst10": "worst 10 % of clients",
+    "accuracy-best10": "best 10 % of clients",
+    "global-accuracy-mean": "accuracy of the global model",
+    "ece-mean": "calibration error (ECE)",
+    "bytes-up": "sent by clients",
+    "bytes-down": "sent to clients",
+    "seconds": "time in rounds",
+    "failures": "failed replies",
+}
+_ALTERNATIVES = {
+    "accuracy": "Accuracy over rounds: mean, worst and best tenth of the clients",
+    "train-loss": "Training loss over rounds",
+    "clients": "Accuracy of each client, sorted",
+    "bytes": "Bytes sent in both directions, summed over rounds",
+    "measures": "Other measures over rounds",
+}
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Draws the run's plots (`plots/*.png`) and writes `report.html` into its folder; returns the report's path.
+
+    Raises UserError if the folder is no run folder.
+    """
+    run = read_run(run_dir)
+    light = {path.stem: path.read_bytes() for path in plot_run(run.path)}
+    dark = {name: png(figure) for name, figure in run_figures(run, DARK).items()}
+    path = run.path / "report.html"
+    path.write_text(report_html(run, light, dark), encoding="utf-8")
+    return path
+
+
+def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes]) -> str:
+    """The report as text; `light` and `dark` are the plots as PNG by name."""
+    data = run.settings.get("data.source")
+    on = one_line(str(data)) if data is not None else run.task
+    body = [
+        Html(f"<header><h1>{page.text(run.method)}{_on(on)}</h1>"),
+        page.paragraph(_subtitle(run), "quiet"),
+        Html(f'<div class="state {run.state}">{_MARKS[run.state]} {page.text(state_sentence(run))}</div></header>'),
+        page.cards(_card_entries(run)),
+    ]
+    pictures = {name: page.picture(_ALTERNATIVES.get(name, f"Plot {name}"), image, dark[name]) for name, image in light.items()}
+    measures = pictures.pop("measures", None)
+    if pictures:
+        body += [page.heading("Plots"), Html(f'<div class="plots">{"".join(pictures.values())}</div>')]
+    body.append(page.heading("Details"))
+    if measures:
+        names = "each a small plot over the rounds"
+        body.append(page.collapsible("Other measures", names, measures, is_open=not pictures))
+    body += [
+        *_details(run),
+        page.heading("Repeat this run"),
+        page.paragraph("In the folder of this report, which holds the settings with the seed:", "quiet"),
+        Html("<pre>fedapps run settings.toml --out again</pre>"),
+    ]
+    return page.page(f"{run.method} on {on}" if on else run.method, body)
+
+
+def state_sentence(run: RunFolder) -> str:
+    """How the run ended, in one line."""
+    planned = f"{run.rounds_completed} of {run.num_rounds or '?'} rounds"
+    if run.state == "completed":
+        return f"Completed: {planned}."
+    reason = one_line(str(run.summary.get("reason", "")))
+    if run.state == "failed":
+        return f"Failed after {planned}{': ' + reason if reason else '.'}"
+    evaluated = max((record["round"] for record in run.rounds if record.get("evaluate")), default=None)
+    numbers = f"the numbers are those of round {evaluated}" if evaluated else "there was no evaluation yet"
+    return f"Interrupted after {planned}; {numbers}. “fedapps run” with --resume continues it."
+
+
+def _on(name: str) -> Html:
+    return Html(f" <small>on {page.text(name)}</small>" if name else "")
+
+
+def _subtitle(run: RunFolder) -> str:
+    parts = [f"seed {one_line(str(run.seed))}" if run.seed is not None else "seed unknown"]
+    if run.clients:
+        parts.append(f"{len(run.clients)} clients evaluated")
+    if "clients-per-round" in run.settings:
+        parts.append(f"{one_line(str(run.settings['clients-per-round']))} clients a round")
+    if "data.partition" in run.settings:
+        parts.append(f"partition {one_line(str(run.settings['data.partition']))}")
+    if "model.name" in run.settings:
+        parts.append(f"model {one_line(str(run.settings['model.name']))}")
+    return " · ".join(parts)
+
+
+def _card_entries(run: RunFolder) -> list[tuple[str, str]]:
+    labels = dict(_CARDS)
+    if "accuracy-mean" not in run.numbers:
+        labels = {key: metric_name(key) for key in list(run.evaluation)[:6]} | labels
+    return [(label, metric_text(key, run.numbers[key])) for key, label in labels.items() if key in run.numbers]
+
+
+def _details(run: RunFolder) -> list[Html]:
+    parts = []
+    if run.unreadable_lines:
+        parts.append(page.paragraph(f"rounds.jsonl holds {run.unreadable_lines} unreadable line(s), left out here."))
+    if run.failures:
+        shown = run.failures[:_MAX_FAILURE_ROWS]
+        rows = [(failure.round, failure.client, failure.reason) for failure in shown]
+        note = f"{len(run.failures)} left out of their rounds" + _cut(len(shown), len(run.failures), "rounds.jsonl")
+        parts.append(
+            page.collapsible("Failed replies", note, page.table(["round", "client", "reason"], rows, 3), is_open=len(rows) <= 10)
+        )
+    if run.clients:
+        parts.append(_client_table(run))
+    parts.append(page.collapsible("All numbers", "of the whole run", page.pairs(_all_numbers(run))))
+    if run.settings:
+        rows_of_settings = [(Html(f"<code>{page.text(k)}</code>"), _setting(v)) for k, v in run.settings.items()]
+        parts.append(page.collapsible("Settings", "settings.toml", page.pairs(rows_of_settings)))
+    if run.versions:
+        versions = [(one_line(name), one_line(version)) for name, version in run.versions.items()]
+        note = ", ".join(f"{name} {version}" for name, version in versions)
+        parts.append(page.collapsible("Versions", note, page.pairs(versions)))
+    return parts
+
+
+def _client_table(run: RunFolder) -> Html:
+    columns = list(dict.fromkeys(key for row in run.clients for key in row))
+    columns.sort(key=lambda key: key != "client")
+    order = "accuracy" if "accuracy" in columns else next((key for key in columns[1:] if run.column(key)), "")
+    rows = sorted(run.clients, key=lambda row: row[order] if is_number(row.get(order)) else float("inf"))
+    shown = rows[:_MAX_CLIENT_ROWS]
+    note = f"{len(rows)}, lowest {metric_name(order)} first" if order else f"{len(rows)}"
+    return page.collapsible(
+        "Clients",
+        note + _cut(len(shown), len(rows), "clients.csv"),
+        page.table(
+            [metric_name(key) for key in columns],
+            [[_cell(key, row.get(key)) for key in columns] for row in shown],
+        ),
+    )
+
+
+def _cell(key: str, value: object) -> str:
+    return "" if value is None else one_line(str(value), 60) if key == "client" else metric_text(key, value)
+
+
+def _cut(shown: int, total: int, file: str) -> str:
+    return f"; the first {shown} are shown, all are in {file}" if shown < total else ""
+
+
+def _all_numbers(run: RunFolder) -> list[tuple[str, str]]:
+    rows = [(metric_name(key), metric_text(key, value)) for key, value in run.numbers.items()]
+    done = [record["seconds"] for record in run.rounds if is_number(record.get("seconds"))]
+    if done:
+        rows.append(("seconds, median of a round", seconds_text(sorted(done)[len(done) // 2])))
+    rounds = run.rounds_completed
+    rows += [
+        (f"{metric_name(key)}, per round", bytes_text(run.numbers[key] / rounds))
+        for key in ("bytes-up", "bytes-down")
+        if rounds and key in run.numbers
+    ]
+    return rows
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return one_line(str(value))

@@ -1,0 +1,77 @@
+"""One run on a Grid, whichever engine gave it: settings -> task, strategy, rounds, results folder."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from fedapps.checkpoint import Checkpoints
+from fedapps.errors import UserError
+from fedapps.methods import METHODS
+from fedapps.recorder import FILES, Recorder, check_same_settings
+from fedapps.settings import Settings
+from fedapps.tasks import build_task
+from strategies.cohort import Cohort
+from strategies.rounds import Callback, Patience, Round, run_rounds
+
+
+def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Run to the end, with ``callbacks`` after our own, and return summary.json's content. On failure the summary says so, and the error is raised."""
+    method = METHODS[settings.method]
+    folder = Path(settings.out)
+    task = build_task(settings, method.tasks)
+    strategy = method.strategy(settings.options)
+    checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
+    done, arrays = open_folder(folder, settings, checkpoints)
+    if not done:
+        arrays = ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()})
+    recorder = Recorder(folder, settings, task.name, done)
+    cohort = Cohort(
+        grid,
+        seed=settings.seed,
+        clients_per_round=settings.clients_per_round,
+        num_clients=settings.num_clients,
+        start_timeout=600,
+    )
+    base = {"seed": settings.seed, "first-round": done + 1}
+    train = ConfigRecord({**base, **settings.train.to_config(), "checkpoint-round": done})
+
+    def tell_clients(now: Round) -> None:  # which of their old states a resume could still need
+        train["checkpoint-round"] = checkpoints.last
+
+    try:
+        result = run_rounds(
+            strategy, cohort, arrays, settings.num_rounds, settings.timeout, train, ConfigRecord(base),
+            first_round=done + 1, evaluate_every=settings.evaluate_every,
+            patience=Patience(settings.min_replies, settings.max_failed_rounds),
+            callbacks=[recorder, checkpoints, tell_clients, *callbacks],
+        )  # fmt: skip
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
+        raise
+    recorder.save_model(result.arrays)
+    return recorder.finish("completed")
+
+
+def open_folder(folder: Path, settings: Settings, checkpoints: Checkpoints) -> tuple[int, ArrayRecord]:
+    """Return (rounds done, model) of the checkpoint to resume from, or (0, nothing) in a fresh folder. Raises ``UserError``."""
+    used = [name for name in FILES if name != "run.log" and (folder / name).exists()]
+    if not settings.resume:
+        if used:
+            raise UserError(
+                f"{folder} holds a run already ({', '.join(used[:3])}): add --overwrite or --resume, or another --out"
+            )
+        return 0, ArrayRecord()
+    if not (folder / "settings.toml").exists():
+        raise UserError(f"{folder} holds no run to resume: leave --resume out, or name the folder with --out")
+    check_same_settings(folder, settings)
+    return checkpoints.load()
+
+
+def with_folder(settings: Settings, default: Path) -> Settings:
+    """Return the settings with an absolute results folder."""
+    return replace(settings, out=str(Path(settings.out or default).expanduser().absolute()))

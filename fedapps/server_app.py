@@ -1,0 +1,32 @@
+"""Flower's ServerApp: what `flwr run` starts on the server."""
+
+from dataclasses import replace
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.common import log
+from flwr.serverapp import Grid, ServerApp
+
+from fedapps.report import write_report
+from fedapps.run import execute, with_folder
+from fedapps.settings import read_settings
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Read the settings of the run, run it, write its folder and report."""
+    # The directory of the SuperLink is an accident of who started it: without `out`, results go to the user's home.
+    settings = read_settings(context.run_config)
+    if not settings.out:  # and clients then keep their state in messages, so there is nothing to resume from
+        settings = with_folder(replace(settings, checkpoint_every=0), Path.home() / "fedapps-results" / str(context.run_id))
+    if hasattr(grid, "pull_interval"):
+        grid.pull_interval = 0.01  # the simulation's grid looks for replies every 0.1 s, which is most of a short round
+    try:
+        summary = execute(settings, grid)
+        log(INFO, "summary: %s", summary)
+    finally:
+        write_report(settings.out)
+        log(INFO, "results: %s", settings.out)

@@ -1,0 +1,215 @@
+"""All settings of a run: read once from Flower's flat ``key = value`` configuration, checked, and frozen.
+
+Keys are the kebab-case of field names, with the table in front: ``num-rounds``, ``data.alpha``, ``train.learning-rate``,
+``superfed.nu``. ``pyproject.toml`` lists every key with its default (a test holds the two together). What is wrong is said in one
+line that names the key, the value and what is allowed, before anything is downloaded or started.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from algorithms.checks import check_choice, check_range, nearest
+from clients.training import TrainOptions
+from fedapps.data import DataSettings
+from fedapps.errors import UserError
+from fedapps.methods import METHODS, Method
+
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """``name``: a model of ``fedapps.models``."""
+
+    name: str = "mlp"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. ``options`` are the fields of the chosen method's own table."""
+
+    method: str = "fedavg"
+    task: str = "auto"
+    seed: int = 0
+    num_rounds: int = 50
+    num_clients: int = 0
+    clients_per_round: int = 5
+    evaluate_every: int = 10
+    checkpoint_every: int = 10
+    min_replies: int = 1
+    max_failed_rounds: int = 3
+    timeout: float = 600.0
+    client_store: str = "auto"
+    device: str = "auto"
+    out: str = ""
+    resume: bool = False
+    data: DataSettings = field(default_factory=DataSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    options: Any = None
+
+    def __post_init__(self) -> None:
+        check_range("seed", self.seed, 0)
+        check_range("num-rounds", self.num_rounds, 1)
+        check_range("num-clients", self.num_clients, 0)
+        check_range("clients-per-round", self.clients_per_round, 0)
+        check_range("evaluate-every", self.evaluate_every, 0)
+        check_range("checkpoint-every", self.checkpoint_every, 0)
+        check_range("min-replies", self.min_replies, 1)
+        check_range("max-failed-rounds", self.max_failed_rounds, 1)
+        check_range("timeout", self.timeout, 0, open_low=True)
+        check_choice("client-store", self.client_store, ["auto", "disk", "message"])
+        if self.client_store == "message" and self.checkpoint_every:
+            raise ValueError(
+                "client-store = 'message' keeps clients' state nowhere a resume could find it: set checkpoint-every = 0"
+            )
+        check_choice("device", self.device, ["auto", "cpu", "cuda"])
+
+    @property
+    def keeps_clients_on_disk(self) -> bool:
+        """Whether clients keep their state in files: needed to resume, so ``auto`` means yes where checkpoints are written."""
+        return self.client_store == "disk" or (self.client_store == "auto" and self.checkpoint_every > 0)
+
+    def flat(self) -> dict[str, Value]:
+        """Return the settings as Flower's flat configuration, only the chosen method's own table included."""
+        out: dict[str, Value] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name == "options":
+                if value is not None:
+                    out |= _flatten(value, METHODS[self.method].table)
+            elif is_dataclass(value):
+                out |= _flatten(value, part.name)
+            else:
+                out[kebab(part.name)] = value
+        return out
+
+
+def kebab(name: str) -> str:
+    """Return a field's name as a key: ``num_rounds`` -> ``num-rounds``."""
+    return name.rstrip("_").replace("_", "-")
+
+
+def _flatten(instance: Any, table: str) -> dict[str, Value]:
+    return {f"{table}.{kebab(f.name)}": getattr(instance, f.name) for f in fields(instance)}
+
+
+def default_config() -> dict[str, Value]:
+    """Return every key of every method with its default."""
+    config = Settings().flat()
+    for method in METHODS.values():
+        if method.options is not None:
+            config |= _flatten(method.options(), method.table)
+    return config
+
+
+def read_settings(config: Mapping[str, Any]) -> Settings:
+    """Return the checked settings of a flat configuration; keys that it lacks have their defaults. Raises ``UserError``."""
+    known = default_config()
+    config = {key: value for key, value in config.items() if not key.startswith("versions.")}
+    for key in config:
+        if key not in known:
+            raise UserError(f"unknown setting {key!r}: {nearest(key, known)}all keys are listed in pyproject.toml")
+    method = find_method(config.get("method", Settings.method))
+    values: dict[str, Any] = {}
+    for part in fields(Settings):
+        if part.name == "options":
+            values["options"] = _table(method.options, method.table, config) if method.options else None
+        elif part.name in ("data", "model", "train"):
+            values[part.name] = _table(
+                {"data": DataSettings, "model": ModelSettings, "train": TrainOptions}[part.name], part.name, config
+            )
+        elif (key := kebab(part.name)) in config:
+            values[part.name] = _typed(key, config[key], known[key])
+    return _build(Settings, values, "")
+
+
+def find_method(name: Any) -> Method:
+    """Return the method of this name, or raise ``UserError`` naming the nearest one."""
+    if name not in METHODS:
+        raise UserError(f"method = {name!r}: {nearest(str(name), METHODS)}'fedapps methods' lists all {len(METHODS)}")
+    return METHODS[name]
+
+
+def _table(kind: Any, table: str, config: Mapping[str, Any]) -> Any:
+    defaults = _flatten(kind(), table)
+    names = {f"{table}.{kebab(f.name)}": f.name for f in fields(kind)}
+    given = {names[key]: _typed(key, config[key], defaults[key]) for key in names if key in config}
+    return _build(kind, given, f"{table}.")
+
+
+def _build(kind: Any, values: dict[str, Any], prefix: str) -> Any:
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise UserError(f"{prefix}{error}") from None
+
+
+def _typed(key: str, value: Any, default: Value) -> Value:
+    """Return ``value`` as the type of ``default``, or raise ``UserError``; a whole number serves where a real one is wanted."""
+    wanted = type(default)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        raise UserError(f"{key} = {value!r}: must be {words[wanted]}, like the default {default!r}")
+    return value
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return a TOML file as flat keys. Raises ``UserError`` for a missing or broken file."""
+    try:
+        return flatten_toml(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+
+
+def flatten_toml(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one level of dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in tables.items():
+        out |= flatten_toml(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Return key and value of ``key=value``; the value is TOML where it reads as TOML (3, 0.1, true, "text"), else text."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise UserError(f"{text!r}: write key=value, for example num-rounds=20 (files end in .toml)")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return key.strip(), parsed
+
+
+def to_toml(config: Mapping[str, Value]) -> str:
+    """Return a flat configuration as TOML text with one level of tables."""
+    tables: dict[str, list[str]] = {"": []}
+    for key, value in config.items():
+        table, _, name = key.rpartition(".")
+        tables.setdefault(table, []).append(f"{name} = {toml_value(value)}")
+    blocks = ["\n".join(lines) if not table else "\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def toml_value(value: Value) -> str:
+    """Return a value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = "".join(_ESCAPES.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}") for c in value)
+        return f'"{escaped}"'
+    return repr(value)
+
+
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}

@@ -1,0 +1,289 @@
+"""A Grid that knows its clients: stable ids, seeded sampling, byte metering, and only sound replies let through.
+
+Flower names nodes by random numbers, samples them with an unseeded generator, hands replies over in order of arrival and
+leaves error replies to the strategy. ``Cohort`` wraps any ``Grid`` and mends that for any strategy:
+
+    strategy.start(grid=Cohort(grid, seed=0, clients_per_round=5), ...)
+
+Client ids come from one ``query.identity`` message a node (answered by ``clients.adapter``). A node whose app does not
+answer it is known by its node id: everything works, but a simulation is then not repeatable.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from algorithms.seeds import generator
+
+ClientId = int | str
+IDENTITY = f"{MessageType.QUERY}.identity"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client whose reply was not used, and why (one line)."""
+
+    client: ClientId
+    reason: str
+
+
+@dataclass
+class Exchange:
+    """What one phase sent and got back: bytes of message contents, the ids that answered soundly, and the failures."""
+
+    kind: str = ""
+    clients: list[ClientId] = field(default_factory=list)
+    metrics: dict[ClientId, dict[str, Any]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Cohort(Grid):
+    """A ``Grid`` around ``grid``; see the module docstring.
+
+    ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
+    ``num_clients``: how many nodes to wait for before the first round (0: as many as the nodes themselves say there are, which the
+    virtual ones of a simulation know). ``start_timeout``: seconds to wait
+    for them. ``same_arrays``: a training reply must carry arrays of the names, shapes and types that were sent.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        seed: int = 0,
+        clients_per_round: int = 0,
+        num_clients: int = 0,
+        start_timeout: float = 300.0,
+        same_arrays: bool = True,
+    ) -> None:
+        self.grid = grid
+        self.seed = seed
+        self.clients_per_round = clients_per_round
+        self.num_clients = num_clients
+        self.start_timeout = start_timeout
+        self.same_arrays = same_arrays
+        self.last = Exchange()
+        self._ids: dict[int, ClientId] = {}
+        self._active: list[int] | None = None
+        self._announced = 1
+
+    # --- who is there -------------------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Wait until all nodes are connected and identified; raise ``TimeoutError`` after ``start_timeout`` seconds."""
+        deadline = time.monotonic() + self.start_timeout
+        while len(nodes := self._connected()) < (wanted := self.num_clients or self._announced):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: start more, or lower num-clients"
+                )
+            time.sleep(0.05 if self.start_timeout < 1 else 0.2)
+
+    def _connected(self) -> list[int]:
+        """Return the connected nodes, sorted by client id; asks nodes seen for the first time who they are."""
+        nodes = list(self.grid.get_node_ids())
+        unknown = sorted(node for node in nodes if node not in self._ids)
+        if unknown:
+            self._identify(unknown)
+        return sorted(nodes, key=lambda node: _order(self._ids[node]))
+
+    def _identify(self, nodes: Sequence[int]) -> None:
+        questions = [
+            Message(content=RecordDict({"config": ConfigRecord()}), message_type=IDENTITY, dst_node_id=node) for node in nodes
+        ]
+        answers = list(self.grid.send_and_receive(questions, timeout=self.start_timeout))
+        claimed: dict[int, ClientId] = {}
+        for answer in answers:
+            if not answer.has_error():
+                records = list(answer.content.config_records.values())
+                if records and "client-id" in records[0]:
+                    self._announced = max(self._announced, cast(int, records[0].get("num-clients", 1)))
+                    claimed[answer.metadata.src_node_id] = cast(ClientId, records[0]["client-id"])
+        nameless = [node for node in nodes if node not in claimed]
+        if nameless:
+            why = next((reason for answer in answers if (reason := _error(answer))), "no answer")
+            log(WARNING, "%d nodes do not say which client they are (%s): sampling is not repeatable", len(nameless), why)
+        live = {self._ids[node]: node for node in self.grid.get_node_ids() if node in self._ids}
+        for node in nodes:
+            client = claimed.get(node, node)
+            if client in live and live[client] != node:
+                raise ValueError(
+                    f"two nodes say that they are client {client!r}: give every node its own partition-id or client-id"
+                )
+            live[client] = node
+            self._ids[node] = client
+
+    def client_id(self, node_id: int) -> ClientId:
+        """Return the stable id of a node (its node id while it is unknown)."""
+        return self._ids.get(node_id, node_id)
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        """The ids of the connected clients, sorted."""
+        return [self._ids[node] for node in self._connected()]
+
+    def sample(self, server_round: int, num_clients: int) -> list[int]:
+        """Return the nodes of ``num_clients`` clients (all, if fewer are there), drawn for this round by the seed."""
+        nodes = self._connected()
+        if num_clients >= len(nodes):
+            return nodes
+        chosen = generator(self.seed, "sampling", server_round=server_round).choice(len(nodes), num_clients, replace=False)
+        return [nodes[i] for i in sorted(chosen)]
+
+    def open_training(self, server_round: int) -> None:
+        """Let ``get_node_ids`` return this round's sample until ``close_training``: so Flower's own strategies use it too."""
+        if self.clients_per_round:
+            self._active = self.sample(server_round, self.clients_per_round)
+
+    def close_training(self) -> None:
+        """Let ``get_node_ids`` return every client again."""
+        self._active = None
+
+    def get_node_ids(self) -> list[int]:
+        """Return the sampled nodes while a training phase is being configured, else all; sorted by client id."""
+        return self._connected() if self._active is None else list(self._active)
+
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send, wait, and return the sound replies sorted by client id. What was sent and who failed is in ``last``."""
+        sent = list(messages)
+        exchange = Exchange(kind=sent[0].metadata.message_type if sent else "")
+        exchange.bytes_down = sum(content_bytes(message.content) for message in sent)
+        replies = list(self.grid.send_and_receive(sent, timeout=timeout)) if sent else []
+        answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        sound: list[tuple[ClientId, Message]] = []
+        for message in sent:
+            client = self.client_id(message.metadata.dst_node_id)
+            reply = answered.get(message.metadata.message_id)
+            reason = f"no answer within {timeout:g} s" if reply is None and timeout else "no answer" if reply is None else None
+            if reply is not None and not (reason := _error(reply)):
+                exchange.bytes_up += content_bytes(reply.content)
+                reason = self._fault(message, reply)
+            if reply is None or reason:
+                exchange.failures.append(Failure(client, reason or "no answer"))
+                log(WARNING, "client %s left out: %s", client, reason)
+            else:
+                sound.append((client, reply))
+        sound.sort(key=lambda pair: _order(pair[0]))
+        exchange.failures.sort(key=lambda failure: _order(failure.client))
+        exchange.clients = [client for client, _ in sound]
+        exchange.metrics = {client: metrics_of(reply.content) for client, reply in sound}
+        self.last = exchange
+        _raise_if_workers_died(exchange.failures)
+        if sent:
+            log(INFO, "%s: %d of %d replies used", exchange.kind, len(sound), len(sent))
+        return [reply for _, reply in sound]
+
+    def _fault(self, message: Message, reply: Message) -> str | None:
+        """Return why a reply must not be used, or ``None``; a reply that cannot even be read is a fault of that client alone."""
+        try:
+            return self._content_fault(message, reply)
+        except (ValueError, TypeError, KeyError, OSError, EOFError, MemoryError) as error:
+            return f"the reply cannot be read: {error}"
+
+    def _content_fault(self, message: Message, reply: Message) -> str | None:
+        for name, value in metrics_of(reply.content).items():
+            if not np.isfinite(np.asarray(value, dtype=np.float64)).all():
+                return f"metric {name!r} is not finite"
+            if name == "num-examples" and (isinstance(value, list) or value <= 0):
+                return f"num-examples = {value}: must be a number above 0"
+        for record in reply.content.array_records.values():
+            for name, array in record.items():
+                values = array.numpy()
+                if values.dtype.kind == "f" and not np.isfinite(values).all():
+                    return f"array {name!r} holds values that are not finite"
+        if self.same_arrays and exchange_trains(message):
+            return _shape_fault(message.content, reply.content)
+        return None
+
+    # --- the rest of the Grid interface is the wrapped grid's ---------------------------------------------------
+
+    def set_run(self, run: Any) -> None:
+        """Set the run of the wrapped grid."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run of the wrapped grid."""
+        return self.grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message as the wrapped grid does."""
+        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push through the wrapped grid, unmetered."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull through the wrapped grid, unmetered."""
+        return self.grid.pull_messages(message_ids)
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Return the bytes of all records of a message: array data, metric and configuration values, and their names."""
+    return sum(record.count_bytes() for record in content.values())
+
+
+def metrics_of(content: RecordDict) -> dict[str, Any]:
+    """Return all metric values of a message as one dictionary."""
+    out: dict[str, Any] = {}
+    for record in content.metric_records.values():
+        out.update(record)
+    return out
+
+
+def exchange_trains(message: Message) -> bool:
+    """Return whether this is a training message."""
+    return message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+
+
+def _shape_fault(sent: RecordDict, received: RecordDict) -> str | None:
+    want, got = next(iter(sent.array_records.values())), list(received.array_records.values())
+    if len(got) != 1:
+        return f"{len(got)} array records in the reply: exactly one is needed"
+    if list(want) != list(got[0]):
+        return f"arrays {list(got[0])[:4]} in the reply, but {list(want)[:4]} were sent"
+    for name, array in want.items():
+        other = got[0][name]
+        if tuple(array.shape) != tuple(other.shape):
+            return f"array {name!r} has shape {tuple(other.shape)}, but {tuple(array.shape)} was sent"
+    if not any(isinstance(record, MetricRecord) and "num-examples" in record for record in received.values()):
+        return "the reply has no 'num-examples' metric"
+    return None
+
+
+def _error(reply: Message) -> str | None:
+    """Return the reason of an error reply as one short line, or ``None`` for a reply with content."""
+    if not reply.has_error():
+        return None
+    lines = [line.strip() for line in (reply.error.reason or "").strip().splitlines() if line.strip()]
+    return (lines[-1] if lines else f"error code {reply.error.code}")[:300]
+
+
+def _raise_if_workers_died(failures: Sequence[Failure]) -> None:
+    # Flower puts a dead Ray actor back into its pool, where it swallows most later messages: the run cannot recover.
+    for failure in failures:
+        if "ActorDied" in failure.reason or "ActorUnavailable" in failure.reason:
+            raise RuntimeError(f"the worker process of client {failure.client} died (out of memory?): {failure.reason}")
+
+
+def _order(client: ClientId) -> tuple[bool, ClientId]:
+    return isinstance(client, str), client

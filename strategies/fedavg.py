@@ -1,0 +1,129 @@
+"""FedAvg: the sample-size-weighted average of the clients' models. Also the base of every method that averages.
+
+Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Algorithm 1.
+
+Contract. A training reply holds one ArrayRecord with the names and shapes that were sent, and one MetricRecord with
+``num-examples`` > 0 (the weight). An evaluation reply holds one MetricRecord with ``num-examples``.
+
+Differs from Flower's own FedAvg, from which it inherits: sampling follows the cohort's seed, sums run in the order of client ids (so
+that a run repeats bit for bit), integer buffers keep their type, and state can be saved.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from algorithms.averaging import weighted_average
+from strategies.cohort import Cohort
+from strategies.rounds import Callback, Patience, run_rounds
+
+
+class FedAvg(FlowerFedAvg):
+    """Weighted averaging; keyword arguments are those of Flower's FedAvg, with minimum node counts of 1."""
+
+    #: A sound training reply has the names and shapes of the model that was sent (see ``Cohort.same_arrays``).
+    replies_like_model = True
+
+    def __init__(self, **kwargs: Any) -> None:
+        minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+        super().__init__(**(minima | kwargs))
+
+    # --- hooks for methods built on this one ---------------------------------------------------------------------
+
+    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Return what this method's clients need to know in this round; sent in the training configuration."""
+        return {}
+
+    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Return what this method's clients need to know to evaluate."""
+        return {}
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the server state beside the model, as arrays (none for plain averaging)."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}")
+
+    # --- the Strategy interface ----------------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send the model to the sampled clients, with :meth:`train_options` in the configuration."""
+        config.update(self.train_options(server_round, int(str(config.get("num-rounds", server_round)))))
+        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
+        return self._messages(arrays, config, nodes, MessageType.TRAIN)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send the model to the clients to be evaluated, with :meth:`evaluate_options` in the configuration."""
+        if self.fraction_evaluate == 0:
+            return []
+        config.update(self.evaluate_options(server_round, int(str(config.get("num-rounds", server_round)))))
+        nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        return self._messages(arrays, config, nodes, MessageType.EVALUATE)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average models and metrics with weights ``num-examples``."""
+        valid, _ = self._check_and_log_replies(replies, is_train=True)
+        if not valid:
+            return None, None
+        contents = [message.content for message in valid]
+        arrays = average_arrays(contents, [self._weight(content) for content in contents])
+        return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        first_round: int = 1,
+        evaluate_every: int = 1,
+        patience: Patience | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Result:
+        """Run the rounds; see :func:`strategies.rounds.run_rounds`, which takes any strategy."""
+        return run_rounds(
+            self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn,
+            first_round=first_round, evaluate_every=evaluate_every, patience=patience, callbacks=callbacks,
+        )  # fmt: skip
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _weight(self, content: RecordDict) -> float:
+        (metrics,) = content.metric_records.values()
+        return float(np.asarray(metrics[self.weighted_by_key]))
+
+    def _sample(self, grid: Grid, server_round: int, fraction: float, minimum: int) -> list[int]:
+        nodes = list(grid.get_node_ids())
+        wanted = max(int(len(nodes) * fraction), minimum)
+        return grid.sample(server_round, wanted) if isinstance(grid, Cohort) and wanted < len(nodes) else nodes
+
+    def _messages(self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int], kind: str) -> list[Message]:
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return [
+            Message(content=content, message_type=kind, dst_node_id=node, group_id=str(config["server-round"])) for node in nodes
+        ]
+
+
+def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> ArrayRecord:
+    """Return the weighted average of the one ArrayRecord in each content, names kept."""
+    records = [next(iter(content.array_records.values())) for content in contents]
+    models = [[array.numpy() for array in record.values()] for record in records]
+    return to_record(list(records[0]), weighted_average(models, weights))
+
+
+def to_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
+    """Return named arrays as Flower's ArrayRecord."""
+    return ArrayRecord({name: Array(array) for name, array in zip(names, arrays, strict=True)})

@@ -1,0 +1,35 @@
+"""FedProx: FedAvg whose clients stay near the model they were sent, by a squared proximal term.
+
+Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. A client minimises
+``F_k(w) + (mu/2) ||w - w^t||^2``: the norm is squared (several public codes forget that).
+
+Contract: FedAvg's, and the client adds the term with the weight it finds as ``proximal-mu`` in the training configuration.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from algorithms.checks import check_range
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProxOptions:
+    """``mu``: weight of the proximal term; 0 is FedAvg."""
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_range("mu", self.mu, 0)
+
+
+class FedProx(FedAvg):
+    """Server half of FedProx; the averaging is FedAvg's."""
+
+    def __init__(self, options: FedProxOptions | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.options = options or FedProxOptions()
+
+    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send mu."""
+        return {"proximal-mu": self.options.mu}

@@ -1,0 +1,29 @@
+"""Local: no federation. Every client trains alone; what a personalised method must beat.
+
+The schedule is that of a federated method (the sampled clients train in each round, for as many steps), but no model travels in
+training. The server's model stays what it was at the start.
+
+Contract: a training reply holds no arrays and one MetricRecord with ``num-examples``.
+"""
+
+from collections.abc import Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from strategies.fedavg import FedAvg
+
+
+class Local(FedAvg):
+    """Server half of local training: samples clients and collects metrics."""
+
+    replies_like_model = False
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Ask the sampled clients to train; send nothing to start from."""
+        return super().configure_train(server_round, ArrayRecord(), config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the metrics only."""
+        contents = [message.content for message in replies if not message.has_error()]
+        return None, self.train_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None

@@ -1,0 +1,44 @@
+"""SuPerFed: a federated and a personal model at each client, mixed at random in training, so that a good path connects them.
+
+Source: the dissertation's Chapter II, Algorithm 1 and equations (2.1)-(2.3). This half averages the federated models theta_f, as
+FedAvg does, and tells the clients when the mixing starts: from round L = start * num_rounds on. Mixing "model" is SuPerFed-MM (one
+lambda a mini-batch), "layer" is SuPerFed-LM (one a layer and mini-batch). Squared proximal term; see ``clients/superfed.py``.
+
+Contract: FedAvg's. The client keeps its personal model and never sends it; it finds ``proximal-mu``, ``superfed-nu`` and
+``superfed-mixing`` ("none" before round L) in the training configuration.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from algorithms.checks import check_choice, check_range
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class SuPerFedOptions:
+    """``mu``: proximal weight. ``nu``: weight of the cosine term. ``start``: share of the rounds before mixing starts (L / T)."""
+
+    mu: float = 0.01
+    nu: float = 1.0
+    start: float = 0.4
+
+    def __post_init__(self) -> None:
+        check_range("mu", self.mu, 0)
+        check_range("nu", self.nu, 0)
+        check_range("start", self.start, 0, 1)
+
+
+class SuPerFed(FedAvg):
+    """Server half of SuPerFed-MM (``mixing="model"``) and SuPerFed-LM (``mixing="layer"``)."""
+
+    def __init__(self, options: SuPerFedOptions | None = None, mixing: str = "model", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_choice("mixing", mixing, ["model", "layer"])
+        self.options = options or SuPerFedOptions()
+        self.mixing = mixing
+
+    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send mu, nu and how to mix. The printed ``t < L`` counts rounds from 0: the first L rounds do not mix."""
+        mixing = self.mixing if server_round > int(self.options.start * num_rounds) else "none"
+        return {"proximal-mu": self.options.mu, "superfed-nu": self.options.nu, "superfed-mixing": mixing}

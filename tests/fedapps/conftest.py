@@ -1,0 +1,78 @@
+"""A run folder written by hand, as the recorder would leave it."""
+
+import csv
+import json
+
+import pytest
+
+
+def toml_value(value):
+    return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    """`write_run(name, ...)` writes a folder with two evaluated rounds of four and returns its path.
+
+    `last` are the metrics of the last evaluation, `clients` the rows of clients.csv; `summary=False` leaves the
+    folder as a killed run does: no summary, and a torn last line.
+    """
+
+    def write(
+        name="run",
+        method="fedavg",
+        seed=0,
+        rounds=4,
+        planned=None,
+        last=None,
+        clients=None,
+        failures=None,
+        settings=None,
+        curves=None,
+        summary=True,
+        extra=None,
+    ):
+        path = tmp_path / name
+        path.mkdir(parents=True)
+        planned = planned or rounds
+        last = {"accuracy-mean": 0.875, "accuracy-std": 0.0625, "ece-mean": 0.125} if last is None else last
+        clients = [(0, 0.75), (1, 1.0), (7, 0.5)] if clients is None else clients
+        flat = {"method": method, "task": "classification", "seed": seed, "num-rounds": planned, "clients-per-round": 2}
+        tables = {"data": {"source": "digits"}, "versions": {"flwr": "1.41.0"}, **(settings or {})}
+        lines = [f"{key} = {toml_value(value)}" for key, value in flat.items()]
+        for table, values in tables.items():
+            lines += [f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
+        (path / "settings.toml").write_text("\n".join(lines))
+        records = []
+        for number in range(1, rounds + 1):
+            record = {
+                "round": number,
+                "clients": [0, 1],
+                "failures": [f for n, f in (failures or []) if n == number],
+                "train": {"loss": 1 / number},
+                "bytes-up": 1000,
+                "bytes-down": 2000,
+                "seconds": 0.5,
+            }
+            if number % 2 == 0:
+                scale = number / (rounds - rounds % 2)
+                record["evaluate"] = {key: value * scale for key, value in last.items()}
+            records.append(record)
+        with (path / "rounds.jsonl").open("w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+            if not summary:
+                file.write('{"round": 99, "train": {"lo')
+        with (path / "clients.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["client", "num-examples", "accuracy"])
+            writer.writerows([client, 8, accuracy] for client, accuracy in clients)
+        if curves:
+            (path / "curves.json").write_text(json.dumps(curves))
+        if summary:
+            table = {"method": method, "task": "classification", "seed": seed, "num-rounds": planned}
+            table |= {"rounds-completed": rounds, "failures": len(failures or []), "seconds": 0.5 * rounds}
+            table |= {"bytes-up": 1000 * rounds, "bytes-down": 2000 * rounds, **last, **(extra or {})}
+            (path / "summary.json").write_text(json.dumps(table))
+        return path
+
+    return write
