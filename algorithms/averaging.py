@@ -31,10 +31,11 @@ def weighted_average(models: Sequence[Sequence[NDArray[Any]]], weights: Sequence
 def _average(column: Sequence[NDArray[Any]], shares: Sequence[float]) -> NDArray[Any]:
     dtype = column[0].dtype
     work = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float64)
-    mean = np.multiply(column[0], shares[0], dtype=work)
+    mean = np.zeros(column[0].shape, work)
     scratch = np.empty_like(mean)
-    for array, share in zip(column[1:], shares[1:], strict=True):
+    for array, share in zip(column, shares, strict=True):
         np.multiply(array, share, out=scratch, dtype=work, casting="same_kind")
-        mean += scratch
-    rounded: NDArray[Any] = mean if np.issubdtype(dtype, np.floating) else np.rint(mean)
-    return rounded.astype(dtype, copy=False)
+        mean += scratch  # in place also for arrays without dimensions, where `mean + scratch` would be a scalar
+    if not np.issubdtype(dtype, np.floating):
+        np.rint(mean, out=mean)
+    return mean.astype(dtype, copy=False)

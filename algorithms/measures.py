@@ -118,5 +118,5 @@ def _clients(values: FloatArray) -> npt.NDArray[np.float64]:
 def _count(n: int, share: float) -> int:
     if not 0 < share <= 1:
         raise ValueError(f"share = {share}: must be above 0 and at most 1")
-    # 0.1 * 30 is a little more than 3 in floating point: take off what rounding may have added before ceil.
+    # 0.07 * 100 is a little more than 7 in floating point: take off what rounding may have added before ceil.
     return max(1, math.ceil(share * n - 1e-9))

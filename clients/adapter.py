@@ -81,8 +81,11 @@ def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict
             value = value.tolist()
         if isinstance(value, bool | str | bytes):
             info[name] = value
-        elif isinstance(value, int | float) or (isinstance(value, list | tuple) and all(type(v) in (int, float) for v in value)):
-            numbers[name] = list(value) if isinstance(value, tuple) else value
+        elif isinstance(value, int | float):
+            numbers[name] = value
+        elif isinstance(value, list | tuple) and all(type(v) in (int, float) for v in value):
+            whole = all(type(v) is int for v in value)  # Flower takes lists of one type only
+            numbers[name] = [v if whole else float(v) for v in value]
         else:
             kind = type(value).__name__
             raise TypeError(f"metric {name!r} is a {kind}: return a number, a flat list of numbers, text, bytes or a boolean")

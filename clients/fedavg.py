@@ -67,11 +67,15 @@ class FedAvgClient(NumPyClient):
         decay, terms = self.penalty(tensors, config)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            loss = functional.cross_entropy(self.model(x), y)
+            loss = self.loss(x, y)
             optimiser.step(torch.autograd.grad(loss, parameters), decay, terms)
             return loss.detach()
 
         return self.run_epochs(step, options, config)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean training loss of a mini-batch: cross-entropy."""
+        return functional.cross_entropy(self.model(x), y)
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
         """Return (c, [(t_j, c_j)]) of a penalty with gradient ``c w + sum_j c_j t_j``; FedAvg has none."""

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from algorithms.mixing import cosine_squared_gradient, draw_lambda, layer_of
 from algorithms.seeds import generator
@@ -87,7 +86,7 @@ class SuPerFedClient(FedProxClient):
             by_layer = draw()
             lambdas = [by_layer[layer] for layer in layers]
             _mix(mixed, federated, personal, lambdas)
-            loss = functional.cross_entropy(self.model(x), y)
+            loss = self.loss(x, y)
             gradients = torch.autograd.grad(loss, parameters)
             a, b, c = (nu * k for k in _angle(federated, personal)) if nu else (0.0, 0.0, 0.0)
             of_f.push(gradients, [1 - value for value in lambdas], mu - b, [(start, -mu), (personal, a)])

@@ -13,6 +13,7 @@ from rich.console import Console
 from fedapps.cli import DEFAULT_CLIENTS, INTERRUPTED
 from fedapps.compare import compare
 from fedapps.errors import RunFailed, UserError
+from fedapps.images import is_folder
 from fedapps.methods import METHODS
 from fedapps.progress import Progress
 from fedapps.recorder import FILES, FOLDERS, end_summary
@@ -70,14 +71,17 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     given["resume"] = arguments.resume
     method = find_method(given.get("method", Settings.method))
     settings = read_settings({**method.defaults, **given})
+    if settings.data.source != "digits" and is_folder(settings.data.source):  # workers run in another directory
+        settings = replace(settings, data=replace(settings.data, source=str(Path(settings.data.source).expanduser().absolute())))
     return settings if settings.num_clients else replace(settings, num_clients=DEFAULT_CLIENTS)
 
 
 def check_sizes(settings: Settings) -> None:
     """Raise ``UserError`` where the number of clients contradicts what is asked of them."""
     if settings.clients_per_round > settings.num_clients:
+        n = settings.num_clients
         raise UserError(
-            f"clients-per-round = {settings.clients_per_round}, but there are {settings.num_clients} clients: choose 1..{settings.num_clients}, or 0 for all"
+            f"clients-per-round = {settings.clients_per_round}, but there are {n} clients: choose 1..{n}, or 0 for all"
         )
     sampled = settings.clients_per_round or settings.num_clients
     if settings.min_replies > sampled:

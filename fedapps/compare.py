@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedapps import page
-from fedapps.comparison import Column, Row, best_value, columns_of, has_result, is_best, rows_of
+from fedapps.comparison import Column, Row, best_value, columns_of, has_result, rows_of
 from fedapps.drawing import DARK, png
 from fedapps.errors import UserError
 from fedapps.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
 from fedapps.page import Html
 from fedapps.plots import comparison_figure, plot_comparison
-from fedapps.runs import read_run
+from fedapps.runs import RunFolder, read_run
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,12 @@ class Comparison:
     csv: Path
 
 
+def summary_table(run_dirs: Sequence[Path | str]) -> Table:
+    """The table of `compare` without its files, for the end of a run; the same errors."""
+    rows = rows_of(_read(run_dirs))
+    return _table(rows, columns_of(rows))
+
+
 def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Comparison:
     """Compares the runs in `run_dirs` and writes comparison.png, comparison.csv and report.html.
 
@@ -45,16 +51,8 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Co
     Raises:
         UserError: no folder given, a folder is no run, a run has no evaluation, or `out` is a run's own folder.
     """
-    paths = list({Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values())
-    if not paths:
-        raise UserError("compare: no folder given: name the results folder of at least one run")
-    runs = [read_run(path) for path in paths]
-    for run in runs:
-        if not has_result(run):
-            raise UserError(
-                f"{run.path} has no finished evaluation ({run.state} after {run.rounds_completed} rounds): "
-                "let the run go on with --resume or leave it out"
-            )
+    runs = _read(run_dirs)
+    paths = [run.path for run in runs]
     folder = Path(out) if out is not None else paths[0].resolve().parent / "comparison"
     if folder.resolve() in {path.resolve() for path in paths}:
         raise UserError(f"compare: {folder} is the folder of a run, its report would be lost: choose another --out")
@@ -72,6 +70,20 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Co
     report.write_text(_html(rows, columns, plot.read_bytes(), dark), encoding="utf-8")
     _write_csv(table_file, rows)
     return Comparison(rows, columns, _table(rows, columns), folder, report, plot, table_file)
+
+
+def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
+    paths = list({Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values())
+    if not paths:
+        raise UserError("compare: no folder given: name the results folder of at least one run")
+    runs = [read_run(path) for path in paths]
+    for run in runs:
+        if not has_result(run):
+            raise UserError(
+                f"{run.path} has no finished evaluation ({run.state} after {run.rounds_completed} rounds): "
+                "let the run go on with --resume or leave it out"
+            )
+    return runs
 
 
 def _header(rows: list[Row], column: Column) -> str:
@@ -108,6 +120,19 @@ def _cell(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
     return shown, "" if std is None else f"±{std:.{decimals}f}"
 
 
+def _winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
+    """(label, key) of the best values: all that look like the best one, none if all look alike."""
+    winners: set[tuple[str, str]] = set()
+    for column in columns:
+        best = best_value(rows, column)
+        rivals = [row for row in rows if row.complete and column.key in row.values]
+        shown = {row.label: _cell(rows, row, column)[0] for row in rivals}
+        if best is not None and len(set(shown.values())) > 1:
+            first = next(row.label for row in rivals if row.values[column.key][0] == best)
+            winners |= {(label, column.key) for label, text in shown.items() if text == shown[first]}
+    return winners
+
+
 def _table(rows: list[Row], columns: list[Column]) -> Table:
     """For a terminal: units in the headers and seeds on a second line, so that it fits in 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -118,14 +143,14 @@ def _table(rows: list[Row], columns: list[Column]) -> Table:
     shown = [column for column in columns if column.key != "rounds-completed" or len(rounds) > 1]
     for column in shown:
         table.add_column(_header(rows, column).replace(" ", "\n", 1), justify="right", no_wrap=True)
-    best = {column.key: best_value(rows, column) for column in columns}
+    best = _winners(rows, columns)
     several = any(len(row.runs) > 1 for row in rows)
     for index, row in enumerate(rows):
         cells = []
         for column in shown:
             mean, std = _cell(rows, row, column)
             # Text, not markup: what is shown may hold names from files.
-            cell = Text(mean, style="bold" if is_best(row, column, best[column.key]) else "")
+            cell = Text(mean, style="bold" if (row.label, column.key) in best else "")
             cells.append(cell.append(f"\n{std}", style="not bold dim") if std else cell)
         table.add_row(_label(row), *cells)
         if several and index < len(rows) - 1:
@@ -139,15 +164,15 @@ def _label(row: Row) -> Text:
 
 
 def _html(rows: list[Row], columns: list[Column], light: bytes, dark: bytes) -> str:
-    best = {column.key: best_value(rows, column) for column in columns}
+    best = _winners(rows, columns)
 
     def cell(row: Row, column: Column) -> Html:
         mean, std = map(page.text, _cell(rows, row, column))
-        shown = f"<b>{mean}</b>" if is_best(row, column, best[column.key]) else mean
+        shown = f"<b>{mean}</b>" if (row.label, column.key) in best else mean
         return Html(f"{shown}<br><small>{std}</small>" if std else shown)
 
     body_rows = [[Html(page.text(row.label) + _remark_html(row)), *(cell(row, column) for column in columns)] for row in rows]
-    tasks = list(dict.fromkeys(one_line(str(run.settings.get("data.source", run.task))) for r in rows for run in r.runs))
+    tasks = list(dict.fromkeys(run.subject for r in rows for run in r.runs))
     heading = "Comparison of runs"
     notes = ["Means over clients, each on its own test set; std is over clients. The best value of a column is bold."]
     if any(len(row.runs) > 1 for row in rows):

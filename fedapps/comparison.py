@@ -148,8 +148,3 @@ def best_value(rows: list[Row], column: Column) -> float | None:
     if column.best is None or len(values) < 2 or min(values) == max(values):
         return None
     return column.best(values)
-
-
-def is_best(row: Row, column: Column, best: float | None) -> bool:
-    """Whether the row holds the column's best value."""
-    return row.complete and best is not None and row.values.get(column.key, (math.nan,))[0] == best

@@ -68,7 +68,7 @@ def metric_text(key: str, value: object, unit: bool = True) -> str:
         return "yes" if value else "no"
     if not isinstance(value, (int, float)):
         return one_line(str(value))
-    if key.startswith("bytes"):
+    if "bytes" in key.split("-"):
         return bytes_text(value)
     if key == "seconds" or key.endswith("-seconds"):
         return seconds_text(value)

@@ -44,8 +44,6 @@ def torch_client(kind: type[FedAvgClient]) -> Callable[["Task", int | str, int, 
     return build
 
 
-_SUPERFED = {"options": SuPerFedOptions, "table": "superfed", "client": torch_client(SuPerFedClient)}
-
 METHODS: dict[str, Method] = {
     "fedavg": Method(
         summary="weighted average of the clients' models",
@@ -75,13 +73,17 @@ METHODS: dict[str, Method] = {
         paper="Hahn et al. 2022 (SuPerFed-MM)",
         trait="personalises",
         strategy=lambda options: SuPerFed(options, mixing="model"),
-        **_SUPERFED,
+        client=torch_client(SuPerFedClient),
+        options=SuPerFedOptions,
+        table="superfed",
     ),
     "superfed-lm": Method(
         summary="federated and personal model mixed at random, one weight a layer",
         paper="Hahn et al. 2022 (SuPerFed-LM)",
         trait="personalises",
         strategy=lambda options: SuPerFed(options, mixing="layer"),
-        **_SUPERFED,
+        client=torch_client(SuPerFedClient),
+        options=SuPerFedOptions,
+        table="superfed",
     ),
 }

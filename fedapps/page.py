@@ -38,7 +38,7 @@ p {{ margin: .4rem 0; max-width: 75ch; overflow-wrap: anywhere; }}
 .tag {{ display: inline-block; padding: 0 .45rem; border-radius: .35rem; font-size: .82rem; }}
 .completed {{ color: var(--good); background: var(--good-bg); }}
 .failed {{ color: var(--bad); background: var(--bad-bg); }}
-.interrupted {{ color: var(--warn); background: var(--warn-bg); }}
+.interrupted, .running {{ color: var(--warn); background: var(--warn-bg); }}
 .cards {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .75rem; }}
 .card, figure, details, .panel {{ background: var(--card); border: 1px solid var(--line); border-radius: .6rem; }}
 .card {{ padding: .7rem .9rem; margin: 0; display: flex; flex-direction: column; justify-content: space-between; }}

@@ -28,7 +28,7 @@ from fedapps.drawing import (
 from fedapps.formats import byte_scale, is_percent, metric_name
 from fedapps.runs import RunFolder, read_run
 
-_MAX_PANELS = 12
+_MAX_PANELS = 24
 _LINE_STYLES = ("-", "--", ":", "-.")
 
 
@@ -193,9 +193,10 @@ def _curves(curves: dict[str, list[float]], theme: Theme) -> dict[str, Figure]:
         x, y = np.array(curves[x_name], float), np.array(values, float)
         std = np.array(curves.get(f"{key}-std", []), float)
         if std.shape == y.shape:
-            low, high = y - std, y + std
+            # What is never negative on average (a loss, an error) is not shown as if it could be.
+            low, high = np.maximum(y - std, min(0.0, y.min())), y + std
             if is_percent(y_name):
-                low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+                high = np.minimum(high, 1)
             axes.fill_between(x, low, high, color=theme.series[0], alpha=0.16, lw=0, label="± std over clients")
         line(axes, x, y, theme.series[0], label="mean over clients")
         axes.set_xlabel(x_name, parse_math=False)

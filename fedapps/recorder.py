@@ -112,9 +112,10 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
     """Return the mean over clients of every scalar metric, and for accuracy how it is spread over them."""
     out: dict[str, float] = {}
     for name in next(iter(metrics.values()), {}):
-        values = [client[name] for client in metrics.values() if name in client]
-        if name == "num-examples" or any(isinstance(value, list) for value in values):
+        listed = [client[name] for client in metrics.values() if name in client]
+        if name == "num-examples" or any(isinstance(value, list) for value in listed):
             continue
+        values = np.array(listed, dtype=float)
         if name == "accuracy":
             out |= describe_clients(values, name) | {"gini": gini(values), "parity-gap": parity_gap(values)}
         else:

@@ -15,7 +15,7 @@ from fedapps.runs import RunFolder, is_number, read_run
 # Rows a browser still scrolls easily; the files hold the rest.
 _MAX_CLIENT_ROWS = 1000
 _MAX_FAILURE_ROWS = 300
-_MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖"}
+_MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖", "running": "…"}
 
 _CARDS = {
     "accuracy-mean": "accuracy, mean over clients",
@@ -53,8 +53,7 @@ def write_report(run_dir: Path | str) -> Path:
 
 def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes]) -> str:
     """The report as text; `light` and `dark` are the plots as PNG by name."""
-    data = run.settings.get("data.source")
-    on = one_line(str(data)) if data is not None else run.task
+    on = run.subject
     body = [
         Html(f"<header><h1>{page.text(run.method)}{_on(on)}</h1>"),
         page.paragraph(_subtitle(run), "quiet"),
@@ -83,11 +82,12 @@ def state_sentence(run: RunFolder) -> str:
     planned = f"{run.rounds_completed} of {run.num_rounds or '?'} rounds"
     if run.state == "completed":
         return f"Completed: {planned}."
-    reason = one_line(str(run.summary.get("reason", "")))
     if run.state == "failed":
-        return f"Failed after {planned}{': ' + reason if reason else '.'}"
+        return f"Failed after {planned}{': ' + run.reason if run.reason else '.'}"
     evaluated = max((record["round"] for record in run.rounds if record.get("evaluate")), default=None)
     numbers = f"the numbers are those of round {evaluated}" if evaluated else "there was no evaluation yet"
+    if run.state == "running":
+        return f"Still running, or killed, when this was written: {planned}; {numbers}."
     return f"Interrupted after {planned}; {numbers}. “fedapps run” with --resume continues it."
 
 

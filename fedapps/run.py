@@ -19,7 +19,10 @@ from strategies.rounds import Callback, Patience, Round, run_rounds
 
 
 def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Run to the end, with ``callbacks`` after our own, and return summary.json's content. On failure the summary says so, and the error is raised."""
+    """Run to the end and return summary.json's content; on failure the summary says so, and the error is raised.
+
+    ``callbacks`` run after our own.
+    """
     method = METHODS[settings.method]
     folder = Path(settings.out)
     task = build_task(settings, method.tasks)
@@ -36,7 +39,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         num_clients=settings.num_clients,
         start_timeout=600,
     )
-    base = {"seed": settings.seed, "first-round": done + 1}
+    base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
     train = ConfigRecord({**base, **settings.train.to_config(), "checkpoint-round": done})
 
     def tell_clients(now: Round) -> None:  # which of their old states a resume could still need

@@ -17,7 +17,7 @@ from typing import Any
 from fedapps.errors import UserError
 from fedapps.formats import one_line
 
-STATES = ("completed", "failed", "interrupted")
+STATES = ("running", "completed", "failed", "interrupted")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,16 @@ class RunFolder:
         return one_line(str(self._setting("task", "")), 60)
 
     @property
+    def subject(self) -> str:
+        """What the run was about, for a title: the data set of a classification, otherwise the task."""
+        source = self.settings.get("data.source")
+        if self.task != "classification" or not isinstance(source, str):
+            return self.task
+        # Of a folder its name is enough; a hub name (`owner/name`) stays whole.
+        is_folder = source.startswith((".", "/", "~")) or "\\" in source
+        return one_line(Path(source).name if is_folder else source, 60)
+
+    @property
     def seed(self) -> Any:
         """The run's seed, None if nothing says it."""
         return self._setting("seed", None)
@@ -75,13 +85,21 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """`completed`, `failed` (it ended by itself, early) or `interrupted` (it left no summary)."""
+        """The summary's status; without one: `completed`, `failed` (too few rounds) or `interrupted` (no summary).
+
+        `running` is also what a run leaves whose process was killed.
+        """
         if self.summary.get("status") in STATES:
             return str(self.summary["status"])
         if not self.summary:
             return "interrupted"
         planned = self.num_rounds
         return "failed" if planned is not None and self.rounds_completed < planned else "completed"
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed, or an empty string."""
+        return one_line(str(self.summary.get("error", "")), 500)
 
     @cached_property
     def failures(self) -> list[Failure]:

@@ -124,7 +124,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             )
         elif (key := kebab(part.name)) in config:
             values[part.name] = _typed(key, config[key], known[key])
-    return _build(Settings, values, "")
+    settings: Settings = _build(Settings, values, "")
+    return settings
 
 
 def find_method(name: Any) -> Method:

@@ -15,6 +15,7 @@ from clients.data import ClientData
 from clients.training import get_arrays
 from fedapps import data, models
 from fedapps.errors import UserError
+from fedapps.images import Images
 
 if TYPE_CHECKING:
     from fedapps.settings import Settings
@@ -34,7 +35,7 @@ class Task:
         self._client_data: dict[int, ClientData] = {}
 
     @cached_property
-    def images(self) -> data.Images:
+    def images(self) -> Images:
         """The whole data set."""
         return data.load_images(self.settings.data)
 
@@ -50,8 +51,10 @@ class Task:
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model."""
-        shape = tuple(int(n) for n in self.images.pixels.shape[1:])
-        return models.build_model(self.settings.model.name, shape, self.images.num_classes, seed).to(self.device)
+        channels, height, width = self.images.pixels.shape[1:]
+        return models.build_model(self.settings.model.name, (channels, height, width), self.images.num_classes, seed).to(
+            self.device
+        )
 
     def work_model(self) -> nn.Module:
         """Return the one module in which the clients of this process work."""

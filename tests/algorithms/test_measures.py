@@ -107,6 +107,11 @@ def test_shares_take_ceil_of_a_tenth(n, count):
     assert best_share(values) == pytest.approx(np.mean(range(n - count, n)))
 
 
+def test_share_is_not_rounded_up_by_floating_point():
+    assert 0.07 * 100 > 7
+    assert worst_share(np.arange(100.0), 0.07) == pytest.approx(np.mean(range(7)))
+
+
 def test_describe_and_parity_gap():
     values = np.array([0.2, 0.4, 0.6, 0.8])
     assert parity_gap(values) == pytest.approx(0.6)

@@ -56,6 +56,12 @@ def test_pathological_gives_exactly_k_classes_used_evenly(clients, k, seed):
         assert np.ptp(sizes(parts)) == 0
 
 
+def test_pathological_pieces_of_a_class_are_random():
+    """A class is not cut in file order: neighbours in the file may be one writer's."""
+    parts = pathological(np.zeros(400, int), 2, 1, np.random.default_rng(0))
+    assert 60 < np.sum(parts[0] < 200) < 140
+
+
 def test_pathological_pairs_are_random():
     pairs = set()
     for seed in range(30):

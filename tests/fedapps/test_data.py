@@ -175,6 +175,19 @@ def test_unwritable_cache_is_no_failure(folder, tmp_path, monkeypatch, caplog):
     assert "are not kept" in caplog.text
 
 
+def test_nothing_is_seen_before_it_is_complete(monkeypatch):
+    seen = []
+    save = np.save
+
+    def watched(path, *args, **kwargs):
+        save(path, *args, **kwargs)
+        seen.append((image_cache.folder() / "key").exists())
+
+    monkeypatch.setattr(np, "save", watched)
+    assert image_cache.save("key", {"pixels": np.zeros(3), "labels": np.zeros(3)}, {}) is not None
+    assert seen == [False, False]
+
+
 def test_writers_do_not_disturb_each_other():
     arrays = {"pixels": np.arange(200_000)}
     results = []

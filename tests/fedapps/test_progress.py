@@ -79,12 +79,16 @@ def test_last_round_is_always_told(run, plain):
 
 def test_interrupted_run_tells_where_it_stopped(run, plain):
     console, lines = plain
-    progress = Progress(30, "m", console, Clock())
-    with pytest.raises(KeyboardInterrupt), progress:
-        for number in (1, 2):
-            run.add(number)
-            progress.poll(run.path)
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with Progress(30, "m", console, Clock()) as progress:
+            for number in (1, 2):
+                run.add(number)
+                progress.poll(run.path)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert lines()[-1].startswith("m: round 2/30")
 
 

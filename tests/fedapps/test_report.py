@@ -134,12 +134,17 @@ def test_interrupted_run_says_so_and_ignores_the_torn_line(write_run):
 
 
 def test_failed_run_gives_the_reason(write_run):
-    path = write_run(rounds=3, planned=10, extra={"status": "failed", "reason": "all 5 clients failed in round 4"})
+    path = write_run(rounds=3, planned=10, extra={"status": "failed", "error": "all 5 clients failed in round 4"})
     assert "Failed after 3 of 10 rounds: all 5 clients failed in round 4" in report(path).text
 
 
 def test_summary_short_of_its_rounds_is_no_success(write_run):
     assert read_run(write_run(rounds=3, planned=10)).state == "failed"
+
+
+def test_killed_run_is_not_taken_for_a_finished_one(write_run):
+    path = write_run(rounds=3, planned=10, extra={"status": "running"})
+    assert "Still running, or killed, when this was written: 3 of 10 rounds" in report(path).text
 
 
 def test_early_stop_can_be_a_success(write_run):
@@ -217,8 +222,17 @@ def test_bytes(count, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.041, "41 ms"), (0.5, "0.50 s"), (2.04, "2.0 s"), (14.4, "14 s"), (59.6, "1 min 00 s"), (75, "1 min 15 s")]
-    + [(3599.7, "1 h 00 min"), (4000, "1 h 07 min"), (float("nan"), "?")],
+    [
+        (0.041, "41 ms"),
+        (0.5, "0.50 s"),
+        (2.04, "2.0 s"),
+        (14.4, "14 s"),
+        (59.6, "1 min 00 s"),
+        (75, "1 min 15 s"),
+        (3599.7, "1 h 00 min"),
+        (4000, "1 h 07 min"),
+        (float("nan"), "?"),
+    ],
 )
 def test_seconds(seconds, text):
     assert seconds_text(seconds) == text

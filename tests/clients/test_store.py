@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+
+from clients import DiskStore, MessageStore
+
+
+def config(server_round, first=1, checkpoint=None):
+    return {"server-round": server_round, "first-round": first} | ({} if checkpoint is None else {"checkpoint-round": checkpoint})
+
+
+def value(store, c, before=False):
+    arrays = store.load("m", c, before)
+    return None if arrays is None else float(arrays[0][0])
+
+
+def put(store, c, number):
+    store.save("m", [np.float32([number]), np.zeros((2, 3))], c)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: MessageStore(RecordDict()), lambda path: DiskStore(path, 1)], ids=["message", "disk"]
+)
+def test_round_trip(make, tmp_path):
+    store = make(tmp_path / "client")
+    assert store.load("m", config(1), before=True) is None
+    put(store, config(1), 5)
+    arrays = store.load("m", config(2), before=True)
+    assert [a.shape for a in arrays] == [(1,), (2, 3)]
+    assert [a.dtype for a in arrays] == [np.float32, np.float64]
+    assert value(store, config(1)) == 5
+    assert store.load("other", config(2), before=True) is None
+
+
+def test_training_reads_what_was_there_before_the_round(tmp_path):
+    store = DiskStore(tmp_path, 1)
+    put(store, config(1, checkpoint=0), 1)
+    put(store, config(2, checkpoint=0), 2)
+    assert value(store, config(2), before=True) == 1
+    assert value(store, config(2)) == 2
+
+
+def test_a_resumed_run_sees_the_checkpoint_and_not_what_came_after(tmp_path):
+    first = DiskStore(tmp_path, 111)
+    for number in (2, 4, 5, 7):  # the checkpoint was written after round 4; the run died in round 8
+        put(first, config(number, checkpoint=4 if number > 4 else 2 if number > 2 else 0), number)
+    resumed = DiskStore(tmp_path, 222)
+    assert value(resumed, config(5, first=5), before=True) == 4
+    assert value(resumed, config(7, first=5), before=True) == 4  # not the 5 of the run that died
+    put(resumed, config(7, first=5, checkpoint=4), 70)
+    assert value(resumed, config(8, first=5), before=True) == 70
+    again = DiskStore(tmp_path, 333)  # resumed once more from the checkpoint of round 4
+    assert value(again, config(6, first=5), before=True) == 4
+
+
+def test_old_versions_are_deleted_and_needed_ones_kept(tmp_path):
+    store = DiskStore(tmp_path, 1)
+    for number in range(1, 30):
+        put(store, config(number, checkpoint=number // 10 * 10), number)
+    rounds = sorted(int(p.name.split(".")[1]) for p in tmp_path.iterdir())
+    assert rounds == list(range(20, 30))
+    put(store, config(30), 30)  # no checkpoints: only the last one is needed
+    assert [p.name.split(".")[1] for p in tmp_path.iterdir()] == ["30"]
+
+
+def test_a_broken_file_is_a_clear_error(tmp_path):
+    store = DiskStore(tmp_path, 1)
+    put(store, config(1), 1)
+    next(tmp_path.iterdir()).write_bytes(b"torn")
+    with pytest.raises(ValueError, match="cannot be read .*: delete it to start this client's state anew"):
+        store.load("m", config(1), before=False)
+
+
+def test_nothing_partial_is_left(tmp_path):
+    store = DiskStore(tmp_path, 1)
+    put(store, config(1), 1)
+    assert [p.suffix for p in tmp_path.iterdir()] == [".safetensors"]

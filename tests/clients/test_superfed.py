@@ -1,0 +1,165 @@
+"""Exams of SuPerFed's client: reductions, gradients against autograd, and what leaves the client."""
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+
+from clients import FedAvgClient, SuPerFedClient, to_client_app
+from clients.training import get_arrays
+from fedapps.inline import InlineGrid
+from strategies import FedAvg, SuPerFed, SuPerFedOptions
+from tests.helpers import arrays_of, blobs, simulate, small_net
+
+INITIAL = {name: t.numpy().copy() for name, t in small_net(5).state_dict().items()}
+CONFIG = {"local-epochs": 2, "batch-size": 10, "seed": 3}
+
+
+def superfed(i, _, kind=SuPerFedClient):
+    return kind(small_net, blobs(seed=i, shift=i), i)
+
+
+def fedavg():
+    return arrays_of(simulate(FedAvg(), lambda i, _: FedAvgClient(small_net, blobs(seed=i, shift=i), i), 3, INITIAL, 4, CONFIG))
+
+
+class AtZero(SuPerFedClient):
+    def lambda_source(self, config, num_layers):
+        return lambda: [0.0] * num_layers
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
+    """start = 1: never mixes. start = 0: the mixing code itself, with every lambda drawn as 0."""
+    strategy = SuPerFed(SuPerFedOptions(mu=0.0, nu=0.0, start=start))
+    result = arrays_of(simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG))
+    for name, want in fedavg().items():
+        np.testing.assert_array_equal(result[name], want)
+
+
+def test_mu_alone_is_fedprox():
+    from clients import FedProxClient
+    from strategies import FedProx, FedProxOptions
+
+    strategy = SuPerFed(SuPerFedOptions(mu=0.3, nu=0.0, start=0.0))
+    got = arrays_of(simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG))
+    clients = [FedProxClient(small_net, blobs(seed=i, shift=i), i) for i in range(3)]
+    want = arrays_of(simulate(FedProx(FedProxOptions(0.3)), lambda i, _: clients[i], 3, INITIAL, 4, CONFIG))
+    for name in INITIAL:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("lambdas", [[0.3, 0.3], [0.9, 0.1]], ids=["model", "layer"])
+def test_one_step_equals_autograd_on_the_printed_loss(lambdas):
+    mu, nu, rate = 0.7, 1.3, 0.05
+
+    class Fixed(SuPerFedClient):
+        def lambda_source(self, config, num_layers):
+            assert num_layers == 2
+            return lambda: lambdas
+
+    data = blobs(seed=1)
+    options = {"learning-rate": rate, "momentum": 0.0, "weight-decay": 0.01, "local-epochs": 2, "batch-size": 1000}
+    config = {**options, "proximal-mu": mu, "superfed-nu": nu, "superfed-mixing": "layer", "server-round": 1, "lr-decay": 1.0}
+    client = Fixed(small_net, data, 4)
+    sent = get_arrays(small_net(5))
+    received, _, _ = client.fit([a.copy() for a in sent], config)
+    kept = client.store.load("personal", config, before=False)
+
+    net = small_net(5)
+    names = [name for name, _ in net.named_parameters()]
+    start = {name: torch.tensor(a, dtype=torch.float64) for name, a in zip(names, sent, strict=True)}
+    f = {name: t.clone().requires_grad_() for name, t in start.items()}
+    own = client.fresh_arrays("personal", config, own=True)
+    p = {name: torch.tensor(a, dtype=torch.float64).requires_grad_() for name, a in zip(names, own, strict=True)}
+    weight = {name: lambdas[0] if name.startswith("1.") else lambdas[1] for name in names}
+    x, y = data.train.x.double(), data.train.y
+    for _ in range(2):
+        mixed = {name: (1 - weight[name]) * f[name] + weight[name] * p[name] for name in names}
+        flat_f, flat_p = (torch.cat([t.reshape(-1) for t in side.values()]) for side in (f, p))
+        prox = sum(((f[n] - start[n]) ** 2).sum() for n in names)
+        cosine = (flat_f @ flat_p) ** 2 / ((flat_f @ flat_f) * (flat_p @ flat_p) + 1e-12)
+        decay = 0.005 * (flat_f @ flat_f + flat_p @ flat_p)  # SGD's weight decay 0.01 as a loss
+        loss = functional.cross_entropy(functional_call(net.double(), mixed, x), y) + mu / 2 * prox + nu * cosine + decay
+        gradients = torch.autograd.grad(loss, [*f.values(), *p.values()])
+        for tensor, gradient in zip([*f.values(), *p.values()], gradients, strict=True):
+            tensor.data -= rate * gradient
+    for got, want in zip(received + kept, [*f.values(), *p.values()], strict=True):
+        np.testing.assert_allclose(got, want.detach(), rtol=2e-4, atol=2e-6)
+
+
+def test_the_personal_model_never_leaves_and_persists():
+    """Every array in every message is compared with every client's personal model."""
+    messages = []
+
+    class Spy(InlineGrid):
+        def send_and_receive(self, sent, *, timeout=None):
+            sent = list(sent)
+            replies = super().send_and_receive(sent, timeout=timeout)
+            messages.extend(sent + replies)
+            return replies
+
+    grid = Spy(to_client_app(lambda c: superfed_with_state(c)), 3)
+
+    def superfed_with_state(context):
+        from clients import MessageStore
+
+        i = context.node_config["partition-id"]
+        return SuPerFedClient(small_net, blobs(seed=i), i, MessageStore(context.state))
+
+    kept = []
+    remember = lambda now: kept.append([c.state["store.personal"]["0"].numpy().copy() for c in grid.contexts.values()])  # noqa: E731
+    simulate(SuPerFed(SuPerFedOptions(start=0.0)), None, 3, INITIAL, 3, CONFIG, grid=grid, callbacks=[remember])
+    personal = [array for round_ in kept for array in round_]
+    assert not np.array_equal(kept[0][0], kept[0][1])  # own initialisations
+    assert not np.array_equal(kept[0][0], kept[2][0])  # trained further each round
+    arrays = [a.numpy() for m in messages for record in m.content.array_records.values() for a in record.values()]
+    assert len(arrays) > 40
+    assert not any(a.shape == p.shape and np.allclose(a, p) for a in arrays for p in personal)
+
+
+def test_before_the_start_round_nothing_is_mixed():
+    client = SuPerFedClient(small_net, blobs(), 0)
+    strategy = SuPerFed(SuPerFedOptions(start=0.5))
+    mixing = [strategy.train_options(t, 4)["superfed-mixing"] for t in (1, 2, 3, 4)]
+    assert mixing == ["none", "none", "model", "model"]
+    client.fit(list(INITIAL.values()), {**CONFIG, "superfed-mixing": "none"})
+    assert client.store.load("personal", CONFIG, before=False) is None
+
+
+def test_evaluation_chooses_lambda_on_validation_only():
+    """Two models right on opposite labels: validation prefers one end, the test set the other."""
+    data = blobs(seed=2, n=200)
+    sent = get_arrays(train_net(data.train))
+    client = SuPerFedClient(small_net, data, 0)
+    client.store.save("personal", get_arrays(small_net(77)), {"server-round": 1})
+    _, n, metrics = client.evaluate(sent, {"server-round": 1})
+    assert n == len(data.test)
+    assert metrics["lambda-grid"][0] == 0
+    assert metrics["lambda-grid"][-1] == 1
+    assert metrics["accuracy"] == metrics["lambda-accuracy"][round(metrics["lambda"] * 10)]
+    assert metrics["global-accuracy"] == metrics["lambda-accuracy"][0]
+    assert metrics["half-accuracy"] == metrics["lambda-accuracy"][5]
+    flipped = SuPerFedClient(small_net, type(data)(data.train, type(data.test)(data.test.x, 2 - data.test.y), data.test), 0)
+    flipped.store = client.store
+    _, _, other = flipped.evaluate(sent, {"server-round": 1})
+    assert other["lambda"] != metrics["lambda"]  # the choice follows validation labels
+    assert other["lambda-accuracy"] == metrics["lambda-accuracy"]  # the scores are the test set's
+
+
+def train_net(split):
+    net = small_net(9)
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.05)
+    for _ in range(60):
+        optimiser.zero_grad()
+        functional.cross_entropy(net(split.x), split.y).backward()
+        optimiser.step()
+    return net
+
+
+def test_state_of_another_architecture_is_refused():
+    client = SuPerFedClient(small_net, blobs(), 6)
+    client.store.save("personal", [np.zeros((2, 2), np.float32)], {"server-round": 1})
+    with pytest.raises(ValueError, match="client 6 keeps a personal model of another architecture"):
+        client.evaluate(list(INITIAL.values()), {"server-round": 1})

@@ -1,0 +1,37 @@
+"""What every test runs under: no network, one thread, caches and logs of its own."""
+
+import os
+
+# No test may reach for the network, and one thread a process keeps two busy cores from waiting for each other.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+import logging
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Keep decoded data sets out of the user's home."""
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def quiet_flower():
+    """Give Flower's logger back as it was: the inline engine redirects it to a run's own file."""
+    logger = logging.getLogger("flwr")
+    before, propagate = list(logger.handlers), logger.propagate
+    yield
+    for handler in list(logger.handlers):
+        if handler not in before:
+            logger.removeHandler(handler)
+            handler.close()
+    for handler in before:
+        if handler not in logger.handlers:
+            logger.addHandler(handler)
+    logger.propagate = propagate

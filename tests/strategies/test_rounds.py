@@ -1,0 +1,41 @@
+import numpy as np
+
+from strategies import FedAvg
+from tests.helpers import EchoClient, arrays_of, simulate
+
+START = {"w": np.zeros(2, np.float32)}
+
+
+def test_evaluation_every_k_rounds_and_at_the_end():
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=3)
+    assert list(result.evaluate_metrics_clientapp) == [3, 6, 7]
+    assert result.evaluate_metrics_clientapp[3]["loss"] == 3.0  # of the model after that round
+    assert list(simulate(FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=0).evaluate_metrics_clientapp) == [7]
+
+
+def test_rounds_may_start_late():
+    seen = []
+
+    class Spy(EchoClient):
+        def fit(self, parameters, config):
+            seen.append((config["server-round"], config["num-rounds"]))
+            return super().fit(parameters, config)
+
+    simulate(FedAvg(), lambda i, _: Spy(1.0), 1, START, 5, first_round=4)
+    assert seen == [(4, 5), (5, 5)]
+
+
+def test_a_callback_may_stop_the_run_and_all_callbacks_run():
+    seen = []
+    stop = [lambda now: now.number == 2, lambda now: seen.append(now.number)]
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 5, callbacks=stop)
+    assert seen == [1, 2]
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+
+
+def test_server_evaluation():
+    from flwr.app import MetricRecord
+
+    score = {"evaluate_fn": lambda number, arrays: MetricRecord({"w": float(arrays["w"].numpy()[0])})}
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 4, evaluate_every=2, **score)
+    assert {n: m["w"] for n, m in result.evaluate_metrics_serverapp.items()} == {2: 2.0, 4: 4.0}
