@@ -4,6 +4,7 @@ A checkpoint is a folder of safetensors files with the round in its name; a new 
 deleted afterwards, so that there is a whole one at any time.
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Checkpoints:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_file({name: np.ascontiguousarray(array.numpy()) for name, array in arrays.items()}, partial / "model.safetensors")
+        (partial / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")  # safetensors sorts them
         if isinstance(self.strategy, Stateful):
             state = {name: np.ascontiguousarray(value) for name, value in self.strategy.state_dict().items()}
             save_file(state, partial / "strategy.safetensors")
@@ -74,13 +76,14 @@ class Checkpoints:
         self.last = max(found)
         path = self.folder / str(self.last)
         try:
+            names = json.loads((path / "names.json").read_text(encoding="utf-8"))
             arrays = load_file(path / "model.safetensors")
             state = load_file(path / "strategy.safetensors") if (path / "strategy.safetensors").exists() else {}
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"{path}: the checkpoint cannot be read ({error}): start again with --overwrite") from error
         if isinstance(self.strategy, Stateful):
             self.strategy.load_state_dict(state)
-        return self.last, ArrayRecord({name: Array(value) for name, value in arrays.items()})
+        return self.last, ArrayRecord({name: Array(arrays[name]) for name in names})
 
 
 def _rounds(folder: Path) -> list[int]:

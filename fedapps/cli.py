@@ -19,7 +19,7 @@ DEFAULT_CLIENTS = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    arguments = parse(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(arguments.command(arguments))
@@ -40,6 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> None:
     """Entry point of the installed command."""
     sys.exit(main())
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the parsed command line; settings may stand before, between and after options."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "settings") or any(text.startswith("-") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.settings += rest
+    return arguments
 
 
 def _interrupt(*_: Any) -> None:

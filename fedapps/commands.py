@@ -11,32 +11,32 @@ from typing import Any
 from rich.console import Console
 
 from fedapps.cli import DEFAULT_CLIENTS, INTERRUPTED
-from fedapps.compare import compare
+from fedapps.compare import summary_table
 from fedapps.errors import RunFailed, UserError
 from fedapps.images import is_folder
 from fedapps.methods import METHODS
 from fedapps.progress import Progress
-from fedapps.recorder import FILES, FOLDERS, end_summary
+from fedapps.recorder import FILES, FOLDERS, check_resumable, end_summary
 from fedapps.report import write_report
 from fedapps.run import execute, with_folder
 from fedapps.settings import Settings, find_method, parse_assignment, read_settings, read_toml
 from fedapps.tasks import build_task
-from strategies.rounds import Round
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `fedapps run`; returns the exit status."""
     settings = settings_of(arguments)
-    task = build_task(settings, METHODS[settings.method].tasks)
-    settings = with_folder(settings, Path("results") / f"{settings.method}-{task.name}-seed{settings.seed}")
     if arguments.gpus_per_client and arguments.engine == "inline":
         raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
+    task = build_task(settings, METHODS[settings.method].tasks)
+    settings = with_folder(settings, Path("results") / f"{settings.method}-{task.name}-seed{settings.seed}")
     check_sizes(settings)
     task.check(settings.num_clients)
     prepare_folder(settings, overwrite=arguments.overwrite)
     folder = Path(settings.out)
     label = f"{settings.method} on {task.name}"
     with Progress(settings.num_rounds, label) as progress:
+        progress.poll(folder)  # rounds that are there already, of the run to resume, count as done
         engine = run_inline if arguments.engine == "inline" else run_ray
         status, reason = engine(settings, progress, arguments)
     end_summary(folder, status, reason)
@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     if status != "completed":
         raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
-    result = compare([folder], folder / "plots")
-    Console(width=None if sys.stdout.isatty() else 160).print(result.table)
+    Console(width=None if sys.stdout.isatty() else 160).print(summary_table([folder]))
     print(f"results: {folder}\nreport:  {folder / 'report.html'}")
     return 0
 
@@ -96,7 +95,10 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be made: {error.strerror}") from None
     present = sorted(path.name for path in folder.iterdir())
-    if not present or settings.resume:
+    if settings.resume:
+        check_resumable(folder, settings)
+        return
+    if not present:
         return
     if not overwrite:
         raise UserError(f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or choose another --out")
@@ -117,11 +119,8 @@ def run_inline(settings: Settings, progress: Progress, arguments: argparse.Names
     _log_to(folder / "run.log")
     grid = InlineGrid(app, settings.num_clients, settings.flat())
 
-    def show(_: Round) -> None:
-        progress.poll(folder)
-
     try:
-        execute(settings, grid, callbacks=[show])
+        execute(settings, grid, callbacks=[lambda _: show(progress, folder)])
     except KeyboardInterrupt:
         return "interrupted", ""
     except UserError:
@@ -146,10 +145,15 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
         ray_cpus=arguments.workers,
         port=arguments.port,
         log_path=folder / "run.log",
-        poll=lambda: progress.poll(folder),
+        poll=lambda: show(progress, folder),
     )
-    progress.poll(folder)
+    show(progress, folder)
     return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
+
+
+def show(progress: Progress, folder: Path) -> None:
+    """Bring the display up to date."""
+    progress.poll(folder)
 
 
 def _log_to(path: Path) -> None:

@@ -8,6 +8,7 @@ Linux shows the environment of a process in /proc; elsewhere `mark` falls back t
 import contextlib
 import http.client
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,13 +21,6 @@ from pathlib import Path
 from fedapps.errors import UserError
 
 PROC = Path("/proc")
-# Run before a program takes over the process: the kernel then ends it when we are killed outright and can clean up
-# nothing ourselves (1 = PR_SET_PDEATHSIG).
-DIE_WITH_PARENT = (
-    "import ctypes, os, signal, sys\n"
-    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
-    "os.execv(sys.argv[1], sys.argv[1:])\n"
-)
 
 
 def program(name: str) -> Path:
@@ -116,3 +110,39 @@ def signals_ignored() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class Guard:
+    """A small process that outlives this one and cleans up if this one is killed before it could do so itself.
+
+    Flower's simulation and Ray do not end by themselves when what started them disappears.
+    """
+
+    def __init__(self, mark: str, folder: Path) -> None:
+        root = Path(__file__).resolve().parent.parent
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fedapps.processes", mark, str(folder)],
+            stdin=subprocess.PIPE,  # its end-of-file, which the kernel sends whatever happens to us, is the signal
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=os.environ | {"PYTHONPATH": str(root)},
+            start_new_session=True,
+        )
+
+    def release(self) -> None:
+        """Let it go: it removes the folder and ends. Returns when it has."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def main(mark: str, folder: str) -> None:
+    """Wait for the end of whoever started this, then end the processes marked `mark` and remove `folder`."""
+    sys.stdin.read()
+    end_marked(mark, None, patience=5.0)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -163,8 +163,10 @@ def end_summary(folder: Path, status: str, error: str) -> None:
         write_text(path, json.dumps(summary | {"status": status} | ({"error": error} if error else {}), indent=1))
 
 
-def check_same_settings(folder: Path, settings: Settings) -> None:
-    """Raise ``UserError`` unless a run in ``folder`` was made with these settings."""
+def check_resumable(folder: Path, settings: Settings) -> None:
+    """Raise ``UserError`` unless ``folder`` holds a run made with these settings."""
+    if not (folder / "settings.toml").exists():
+        raise UserError(f"{folder} holds no run to resume: leave --resume out, or name the folder with --out")
     before = {k: v for k, v in read_toml(folder / "settings.toml").items() if not k.startswith("versions.")}
     now: dict[str, Value] = settings.flat()
     for key in sorted(set(before) | set(now)):

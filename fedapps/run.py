@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedapps.checkpoint import Checkpoints
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
-from fedapps.recorder import FILES, Recorder, check_same_settings
+from fedapps.recorder import FILES, Recorder, check_resumable
 from fedapps.settings import Settings
 from fedapps.tasks import build_task
 from strategies.cohort import Cohort
@@ -69,9 +69,7 @@ def open_folder(folder: Path, settings: Settings, checkpoints: Checkpoints) -> t
                 f"{folder} holds a run already ({', '.join(used[:3])}): add --overwrite or --resume, or another --out"
             )
         return 0, ArrayRecord()
-    if not (folder / "settings.toml").exists():
-        raise UserError(f"{folder} holds no run to resume: leave --resume out, or name the folder with --out")
-    check_same_settings(folder, settings)
+    check_resumable(folder, settings)
     return checkpoints.load()
 
 

@@ -59,12 +59,14 @@ class _Tally:
     failed_in_a_row: int = 0
     last: list[Failure] = field(default_factory=list)
 
-    def count(self, exchange: Exchange, patience: Patience, server_round: int) -> None:
-        if len(exchange.clients) >= patience.min_replies:
-            self.sound_rounds, self.failed_in_a_row = self.sound_rounds + 1, 0
-            return
-        self.failed_in_a_row += 1
-        self.last = exchange.failures or self.last
+    def note(self, exchange: Exchange, asked: bool, patience: Patience) -> None:
+        if len(exchange.clients) >= patience.min_replies or not asked:
+            self.sound_rounds, self.failed_in_a_row = self.sound_rounds + asked, 0
+        else:
+            self.failed_in_a_row += 1
+            self.last = exchange.failures or self.last
+
+    def check(self, patience: Patience, server_round: int) -> None:
         if self.failed_in_a_row >= patience.max_failed_rounds:
             raise TooFewReplies(
                 f"round {server_round}: fewer than min-replies = {patience.min_replies} sound replies for "
@@ -122,8 +124,7 @@ def run_rounds(
             cohort.close_training()
         replies = cohort.send_and_receive(messages, timeout=timeout)
         now = Round(number, num_rounds, arrays, cohort.last, None)
-        if messages:
-            tally.count(now.trained, patience, number)
+        asked = bool(messages)
         if replies:
             new_arrays, now.train_metrics = strategy.aggregate_train(number, replies)
             arrays = arrays if new_arrays is None else new_arrays
@@ -146,7 +147,9 @@ def run_rounds(
                 result.evaluate_metrics_serverapp[number] = score
         now.seconds = time.monotonic() - began
         log(INFO, "[ROUND %d/%d] %.2f s %s", number, num_rounds, now.seconds, dict(now.train_metrics or {}))
+        tally.note(now.trained, asked, patience)
         wishes = [callback(now) for callback in callbacks]  # every callback runs, whatever another one returns
+        tally.check(patience, number)
         if any(wishes):
             log(INFO, "stopped after round %d by a callback", number)
             break

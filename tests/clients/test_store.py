@@ -67,7 +67,7 @@ def test_a_broken_file_is_a_clear_error(tmp_path):
     store = DiskStore(tmp_path, 1)
     put(store, config(1), 1)
     next(tmp_path.iterdir()).write_bytes(b"torn")
-    with pytest.raises(ValueError, match="cannot be read .*: delete it to start this client's state anew"):
+    with pytest.raises(ValueError, match=r"cannot be read .*: delete it to start this client's state anew"):
         store.load("m", config(1), before=False)
 
 

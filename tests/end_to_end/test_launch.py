@@ -1,0 +1,290 @@
+"""The launcher: a small Flower app is run, fails, is refused, interrupted; nothing is ever left behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fedapps import launch, superlink
+from fedapps.errors import UserError
+from fedapps.processes import free_port, marked
+
+PYPROJECT = """
+[project]
+name = "tinyapp"
+version = "0.1.0"
+description = "An app that reports where it runs"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "tests"
+fab-include = ["tinyapp/**/*.py"]
+[tool.flwr.app.components]
+serverapp = "tinyapp.server:app"
+clientapp = "tinyapp.client:app"
+[tool.flwr.app.config]
+out = ""
+text = ""
+rounds = 2
+fail = false
+[tool.flwr.app.config.nested]
+rate = 0.5
+"""
+SERVER = """
+import json, os, sys, time
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    config = dict(context.run_config)
+    nodes = []
+    while len(nodes) < 3:
+        nodes = sorted(grid.get_node_ids())
+        time.sleep(0.01)
+    grid.pull_interval = 0.02
+    if config["fail"]:
+        raise ValueError("the kettle is empty")
+    for number in range(config["rounds"]):
+        content = RecordDict({"config": ConfigRecord({"round": number})})
+        replies = list(grid.send_and_receive([Message(content, node, "train") for node in nodes]))
+        clients = [{k: v for k, v in reply.content["seen"].items()} for reply in replies]
+        seen = {"config": config, "cwd": os.getcwd(), "files": os.listdir("."), "env": dict(os.environ), "clients": clients}
+        with open(config["out"], "a") as file:
+            file.write(json.dumps(seen) + "\\n")
+        print("finished round", number, "in", os.environ["FLWR_HOME"], flush=True)
+"""
+CLIENT = """
+import os
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    names = ("FLWR_HOME", "RAY_TMPDIR", "OMP_NUM_THREADS", "EXTRA")
+    seen = {name: os.environ.get(name, "") for name in names}
+    seen |= {"cwd": os.getcwd(), "file": __file__, "partition": int(context.node_config["partition-id"])}
+    return Message(RecordDict({"seen": ConfigRecord(seen)}), reply_to=message)
+"""
+
+
+@pytest.fixture
+def app(tmp_path):
+    """A tiny app's folder."""
+    folder = tmp_path / "app"
+    (folder / "tinyapp").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    for name, code in {"__init__": "", "server": SERVER, "client": CLIENT}.items():
+        (folder / "tinyapp" / f"{name}.py").write_text(code)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(monkeypatch):
+    """Every SuperLink made in this process must leave neither a process nor its folder, however the test ends."""
+    made = []
+    make = superlink.SuperLink.__init__
+
+    def remember(self, *arguments, **named):
+        make(self, *arguments, **named)
+        made.append(self)
+
+    monkeypatch.setattr(superlink.SuperLink, "__init__", remember)
+    yield
+    for one in made:
+        assert marked(one.mark) == []
+        assert not one.base.exists()
+        assert one.guard.process.poll() == 0
+
+
+@pytest.mark.ray
+def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
+    """One run, many questions, in surroundings made to mislead it."""
+    decoy = tmp_path / "decoy"  # the current directory holds a package with the app's name
+    (decoy / "tinyapp").mkdir(parents=True)
+    (decoy / "tinyapp" / "__init__.py").write_text("raise ImportError('the decoy was imported')")
+    monkeypatch.chdir(decoy)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # too long for Ray's sockets
+    monkeypatch.setenv("FLWR_HOME", str(decoy))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # the virtual environment is not activated
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    lines, polls = [], []
+    text = "two\nlines, \"quotes\", 'more', back\\slash, ünï 😀"
+    log, out, port = tmp_path / "new" / "run.log", tmp_path / "seen.jsonl", free_port()
+    outcome = launch.run_simulation(
+        app,
+        {"out": str(out), "text": text, "nested.rate": 1e-05},
+        num_nodes=3,
+        ray_cpus=1,
+        port=port,
+        log_path=log,
+        on_line=lines.append,
+        poll=lambda: polls.append(threading.current_thread()),
+        env={"EXTRA": "given", "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"},
+    )
+    assert outcome == launch.Outcome("completed", "", log)
+    assert log.read_text(encoding="utf-8").splitlines() == lines
+    assert any(line.startswith("finished round 1") for line in lines)
+    assert not any("\x1b" in line for line in lines)
+    assert set(polls) == {threading.main_thread()}
+    rounds = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rounds) == 2
+    server = rounds[-1]
+    assert server["config"] == {"out": str(out), "text": text, "nested.rate": 1e-05, "rounds": 2, "fail": False}
+    home = Path(server["env"]["FLWR_HOME"])
+    assert len(str(home)) < 30
+    assert server["files"] == []
+    assert sorted(client["partition"] for client in server["clients"]) == [0, 1, 2]
+    for client in server["clients"]:
+        assert client["FLWR_HOME"] == str(home)
+        assert Path(client["RAY_TMPDIR"]).parent == Path(client["cwd"]).parent == home.parent
+        assert client["file"].startswith(str(home))
+        assert client["OMP_NUM_THREADS"] == "1"
+        assert client["EXTRA"] == "given"
+    assert list(decoy.iterdir()) == [decoy / "tinyapp"]
+
+
+@pytest.mark.ray
+def test_a_server_app_that_raises_is_a_failure_with_its_reason(app, tmp_path):
+    outcome = launch.run_simulation(app, {"fail": True}, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log")
+    assert (outcome.status, outcome.details) == ("failed", "ValueError: the kettle is empty")
+    assert "Traceback" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.ray
+def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp_path):
+    out = tmp_path / "seen.jsonl"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\nfrom fedapps.launch import run_simulation\n"
+        f"config = {{'out': {str(out)!r}, 'rounds': 1_000_000}}\n"
+        f"outcome = run_simulation(Path({str(app)!r}), config, num_nodes=3, ray_cpus=1,\n"
+        f"    log_path=Path({str(tmp_path / 'log')!r}), on_line=lambda line: print(line, flush=True))\n"
+        "print('outcome', outcome.status, flush=True)\n"
+    )
+    root = Path(launch.__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    process = subprocess.Popen(
+        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        home = next(line.split()[-1] for line in process.stdout if line.startswith("finished round 1 "))
+        mark = f"FLWR_HOME={home}"
+        programs = b" ".join(Path(f"/proc/{one}/cmdline").read_bytes() for one in marked(mark))
+        for name in (b"flower-superlink", b"flower-superexec", b"flwr-simulation", b"gcs_server", b"raylet", b"ray::"):
+            assert name in programs
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the whole foreground group
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)
+        printed, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert printed.splitlines()[-1] == "outcome interrupted"
+    assert process.returncode == 0
+    assert marked(mark) == []
+    assert not Path(home).parent.exists()
+    assert len(out.read_text().splitlines()) >= 2
+
+
+def test_killed_outright_nothing_survives(tmp_path):
+    script = (
+        "import os, time; from fedapps.processes import free_port; from fedapps.superlink import SuperLink\n"
+        "one = SuperLink(free_port(), os.environ, 1, lambda: None); one.start()\n"
+        "print(one.mark, one.base, flush=True); time.sleep(60)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(launch.__file__).parent.parent)}
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    mark, base = process.stdout.readline().split()
+    assert marked(mark)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while (marked(mark) or Path(base).exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert marked(mark) == []
+    assert not Path(base).exists()
+
+
+def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
+    outcome = launch.run_simulation(app, {"nested.rat": 1}, num_nodes=3, log_path=tmp_path / "log")
+    assert outcome.status == "rejected"
+    assert outcome.details.startswith("Key 'nested.rat' is not present")
+
+
+def test_a_superlink_that_dies_is_a_failure_with_its_last_words(app, tmp_path, monkeypatch):
+    broken = tmp_path / "flower-superlink"
+    broken.write_text("#!/bin/sh\necho 'OSError: the disk is full' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    find = superlink.program
+    monkeypatch.setattr(superlink, "program", lambda name: broken if name == broken.name else find(name))
+    outcome = launch.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log")
+    assert outcome.status == "failed"
+    assert outcome.details == "Flower's SuperLink has ended: OSError: the disk is full"
+    assert "the disk is full" in (tmp_path / "log").read_text()
+
+
+def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
+    def poll():
+        raise RuntimeError("the display broke")
+
+    with pytest.raises(RuntimeError, match="the display broke"):
+        launch.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", poll=poll)
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        ({"gpus_per_client": 0.5}, {}, r"^gpus-per-client = 0\.5, but no GPU was found: "),
+        ({"gpus_per_client": -1.0}, {}, r"^gpus-per-client = -1\.0, "),
+        ({"cpus_per_client": 3, "ray_cpus": 2}, {}, r"^cpus-per-client = 3, but there are 2 CPUs: choose 1\.\.2$"),
+        ({"cpus_per_client": 0}, {}, r"^cpus-per-client = 0, "),
+        ({"ray_cpus": 2}, {"RAY_ADDRESS": "10.0.0.1:6379"}, r"^ray-cpus = 2, but RAY_ADDRESS "),
+    ],
+)
+def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, environment, message):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started"))
+    with pytest.raises(UserError, match=message):
+        launch.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", env=environment, **options)
+
+
+def test_a_taken_port(app, tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with pytest.raises(UserError, match=r"^port = \d+, but it cannot be used"):
+            launch.run_simulation(app, {}, num_nodes=3, port=listener.getsockname()[1], log_path=tmp_path / "log")
+
+
+def test_the_last_error_is_the_cause_not_its_wrapper():
+    log = """INFO : a KeyError: in passing
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    client()
+ZeroDivisionError: an earlier one
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    raise Wrong(
+package.module.Wrong: the pool is empty: 3.5
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "b.py", line 2, in <module>
+RuntimeError: An error was encountered. Ending simulation.
+ERROR : Exit Code: 700"""
+    assert launch.last_error(log.splitlines()) == "Wrong: the pool is empty: 3.5"
+    assert launch.last_error(["all is well"]) is None
+    assert launch.last_error(["Traceback (most recent call last):", "  x", "KeyError"]) == "KeyError"

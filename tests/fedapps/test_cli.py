@@ -1,0 +1,224 @@
+"""The command as a user meets it: inline runs from command line to results folder, resuming, and their mistakes."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.cli import main
+from fedapps.methods import METHODS
+
+QUICK = ["num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "train.local-epochs=1", "--nodes", "6", "clients-per-round=2"]
+# 6 clients of digits hold enough of each class for any partition
+
+
+def run(*arguments):
+    return main(["run", "--engine", "inline", *map(str, arguments)])
+
+
+def rounds(folder):
+    """Return the rounds without what may differ between two equal runs."""
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_with_nothing_but_its_name(method, tmp_path, capsys):
+    assert run(f"method={method}", "--out", tmp_path / "r") == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["rounds-completed"] == summary["num-rounds"]
+    assert summary["failures"] == 0
+    assert "report" in capsys.readouterr().out
+
+
+def test_the_results_folder(tmp_path):
+    out = tmp_path / "r"
+    assert run("method=superfed-mm", "superfed.start=0.5", *QUICK, "--out", out) == 0
+    names = {p.name for p in out.iterdir()}
+    files = {"settings.toml", "rounds.jsonl", "clients.csv", "summary.json", "report.html", "model.safetensors", "curves.json"}
+    assert files | {"plots", "checkpoint", "clients", "run.log"} == names
+    summary = json.loads((out / "summary.json").read_text())
+    wanted = "method task seed num-rounds rounds-completed failures seconds bytes-up bytes-down accuracy-mean accuracy-std"
+    wanted += " accuracy-worst10 accuracy-best10 gini parity-gap ece-mean mce-mean loss-mean global-accuracy-mean"
+    assert set(wanted.split()) <= set(summary)
+    assert all(not isinstance(v, dict | list) for v in summary.values())
+    rows = rounds(out)
+    assert [r["round"] for r in rows] == [1, 2, 3, 4]
+    assert ["evaluate" in r for r in rows] == [False, True, False, True]
+    assert summary["bytes-up"] == sum(r["bytes-up"] for r in rows)
+    with (out / "clients.csv").open() as file:
+        clients = list(csv.DictReader(file))
+    assert [int(c["client"]) for c in clients] == list(range(6))
+    accuracy = np.array([float(c["accuracy"]) for c in clients])
+    assert summary["accuracy-mean"] == pytest.approx(accuracy.mean())
+    assert summary["accuracy-worst10"] == pytest.approx(accuracy.min())
+    assert summary["parity-gap"] == pytest.approx(accuracy.max() - accuracy.min())
+    curve = json.loads((out / "curves.json").read_text())
+    assert len(curve["lambda"]) == len(curve["lambda-accuracy"]) == 11
+    assert sum(a.size for a in load_file(out / "model.safetensors").values()) == 64 * 64 + 64 + 64 * 10 + 10
+    text = (out / "settings.toml").read_text()
+    assert "superfed.start" not in text
+    assert "start = 0.5" in text
+    assert "[versions]" in text
+
+
+def test_same_seed_same_numbers_other_seed_others(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert run("method=superfed-lm", f"seed={seed}", *QUICK, "--out", tmp_path / name) == 0
+    assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
+    assert rounds(tmp_path / "a") != rounds(tmp_path / "c")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "superfed-mm"])
+def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch):
+    """The run dies in the middle of round 6, two rounds after its last checkpoint, with client state newer than that."""
+    from fedapps import run as run_module
+
+    settings = [f"method={method}", "superfed.start=0.2"] if "superfed" in method else [f"method={method}"]
+    settings += [*QUICK, "num-rounds=8", "checkpoint-every=3", "clients-per-round=3"]
+    assert run(*settings, "--out", tmp_path / "whole") == 0
+
+    class Dies(run_module.Recorder):
+        def __call__(self, now):
+            super().__call__(now)
+            if now.number == 5:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "Recorder", Dies)
+        assert run(*settings, "--out", tmp_path / "broken") == 130
+    assert len(rounds(tmp_path / "broken")) == 5
+    assert json.loads((tmp_path / "broken" / "summary.json").read_text())["status"] == "interrupted"
+    assert run("--resume", "--out", tmp_path / "broken") == 0  # the settings are those of the folder
+    assert rounds(tmp_path / "broken") == rounds(tmp_path / "whole")
+    whole, broken = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken"))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, broken[name])
+    assert (tmp_path / "whole" / "clients.csv").read_text() == (tmp_path / "broken" / "clients.csv").read_text()
+
+
+def test_the_settings_of_a_folder_repeat_its_run(tmp_path):
+    assert run("method=fedprox", "fedprox.mu=0.5", *QUICK, "--out", tmp_path / "a") == 0
+    assert run(tmp_path / "a" / "settings.toml", "--out", tmp_path / "b") == 0
+    assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
+
+
+def test_mistakes_about_the_folder(tmp_path, capsys):
+    def says(*arguments):
+        assert run(*QUICK, "--out", tmp_path / "r", *arguments) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "Traceback" not in error
+        return error
+
+    assert "holds no run to resume" in says("--resume")
+    (tmp_path / "r" / "notes.txt").write_text("mine")
+    assert "is not empty (notes.txt): add --overwrite or --resume" in says()
+    assert "is not the folder of a run, so nothing in it is overwritten" in says("--overwrite")
+    (tmp_path / "r" / "notes.txt").unlink()
+    assert run(*QUICK, "--out", tmp_path / "r") == 0
+    assert "is not empty" in says()
+    assert "num-rounds = 4, now it is 9: resume with the same settings" in says("--resume", "num-rounds=9")
+    (tmp_path / "r" / "notes.txt").write_text("mine")
+    assert run(*QUICK, "--out", tmp_path / "r", "--overwrite", "seed=3") == 0
+    assert (tmp_path / "r" / "notes.txt").read_text() == "mine"
+    checkpoint = next((tmp_path / "r" / "checkpoint").glob("*/model.safetensors"))
+    checkpoint.write_bytes(b"torn")
+    assert "the checkpoint cannot be read" in says("--resume", "seed=3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["clients-per-round=7", "--nodes", "6"], "clients-per-round = 7, but there are 6 clients: choose 1..6, or 0 for all"),
+        (["min-replies=3", "clients-per-round=2"], "min-replies = 3, but a round has 2 clients"),
+        (["data.classes-per-client=12"], "data.classes-per-client = 12, but digits has 10 classes: choose 1..10"),
+        (["data.partition=dirichlet", "data.alpha=0.001"], "data.alpha"),
+        (["data.source=/no/such/folder"], "/no/such/folder"),
+        (["model.name=mpl"], "model.name = 'mpl': did you mean 'mlp'?"),
+        (["task=digit"], "task = 'digit': did you mean 'digits'?"),
+        (["device=cuda"], "device = 'cuda', but no GPU is visible here"),
+        (["--nodes", "2000"], "2000"),
+        (["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
+        (["fedavg"], "'fedavg': write key=value"),
+        (["none.toml"], "none.toml: no such file"),
+    ],
+)
+def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
+    import torch
+
+    if "cuda" in str(arguments) and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert run(*arguments, "--out", tmp_path / "r") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("fedapps: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "r" / "settings.toml").exists()
+
+
+def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
+    from clients import FedAvgClient
+
+    def boom(self, config):
+        raise RuntimeError("no training data on this site")
+
+    monkeypatch.setattr(FedAvgClient, "train", boom)
+    assert run(*QUICK, "--out", tmp_path / "r") == 1
+    error = capsys.readouterr().err
+    assert "the run failed" in error
+    assert "no training data on this site" in error
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["failures"] == 6  # two clients in each of three rounds, then patience ends
+    assert "no training data on this site" in (tmp_path / "r" / "report.html").read_text()
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+    from fedapps import checkpoint
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    assert run(*QUICK, "--out", tmp_path / "r") == 0
+    assert "no checkpoint after round 2" in (tmp_path / "r" / "run.log").read_text()
+
+
+def test_methods_lists_every_method(capsys):
+    assert main(["methods", "--names"]) == 0
+    assert capsys.readouterr().out.split() == list(METHODS)
+    assert main(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out and method.paper in out for name, method in METHODS.items())
+
+
+def test_ctrl_c_leaves_a_folder_that_can_be_resumed(tmp_path):
+    command = [sys.executable, "-m", "fedapps", "run", "--engine", "inline", "num-rounds=100000", "checkpoint-every=2"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "r"), "evaluate-every=0"], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 100
+    while not list((tmp_path / "r" / "checkpoint").glob("[0-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with: fedapps run --resume" in error
+    assert "Traceback" not in error
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["rounds-completed"] >= 2
+    assert (tmp_path / "r" / "report.html").exists()
+    shutil.rmtree(tmp_path / "r")
