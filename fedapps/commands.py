@@ -138,7 +138,7 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
     folder = Path(settings.out)
     progress.note("starting Flower and Ray")
     outcome = launch.run_simulation(
-        launch.app_dir(),
+        None,
         settings.flat(),
         num_nodes=settings.num_clients,
         gpus_per_client=arguments.gpus_per_client,

@@ -1,5 +1,6 @@
 """The launcher: a small Flower app is run, fails, is refused, interrupted; nothing is ever left behind."""
 
+import contextlib
 import json
 import os
 import signal
@@ -107,6 +108,25 @@ def _nothing_left(monkeypatch):
         assert one.guard.process.poll() == 0
 
 
+def descendants(root):
+    """The processes below `root`, each with its start time, so that a reused number is not mistaken for it."""
+    parents, starts = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()  # from field 3, the state, on
+                if fields[0] != "Z":
+                    parents[int(entry.name)], starts[int(entry.name)] = int(fields[1]), fields[19]
+    found = set()
+    for process in parents:
+        above = process
+        while above in parents and above != root:
+            above = parents[above]
+        if above == root and process != root:
+            found.add((process, starts[process]))
+    return found, set(starts.items())
+
+
 @pytest.mark.ray
 def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     """One run, many questions, in surroundings made to mislead it."""
@@ -183,6 +203,9 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp
         programs = b" ".join(Path(f"/proc/{one}/cmdline").read_bytes() for one in marked(mark))
         for name in (b"flower-superlink", b"flower-superexec", b"flwr-simulation", b"gcs_server", b"raylet", b"ray::"):
             assert name in programs
+        started, _ = descendants(process.pid)  # whether marked or not
+        unmarked = {one for one, _ in started & descendants(process.pid)[0]} - set(marked(mark))
+        assert [b"fedapps.processes" in Path(f"/proc/{one}/cmdline").read_bytes() for one in unmarked] == [True]  # the guard
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the whole foreground group
         time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)
@@ -193,6 +216,7 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp
     assert printed.splitlines()[-1] == "outcome interrupted"
     assert process.returncode == 0
     assert marked(mark) == []
+    assert started & descendants(process.pid)[1] == set()
     assert not Path(home).parent.exists()
     assert len(out.read_text().splitlines()) >= 2
 
