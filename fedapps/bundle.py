@@ -31,10 +31,11 @@ def copy_app(folder: Path) -> Path:
 
 def to_toml(values: Mapping[str, Value]) -> str:
     """Return `values` as TOML, one line per key; a dotted key is quoted, which Flower flattens to the same key."""
-    return "".join(f"{_toml_string(key)} = {_toml_value(value)}\n" for key, value in values.items())
+    return "".join(f"{_toml_string(key)} = {toml_value(value)}\n" for key, value in values.items())
 
 
-def _toml_value(value: Value) -> str:
+def toml_value(value: Value) -> str:
+    """Return a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

@@ -16,7 +16,7 @@ from fedapps.errors import RunFailed, UserError
 from fedapps.images import is_folder
 from fedapps.methods import METHODS
 from fedapps.progress import Progress
-from fedapps.recorder import FILES, FOLDERS, check_resumable, end_summary
+from fedapps.recorder import FILES, FOLDERS, check_resumable, set_status, status_of
 from fedapps.report import write_report
 from fedapps.run import execute, with_folder
 from fedapps.settings import Settings, find_method, parse_assignment, read_settings, read_toml
@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         progress.poll(folder)  # rounds that are there already, of the run to resume, count as done
         engine = run_inline if arguments.engine == "inline" else run_ray
         status, reason = engine(settings, progress, arguments)
-    end_summary(folder, status, reason)
+    if status_of(folder) is None:
+        set_status(folder, status, reason)
     if (folder / "rounds.jsonl").exists():
         write_report(folder)
     if status == "interrupted":
@@ -97,6 +98,7 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
     present = sorted(path.name for path in folder.iterdir())
     if settings.resume:
         check_resumable(folder, settings)
+        set_status(folder, "running")
         return
     if not present:
         return
@@ -146,6 +148,7 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
         port=arguments.port,
         log_path=folder / "run.log",
         poll=lambda: show(progress, folder),
+        ended=lambda: status_of(folder),
     )
     show(progress, folder)
     return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details

@@ -5,6 +5,7 @@ running after Ctrl-C. Here a run gets a SuperLink of its own (`superlink.py`), i
 is read from `flwr list`, and nothing is left behind: no process, no folder, in no case.
 """
 
+import math
 import os
 import queue
 import re
@@ -20,6 +21,7 @@ from fedapps.errors import RunFailed, UserError
 from fedapps.processes import checked_port, free_port
 from fedapps.superlink import START_SECONDS, STOP_SECONDS, SuperLink, one_line
 
+LINGER_SECONDS = 15.0  # for the simulation to end after its ServerApp has
 # Flower wraps the cause of a failure in these; they tell the reader nothing.
 WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime crashed.")
 
@@ -45,6 +47,7 @@ def run_simulation(
     log_path: Path,
     on_line: Callable[[str], None] | None = None,
     poll: Callable[[], None] | None = None,
+    ended: Callable[[], str | None] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a Flower app with `num_nodes` virtual clients and wait for its end.
@@ -55,6 +58,9 @@ def run_simulation(
     port: of the SuperLink, on the loopback interface; None: a free one.
     log_path: the run's log is appended here, line by line; `on_line` gets every line as well.
     poll: called about ten times a second while waiting.
+    ended: what the ServerApp itself left behind about its end, `completed` or `failed`, None while it works. Flower's
+        simulation then still waits for every client to return; one that hangs would keep it for ever, so it is given
+        LINGER_SECONDS.
     env: added to this process's environment. A RAY_ADDRESS set by the user is kept: it joins that cluster.
 
     KeyboardInterrupt stops the run and is answered by status `interrupted`, it is not raised again.
@@ -71,7 +77,7 @@ def run_simulation(
         federation += f" init-args-num-cpus={ray_cpus}"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore)
-    run = _Run(superlink, log_path, on_line or _ignore)
+    run = _Run(superlink, log_path, on_line or _ignore, ended or _nothing)
     outcome = Outcome("failed", "", log_path)
     try:
         superlink.start()
@@ -112,8 +118,11 @@ class _Rejected(Exception):
 class _Run:
     """One run on a SuperLink: submitted, followed, judged."""
 
-    def __init__(self, superlink: SuperLink, log_path: Path, on_line: Callable[[str], None]) -> None:
-        self.superlink, self.log_path, self.on_line = superlink, log_path, on_line
+    def __init__(
+        self, superlink: SuperLink, log_path: Path, on_line: Callable[[str], None], ended: Callable[[], str | None]
+    ) -> None:
+        self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line, ended
+        self.lingered: str | None = None  # the ServerApp's own status, where the simulation would not end after it
         self.run_id: str | None = None
         self.reader: threading.Thread | None = None
         self.lines: list[str] = []
@@ -148,6 +157,7 @@ class _Run:
         self.reader = threading.Thread(target=read, daemon=True)
         self.reader.start()
         started, deadline = False, time.monotonic() + START_SECONDS
+        end_seen = math.inf
         with self.log_path.open("a", encoding="utf-8") as log:
             while True:
                 ended = not self.reader.is_alive()  # asked first: then what has arrived is all
@@ -163,10 +173,17 @@ class _Run:
                 self.superlink.check_alive()
                 if not started and time.monotonic() > deadline:
                     raise RunFailed(f"the run did not start within {START_SECONDS:.0f} s; see {self.log_path}")
+                if status := self.ended():
+                    end_seen = min(end_seen, time.monotonic())
+                    if time.monotonic() > end_seen + LINGER_SECONDS:
+                        self.lingered = status
+                        return
                 self.superlink.tick()
 
     def outcome(self) -> Outcome:
         """Ask Flower how the run ended; exit codes do not tell."""
+        if self.lingered:
+            return Outcome(self.lingered, last_error(self.lines) or "" if self.lingered != "completed" else "", self.log_path)
         while True:  # the log can end a moment before the status changes, or break off
             self.superlink.check_alive()
             run = self.superlink.ask("list", "own", "--run-id", str(self.run_id))["runs"][0]
@@ -214,6 +231,10 @@ def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, environment: 
             )
         if gpus > count:
             raise UserError(f"gpus-per-client = {gpus}, but {count} GPUs were found: choose at most {count}")
+
+
+def _nothing() -> None:
+    return None
 
 
 def _ignore(*_: object) -> None:

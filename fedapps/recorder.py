@@ -156,10 +156,18 @@ def write_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def end_summary(folder: Path, status: str, error: str) -> None:
-    """Correct the status of a run whose process was ended before it could."""
+def status_of(folder: Path) -> str | None:
+    """Return how the run in ``folder`` says it ended; ``None`` while it runs."""
     path = folder / "summary.json"
-    if path.exists() and (summary := json.loads(path.read_text(encoding="utf-8"))).get("status") == "running":
+    status = str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else "running"
+    return None if status == "running" else status
+
+
+def set_status(folder: Path, status: str, error: str = "") -> None:
+    """Write a run's status from outside: its process was ended before it could, or is about to be started again."""
+    path = folder / "summary.json"
+    if path.exists():
+        summary = json.loads(path.read_text(encoding="utf-8"))
         write_text(path, json.dumps(summary | {"status": status} | ({"error": error} if error else {}), indent=1))
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 from algorithms.checks import check_choice, check_range, nearest
 from clients.training import TrainOptions
+from fedapps.bundle import Value, toml_value
 from fedapps.data import DataSettings
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, Method
-
-Value = bool | int | float | str
 
 
 @dataclass(frozen=True)
@@ -201,16 +200,3 @@ def to_toml(config: Mapping[str, Value]) -> str:
         tables.setdefault(table, []).append(f"{name} = {toml_value(value)}")
     blocks = ["\n".join(lines) if not table else "\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def toml_value(value: Value) -> str:
-    """Return a value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = "".join(_ESCAPES.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}") for c in value)
-        return f'"{escaped}"'
-    return repr(value)
-
-
-_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}

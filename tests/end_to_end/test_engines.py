@@ -133,8 +133,9 @@ def test_a_client_that_hangs_costs_its_reply_and_not_the_run(tmp_path):
     )
     lines = []
     outcome = run_simulation(
-        app, {}, num_nodes=3, ray_cpus=3, log_path=tmp_path / "log", on_line=lines.append, env={"PYTHONPATH": str(ROOT)}
-    )
+        app, {}, num_nodes=3, ray_cpus=3, log_path=tmp_path / "log", on_line=lines.append, env={"PYTHONPATH": str(ROOT)},
+        ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
+    )  # fmt: skip
     text = "\n".join(lines)
     assert outcome.status == "completed", text[-3000:]
     assert "RESULT [3.0, 3.0]" in text

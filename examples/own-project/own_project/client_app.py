@@ -1,4 +1,4 @@
-"""Your client, in plain NumPy. Two lines have to do with fedapps: the last one, and the proximal term that FedProx asks for."""
+"""Your client, in plain NumPy. Of fedapps: one import, the last line, and the proximal term that FedProx asks for."""
 
 import numpy as np
 from flwr.client import NumPyClient

@@ -1,0 +1,66 @@
+# make run    the main job: FedAvg and SuPerFed-MM on the handwritten digits, through Flower's Ray simulation
+# make test   the whole test suite            (one test: make test ARGS="-k superfed")
+# make lint   ruff (lint and format) and mypy
+# make clean  removes what these made, but not results/
+#
+# All of them work in .venv, which is made at first use and brought up to date when pyproject.toml changes.
+# Another Python: make run PYTHON=python3.12
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help run test lint clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first of these that is there and new enough; python3 if none is, so that the message below names it.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+RUN := $(BIN)/fedapps run experiments/default.toml
+ARGS ?=
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+run: $(VENV)/.installed
+	@echo "== 1/3  FedAvg: 20 virtual clients with two classes each (about 30 seconds)"
+	@$(RUN) method=fedavg --out results/main/fedavg --overwrite
+	@echo "== 2/3  SuPerFed-MM: the same clients, each with a model of its own (about 30 seconds)"
+	@$(RUN) method=superfed-mm --out results/main/superfed-mm --overwrite
+	@echo "== 3/3  Both together"
+	@$(BIN)/fedapps compare results/main/fedavg results/main/superfed-mm --out results/main/comparison
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find algorithms strategies clients fedapps tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) --version 2>&1 | tail -1):" \
+			"install one and name it, for example: make run PYTHON=python3.12" >&2; exit 2; }
+	@echo "== Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv" >&2; exit 2; }
+
+# The stamps are newer than pyproject.toml as long as what is installed is what it asks for.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "== Installing fedapps with Flower and PyTorch into $(VENV) (once; some gigabytes, a few minutes)"
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "== Installing fedapps and its development tools into $(VENV) (once; some gigabytes if PyTorch is not there yet)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $(VENV)/.installed $@
