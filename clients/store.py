@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from algorithms.wire import read
 from clients.training import Arrays, Config
 
 
@@ -38,8 +39,8 @@ class MessageStore:
 
     def load(self, name: str, config: Config, before: bool) -> Arrays | None:
         """Return what was saved last, or ``None``."""
-        record = self.state.array_records.get(f"store.{name}")
-        return [array.numpy() for array in record.values()] if record is not None else None
+        record = self.state.get(f"store.{name}")
+        return [read(array).copy() for array in record.values()] if isinstance(record, ArrayRecord) else None
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
         """Save into the context."""

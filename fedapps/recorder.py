@@ -18,8 +18,9 @@ from safetensors.numpy import save_file
 
 from algorithms.measures import describe_clients, gini, parity_gap
 from fedapps import __version__
+from fedapps.bundle import Value
 from fedapps.errors import UserError
-from fedapps.settings import Settings, Value, read_toml, to_toml
+from fedapps.settings import Settings, read_toml, to_toml
 from strategies.rounds import Round
 
 # What a run writes: nothing else in a folder is ever deleted.

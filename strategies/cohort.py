@@ -16,11 +16,12 @@ from logging import INFO, WARNING
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from algorithms.seeds import generator
+from algorithms.wire import read
 
 ClientId = int | str
 IDENTITY = f"{MessageType.QUERY}.identity"
@@ -197,9 +198,9 @@ class Cohort(Grid):
                 return f"metric {name!r} is not finite"
             if name == "num-examples" and (isinstance(value, list) or value <= 0):
                 return f"num-examples = {value}: must be a number above 0"
-        for record in reply.content.array_records.values():
+        for record in arrays_of(reply.content):
             for name, array in record.items():
-                values = array.numpy()
+                values = read(array)
                 if values.dtype.kind == "f" and not np.isfinite(values).all():
                     return f"array {name!r} holds values that are not finite"
         if self.same_arrays and exchange_trains(message):
@@ -245,9 +246,15 @@ def content_bytes(content: RecordDict) -> int:
 def metrics_of(content: RecordDict) -> dict[str, Any]:
     """Return all metric values of a message as one dictionary."""
     out: dict[str, Any] = {}
-    for record in content.metric_records.values():
-        out.update(record)
+    for record in content.values():
+        if isinstance(record, MetricRecord):
+            out.update(record)
     return out
+
+
+def arrays_of(content: RecordDict) -> list[ArrayRecord]:
+    """Return the array records of a message (Flower's own view of them is slow where messages are small)."""
+    return [record for record in content.values() if isinstance(record, ArrayRecord)]
 
 
 def exchange_trains(message: Message) -> bool:
@@ -256,7 +263,7 @@ def exchange_trains(message: Message) -> bool:
 
 
 def _shape_fault(sent: RecordDict, received: RecordDict) -> str | None:
-    want, got = next(iter(sent.array_records.values())), list(received.array_records.values())
+    want, got = arrays_of(sent)[0], arrays_of(received)
     if len(got) != 1:
         return f"{len(got)} array records in the reply: exactly one is needed"
     if list(want) != list(got[0]):

@@ -20,7 +20,8 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from algorithms.averaging import weighted_average
-from strategies.cohort import Cohort
+from algorithms.wire import read
+from strategies.cohort import Cohort, arrays_of, metrics_of
 from strategies.rounds import Callback, Patience, run_rounds
 
 
@@ -32,7 +33,8 @@ class FedAvg(FlowerFedAvg):
 
     def __init__(self, **kwargs: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-        super().__init__(**(minima | kwargs))
+        averages = {"train_metrics_aggr_fn": average_metrics, "evaluate_metrics_aggr_fn": average_metrics}
+        super().__init__(**(minima | averages | kwargs))
 
     # --- hooks for methods built on this one ---------------------------------------------------------------------
 
@@ -71,12 +73,16 @@ class FedAvg(FlowerFedAvg):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average models and metrics with weights ``num-examples``."""
-        valid, _ = self._check_and_log_replies(replies, is_train=True)
-        if not valid:
+        contents = [reply.content for reply in replies if not reply.has_error()]
+        if not contents:
             return None, None
-        contents = [message.content for message in valid]
         arrays = average_arrays(contents, [self._weight(content) for content in contents])
         return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the metrics with weights ``num-examples``."""
+        contents = [reply.content for reply in replies if not reply.has_error()]
+        return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
 
     def start(
         self,
@@ -102,8 +108,7 @@ class FedAvg(FlowerFedAvg):
     # --- parts ---------------------------------------------------------------------------------------------------
 
     def _weight(self, content: RecordDict) -> float:
-        (metrics,) = content.metric_records.values()
-        return float(np.asarray(metrics[self.weighted_by_key]))
+        return float(metrics_of(content)[self.weighted_by_key])
 
     def _sample(self, grid: Grid, server_round: int, fraction: float, minimum: int) -> list[int]:
         nodes = list(grid.get_node_ids())
@@ -119,9 +124,26 @@ class FedAvg(FlowerFedAvg):
 
 def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> ArrayRecord:
     """Return the weighted average of the one ArrayRecord in each content, names kept."""
-    records = [next(iter(content.array_records.values())) for content in contents]
-    models = [[array.numpy() for array in record.values()] for record in records]
+    records = [arrays_of(content)[0] for content in contents]
+    models = [[read(array) for array in record.values()] for record in records]
     return to_record(list(records[0]), weighted_average(models, weights))
+
+
+def average_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+    """Return the weighted mean of every metric over the clients that report it; lists count where their lengths agree.
+
+    Flower's own function ends the run when one client reports a metric that another does not.
+    """
+    sums: dict[str, Any] = {}
+    totals: dict[str, float] = {}
+    for values in map(metrics_of, contents):
+        weight = float(values.pop(weighted_by_key))
+        for name, value in values.items():
+            term = weight * np.asarray(value, dtype=np.float64)
+            if name not in sums or np.shape(sums[name]) == term.shape:
+                sums[name] = sums.get(name, 0.0) + term
+                totals[name] = totals.get(name, 0.0) + weight
+    return MetricRecord({name: (total / totals[name]).tolist() for name, total in sums.items()})
 
 
 def to_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:

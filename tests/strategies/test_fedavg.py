@@ -25,6 +25,12 @@ def test_metrics_are_weighted_by_samples():
     assert result.evaluate_metrics_clientapp[1]["curve"] == [3.0, 4.0]
 
 
+def test_a_metric_that_only_some_clients_report_does_not_end_the_run():
+    clients = [EchoClient(0, 1, {"m": 1.0, "list": [1.0]}), EchoClient(0, 3, {"list": [1.0, 2.0]}), EchoClient(0, 1, {"m": 4.0})]
+    result = simulate(FedAvg(), lambda i, _: clients[i], 3, START, num_rounds=1)
+    assert result.train_metrics_clientapp[1] == {"loss": 1.0, "m": 2.5, "list": [1.0]}
+
+
 def test_sampling_follows_the_seed_and_covers_everyone():
     def sampled(seed):
         seen = []
