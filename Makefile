@@ -17,7 +17,8 @@ BIN := $(VENV)/bin
 # The first of these that is there and new enough; python3 if none is, so that the message below names it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Quiet where something is installed already: then it is a matter of seconds.
+PIP = $(BIN)/python -m pip --disable-pip-version-check $(if $(wildcard $(VENV)/.installed*),--quiet)
 RUN := $(BIN)/fedapps run experiments/default.toml
 ARGS ?=
 

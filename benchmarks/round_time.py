@@ -1,0 +1,238 @@
+"""What a round costs beside its SGD steps: the engines next to a plain PyTorch loop, and SuPerFed's step next to FedAvg's.
+
+    python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N] [--no-steps]
+
+Workload: MNIST, 100 clients with 600 training samples each, the 2NN of McMahan et al. 2017 (784-200-200-10, 199,210 parameters),
+ten clients a round, one epoch, batch 10, SGD with rate 0.1 and nothing else: 600 steps a round. The plain loop is what one would write
+without any framework: `nn.Module`, `torch.optim.SGD`, tensors, a weighted sum. Everything runs with one torch thread.
+
+`--data` is a folder with MNIST (see experiments/superfed-mnist-100.toml). Without it, random images of the same shapes take its
+place: the arithmetic is the same. Ratios are what to quote: the plain loop runs before and after the engines in the same process, and
+CPU time is given beside wall time, since it does not see what else the machine is doing.
+"""
+
+import argparse
+import itertools
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+
+from clients import ClientData, FedAvgClient, Split, SuPerFedClient
+from clients.training import get_arrays
+from fedapps import image_cache, launch
+from fedapps.client_app import app, prepare
+from fedapps.images import read_images
+from fedapps.inline import InlineGrid
+from fedapps.models import build_model
+from fedapps.recorder import read_rounds
+from fedapps.run import execute
+from fedapps.settings import Settings, read_settings
+
+CLIENTS, PER_ROUND, TRAINED, BATCH = 100, 10, 600, 10
+STEPS = PER_ROUND * TRAINED // BATCH  # of a round
+SHAPE, CLASSES = (1, 28, 28), 10
+WARM_UP = 1  # rounds left out: they load data and start workers
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="MNIST; default: random images of the same shapes")
+    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="measured rounds of each kind (10)")
+    parser.add_argument("--ray", action="store_true", help="Flower's Ray simulation as well")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="one-CPU workers of the Ray simulation (2)")
+    parser.add_argument("--no-steps", dest="steps", action="store_false", help="leave out the comparison of single steps")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in ("flwr", "fedapps.image_cache"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as name:
+        os.environ["FEDAPPS_CACHE"] = str(Path(name) / "cache")  # Ray's workers find the data there
+        settings = settings_of(prepare_data(arguments.data, Path(name)), arguments.rounds)
+        what = arguments.data or "random images instead of MNIST"
+        console.print(
+            f"{what}; {CLIENTS} clients, {PER_ROUND} a round, {STEPS} steps a round, {os.cpu_count()} CPUs, 1 torch thread"
+        )
+        console.print(rounds_table(settings, Path(name), arguments.ray, arguments.workers))
+    if arguments.steps:
+        console.print(steps_table(arguments.rounds))
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def prepare_data(source: Path | None, folder: Path) -> Path:
+    """Return a folder that stands for 100,000 images, and put them where `fedapps` keeps what it has decoded.
+
+    A client trains on 60 % of its samples, so 600 training samples take 1000: MNIST's images are gone through more than once.
+    """
+    number = CLIENTS * TRAINED * 10 // 6
+    if source is None:
+        rng = np.random.default_rng(0)
+        pixels = rng.integers(0, 256, (number, *SHAPE), dtype=np.uint8)
+        labels = rng.integers(0, CLASSES, number)
+    else:
+        images = read_images(str(source), "train")
+        rows = np.arange(number) % len(images.labels)
+        pixels, labels = images.pixels[rows], images.labels[rows]
+    (stand_in := folder / "images").mkdir()
+    key = image_cache.fingerprint(stand_in, {"split": "train", "image": "", "label": "", "natural-id": ""})
+    kept = image_cache.save(key, {"pixels": pixels, "labels": labels}, {"num-classes": CLASSES, "names": []})
+    if kept is None or read_images(str(stand_in), "train").pixels.shape != pixels.shape:
+        raise SystemExit(f"the images cannot be written to {image_cache.folder()}: is the disk full?")
+    return stand_in
+
+
+def settings_of(source: Path, rounds: int) -> Settings:
+    """Return the settings of the workload; one more round than is measured, because the last one also evaluates."""
+    return read_settings(
+        {
+            "method": "fedavg", "num-rounds": WARM_UP + rounds + 1, "num-clients": CLIENTS, "clients-per-round": PER_ROUND,
+            "evaluate-every": 0, "checkpoint-every": 0, "device": "cpu", "out": str(source.parent / "inline"),
+            "data.source": str(source), "data.partition": "iid", "model.name": "mcmahan-2nn",
+            "train.learning-rate": 0.1, "train.lr-decay": 1.0, "train.momentum": 0.0, "train.weight-decay": 0.0,
+            "train.local-epochs": 1, "train.batch-size": BATCH,
+        }
+    )  # fmt: skip
+
+
+def rounds_table(settings: Settings, folder: Path, ray: bool, workers: int) -> Table:
+    """Return seconds per round of the plain loop, of the engines, and of the plain loop once more."""
+    rounds = settings.num_rounds - WARM_UP - 1
+    before = plain_rounds(settings, rounds)
+    inline = inline_rounds(settings)
+    after = plain_rounds(settings, rounds)
+    wall, cpu = (statistics.median(a + b) for a, b in zip(before, after, strict=True))
+    table = Table(title="seconds per round (median)", title_justify="left", box=None)
+    for column in ("", "wall", "CPU", "wall / loop", "CPU / loop", "target"):
+        table.add_column(column, justify="left" if not column else "right")
+
+    def row(name: str, walls: list[float], cpus: list[float], target: str = "") -> None:
+        w, c = statistics.median(walls), statistics.median(cpus) if cpus else float("nan")
+        cells = [f"{w:.3f}", f"{c:.3f}", f"{w / wall:.2f}", f"{c / cpu:.2f}"]
+        table.add_row(name, *(cell if cell != "nan" else "" for cell in cells), target)
+
+    row("plain PyTorch loop, before", *before)
+    row("inline", *inline, "1.15")
+    row("plain PyTorch loop, after", *after)
+    if ray:
+        row(f"ray, {workers} one-CPU workers", ray_rounds(settings, folder / "ray", workers), [], "1.30")
+        row("plain PyTorch loop, at the end", *plain_rounds(settings, rounds))
+    return table
+
+
+def plain_rounds(settings: Settings, rounds: int) -> tuple[list[float], list[float]]:
+    """Return wall and CPU seconds of each round of FedAvg in plain PyTorch, on the same samples."""
+    task = prepare(frozenset(settings.flat().items()))[1]
+    data = [task.client_data(client, CLIENTS).train for client in range(CLIENTS)]
+    model = task.model_fn(0)
+    server = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    walls, cpus = [], []
+    for number in range(WARM_UP + rounds):
+        wall, cpu = time.perf_counter(), time.process_time()
+        total = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
+        for client in np.random.default_rng(number).choice(CLIENTS, PER_ROUND, replace=False):
+            model.load_state_dict(server)
+            train_plainly(model, data[client], torch.optim.SGD(model.parameters(), lr=0.1))
+            for name, tensor in model.state_dict().items():
+                total[name] += tensor / PER_ROUND
+        server = total
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return walls[WARM_UP:], cpus[WARM_UP:]
+
+
+def train_plainly(model: nn.Module, data: Split, optimiser: torch.optim.Optimizer) -> None:
+    """Train for one epoch as a tutorial does, but on tensors instead of through a DataLoader."""
+    order = torch.randperm(len(data))
+    for rows in order.split(BATCH):
+        optimiser.zero_grad()
+        functional.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
+        optimiser.step()
+
+
+def inline_rounds(settings: Settings) -> tuple[list[float], list[float]]:
+    """Return wall and CPU seconds of each round of `--engine inline`, records written included."""
+    marks: list[tuple[float, float]] = []
+    grid = InlineGrid(app, CLIENTS, settings.flat())
+    execute(settings, grid, callbacks=[lambda _: marks.append((time.perf_counter(), time.process_time()))])
+    walls, cpus = ([b - a for a, b in itertools.pairwise(times)] for times in zip(*marks, strict=True))
+    return walls[WARM_UP - 1 : -1], cpus[WARM_UP - 1 : -1]
+
+
+def ray_rounds(settings: Settings, folder: Path, workers: int) -> list[float]:
+    """Return seconds of each round of `--engine ray`; its workers load their data in more rounds than one."""
+    config = {**settings.flat(), "out": str(folder), "num-rounds": settings.num_rounds + 4}
+    outcome = launch.run_simulation(None, config, num_nodes=CLIENTS, ray_cpus=workers, log_path=folder / "run.log")
+    if outcome.status != "completed":
+        raise SystemExit(f"the Ray run {outcome.status}: {outcome.details}")
+    return [row["seconds"] for row in read_rounds(folder)][WARM_UP + 4 : -1]
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def steps_table(repeats: int) -> Table:
+    """Return microseconds of CPU per step of FedAvg and SuPerFed on TwoNN, with the paper's options."""
+    epochs = 5  # so that what a client does once a round weighs as little as in the paper, which has ten
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(TRAINED, *SHAPE, generator=generator), torch.randint(0, CLASSES, (TRAINED,), generator=generator)
+    data = ClientData(*[Split(x, y)] * 3)
+    sgd = {"learning-rate": 0.01, "momentum": 0.9, "weight-decay": 1e-4, "local-epochs": epochs, "batch-size": BATCH}
+    superfed = {"proximal-mu": 0.01, "superfed-nu": 1.0, "server-round": 1}
+
+    def model_fn(seed: int) -> nn.Module:
+        return build_model("two-nn", SHAPE, CLASSES, seed)
+
+    arrays = get_arrays(model_fn(1))
+
+    def plain() -> None:
+        model = model_fn(1)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+        for _ in range(epochs):
+            train_plainly(model, data.train, optimiser)
+
+    def ours(kind: type[FedAvgClient], **config: str | float) -> Callable[[], object]:
+        return lambda: kind(model_fn, data).fit(arrays, {**sgd, **config})
+
+    cases = {
+        "plain PyTorch, FedAvg": plain,
+        "fedavg": ours(FedAvgClient),
+        "superfed-mm": ours(SuPerFedClient, **superfed, **{"superfed-mixing": "model"}),
+        "superfed-lm": ours(SuPerFedClient, **superfed, **{"superfed-mixing": "layer"}),
+    }
+    spent: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(WARM_UP + repeats):  # in turns, so that a busy moment meets all of them
+        for name, run in cases.items():
+            begin = time.process_time()
+            run()
+            if number >= WARM_UP:
+                spent[name].append((time.process_time() - begin) / (epochs * TRAINED // BATCH) * 1e6)
+    median = {name: statistics.median(values) for name, values in spent.items()}
+    title = "microseconds of CPU per local step (median): TwoNN, batch 10, momentum 0.9, weight decay 1e-4, mu 0.01, nu 1"
+    table = Table(title=title, title_justify="left", box=None)
+    for column in ("", "step", "/ fedavg", "/ plain FedAvg", "target"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, value in median.items():
+        ratios = [f"{value / median[base]:.2f}" for base in ("fedavg", "plain PyTorch, FedAvg")]
+        table.add_row(name, f"{value:.0f}", *ratios, "1.35" if name.startswith("superfed") else "")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The package as it is handed out: settings listed with their defaults, one version, matching wheels, a lean app bundle."""
+
+import os
+import shutil
+import subprocess
+import tomllib
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch
+
+import fedapps
+from fedapps.bundle import PACKAGES
+from fedapps.processes import program
+from fedapps.settings import default_config, flatten_toml
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_pyproject_lists_every_setting_with_its_default_and_no_other():
+    listed = flatten_toml(PYPROJECT["tool"]["flwr"]["app"]["config"])
+    known = default_config()
+    assert sorted(listed) == sorted(known)
+    different = {key: (listed[key], known[key]) for key in known if listed[key] != known[key]}
+    assert different == {}
+    # 1 equals 1.0 and true, but Flower hands on the type that stands in the file.
+    assert {key: type(listed[key]) for key in known} == {key: type(value) for key, value in known.items()}
+
+
+def test_the_version_is_the_same_everywhere():
+    assert fedapps.__version__ == PYPROJECT["project"]["version"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{fedapps.__version__}]" in changes
+
+
+def test_torch_and_torchvision_are_of_one_build():
+    # A CPU-only torch beside the index's torchvision fails here: its compiled operators do not load.
+    import torchvision
+
+    boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 2.0], [5.0, 5.0, 6.0, 6.0]])
+    kept = torchvision.ops.nms(boxes, torch.tensor([0.5, 0.9, 0.7]), 0.5)
+    assert kept.tolist() == [1, 2]
+
+
+def test_every_dependency_is_bounded_to_what_was_tested():
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    wanted = PYPROJECT["project"]["dependencies"] + [item for extra in extras.values() for item in extra]
+    assert [item for item in wanted if ">=" not in item or "<" not in item] == []
+
+
+def test_the_wheel_and_the_app_hold_the_same_packages():
+    assert set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
+    assert {pattern.partition("/")[0] for pattern in PYPROJECT["tool"]["flwr"]["app"]["fab-include"]} == set(PACKAGES)
+
+
+def test_the_app_bundle_holds_the_four_packages_and_nothing_else(tmp_path):
+    checkout = tmp_path / "fedapps"
+    # Results, environments and caches stay behind; a few strangers are put in their place below.
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "results", "build", "dist", "*.fab", "*.egg-info")
+    shutil.copytree(ROOT, checkout, ignore=skipped)
+    strangers = [
+        "results/run/settings.toml",
+        "notes.md",
+        "algorithms/table.npz",
+        "fedapps/README.md",
+        "tests/extra.py",
+        "tool.py",
+    ]
+    for name in strangers:
+        path = checkout / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+    quiet = {"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    command = [str(program("flwr")), "build", "--app", str(checkout)]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | quiet, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (bundle,) = tmp_path.rglob("*.fab")
+    with zipfile.ZipFile(bundle) as archive:
+        names = set(archive.namelist())
+        config = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["config"]
+    expected = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    # Flower never packs what looks like a test.
+    assert not [name for name in expected if fnmatch(Path(name).name, "test_*.py") or fnmatch(name, "*_test.py")]
+    assert names == expected | {"pyproject.toml", ".info/CONTENT"}
+    assert flatten_toml(config) == default_config()

@@ -1,0 +1,265 @@
+"""The documentation says what is so: links lead somewhere, commands parse, options and defaults exist, example code runs."""
+
+import functools
+import importlib
+import itertools
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from string import Template
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.config import parse_config_args
+from flwr.proto.federation_config_pb2 import SimulationConfig
+from flwr.serverapp import ServerApp
+
+from fedapps.cli import parse
+from fedapps.commands import check_sizes, settings_of
+from fedapps.inline import InlineGrid
+from fedapps.methods import METHODS
+from fedapps.settings import default_config, read_settings, toml_value
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "own-project"
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
+STRATEGY_PAGE = ROOT / "docs" / "strategy-in-your-project.md"
+# What CONTRIBUTING.md shows how to add, tests/fedapps/test_contributing.py tests.
+PROPOSED = re.findall(r'^ +"([\w-]+)": Method\(', (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+def named(paths):
+    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths]
+
+
+def prose(page):
+    """Return a page without its code blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def blocks(page, *languages):
+    """Return the code blocks of a page that are in one of the languages."""
+    return [code for language, code in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def anchors(page):
+    """Return the names by which the headings of a page are linked."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# --- commands ----------------------------------------------------------------------------------------------------------
+
+
+def shell_lines(block):
+    """Return the commands of a shell block: continued lines joined, each variable of a ``for`` loop replaced by each of its values."""
+    variables, lines = {}, []
+    for line in block.replace("\\\n", " ").splitlines():
+        if loop := re.match(r"\s*for (\w+) in (.*?); do", line):
+            variables[loop[1]] = loop[2].split()
+            continue
+        used = [name for name in variables if f"${name}" in line]
+        choices = itertools.product(*(variables[name] for name in used))
+        lines += [Template(line).safe_substitute(dict(zip(used, values, strict=True))) for values in choices]
+    return [line.strip() for line in lines]
+
+
+def commands(page, program):
+    """Return the commands of a page that call ``program``, in blocks and in running text."""
+    lines = [line for block in blocks(page, "sh") for line in shell_lines(block)]
+    lines += re.findall(r"`([^`\n]+)`", prose(page))
+    return [line for line in lines if line.startswith(f"{program} ")]
+
+
+def experiment_commands():
+    """Return the commands in the comments of the experiments."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "experiments").glob("*.toml")))
+    return [re.sub(r" {2,}\(.*\)$", "", line) for line in re.findall(r"^#\s+(fedapps .*)$", text, re.M)]
+
+
+def all_commands(program):
+    return sorted({line for page in PAGES for line in commands(page, program)})
+
+
+@pytest.mark.parametrize("line", sorted({*all_commands("fedapps"), *experiment_commands()}))
+def test_commands_parse_and_their_settings_exist(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line, comments=True)
+    if len(words) == 2 or "--help" in words:  # the bare name of a command
+        assert words[1] in ("run", "methods", "compare")
+        return
+    if any(f"method={name}" in words for name in PROPOSED):
+        return
+    arguments = parse(words[1:])
+    if words[1] == "run":
+        check_sizes(settings_of(arguments))  # raises UserError for an unknown key, a wrong value, a missing file
+
+
+@pytest.mark.parametrize("line", all_commands("flwr run"))
+def test_flowers_commands_use_known_settings(line):
+    words = shlex.split(line)
+    for option, value in itertools.pairwise(words):
+        if option == "--federation-config":
+            keys = {key.replace("-", "_") for key in parse_config_args([value])}
+            assert keys <= set(SimulationConfig.DESCRIPTOR.fields_by_name)
+        if option == "--run-config":
+            read_settings(parse_config_args([value]))
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_make_targets_exist(page):
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", prose(page))
+    wanted = {target for line in lines for target in re.findall(r"^make ([a-z]+)", line)}
+    assert wanted <= targets
+
+
+# --- links, options, methods ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{target}: no such file"
+        assert file.is_relative_to(ROOT), f"{target}: outside the project"
+        assert not anchor or anchor in anchors(file), f"{target}: no such heading"
+
+
+def test_the_index_names_every_page():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert [p.name for p in PAGES if p.parent.name == "docs" and p.name != "README.md" and f"({p.name})" not in index] == []
+
+
+def test_images_are_small_and_used():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for image in (ROOT / "docs" / "images").iterdir():
+        assert image.stat().st_size < 150_000
+        assert f"images/{image.name})" in text
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_settings_named_in_the_text_exist_with_their_defaults(page):
+    known, text = default_config(), prose(page)
+    tables = "|".join({key.split(".")[0] for key in known if "." in key})
+    for key, value in re.findall(rf"`(?!model\.safetensors)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| `([^`]*)` \|)?", text):
+        assert key in known
+        assert not value or value == toml_value(known[key]), key
+    for key, value in re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", text, re.M):
+        assert value == toml_value(known[key]), key
+
+
+def test_the_readme_lists_every_method_with_its_page():
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\((.*?)\) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert [name for name, _ in rows] == list(METHODS)
+    for name, page in rows:
+        assert f"method={name}" in (ROOT / page).read_text(encoding="utf-8")
+
+
+# --- the example -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_project(monkeypatch):
+    """Import the example's modules, with the digits read once."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    client_app = importlib.import_module("own_project.client_app")
+    monkeypatch.setattr(client_app, "load_digits", functools.cache(client_app.load_digits))
+    return lambda reference: getattr(importlib.import_module(reference.split(":")[0]), reference.split(":")[1])
+
+
+def run_app(server_app, client_app, run_config):
+    grid = InlineGrid(client_app, 10)
+    server_app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config))
+
+
+def test_the_page_shows_the_files():
+    shown = blocks(STRATEGY_PAGE, "python", "toml")
+    files = [path for path in sorted(EXAMPLE.rglob("*")) if path.suffix in (".py", ".toml") and path.name != "__init__.py"]
+    assert len(files) == 4
+    assert [path.name for path in files if path.read_text(encoding="utf-8") not in shown] == []
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_the_example_runs_and_ends_as_the_page_says(personal, own_project, capsys):
+    app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    components, text = app["components"], prose(STRATEGY_PAGE)
+    pattern = r"`round 20: accuracy (\d\.\d+)`"
+    if personal:
+        components = dict(re.findall(r'`(serverapp|clientapp) = "(.*?)"`', text))
+        pattern = r"accuracy (\d\.\d+) for the mixed models, (\d\.\d+) for the global"
+    server_app, client_app = own_project(components["serverapp"]), own_project(components["clientapp"])
+    assert isinstance(server_app, ServerApp)
+    assert isinstance(client_app, ClientApp)
+    run_app(server_app, client_app, app["config"])
+    last = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out.splitlines()[-1])]
+    said = [float(number) for number in re.search(pattern, text).groups()]
+    assert last == pytest.approx(said, abs=0.01)
+
+
+def test_the_examples_client_keeps_fedproxs_contract(own_project):
+    """One gradient step of the loss with the term, by finite differences; the example takes twenty, the first without the term."""
+    rng = np.random.default_rng(0)
+    x, y, start, mu = rng.random((6, 64)), rng.integers(0, 10, 6), rng.normal(size=(64, 10)), 0.7
+    client = own_project("own_project.client_app:SoftmaxClient")(x, y)
+    softmax = own_project("own_project.client_app:softmax")
+
+    def loss(weights):
+        p = softmax(client.x @ weights)
+        return -np.log(p[np.arange(len(p)), client.y]).mean() + mu / 2 * ((weights - start) ** 2).sum()
+
+    def gradient(weights):
+        out = np.empty_like(weights)
+        for i in np.ndindex(weights.shape):
+            step = np.zeros_like(weights)
+            step[i] = 1e-6
+            out[i] = (loss(weights + step) - loss(weights - step)) / 2e-6
+        return out
+
+    weights = start.copy()
+    for _ in range(20):
+        weights -= 0.5 * gradient(weights)
+    (trained,), num_examples, _ = client.fit([start], {"proximal-mu": mu})
+    np.testing.assert_allclose(trained, weights, atol=1e-6)
+    assert num_examples == 3
+
+
+SNIPPETS = [
+    pytest.param(code, id=f"{page.stem}-{number}")
+    for page in PAGES
+    if page.name != "CONTRIBUTING.md"
+    for number, code in enumerate(blocks(page, "python"))
+    if code not in {path.read_text(encoding="utf-8") for path in EXAMPLE.rglob("*.py")}
+]
+
+
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_snippets_run(code, own_project, capsys):
+    client, digits_of = own_project("own_project.client_app:SoftmaxClient"), own_project("own_project.client_app:digits_of")
+
+    class Plain(client):
+        """The example's client for strategies that send no proximal weight."""
+
+        def fit(self, parameters, config):
+            return super().fit(parameters, {"proximal-mu": 0.0, **config})
+
+    def client_fn(context):
+        return Plain(*digits_of(context))
+
+    start = ArrayRecord({"weights": Array(np.zeros((64, 10)))})
+    app = own_project("own_project.client_app:to_client_app")(client_fn)
+    names = {"grid": InlineGrid(app, 10), "start": start, "initial_arrays": start, "client_fn": client_fn}
+    exec(compile(code, "snippet", "exec"), names)
+    if "result" in names:
+        assert list(names["result"].evaluate_metrics_clientapp.values())[-1]["accuracy"] > 0.75
+    else:
+        assert isinstance(names["app"], ClientApp)
+    if "report" in names:
+        assert capsys.readouterr().out.splitlines()[-1].startswith("round 20: 5 clients,")
