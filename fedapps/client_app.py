@@ -20,7 +20,7 @@ def prepare(config: frozenset[tuple[str, Any]]) -> tuple[Settings, Task]:
     """Return settings and task of a run configuration."""
     torch.set_num_threads(1)  # a virtual client has one CPU; more threads wait for each other where cores are shared
     settings = read_settings(dict(config))
-    return settings, build_task(settings, METHODS[settings.method].tasks)
+    return settings, build_task(settings)
 
 
 def client_fn(context: Context) -> NumPyClient:

@@ -14,7 +14,6 @@ from fedapps.cli import DEFAULT_CLIENTS, INTERRUPTED
 from fedapps.compare import summary_table
 from fedapps.errors import RunFailed, UserError
 from fedapps.images import is_folder
-from fedapps.methods import METHODS
 from fedapps.progress import Progress
 from fedapps.recorder import FILES, FOLDERS, check_resumable, set_status, status_of
 from fedapps.report import write_report
@@ -28,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     if arguments.gpus_per_client and arguments.engine == "inline":
         raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
-    task = build_task(settings, METHODS[settings.method].tasks)
+    task = build_task(settings)
     settings = with_folder(settings, Path("results") / f"{settings.method}-{task.name}-seed{settings.seed}")
     check_sizes(settings)
     task.check(settings.num_clients)

@@ -12,7 +12,7 @@ from clients.store import Store
 from strategies import FedAvg, FedProx, FedProxOptions, Local, SuPerFed, SuPerFedOptions
 
 if TYPE_CHECKING:
-    from fedapps.tasks import Task
+    from fedapps.classification import Classification
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Method:
     paper: str
     trait: str
     strategy: Callable[[Any], Strategy]
-    client: Callable[["Task", int | str, int, Store], NumPyClient]
+    client: Callable[[Any, int | str, int, Store], NumPyClient]
     options: type | None = None
     table: str = ""
-    tasks: tuple[str, ...] = ("classification",)
+    tasks: tuple[str, ...] = ("classification", "digits")
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
-def torch_client(kind: type[FedAvgClient]) -> Callable[["Task", int | str, int, Store], NumPyClient]:
+def torch_client(kind: type[FedAvgClient]) -> Callable[[Any, int | str, int, Store], NumPyClient]:
     """Return a factory of clients that train the task's torch model."""
 
-    def build(task: "Task", client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+    def build(task: "Classification", client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
         return kind(task.model_fn, task.client_data(client_id, num_clients), client_id, store, task.work_model())
 
     return build

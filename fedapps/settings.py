@@ -17,6 +17,7 @@ from fedapps.bundle import Value, toml_value
 from fedapps.data import DataSettings
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, Method
+from fedapps.tasks import TASKS, task_name
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """One run. ``options`` are the fields of the chosen method's own table."""
+    """One run. ``options`` are the fields of the chosen method's own table, ``problem`` those of the task's."""
 
     method: str = "fedavg"
-    task: str = "auto"
+    task: str = "digits"
     seed: int = 0
     num_rounds: int = 50
     num_clients: int = 0
@@ -49,6 +50,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainOptions = field(default_factory=TrainOptions)
     options: Any = None
+    problem: Any = None
 
     def __post_init__(self) -> None:
         check_range("seed", self.seed, 0)
@@ -77,9 +79,9 @@ class Settings:
         out: dict[str, Value] = {}
         for part in fields(self):
             value = getattr(self, part.name)
-            if part.name == "options":
+            if part.name in ("options", "problem"):
                 if value is not None:
-                    out |= _flatten(value, METHODS[self.method].table)
+                    out |= _flatten(value, (METHODS[self.method] if part.name == "options" else TASKS[self.task]).table)
             elif is_dataclass(value):
                 out |= _flatten(value, part.name)
             else:
@@ -98,10 +100,11 @@ def _flatten(instance: Any, table: str) -> dict[str, Value]:
 
 def default_config() -> dict[str, Value]:
     """Return every key of every method with its default."""
-    config = Settings().flat()
-    for method in METHODS.values():
-        if method.options is not None:
-            config |= _flatten(method.options(), method.table)
+    config = Settings().flat() | {"task": "auto"}
+    kinds: list[Any] = [*METHODS.values(), *TASKS.values()]
+    for kind in kinds:
+        if kind.options is not None:
+            config |= _flatten(kind.options(), kind.table)
     return config
 
 
@@ -113,10 +116,16 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         if key not in known:
             raise UserError(f"unknown setting {key!r}: {nearest(key, known)}all keys are listed in pyproject.toml")
     method = find_method(config.get("method", Settings.method))
+    source = config.get("data.source", DataSettings.source)
+    task = task_name(str(_typed("task", config.get("task", "auto"), "")), method.tasks)
+    if task == "classification" and source == "digits":
+        task = "digits"
+    config["task"] = task
     values: dict[str, Any] = {}
     for part in fields(Settings):
-        if part.name == "options":
-            values["options"] = _table(method.options, method.table, config) if method.options else None
+        if part.name in ("options", "problem"):
+            kind: Any = method if part.name == "options" else TASKS[task]
+            values[part.name] = _table(kind.options, kind.table, config) if kind.options else None
         elif part.name in ("data", "model", "train"):
             values[part.name] = _table(
                 {"data": DataSettings, "model": ModelSettings, "train": TrainOptions}[part.name], part.name, config

@@ -1,114 +1,60 @@
-"""Tasks: data, model and objective together. Loaded once a process; a client's tensors are made once and kept."""
+"""Every task, by name: data, model and objective together. To add one, add an entry.
+
+A task is built once a process from the settings. Beside the three members of ``Task`` it has whatever the methods that run on it
+ask for (``fedapps/methods.py``): a torch model and tensors, an objective and a domain, predictors.
+"""
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from algorithms.checks import nearest
-from algorithms.seeds import derived_seed
-from clients.data import ClientData
-from clients.training import get_arrays
-from fedapps import data, models
+from fedapps.classification import Classification, Digits
 from fedapps.errors import UserError
-from fedapps.images import Images
 
 if TYPE_CHECKING:
     from fedapps.settings import Settings
 
 
-class Task:
-    """Classification of images by a torch model, partitioned over clients as the settings say."""
+class Task(Protocol):
+    """What every task can do."""
 
-    name = "classification"
-
-    def __init__(self, settings: "Settings") -> None:
-        self.settings = settings
-        if settings.model.name not in models.NAMES:
-            near = nearest(settings.model.name, models.NAMES)
-            raise UserError(f"model.name = {settings.model.name!r}: {near}choose one of {', '.join(models.NAMES)}")
-        self.device = device_of(settings.device)
-        self._client_data: dict[int, ClientData] = {}
-
-    @cached_property
-    def images(self) -> Images:
-        """The whole data set."""
-        return data.load_images(self.settings.data)
-
-    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
-    def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the samples of each client."""
-        return data.partition(self.images, self.settings.data, num_clients, self.settings.seed)
+    name: str
 
     def check(self, num_clients: int) -> None:
-        """Load and partition the data and build the model, so that what is wrong is said before a run starts."""
-        self.partition(num_clients)
-        self.initial_arrays()
-
-    def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model."""
-        channels, height, width = self.images.pixels.shape[1:]
-        return models.build_model(self.settings.model.name, (channels, height, width), self.images.num_classes, seed).to(
-            self.device
-        )
-
-    def work_model(self) -> nn.Module:
-        """Return the one module in which the clients of this process work."""
-        return self._work_model
-
-    @cached_property
-    def _work_model(self) -> nn.Module:
-        return self.model_fn(0)
+        """Prepare everything, so that what is wrong is said before a run starts (``UserError``)."""
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the model with which the run starts, by array name."""
-        model = self.model_fn(derived_seed(self.settings.seed, "model"))
-        return dict(zip(model.state_dict(), get_arrays(model), strict=True))
-
-    def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
-        """Return one client's training, validation and test samples, on the device."""
-        if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
-            raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
-        if client_id not in self._client_data:
-            parts = data.client_data(self.images, self.partition(num_clients)[client_id], client_id, self.settings.seed)
-            self._client_data[client_id] = parts.to(self.device)
-        return self._client_data[client_id]
+        """Return the model with which a run starts, by array name."""
 
 
-class Digits(Task):
-    """Classification of scikit-learn's handwritten digits: bundled, no network."""
+@dataclass(frozen=True)
+class TaskKind:
+    """``build(settings) -> Task``; ``options``: dataclass of the task's own table, or ``None``."""
 
-    name = "digits"
-
-    def __init__(self, settings: "Settings") -> None:
-        if settings.data.source != "digits":
-            raise UserError(f"task = 'digits', but data.source = {settings.data.source!r}: choose task = 'classification'")
-        super().__init__(settings)
+    build: Callable[["Settings"], Task]
+    options: type | None = None
+    table: str = ""
 
 
-TASKS: dict[str, Callable[["Settings"], Task]] = {"classification": Task, "digits": Digits}
+TASKS: dict[str, TaskKind] = {
+    "classification": TaskKind(Classification),
+    "digits": TaskKind(Digits),
+}
 
 
-def build_task(settings: "Settings", allowed: tuple[str, ...]) -> Task:
-    """Return the task of the settings; ``auto`` is the first that the method allows. Raises ``UserError``."""
-    name = allowed[0] if settings.task == "auto" else settings.task
-    if name == "classification" and settings.data.source == "digits":
-        name = "digits"
+def task_name(name: str, allowed: tuple[str, ...]) -> str:
+    """Return the task of a setting: ``auto`` is the first that the method allows. Raises ``UserError`` for one it does not."""
+    name = allowed[0] if name == "auto" else name
     if name not in TASKS:
         raise UserError(f"task = {name!r}: {nearest(name, TASKS)}choose one of {', '.join(TASKS)}")
-    if name not in allowed and not ("classification" in allowed and issubclass(TASKS[name], Task)):  # type: ignore[arg-type]
-        raise UserError(f"task = {name!r}: method {settings.method} runs on {', '.join(allowed)}")
-    return TASKS[name](settings)
+    if name not in allowed:
+        raise UserError(f"task = {name!r}: this method runs on {', '.join(allowed)}")
+    return name
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device of a setting; ``auto`` is the GPU where one is visible."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device = 'cuda', but no GPU is visible here: choose 'cpu', or give clients one with --gpus-per-client")
-    return torch.device(name)
+def build_task(settings: "Settings") -> Task:
+    """Return the task of the settings."""
+    return TASKS[settings.task].build(settings)
