@@ -1,6 +1,6 @@
 """Mode connectivity of two models: the mixed model of SuPerFed and the angle that keeps its ends apart.
 
-Source: the dissertation's Chapter II ("SuPerFed"), equations (2.1)-(2.3). The mixed model is
+Source: the dissertation's Chapter II ("SuPerFed"), equations (2.3)-(2.6). The mixed model is
 ``theta(lambda) = (1 - lambda) theta_f + lambda theta_l``, theta_f the federated and theta_l the personal model.
 The printed denominator of the cosine repeats one norm; ``||theta_f|| ||theta_l||`` is meant.
 """

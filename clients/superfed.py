@@ -1,6 +1,6 @@
 """SuPerFed's client: trains theta_f (federated) and theta_l (personal) together at random mixtures of the two.
 
-Source: the dissertation's Chapter II, Algorithm 1, equations (2.1)-(2.3). A step draws lambda ~ U(0, 1) (one for the model: MM, one
+Source: the dissertation's Chapter II, Algorithm 2.4, equations (2.3)-(2.6). A step draws lambda ~ U(0, 1) (one for the model: MM, one
 a layer: LM), takes the gradient g of the loss at ``theta = (1 - lambda) theta_f + lambda theta_l``, and follows
     theta_f:  (1 - lambda) g + mu (theta_f - theta_g) + nu d cos^2 / d theta_f
     theta_l:        lambda g                          + nu d cos^2 / d theta_l

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
 
+from algorithms.seeds import derived_seed
 from clients.adapter import client_id, to_client_app
 from clients.store import DiskStore, MessageStore, Store
 from fedapps.methods import METHODS
@@ -33,9 +34,12 @@ def client_fn(context: Context) -> NumPyClient:
 
 def store_of(settings: Settings, context: Context, name: int | str) -> Store:
     """Return where this client keeps its state: its own folder, or the context."""
-    folder = context.node_config.get("store-dir") or (f"{settings.out}/clients" if settings.out else "")
+    folder = Path(settings.out) / "clients" if settings.out else None
+    if "store-dir" in context.node_config:  # a site's own disk: one folder a results folder, which a resumed run shares
+        run = derived_seed(0, settings.out) if settings.out else context.run_id
+        folder = Path(str(context.node_config["store-dir"])) / f"run-{run:x}"
     if settings.keeps_clients_on_disk and folder:
-        return DiskStore(Path(str(folder)) / f"client-{name}", context.run_id)
+        return DiskStore(folder / f"client-{name}", context.run_id)
     return MessageStore(context.state)
 
 

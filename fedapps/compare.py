@@ -51,7 +51,7 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Co
     Raises:
         UserError: no folder given, a folder is no run, a run has no evaluation, or `out` is a run's own folder.
     """
-    runs = _read(run_dirs)
+    runs = _read([path for path in run_dirs if not (Path(path) / "comparison.csv").exists()])  # `results/*` finds our own page
     paths = [run.path for run in runs]
     folder = Path(out) if out is not None else paths[0].resolve().parent / "comparison"
     if folder.resolve() in {path.resolve() for path in paths}:

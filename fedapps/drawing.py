@@ -115,8 +115,9 @@ def label_values(axes: Axes, key: str, of_what: str) -> None:
 
 def _percent_tick(axes: Axes) -> Callable[[float, int], str]:
     def text(value: float, _position: int) -> str:
-        low, high = axes.get_ylim()
-        return f"{100 * value:.0f}" if high - low > 0.05 else three_digits(100 * value)
+        ticks = 100 * axes.yaxis.get_majorticklocs()
+        whole = all(abs(tick - round(tick)) < 1e-6 for tick in ticks)
+        return f"{100 * value:.0f}" if whole else three_digits(100 * value)
 
     return text
 

@@ -1,9 +1,12 @@
 """A Grid that knows its clients: stable ids, seeded sampling, byte metering, and only sound replies let through.
 
 Flower names nodes by random numbers, samples them with an unseeded generator, hands replies over in order of arrival and
-leaves error replies to the strategy. ``Cohort`` wraps any ``Grid`` and mends that for any strategy:
+leaves error replies to the strategy. ``Cohort`` wraps any ``Grid`` and mends that:
 
-    strategy.start(grid=Cohort(grid, seed=0, clients_per_round=5), ...)
+    strategy.start(grid=Cohort(grid, seed=0, clients_per_round=5), ...)       # a strategy of this package
+    run_rounds(FedAdam(...), Cohort(grid, seed=0, clients_per_round=5), ...)  # one of Flower's own, or yours
+
+The sampling needs our round loop; Flower's own ``start`` goes on sampling by itself.
 
 Client ids come from one ``query.identity`` message a node (answered by ``clients.adapter``). A node whose app does not
 answer it is known by its node id: everything works, but a simulation is then not repeatable.

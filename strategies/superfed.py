@@ -1,7 +1,7 @@
 """SuPerFed: a federated and a personal model at each client, mixed at random in training, so that a good path connects them.
 
-Source: the dissertation's Chapter II, Algorithm 1 and equations (2.1)-(2.3). This half averages the federated models theta_f, as
-FedAvg does, and tells the clients when the mixing starts: from round L = start * num_rounds on. Mixing "model" is SuPerFed-MM (one
+Source: the dissertation's Chapter II, Algorithms 2.3 and 2.4, equations (2.3)-(2.6). This half averages the federated models theta_f,
+as FedAvg does, and tells the clients when the mixing starts: from round L = start * num_rounds on. Mixing "model" is SuPerFed-MM (one
 lambda a mini-batch), "layer" is SuPerFed-LM (one a layer and mini-batch). Squared proximal term; see ``clients/superfed.py``.
 
 Contract: FedAvg's. The client keeps its personal model and never sends it; it finds ``proximal-mu``, ``superfed-nu`` and
