@@ -12,6 +12,7 @@ reference picks it on the test set), beside lambda = 0.5 and the global model al
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from algorithms.seeds import generator
 from clients.evaluation import score
 from clients.fedavg import as_global
 from clients.fedprox import FedProxClient
-from clients.training import SGD, Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.training import SGD, Arrays, Config, Tensors, TrainOptions, flatten, get_arrays, set_arrays, trainable
 
+# Below this lambda (1 - lambda) the two models are stepped one by one.
+EDGE = 1e-3
 LAMBDAS = [i / 10 for i in range(11)]
 
 
@@ -73,38 +76,81 @@ class SuPerFedClient(FedProxClient):
         """Train theta_f (in ``self.model``) and theta_l (``personal``), both in place; return the mean loss at the mixtures."""
         options = TrainOptions.from_config(config)
         named = trainable(self.model)
-        parameters, layers = list(named.values()), layer_of(list(named))
+        parameters = list(named.values())
         mixed = [p.detach() for p in parameters]
-        federated, start = [t.clone() for t in mixed], [t.clone() for t in mixed]
+        all_f, federated = flatten(mixed)
+        all_l, own = flatten(personal)
+        start = [t.clone() for t in federated]
+        layers = layer_of(list(named)) if config["superfed-mixing"] == "layer" else [0] * len(mixed)
         rate = options.rate(self.round(config))
-        of_f = SGD(federated, rate, options.momentum, options.weight_decay)
-        of_l = SGD(personal, rate, options.momentum, options.weight_decay)
+        parts = []
+        for layer in range(max(layers) + 1):
+            at = [i for i, of in enumerate(layers) if of == layer]
+            m, f, p, s = ([tensors[i] for i in at] for tensors in (mixed, federated, own, start))
+            of_f, of_l = (SGD(tensors, rate, options.momentum, options.weight_decay) for tensors in (f, p))
+            parts.append(_Part(at, m, f, p, s, of_f, of_l))
         mu, nu = float(config.get("proximal-mu", 0.0)), float(config.get("superfed-nu", 0.0))
-        draw = self.lambda_source(config, max(layers) + 1)
+        draw = self.lambda_source(config, len(parts))
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            by_layer = draw()
-            lambdas = [by_layer[layer] for layer in layers]
-            _mix(mixed, federated, personal, lambdas)
+            lambdas = draw()
+            for part, value in zip(parts, lambdas, strict=True):
+                part.mix(value)
             loss = self.loss(x, y)
             gradients = torch.autograd.grad(loss, parameters)
-            a, b, c = (nu * k for k in _angle(federated, personal)) if nu else (0.0, 0.0, 0.0)
-            of_f.push(gradients, [1 - value for value in lambdas], mu - b, [(start, -mu), (personal, a)])
-            of_l.push(gradients, lambdas, -c, [(federated, a)])
-            of_f.move()
-            of_l.move()
+            a, b, c = (nu * k for k in _angle(all_f, all_l)) if nu else (0.0, 0.0, 0.0)
+            for part, value in zip(parts, lambdas, strict=True):
+                part.follow(gradients, value, mu, a, b, c)
             return loss.detach()
 
         loss = self.run_epochs(step, options, config)
-        for tensor, value in zip(mixed, federated, strict=True):
+        for tensor, value in zip(mixed + personal, federated + own, strict=True):
             tensor.copy_(value)
         return loss
 
-    def lambda_source(self, config: Config, num_layers: int) -> Callable[[], list[float]]:
-        """Return a function that draws the mixing weights of the next mini-batch, one a layer."""
+    def lambda_source(self, config: Config, num_parts: int) -> Callable[[], list[float]]:
+        """Return a function that draws the mixing weights of the next mini-batch, one a part."""
         rng = generator(int(config.get("seed", 0)), "lambda", self.client_id, self.round(config))
         mixing = str(config["superfed-mixing"])
-        return lambda: draw_lambda(rng, mixing, num_layers).tolist()
+        return lambda: draw_lambda(rng, mixing, num_parts).tolist()
+
+
+@dataclass
+class _Part:
+    """Tensors that share one lambda: the whole model (MM) or one layer (LM). ``at``: their places among the gradients."""
+
+    at: list[int]
+    mixed: list[Tensor]
+    federated: list[Tensor]
+    personal: list[Tensor]
+    start: list[Tensor]
+    of_f: SGD
+    of_l: SGD
+
+    def mix(self, value: float) -> None:
+        """Write ``(1 - lambda) theta_f + lambda theta_l`` into the module."""
+        _mix(self.mixed, self.federated, self.personal, [value] * len(self.mixed))
+
+    def follow(self, gradients: Tensors, value: float, mu: float, a: float, b: float, c: float) -> None:
+        """Make both steps of the module docstring; g is the mixed gradient, a, b, c are the cosine's coefficients.
+
+        theta_f moves along ``(1 - lambda) g + mu (theta_f - theta_g) + a theta_l - b theta_f``, theta_l along
+        ``lambda g + a theta_f - c theta_l``. Add k theta(lambda) to g, with k = a / (lambda (1 - lambda)): what that brings of the
+        other model is the wanted term, what it brings of the own one is taken back by the decay. So one pass serves both.
+        """
+        g = [gradients[i] for i in self.at]
+        spread = value * (1 - value)
+        if spread < EDGE:  # k would drown g
+            to_f, to_l = torch._foreach_mul(g, 1 - value), torch._foreach_mul(g, value)
+            torch._foreach_add_(to_l, self.federated, alpha=a)
+            self.of_f.step(to_f, mu - b, [(self.start, -mu), (self.personal, a)])
+            self.of_l.step(to_l, -c)
+            return
+        k = a / spread
+        if k:
+            torch._foreach_add_(g, self.mixed, alpha=k)
+        self.of_l.step(g, -c - k * value * value, scale=value)
+        self.of_f.step(g, mu - b - k * (1 - value) ** 2, [(self.start, -mu)], scale=1 - value)
 
 
 def _mix(mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], lambdas: list[float]) -> None:
@@ -113,10 +159,7 @@ def _mix(mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], l
         torch.lerp(f, p, value, out=out)
 
 
-def _angle(federated: list[Tensor], personal: list[Tensor]) -> tuple[float, float, float]:
+def _angle(federated: Tensor, personal: Tensor) -> tuple[float, float, float]:
     """Return the coefficients of the gradient of cos^2 over all mixed parameters together; one synchronisation on a GPU."""
-    dots = [
-        torch.stack([torch.dot(u.reshape(-1), v.reshape(-1)) for u, v in zip(left, right, strict=True)]).sum()
-        for left, right in ((federated, personal), (federated, federated), (personal, personal))
-    ]
+    dots = [torch.dot(u, v) for u, v in ((federated, personal), (federated, federated), (personal, personal))]
     return cosine_squared_gradient(*torch.stack(dots).tolist())

@@ -58,38 +58,37 @@ class TrainOptions:
 
 
 class SGD:
-    """SGD with momentum on a list of tensors: ``v <- momentum v + d``, ``p <- p - rate v``; d is pushed in parts."""
+    """SGD with momentum on a list of tensors, in one pass over them: ``v <- momentum v + d``, ``p <- p - rate v``."""
 
     def __init__(self, parameters: Sequence[Tensor], rate: float, momentum: float, weight_decay: float) -> None:
         self.parameters = list(parameters)
         self.rate, self.momentum, self.weight_decay = rate, momentum, weight_decay
-        self.velocity = [torch.zeros_like(p) for p in self.parameters]
+        self.velocity = [torch.zeros_like(p) for p in self.parameters] if momentum else []
 
-    def step(self, gradients: Tensors, decay: float = 0.0, terms: Terms = ()) -> None:
-        """Make one step along ``gradients + (weight_decay + decay) p + sum_j c_j t_j`` for ``terms`` (t_j, c_j)."""
-        if self.momentum == 0 and self.weight_decay + decay == 0 and not terms:
-            torch._foreach_add_(self.parameters, gradients, alpha=-self.rate)
-            return
-        self.push(gradients, None, decay, terms)
-        self.move()
+    def step(self, gradients: Tensors, decay: float = 0.0, terms: Terms = (), scale: float = 1.0) -> None:
+        """Make one step along ``d = scale gradients + (weight_decay + decay) p + sum_j c_j t_j`` for ``terms`` (t_j, c_j).
 
-    def push(self, gradients: Tensors, scales: Sequence[float] | None, decay: float, terms: Terms) -> None:
-        """Add one direction to the decayed velocity; ``scales``: a factor for each gradient tensor. See :meth:`step`."""
-        torch._foreach_mul_(self.velocity, self.momentum)
-        if scales is None:
-            torch._foreach_add_(self.velocity, gradients)
-        else:
-            for velocity, gradient, scale in zip(self.velocity, gradients, scales, strict=True):
-                velocity.add_(gradient, alpha=scale)
-        if self.weight_decay + decay:
-            torch._foreach_add_(self.velocity, self.parameters, alpha=self.weight_decay + decay)
+        ``scale`` > 0. Overwrites ``gradients`` where there are terms.
+        """
         for tensors, coefficient in terms:
             if coefficient:
-                torch._foreach_add_(self.velocity, tensors, alpha=coefficient)
+                torch._foreach_add_(gradients, tensors, alpha=coefficient / scale)
+        decay = (self.weight_decay + decay) / scale
+        if not self.momentum and not decay:
+            torch._foreach_add_(self.parameters, gradients, alpha=-self.rate * scale)
+            return
+        # The kernel adds (1 - dampening) (g + weight_decay p) to the velocity; without momentum it knows no dampening.
+        torch._fused_sgd_(
+            self.parameters, gradients, self.velocity, weight_decay=decay, momentum=self.momentum,
+            lr=self.rate if self.momentum else self.rate * scale, dampening=1 - scale if self.momentum else 0.0,
+            nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip
 
-    def move(self) -> None:
-        """Move the parameters along the velocity."""
-        torch._foreach_add_(self.parameters, self.velocity, alpha=-self.rate)
+
+def flatten(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return a copy of the tensors as one vector, and views of its parts in their shapes."""
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    return flat, [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]
 
 
 def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:

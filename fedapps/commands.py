@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         status, reason = engine(settings, progress, arguments)
     if status_of(folder) is None:
         set_status(folder, status, reason)
-    if (folder / "rounds.jsonl").exists():
+    if (folder / "rounds.jsonl").exists() and not (status == "completed" and (folder / "report.html").exists()):
         write_report(folder)
     if status == "interrupted":
         print(f"interrupted; go on with: fedapps run --resume --out {folder} --engine {arguments.engine}", file=sys.stderr)
@@ -103,7 +103,7 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
         return
     if not overwrite:
         raise UserError(f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or choose another --out")
-    if "settings.toml" not in present:
+    if "settings.toml" not in present and set(present) != {"run.log"}:  # the log alone: stopped while starting
         raise UserError(f"{folder} is not the folder of a run, so nothing in it is overwritten: choose another --out")
     for name in FILES:
         (folder / name).unlink(missing_ok=True)

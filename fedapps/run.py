@@ -40,14 +40,15 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         start_timeout=600,
     )
     base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
-    train = ConfigRecord({**base, **settings.train.to_config(), "checkpoint-round": done})
+    evaluate = ConfigRecord({**base, **settings.train.to_config()})  # a client may train before it is scored
+    train = ConfigRecord({**evaluate, "checkpoint-round": done})
 
     def tell_clients(now: Round) -> None:  # which of their old states a resume could still need
         train["checkpoint-round"] = checkpoints.last
 
     try:
         result = run_rounds(
-            strategy, cohort, arrays, settings.num_rounds, settings.timeout, train, ConfigRecord(base),
+            strategy, cohort, arrays, settings.num_rounds, settings.timeout, train, evaluate,
             first_round=done + 1, evaluate_every=settings.evaluate_every,
             patience=Patience(settings.min_replies, settings.max_failed_rounds),
             callbacks=[recorder, checkpoints, tell_clients, *callbacks],
