@@ -20,17 +20,18 @@ from algorithms.wire import read
 ClientFn = Callable[[Context], NumPyClient | Client]
 
 
-def to_client_app(client_fn: ClientFn, mods: Sequence[Any] | None = None) -> ClientApp:
+def to_client_app(client_fn: ClientFn, mods: Sequence[Any] | None = None, writable: bool = True) -> ClientApp:
     """Return a ClientApp whose ``train`` and ``evaluate`` call ``fit`` and ``evaluate`` of ``client_fn(context)``.
 
     ``client_fn`` may also return ``numpy_client.to_client()``, as apps of older Flower versions do. ``mods`` wrap training only:
-    Flower's clipping and privacy mods reject evaluation messages.
+    Flower's clipping and privacy mods reject evaluation messages. ``writable=False`` hands the server's arrays over without a copy, for
+    clients that do not change them in place.
     """
     app = ClientApp()
 
     @app.train(mods=list(mods or []))
     def train(message: Message, context: Context) -> Message:
-        names, arrays, config = _open(message)
+        names, arrays, config = _open(message, writable)
         new_arrays, num_examples, metrics = _numpy_client(client_fn(context)).fit(arrays, config)
         content = _metric_records(num_examples, metrics)
         if len(names) != len(new_arrays):  # not the model: a method with a wire format of its own
@@ -40,7 +41,7 @@ def to_client_app(client_fn: ClientFn, mods: Sequence[Any] | None = None) -> Cli
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        _, arrays, config = _open(message)
+        _, arrays, config = _open(message, writable)
         loss, num_examples, metrics = _numpy_client(client_fn(context)).evaluate(arrays, config)
         return Message(content=_metric_records(num_examples, {"loss": float(loss), **metrics}), reply_to=message)
 
@@ -63,11 +64,11 @@ def client_id(context: Context) -> int | str:
     return context.node_id
 
 
-def _open(message: Message) -> tuple[list[str], list[Any], dict[str, Any]]:
+def _open(message: Message, writable: bool) -> tuple[list[str], list[Any], dict[str, Any]]:
     records = list(message.content.values())  # Flower's typed views of a message cost more than a small client's whole answer
     (arrays,) = (record for record in records if isinstance(record, ArrayRecord))
     (config,) = (record for record in records if isinstance(record, ConfigRecord))
-    return list(arrays), [read(array).copy() for array in arrays.values()], dict(config)
+    return list(arrays), [read(array).copy() if writable else read(array) for array in arrays.values()], dict(config)
 
 
 def _numpy_client(client: NumPyClient | Client) -> NumPyClient:

@@ -116,5 +116,7 @@ def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
     for (name, tensor), array in zip(state.items(), arrays, strict=True):
         if tuple(array.shape) != tuple(tensor.shape):
             raise ValueError(f"array {name!r} has shape {array.shape}, but the client's model has {tuple(tensor.shape)}")
-        with torch.no_grad():
-            tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+        if tensor.device.type == "cpu":
+            np.copyto(tensor.numpy(), array)  # torch warns about the read-only arrays that messages hold
+        else:
+            tensor.copy_(torch.tensor(array))

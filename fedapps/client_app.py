@@ -43,4 +43,4 @@ def store_of(settings: Settings, context: Context, name: int | str) -> Store:
     return MessageStore(context.state)
 
 
-app = to_client_app(client_fn)
+app = to_client_app(client_fn, writable=False)

@@ -8,8 +8,10 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from clients import FedAvgClient, FedProxClient, LocalClient, SuPerFedClient
+from clients.fedboost import FedBoostClient
 from clients.store import Store
 from strategies import FedAvg, FedProx, FedProxOptions, Local, SuPerFed, SuPerFedOptions
+from strategies.fedboost import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
 
 if TYPE_CHECKING:
     from fedapps.classification import Classification
@@ -19,15 +21,15 @@ if TYPE_CHECKING:
 class Method:
     """One method.
 
-    ``strategy(options) -> Strategy``; ``client(task, client_id, num_clients, store) -> NumPyClient``; ``options``: dataclass of the
-    method's own table, or ``None``; ``tasks``: what it can run on, the first is its default; ``defaults``: settings of its small
-    default job where they differ from everyone's.
+    ``strategy(options, task, seed) -> Strategy``; ``client(task, client_id, num_clients, store) -> NumPyClient``; ``options``:
+    dataclass of the method's own table, or ``None``; ``tasks``: what it can run on, the first is its default; ``defaults``: settings
+    of its small default job where they differ from everyone's.
     """
 
     summary: str
     paper: str
     trait: str
-    strategy: Callable[[Any], Strategy]
+    strategy: Callable[[Any, Any, int], Strategy]
     client: Callable[[Any, int | str, int, Store], NumPyClient]
     options: type | None = None
     table: str = ""
@@ -44,19 +46,27 @@ def torch_client(kind: type[FedAvgClient]) -> Callable[[Any, int | str, int, Sto
     return build
 
 
+def ensemble_client(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+    """Return a client that scores ensembles on the task's samples."""
+    return FedBoostClient(task.client_data(client_id, num_clients))
+
+
+ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
+ENSEMBLE_JOB = {"num-clients": 100, "clients-per-round": 0, "num-rounds": 300, "evaluate-every": 50, "checkpoint-every": 100}
+
 METHODS: dict[str, Method] = {
     "fedavg": Method(
         summary="weighted average of the clients' models",
         paper="McMahan et al. 2017",
         trait="one global model",
-        strategy=lambda options: FedAvg(),
+        strategy=lambda options, task, seed: FedAvg(),
         client=torch_client(FedAvgClient),
     ),
     "fedprox": Method(
         summary="FedAvg with a squared proximal term that keeps clients near the global model",
         paper="Li et al. 2020",
         trait="one global model",
-        strategy=FedProx,
+        strategy=lambda options, task, seed: FedProx(options),
         client=torch_client(FedProxClient),
         options=FedProxOptions,
         table="fedprox",
@@ -65,14 +75,14 @@ METHODS: dict[str, Method] = {
         summary="no federation: every client trains alone",
         paper="baseline",
         trait="personalises",
-        strategy=lambda options: Local(),
+        strategy=lambda options, task, seed: Local(),
         client=torch_client(LocalClient),
     ),
     "superfed-mm": Method(
         summary="federated and personal model mixed at random, one weight a model",
         paper="Hahn et al. 2022 (SuPerFed-MM)",
         trait="personalises",
-        strategy=lambda options: SuPerFed(options, mixing="model"),
+        strategy=lambda options, task, seed: SuPerFed(options, mixing="model"),
         client=torch_client(SuPerFedClient),
         options=SuPerFedOptions,
         table="superfed",
@@ -81,9 +91,31 @@ METHODS: dict[str, Method] = {
         summary="federated and personal model mixed at random, one weight a layer",
         paper="Hahn et al. 2022 (SuPerFed-LM)",
         trait="personalises",
-        strategy=lambda options: SuPerFed(options, mixing="layer"),
+        strategy=lambda options, task, seed: SuPerFed(options, mixing="layer"),
         client=torch_client(SuPerFedClient),
         options=SuPerFedOptions,
         table="superfed",
+    ),
+    "fedboost": Method(
+        summary="weights of an ensemble of pre-trained predictors, a few of them sent a round",
+        paper="Hamer, Mohri, Suresh 2020",
+        trait="boosts",
+        strategy=lambda options, task, seed: FedBoost(task.library(), options, seed),
+        client=ensemble_client,
+        options=FedBoostOptions,
+        table="fedboost",
+        tasks=ENSEMBLE_TASKS,
+        defaults=ENSEMBLE_JOB,
+    ),
+    "aflboost": Method(
+        summary="FedBoost for the worst client: weights of clients rise with their losses",
+        paper="Hamer, Mohri, Suresh 2020",
+        trait="boosts, re-weights",
+        strategy=lambda options, task, seed: AFLBoost(task.library(), options, seed),
+        client=ensemble_client,
+        options=AFLBoostOptions,
+        table="aflboost",
+        tasks=ENSEMBLE_TASKS,
+        defaults=ENSEMBLE_JOB,
     ),
 }

@@ -68,7 +68,10 @@ class Recorder:
             "seconds": round(now.seconds, 4),
         }
         if now.evaluated is not None:
-            self.last_evaluation = row["evaluate"] = summarise(now.evaluated.metrics)
+            weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
+            row["evaluate"] = summarise(now.evaluated.metrics)
+            row["evaluate"] |= {f"{name}-weighted": weighted[name] for name in ("loss", "accuracy") if name in weighted}
+            self.last_evaluation = row["evaluate"]
             row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
             self._write_clients(now.evaluated.metrics)
         self.rounds.append(row)

@@ -26,7 +26,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     method = METHODS[settings.method]
     folder = Path(settings.out)
     task = build_task(settings)
-    strategy = method.strategy(settings.options)
+    strategy = method.strategy(settings.options, task, settings.seed)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
     done, arrays = open_folder(folder, settings, checkpoints)
     if not done:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from algorithms.checks import nearest
 from fedapps.classification import Classification, Digits
+from fedapps.ensemble_classification import EnsembleClassification, EnsembleOptions
+from fedapps.ensemble_tasks import PointMass, PointMassOptions, Unigram, UnigramOptions
 from fedapps.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ class TaskKind:
 TASKS: dict[str, TaskKind] = {
     "classification": TaskKind(Classification),
     "digits": TaskKind(Digits),
+    "point-mass": TaskKind(PointMass, PointMassOptions, "point-mass"),
+    "unigram": TaskKind(Unigram, UnigramOptions, "unigram"),
+    "ensemble-classification": TaskKind(EnsembleClassification, EnsembleOptions, "ensemble"),
 }
 
 

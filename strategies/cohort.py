@@ -131,6 +131,11 @@ class Cohort(Grid):
         return self._ids.get(node_id, node_id)
 
     @property
+    def clients(self) -> dict[int, ClientId]:
+        """Node -> id of every connected client, sorted by id, whatever was sampled."""
+        return {node: self._ids[node] for node in self._connected()}
+
+    @property
     def client_ids(self) -> list[ClientId]:
         """The ids of the connected clients, sorted."""
         return [self._ids[node] for node in self._connected()]
@@ -162,7 +167,11 @@ class Cohort(Grid):
         """Send, wait, and return the sound replies sorted by client id. What was sent and who failed is in ``last``."""
         sent = list(messages)
         exchange = Exchange(kind=sent[0].metadata.message_type if sent else "")
-        exchange.bytes_down = sum(content_bytes(message.content) for message in sent)
+        sizes: dict[int, int] = {}  # messages of one phase mostly share their content
+        for message in sent:
+            if id(message.content) not in sizes:
+                sizes[id(message.content)] = content_bytes(message.content)
+            exchange.bytes_down += sizes[id(message.content)]
         replies = list(self.grid.send_and_receive(sent, timeout=timeout)) if sent else []
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
         sound: list[tuple[ClientId, Message]] = []

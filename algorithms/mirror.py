@@ -1,0 +1,125 @@
+"""Mirror descent on the simplex: one step is a gradient step in the dual of a mirror map F and a Bregman projection.
+
+``grad F(v) = grad F(alpha) - rate * gradient``, then the point of the simplex that is nearest to v in F's own distance.
+Two maps: negative entropy (multiplicative weights, kept as logarithms so that nothing overflows) and half the squared
+Euclidean norm. Both project onto ``{w : w_k >= floor, sum w = 1}``, floor 0 being the simplex itself, exactly and in
+O(q log q). Ascent is a step with a negative rate.
+Source: Hamer, Mohri, Suresh, FedBoost, ICML 2020, Figures 1 and 2 (lines "v" and "BP"); Bubeck, Convex Optimization, 2015, chapter 4.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+# How far a sum of probabilities may be from 1: float32 tables of many entries come within it, a forgotten division does not.
+TOLERANCE = 1e-5
+# exp(-690) is 1e-300: a positive weight stays positive whatever the gradient, so a later gradient can raise it again.
+LOWEST_LOG_WEIGHT = -690.0
+
+
+def entropy_step(alpha: ArrayLike, gradient: ArrayLike, rate: float, floor: float = 0.0) -> Array:
+    """Return the weights (q,) after one step of exponentiated gradient from ``alpha`` (q,), each at least ``floor``.
+
+    Without a floor this is ``alpha_k exp(-rate * gradient_k)`` divided by its sum. A weight of exactly 0 stays 0 then.
+    Raises ``ValueError`` where ``alpha`` is no distribution or the gradient is not finite or of another length.
+    """
+    weights, move = _checked(alpha, gradient, rate)
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(weights)
+    return project_simplex_entropy(log_weights - move, floor)
+
+
+def euclidean_step(alpha: ArrayLike, gradient: ArrayLike, rate: float, floor: float = 0.0) -> Array:
+    """Return the weights (q,) after one projected gradient step from ``alpha`` (q,), each at least ``floor``; see entropy_step."""
+    weights, move = _checked(alpha, gradient, rate)
+    return project_simplex(weights - move, floor)
+
+
+class Step(Protocol):
+    """A step of mirror descent."""
+
+    def __call__(self, alpha: ArrayLike, gradient: ArrayLike, rate: float, floor: float = 0.0) -> Array:
+        """Return the weights after one step."""
+
+
+MIRRORS: dict[str, Step] = {"entropy": entropy_step, "euclidean": euclidean_step}
+
+
+def project_simplex(v: ArrayLike, floor: float = 0.0) -> Array:
+    """Return ``argmin ||w - v||^2`` over ``w_k >= floor, sum w = 1``: ``max(v - tau, floor)`` with the tau that sums to 1.
+
+    ``v`` (q,) finite. Source of the sort: Duchi et al., ICML 2008, Figure 1.
+    """
+    values = _vector("v", v)
+    mass = _free_mass(len(values), floor)
+    # The answer does not change when v is shifted, and entries further than the mass below the largest end at the floor
+    # in any case: after this nothing is lost to rounding, however large v is.
+    above = np.maximum(values - values.max(), -mass)
+    ordered = np.sort(above)[::-1]
+    counts = np.arange(1, len(values) + 1)
+    taus = (np.cumsum(ordered) - mass) / counts
+    free = int(np.count_nonzero(ordered > taus))  # the condition holds for the largest entries up to one, then no more
+    tau = taus[max(free, 1) - 1]
+    return np.asarray(np.maximum(above - tau, 0.0) + floor)
+
+
+def project_simplex_entropy(log_v: ArrayLike, floor: float = 0.0) -> Array:
+    """Return ``argmin sum_k w_k log(w_k / v_k)`` over ``w_k >= floor, sum w = 1``: ``max(c v, floor)`` with the c that sums to 1.
+
+    ``log_v`` (q,): logarithms of the weights, of any size; -inf is a weight of 0, at least one must be above that. Positive
+    weights are kept at 1e-300 or above.
+    """
+    logs = np.asarray(log_v, np.float64)
+    if logs.ndim != 1 or len(logs) == 0 or np.isnan(logs).any() or not np.isfinite(logs.max()):
+        raise ValueError(f"log_v of shape {logs.shape}: must be one row of log-weights, none NaN or +inf and not all -inf")
+    mass = _free_mass(len(logs), floor)
+    shifted = logs - logs.max()
+    v = np.where(np.isneginf(logs), 0.0, np.exp(np.maximum(shifted, LOWEST_LOG_WEIGHT)))
+    if floor == 0:
+        return np.asarray(v / v.sum())
+    ordered = np.sort(v)[::-1]
+    counts = np.arange(1, len(v) + 1)
+    # With the k largest free, the others take (q - k) floor and c scales the free ones to the rest.
+    scales = (mass + counts * floor) / np.cumsum(ordered)
+    free = int(np.count_nonzero(scales * ordered > floor))
+    return np.asarray(np.maximum(scales[max(free, 1) - 1] * v, floor))
+
+
+def check_distribution(name: str, values: ArrayLike) -> Array:
+    """Return ``values`` as float64; raise ``ValueError`` unless they are one row of non-negative numbers that sum to 1."""
+    row = _vector(name, values)
+    if row.min() < 0:
+        raise ValueError(f"{name} holds {row.min():g}: a distribution has no negative entry")
+    total = float(row.sum())
+    if abs(total - 1) > TOLERANCE:
+        raise ValueError(f"{name} sums to {total:g}: a distribution sums to 1; divide by the sum")
+    return row
+
+
+def _free_mass(count: int, floor: float) -> float:
+    """Return what is left to share out once each of ``count`` weights has the floor."""
+    if not 0 <= floor * count <= 1 + 1e-12:
+        raise ValueError(f"floor = {floor}, but {count} weights share a sum of 1: choose a floor in [0, {1 / count:g}]")
+    return max(0.0, 1 - floor * count)
+
+
+def _vector(name: str, values: ArrayLike) -> Array:
+    row = np.asarray(values, np.float64)
+    if row.ndim != 1 or len(row) == 0:
+        raise ValueError(f"{name} has shape {row.shape}: must be one row, at least one entry")
+    if not np.isfinite(row).all():
+        raise ValueError(f"{name} has {np.count_nonzero(~np.isfinite(row))} entries that are not finite: leave it out")
+    return row
+
+
+def _checked(alpha: ArrayLike, gradient: ArrayLike, rate: float) -> tuple[Array, Array]:
+    """Return the weights and rate * gradient."""
+    weights, slope = check_distribution("alpha", alpha), _vector("gradient", gradient)
+    if weights.shape != slope.shape:
+        raise ValueError(f"{len(weights)} weights, but a gradient of {len(slope)}: must be one entry a weight")
+    with np.errstate(over="ignore"):
+        move = rate * slope
+    return weights, _vector("rate * gradient", move)

@@ -1,0 +1,61 @@
+"""FedBoost's client: the loss of an ensemble on its own samples, and the gradient with respect to the ensemble's weights.
+
+Source: Hamer, Mohri, Suresh 2020, Figure 1, line 5. Stateless; what it computes lies in ``clients/ensemble_data.py``. AFLBoost's
+client is the same one.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from clients.training import Arrays, Config
+
+
+class EnsembleData(Protocol):
+    """A client's samples, as an ensemble sees them."""
+
+    @property
+    def num_examples(self) -> int:
+        """The number of training samples."""
+
+    @property
+    def num_test(self) -> int:
+        """The number of test samples."""
+
+    def loss_and_gradient(
+        self, predictors: dict[str, NDArray[Any]], alpha: NDArray[Any]
+    ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+        """Return the loss, its gradient (h,) with respect to alpha and the mean squared norms (h,), on the training samples."""
+
+    def score(self, predictors: dict[str, NDArray[Any]], alpha: NDArray[Any]) -> dict[str, float]:
+        """Return metrics on the test samples, ``loss`` among them."""
+
+
+class FedBoostClient(NumPyClient):
+    """A client of FedBoost and AFLBoost."""
+
+    def __init__(self, data: EnsembleData) -> None:
+        self.data = data
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return gradient and squared norms at the sent weights."""
+        _, alpha, *arrays = parameters
+        predictors = dict(zip(config["predictor-arrays"], arrays, strict=True))
+        loss, gradient, norms = self.data.loss_and_gradient(predictors, alpha)
+        return [gradient, norms], self.data.num_examples, {"loss": loss, "draw": int(config["draw"])}
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
+        """Return the scores of the whole ensemble, beside the uniform one."""
+        alpha, *arrays = parameters
+        predictors = dict(zip(config["predictor-arrays"], arrays, strict=True))
+        if config["mixtures"]:  # two densities: the ensemble's and the uniform ensemble's
+            one = np.ones(1)
+            scores = self.data.score({name: array[:1] for name, array in predictors.items()}, one)
+            uniform = self.data.score({name: array[1:] for name, array in predictors.items()}, one)
+            scores = {name: value for name, value in scores.items() if "-" not in name}
+            scores |= {f"uniform-{name}": uniform[name] for name in scores}
+        else:
+            scores = self.data.score(predictors, alpha)
+        return scores["loss"], self.data.num_test, scores

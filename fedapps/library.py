@@ -1,0 +1,197 @@
+"""A library of frozen predictors: what a server of ensembles holds and sends a few of.
+
+In memory, as arrays stacked over the predictors, or as a folder with one safetensors file a predictor. Of a folder only the headers
+are read when it is opened, so that what is wrong is said before a run starts; a predictor's values are read when it is asked for, and
+a library of any size takes no more memory than the predictors in use.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fedapps.errors import UserError
+
+Arrays = dict[str, NDArray[Any]]
+Spec = dict[str, tuple[str, tuple[int, ...]]]  # array name -> (type, shape of one predictor)
+
+TABLE = "table"
+SUM_TOLERANCE = 1e-3
+CHUNK = 64 * 2**20  # bytes of predictors that are handled at a time
+TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
+
+
+class Library:
+    """``q`` predictors with ``names``, all with arrays of the same names, types and shapes (``spec``).
+
+    ``read(ids)`` returns the arrays of some predictors stacked along axis 0; make one with ``from_arrays`` or ``open``.
+    """
+
+    def __init__(self, names: Sequence[str], spec: Spec, read: Callable[[NDArray[np.int64]], Arrays]) -> None:
+        self.names = list(names)
+        self.spec = spec
+        self._read = read
+        self._hashes: dict[int, str] = {}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], names: Sequence[str] | None = None) -> "Library":
+        """Return a library of arrays in memory, each of shape (q, ...); ``UserError`` if their first axes differ."""
+        sizes = {name: len(array) for name, array in arrays.items()}
+        if len(set(sizes.values())) != 1 or not all(sizes.values()):
+            raise UserError(f"library: arrays for {sizes} predictors: give every array one entry a predictor, and at least one")
+        (q,) = set(sizes.values())
+        names = [str(k) for k in range(q)] if names is None else list(names)
+        if len(names) != q:
+            raise UserError(f"library: {len(names)} names for {q} predictors: give one each")
+        spec = {name: (array.dtype.name, tuple(array.shape[1:])) for name, array in arrays.items()}
+        return cls(names, spec, lambda ids: {name: array[ids] for name, array in arrays.items()})
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Library":
+        """Return the library of a folder: its ``*.safetensors`` files, sorted by name. ``UserError`` names the file at fault."""
+        folder = Path(folder).expanduser()
+        if not folder.is_dir():
+            raise UserError(f"library = {str(folder)!r}: there is no such folder")
+        paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise UserError(f"library = {str(folder)!r}: holds no .safetensors file: save one a predictor")
+        names: list[str] = []
+        spec: Spec = {}
+        for path in paths:
+            name, own = _header(path)
+            names.append(name)
+            spec = spec or own
+            if own != spec:
+                raise UserError(
+                    f"library = {str(folder)!r}: {path.name} holds {_words(own)}, but {paths[0].name} holds {_words(spec)}: "
+                    "all predictors need the same arrays"
+                )
+
+        def read(ids: NDArray[np.int64]) -> Arrays:
+            out = {name: np.empty((len(ids), *shape), kind) for name, (kind, shape) in spec.items()}
+            for row, k in enumerate(ids):
+                _fill(paths[k], spec, out, row)
+            return out
+
+        return cls(names, spec, read)
+
+    @property
+    def q(self) -> int:
+        """The number of predictors."""
+        return len(self.names)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of one predictor's arrays."""
+        return sum(np.dtype(kind).itemsize * int(np.prod(shape, dtype=np.int64)) for kind, shape in self.spec.values())
+
+    def take(self, ids: ArrayLike) -> Arrays:
+        """Return the arrays of the predictors ``ids`` (h,), stacked along axis 0 in this order. ``IndexError`` for an unknown id."""
+        wanted = np.asarray(ids, np.int64)
+        if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.q:
+            raise IndexError(f"predictors {wanted.min()}..{wanted.max()}, but the library has 0..{self.q - 1}")
+        return self._read(wanted)
+
+    def mixture(self, alpha: ArrayLike) -> Arrays | None:
+        """Return ``{"table": (V,)}``, the one distribution ``sum_k alpha_k h_k``; ``None`` where predictors are no tables."""
+        weights = np.asarray(alpha, np.float64)
+        if set(self.spec) != {TABLE}:
+            return None
+        if weights.shape != (self.q,):
+            raise ValueError(f"alpha of shape {weights.shape} for {self.q} predictors")
+        total = np.zeros(self.spec[TABLE][1])
+        for ids in self._chunks(np.flatnonzero(weights)):
+            total += weights[ids] @ self.take(ids)[TABLE]
+        return {TABLE: total}
+
+    def hash_of(self, predictor: int) -> str:
+        """Return 32 hex digits that name the content of one predictor; equal in memory and on disk."""
+        if predictor not in self._hashes:
+            digest = blake2b(digest_size=16)
+            for name, array in sorted(self.take([predictor]).items()):
+                digest.update(f"{name}:{array.dtype.name}:{array.shape[1:]};".encode())
+                digest.update(np.ascontiguousarray(array).data)
+            self._hashes[predictor] = digest.hexdigest()
+        return self._hashes[predictor]
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        """The content hashes of all predictors; reads every one of them."""
+        return [self.hash_of(k) for k in range(self.q)]
+
+    def check_densities(self) -> None:
+        """Raise ``UserError`` unless every predictor is a table of probabilities that sum to 1; reads all of them, in pieces."""
+        if set(self.spec) != {TABLE} or len(self.spec[TABLE][1]) != 1:
+            raise UserError(f"library: predictors hold {_words(self.spec)}: a density is one array {TABLE!r} over the vocabulary")
+        for ids in self._chunks(np.arange(self.q)):
+            tables = self.take(ids)[TABLE]
+            sums, least = tables.sum(1, dtype=np.float64), tables.min(1)
+            for k in np.flatnonzero(~((np.abs(sums - 1) <= SUM_TOLERANCE) & (least >= 0)))[:1]:
+                wrong = f"has the probability {least[k]:g}" if least[k] < 0 else f"sums to {sums[k]:g}"
+                raise UserError(
+                    f"library: predictor {self.names[ids[k]]!r} {wrong}: a density has no negative entry and sums to 1 "
+                    f"(within {SUM_TOLERANCE:g})"
+                )
+
+    def save(self, folder: str | Path) -> None:
+        """Write one file a predictor, numbered so that ``open`` finds them in this order; ``UserError`` if files are there already."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.glob("*.safetensors")):
+            raise UserError(f"{folder} holds predictors already: choose an empty folder")
+        for k, name in enumerate(self.names):
+            arrays = {key: np.ascontiguousarray(array[0]) for key, array in self.take([k]).items()}
+            save_file(arrays, folder / f"{k:0{len(str(self.q - 1))}d}.safetensors", metadata={"name": name})
+
+    def _chunks(self, ids: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        size = max(1, CHUNK // max(1, self.num_bytes))
+        return [ids[start : start + size] for start in range(0, len(ids), size)]
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
+def _header(path: Path) -> tuple[str, Spec]:
+    """Return name, types and shapes of a predictor's file; the library checks that the file is as long as they say."""
+    try:
+        with safe_open(path, framework="np") as file:
+            spec: Spec = {}
+            for key in sorted(file.keys()):
+                part = file.get_slice(key)
+                spec[key] = (TYPES.get(part.get_dtype(), part.get_dtype()), tuple(part.get_shape()))
+            name = (file.metadata() or {}).get("name", path.stem)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"library: {path} cannot be read as safetensors ({_line(error)}): write this file anew") from None
+    unknown = next((key for key, (kind, _) in spec.items() if kind not in TYPES.values()), None)
+    if unknown is not None or not spec:
+        what = f"array {unknown!r} of type {spec[unknown][0]}" if unknown else "no array"
+        raise UserError(f"library: {path} holds {what}: store float32")
+    return name, spec
+
+
+def _fill(path: Path, spec: Spec, out: Arrays, row: int) -> None:
+    """Read one predictor into row ``row`` of stacked arrays."""
+    try:
+        with safe_open(path, framework="np") as file:
+            for key in spec:
+                out[key][row] = file.get_tensor(key)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"library: {path} cannot be read any more ({_line(error)}): write this file anew") from None
+    for key in spec:
+        if not np.isfinite(out[key][row]).all():
+            raise UserError(f"library: {path}: array {key!r} holds values that are not finite: write this file anew")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _words(spec: Spec) -> str:
+    return ", ".join(f"{name} {json.dumps(shape)} {kind}" for name, (kind, shape) in spec.items())

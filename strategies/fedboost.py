@@ -1,0 +1,272 @@
+"""FedBoost and AFLBoost: learn the weights of an ensemble of pre-trained predictors, sending only a few of them a round.
+
+Source: Hamer, Mohri, Suresh 2020, "FedBoost: A Communication-Efficient Algorithm for Federated Learning", Figures 1 and 2, with the
+corrections that ``docs/fedboost.md`` lists. The server keeps the weights alpha on the simplex and the library of predictors. Round
+t: draw the predictors H_t (each with probability gamma_k), send them with ``alpha_k / gamma_k``, collect the gradients of the
+clients' losses at those weights, and make one mirror step. The output is the running average of alpha. AFLBoost also keeps weights
+lambda of the clients (its domains) and moves them up the losses: the worst domain counts most.
+
+Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the predictors, stacked along their first axis, by the
+names in ``predictor-arrays``; nothing in it grows with the size q of the library. The reply holds two arrays of length h, the gradient
+with respect to the sent weights and the mean squared norms of the predictors' outputs, and the metrics ``num-examples``, ``loss`` and
+``draw`` (as received). Clients need no state.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any, Protocol
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from algorithms.checks import check_choice, check_range
+from algorithms.ensembles import bias_correction, chain_rule, draw_exact, draw_independent, inclusion
+from algorithms.mirror import MIRRORS
+from algorithms.seeds import generator
+from algorithms.wire import read
+from strategies.cohort import ClientId, Cohort, arrays_of, metrics_of
+from strategies.fedavg import FedAvg, to_record
+
+Floats = NDArray[np.float64]
+
+
+class PredictorLibrary(Protocol):
+    """What the server needs of a library of q predictors."""
+
+    @property
+    def q(self) -> int:
+        """The number of predictors."""
+
+    def take(self, ids: Any) -> Mapping[str, NDArray[Any]]:
+        """Return the arrays of some predictors, stacked along the first axis, by name."""
+
+    def mixture(self, alpha: Any) -> Mapping[str, NDArray[Any]] | None:
+        """Return the ensemble as one predictor of the same kind, where it is one (densities), else ``None``."""
+
+
+@dataclass(frozen=True)
+class FedBoostOptions:
+    """Options of FedBoost.
+
+    ``budget``: expected number C of predictors sent a round. ``sampling``: none, uniform, weighted. ``draw``: independent as in the
+    paper, or exactly C. ``mirror``: entropy, euclidean. ``gradient``: sampled (as Figure 1 reads) or unbiased (chain rule and
+    corrected (10)). ``step``: eta. ``repeats``: messages with fresh draws before one step (Corollary 2). ``floor``: least gamma.
+    """
+
+    budget: int = 32
+    sampling: str = "weighted"
+    draw: str = "independent"
+    mirror: str = "entropy"
+    gradient: str = "sampled"
+    step: float = 0.01
+    repeats: int = 1
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_range("budget", self.budget, 1)
+        check_choice("sampling", self.sampling, ["none", "uniform", "weighted"])
+        check_choice("draw", self.draw, ["independent", "exact"])
+        check_choice("mirror", self.mirror, MIRRORS)
+        check_choice("gradient", self.gradient, ["sampled", "unbiased"])
+        check_range("step", self.step, 0, open_low=True)
+        check_range("repeats", self.repeats, 1)
+        check_range("floor", self.floor, 0, 1, open_low=True)
+
+
+class FedBoost(FedAvg):
+    """Server half of FedBoost. ``seed`` names the draws of predictors; keyword arguments as in FedAvg."""
+
+    replies_like_model = False
+
+    def __init__(self, library: PredictorLibrary, options: FedBoostOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.options = options or FedBoostOptions()
+        if self.options.budget > library.q:
+            raise ValueError(
+                f"budget = {self.options.budget}, but the library holds {library.q} predictors: choose 1..{library.q}"
+            )
+        self.library, self.seed = library, seed
+        self.alpha: Floats = np.full(library.q, 1 / library.q)
+        self.average: Floats = self.alpha.copy()
+        self.steps = 0
+        self._draws: list[tuple[NDArray[np.int64], Floats]] = []
+
+    # --- a round -------------------------------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Draw predictors (``repeats`` times) and send them to the sampled clients."""
+        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
+        self.meet(grid)
+        gamma = inclusion(self.alpha, self.options.budget, self.options.sampling, self.options.floor)
+        rng = generator(self.seed, "predictors", server_round=server_round)
+        self._draws, messages = [], []
+        for draw in range(self.options.repeats):
+            ids = (
+                draw_independent(gamma, rng)
+                if self.options.draw == "independent"
+                else draw_exact(gamma, self.options.budget, rng)
+            )
+            self._draws.append((ids, gamma))
+            predictors = self.library.take(ids)
+            record = to_record(["ids", "alpha", *predictors], [ids, self.alpha[ids] / gamma[ids], *predictors.values()])
+            extra = {**config, "predictor-arrays": list(predictors), "draw": draw}
+            messages += self._messages(record, ConfigRecord(extra), nodes, MessageType.TRAIN)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the gradients and make one mirror step; a reply whose arrays do not fit the draw is left out."""
+        used = [sound for reply in replies if not reply.has_error() and (sound := self._open(reply))]
+        if not used:
+            return None, None
+        delta = np.zeros(self.library.q)
+        for reply, share in zip(used, self.shares(used), strict=True):
+            ids, gamma = self._draws[reply.draw]
+            gradient = reply.gradient
+            if self.options.gradient == "unbiased":
+                gradient = chain_rule(gradient, gamma[ids]) - bias_correction(self.alpha[ids], reply.norms, gamma[ids])
+            delta[ids] += share * gradient
+        self.alpha = MIRRORS[self.options.mirror](self.alpha, delta, self.options.step)
+        self.steps += 1
+        self.average += (self.alpha - self.average) / (self.steps + 1)  # the start counts, too
+        return self.model(), self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)
+
+    def _open(self, message: Message) -> "Reply | None":
+        metrics = metrics_of(message.content)
+        draw = int(metrics.pop("draw", 0))
+        values = [read(array).astype(np.float64) for record in arrays_of(message.content) for array in record.values()]
+        if not 0 <= draw < len(self._draws) or [v.shape for v in values] != [self._draws[draw][0].shape] * 2:
+            log(WARNING, "node %d left out: its gradient does not fit the predictors it was sent", message.metadata.src_node_id)
+            return None
+        node = message.metadata.src_node_id
+        return Reply(
+            node, draw, values[0], values[1], float(metrics["loss"]), float(metrics[self.weighted_by_key]), message.content
+        )
+
+    def shares(self, replies: Sequence["Reply"]) -> list[float]:
+        """Return the weight of each reply's gradient: m_j / m, over all draws."""
+        total = sum(reply.num_examples for reply in replies)
+        return [reply.num_examples / total for reply in replies]
+
+    def meet(self, grid: Grid) -> None:
+        """Learn who the clients are (AFLBoost weighs them)."""
+
+    def model(self) -> ArrayRecord:
+        """Return the method's output alpha^A, and the current alpha."""
+        return to_record(["alpha", "alpha-last"], [self.average, self.alpha])
+
+    # --- evaluation: always at the full alpha ----------------------------------------------------------------------
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send the ensemble: densities as the one density that it is (and the uniform one), other predictors all of them."""
+        if self.fraction_evaluate == 0:
+            return []
+        nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        uniform = np.full(self.library.q, 1 / self.library.q)
+        mixed, even = self.library.mixture(self.average), self.library.mixture(uniform)
+        if mixed is not None and even is not None:
+            predictors = {name: np.stack([mixed[name], even[name]]) for name in mixed}
+            alpha: Floats = np.array([1.0, 0.0])
+        else:
+            predictors, alpha = dict(self.library.take(np.arange(self.library.q))), self.average
+        extra = {**config, "predictor-arrays": list(predictors), "mixtures": mixed is not None}
+        record = to_record(["alpha", *predictors], [alpha, *predictors.values()])
+        return self._messages(record, ConfigRecord(extra), nodes, MessageType.EVALUATE)
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return alpha, its running average and the number of steps."""
+        return {"alpha": self.alpha, "average": self.average, "steps": np.array(self.steps)}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.alpha, self.average, self.steps = state["alpha"], state["average"].copy(), int(state["steps"])
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's answer to one draw."""
+
+    node: int
+    draw: int
+    gradient: Floats
+    norms: Floats
+    loss: float
+    num_examples: float
+    content: RecordDict
+
+
+@dataclass(frozen=True)
+class AFLBoostOptions(FedBoostOptions):
+    """FedBoost's options; ``lambda_step``: step of the domain weights; ``lambda_min``: their floor."""
+
+    lambda_step: float = 0.01
+    lambda_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("lambda-step", self.lambda_step, 0, open_low=True)
+        check_range("lambda-min", self.lambda_min, 0, 1)
+
+
+class AFLBoost(FedBoost):
+    """Server half of AFLBoost (Figure 2): every client is a domain with weight lambda_k; m_j / m does not multiply it again."""
+
+    def __init__(self, library: PredictorLibrary, options: AFLBoostOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(library, options or AFLBoostOptions(), seed, **kwargs)
+        self.lambda_options: AFLBoostOptions = options or AFLBoostOptions()
+        self.domains: list[ClientId] = []
+        self._names: dict[int, ClientId] = {}
+        self.lambda_: Floats = np.zeros(0)
+        self.lambda_average: Floats = np.zeros(0)
+
+    def meet(self, grid: Grid) -> None:
+        """Start lambda uniform; a domain that arrives later starts at the mean."""
+        self._names = grid.clients if isinstance(grid, Cohort) else {node: node for node in sorted(grid.get_node_ids())}
+        known = list(self._names.values())
+        new = [client for client in known if client not in self.domains]
+        if new:
+            for name in ("lambda_", "lambda_average"):
+                old: Floats = getattr(self, name)
+                grown = np.concatenate([old, np.full(len(new), old.mean() if len(old) else 1.0)])
+                setattr(self, name, grown / grown.sum())
+            self.domains += new
+            if self.lambda_options.lambda_min * len(self.domains) > 1:
+                n, least = len(self.domains), self.lambda_options.lambda_min
+                raise ValueError(f"lambda-min = {least}: {n} domains allow at most {1 / n:g}")
+
+    def shares(self, replies: Sequence[Reply]) -> list[float]:
+        """Return lambda_k of each reply, scaled by domains over observed domains, and step lambda up the observed losses."""
+        places = [self.domains.index(self._names[reply.node]) for reply in replies]
+        seen = sorted(set(places))
+        scale = len(self.domains) / len(seen)
+        counts = np.bincount(places, minlength=len(self.domains))
+        shares = [float(self.lambda_[k]) * scale / counts[k] for k in places]
+        losses = np.zeros(len(self.domains))
+        for k, reply in zip(places, replies, strict=True):
+            losses[k] += scale * reply.loss / counts[k]
+        o = self.lambda_options
+        self.lambda_ = MIRRORS[o.mirror](self.lambda_, -losses, o.lambda_step, floor=o.lambda_min)
+        self.lambda_average += (self.lambda_ - self.lambda_average) / (self.steps + 2)
+        return shares
+
+    def model(self) -> ArrayRecord:
+        """Return alpha^A, alpha, lambda^A and lambda."""
+        names = ["alpha", "alpha-last", "lambda", "lambda-last"]
+        return to_record(names, [self.average, self.alpha, self.lambda_average, self.lambda_])
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return FedBoost's state, lambda, its average and the domains in order."""
+        names = np.frombuffer("\n".join(f"{type(c).__name__}:{c}" for c in self.domains).encode(), np.uint8)
+        return {**super().state_dict(), "lambda": self.lambda_, "lambda-average": self.lambda_average, "domains": names}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.lambda_, self.lambda_average = state["lambda"], state["lambda-average"].copy()
+        lines = [line.partition(":") for line in state["domains"].tobytes().decode().split("\n") if line]
+        self.domains = [int(name) if kind == "int" else name for kind, _, name in lines]

@@ -1,0 +1,160 @@
+"""FedBoost and AFLBoost through real messages: optimum, saddle point, traffic, faults, saved state."""
+
+import numpy as np
+import pytest
+
+from clients import to_client_app
+from clients.fedboost import FedBoostClient
+from fedapps.inline import InlineGrid
+from strategies import Cohort
+from strategies.fedboost import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
+from tests.helpers import simulate
+
+
+class Tables:
+    """A library of densities over a small set, in memory."""
+
+    def __init__(self, tables):
+        self.tables = np.asarray(tables, float)
+        self.q = len(self.tables)
+
+    def take(self, ids):
+        return {"table": self.tables[ids]}
+
+    def mixture(self, alpha):
+        return {"table": alpha @ self.tables}
+
+
+class Frequencies:
+    """A client's outcomes as frequencies; log loss."""
+
+    def __init__(self, frequencies, num_examples=10):
+        self.frequencies, self.num_examples = np.asarray(frequencies, float), num_examples
+        self.num_test = num_examples
+
+    def loss_and_gradient(self, predictors, alpha):
+        table = predictors["table"]
+        mixed = alpha @ table
+        gradient = -(table * (self.frequencies / mixed)).sum(1)
+        return float(-(self.frequencies * np.log(mixed)).sum()), gradient, (table**2).sum(1)
+
+    def score(self, predictors, alpha):
+        return {"loss": float(-(self.frequencies * np.log(alpha @ predictors["table"])).sum())}
+
+
+def run(strategy, clients, rounds, grid=None, **options):
+    app = to_client_app(lambda c: FedBoostClient(clients[c.node_config["partition-id"]]))
+    grid = Cohort(grid(app, len(clients)) if grid else InlineGrid(app, len(clients)), **options)
+    return simulate(strategy, None, len(clients), {"alpha": strategy.alpha}, rounds, grid=grid, evaluate_every=0)
+
+
+TWO = Tables([[0.9, 0.1], [0.2, 0.8]])
+
+
+@pytest.mark.parametrize("mirror", ["entropy", "euclidean"])
+def test_two_predictors_reach_the_closed_form_optimum(mirror):
+    """The mixture fits frequencies (f, 1 - f) exactly at alpha_1 = (f - 0.2) / 0.7; here f = 0.62 from unequal clients."""
+    clients = [Frequencies([0.8, 0.2], 30), Frequencies([0.2, 0.8], 13)]
+    f = (30 * 0.8 + 13 * 0.2) / 43
+    strategy = FedBoost(TWO, FedBoostOptions(budget=2, sampling="none", mirror=mirror, step=0.2))
+    run(strategy, clients, 400)
+    assert strategy.alpha[0] == pytest.approx((f - 0.2) / 0.7, abs=2e-3)
+    assert strategy.alpha.sum() == pytest.approx(1)
+
+
+def test_sampled_predictors_approach_the_optimum_too():
+    rng = np.random.default_rng(0)
+    library = Tables(rng.dirichlet(np.full(6, 0.3), 5) * 0.95 + 0.05 / 6)
+    truth = np.array([0.4, 0.3, 0.2, 0.05, 0.05])
+    client = Frequencies(truth @ library.tables)
+    losses = {}
+    for sampling in ("none", "uniform"):
+        strategy = FedBoost(library, FedBoostOptions(budget=3, sampling=sampling, step=0.02, gradient="sampled"))
+        run(strategy, [client], 800)
+        losses[sampling] = client.score({"table": library.tables}, strategy.alpha)["loss"]
+    best = client.score({"table": library.tables}, truth)["loss"]
+    uniform = client.score({"table": library.tables}, np.full(5, 0.2))["loss"]
+    assert best < losses["none"] < uniform
+    assert losses["none"] - best < 0.1 * (uniform - best)
+    assert losses["uniform"] < 0.5 * (uniform + best)
+
+
+def test_aflboost_reaches_the_saddle_point():
+    """Two domains, pure outcomes 0 and 1, two predictors: the worst loss is least where both losses are equal."""
+    clients = [Frequencies([1.0, 0.0], 90), Frequencies([0.0, 1.0], 10)]
+    strategy = AFLBoost(TWO, AFLBoostOptions(budget=2, sampling="none", step=0.05, lambda_step=0.05))
+    run(strategy, clients, 1500)
+    mixed = strategy.average @ TWO.tables
+    assert mixed[0] == pytest.approx(0.5, abs=0.02)  # equal losses log 2
+    standard = FedBoost(TWO, FedBoostOptions(budget=2, sampling="none", step=0.05))
+    run(standard, clients, 1500)
+    assert -np.log(mixed).max() == pytest.approx(np.log(2), abs=0.03)
+    assert max(-np.log(strategy.average @ TWO.tables)) < max(-np.log(standard.average @ TWO.tables))
+
+
+def test_nothing_in_a_message_grows_with_the_library():
+    def down(q):
+        rounds = []
+        library = Tables(np.full((q, 4), 0.25))
+        strategy = FedBoost(library, FedBoostOptions(budget=8, sampling="uniform", draw="exact"))
+        app = to_client_app(lambda c: FedBoostClient(Frequencies(np.full(4, 0.25))))
+        simulate(strategy, None, 2, {"alpha": strategy.alpha}, 2, grid=Cohort(InlineGrid(app, 2)), callbacks=[rounds.append],
+                 evaluate_every=0)  # fmt: skip
+        return [(r.trained.bytes_down, r.trained.bytes_up) for r in rounds]
+
+    assert down(16) == down(4096)
+
+
+def test_repeats_are_fresh_draws_before_one_step():
+    strategy = FedBoost(Tables(np.full((50, 4), 0.25)), FedBoostOptions(budget=5, sampling="uniform", repeats=3))
+    run(strategy, [Frequencies(np.full(4, 0.25))] * 2, 1)
+    draws = [tuple(ids) for ids, _ in strategy._draws]
+    assert len(set(draws)) == 3
+    assert strategy.steps == 1
+
+
+def test_a_gradient_of_the_wrong_length_is_left_out():
+    class Short(Frequencies):
+        def loss_and_gradient(self, predictors, alpha):
+            loss, gradient, norms = super().loss_and_gradient(predictors, alpha)
+            return loss, gradient[:-1], norms
+
+    strategy = FedBoost(TWO, FedBoostOptions(budget=2, sampling="none", step=0.2))
+    run(strategy, [Short([0.0, 1.0]), Frequencies([0.9, 0.1])], 300)
+    assert strategy.alpha[0] == pytest.approx(1.0, abs=0.05)  # only the second client counts
+
+
+@pytest.mark.parametrize("kind", [FedBoost, AFLBoost])
+def test_state_goes_on_where_it_was(kind):
+    clients = [Frequencies([0.8, 0.2], 3), Frequencies([0.2, 0.8], 1), Frequencies([0.5, 0.5], 2)]
+    whole, first, second = (
+        kind(TWO, (AFLBoostOptions if kind is AFLBoost else FedBoostOptions)(budget=2), seed=4) for _ in range(3)
+    )
+    config = {"clients_per_round": 2}
+    app = to_client_app(lambda c: FedBoostClient(clients[c.node_config["partition-id"]]))
+    for strategy, start, end in ((whole, 1, 6), (first, 1, 3), (second, 4, 6)):
+        if strategy is second:
+            second.load_state_dict(first.state_dict())
+        grid = Cohort(InlineGrid(app, 3), **config)
+        simulate(strategy, None, 3, {"alpha": strategy.alpha}, end, grid=grid, first_round=start, evaluate_every=0)
+    for name, value in whole.state_dict().items():
+        np.testing.assert_array_equal(value, second.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0}, "budget = 0"),
+        ({"sampling": "even"}, "sampling = 'even'"),
+        ({"step": 0.0}, "step = 0.0"),
+        ({"floor": 0.0}, "floor"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        FedBoostOptions(**options)
+
+
+def test_a_budget_above_the_library():
+    with pytest.raises(ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1..2"):
+        FedBoost(TWO, FedBoostOptions(budget=3))
