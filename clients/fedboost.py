@@ -1,15 +1,18 @@
 """FedBoost's client: the loss of an ensemble on its own samples, and the gradient with respect to the ensemble's weights.
 
-Source: Hamer, Mohri, Suresh 2020, Figure 1, line 5. Stateless; what it computes lies in ``clients/ensemble_data.py``. AFLBoost's
-client is the same one.
+Source: Hamer, Mohri, Suresh 2020, Figure 1, line 5. Stateless unless it caches predictors; what it computes lies in
+``clients/ensemble_data.py``. AFLBoost's client is the same one.
 """
 
 from typing import Any, Protocol
 
 import numpy as np
+from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
+from algorithms.lru import remember
+from clients.store import MessageStore, Store
 from clients.training import Arrays, Config
 
 
@@ -34,17 +37,39 @@ class EnsembleData(Protocol):
 
 
 class FedBoostClient(NumPyClient):
-    """A client of FedBoost and AFLBoost."""
+    """A client of FedBoost and AFLBoost. ``store``: where it keeps predictors it has seen, if the server asks for that."""
 
-    def __init__(self, data: EnsembleData) -> None:
+    def __init__(self, data: EnsembleData, store: Store | None = None) -> None:
         self.data = data
+        self.store = store if store is not None else MessageStore(RecordDict())
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return gradient and squared norms at the sent weights."""
         _, alpha, *arrays = parameters
         predictors = dict(zip(config["predictor-arrays"], arrays, strict=True))
+        if "cache" in config:
+            predictors = self.complete(predictors, config)
         loss, gradient, norms = self.data.loss_and_gradient(predictors, alpha)
         return [gradient, norms], self.data.num_examples, {"loss": loss, "draw": int(config["draw"])}
+
+    def complete(self, new: dict[str, NDArray[Any]], config: Config) -> dict[str, NDArray[Any]]:
+        """Return the predictors of the round, those that were not sent from the cache; update the cache as the server expects."""
+        hashes, held = list(config["hashes"]), list[str]()
+        rows: dict[str, list[NDArray[Any]]] = {
+            hashes[i]: [a[j] for a in new.values()] for j, i in enumerate(config.get("new", []))
+        }
+        if config["cache-holds"]:
+            names, *kept = self.store.load("predictors", config, before=True) or [np.empty((0, 1), np.uint8)]
+            held = [bytes(name).decode() for name in names]
+            rows |= {key: [array[i] for array in kept] for i, key in enumerate(held)}
+        if missing := [key for key in hashes if key not in rows]:
+            raise RuntimeError(f"the predictor cache was lost: {len(missing)} of {len(hashes)} predictors are missing")
+        held = remember(held, hashes, int(config["cache"]))
+        names = np.array([list(key.encode()) for key in held], dtype=np.uint8)
+        self.store.save(
+            "predictors", [names, *(np.stack(column) for column in zip(*(rows[key] for key in held), strict=True))], config
+        )
+        return {name: np.stack([rows[key][i] for key in hashes]) for i, name in enumerate(new)}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Return the scores of the whole ensemble, beside the uniform one."""

@@ -88,7 +88,8 @@ class DensityTask:
     def references(self, num_clients: int) -> dict[str, float]:
         """Return ``uniform-loss``, ``best-single-loss`` and, under the log loss, ``optimum-loss`` over all clients together.
 
-        Each also for the training data (``train-...``), on which the best single predictor is chosen. What a simulation knows.
+        Each also for the training data (``train-...``), on which the best single predictor is chosen. The optimum is that of the
+        data it is measured on, to 0.001. What a simulation knows.
         """
         clients = [self.client_data(client, num_clients) for client in range(num_clients)]
         train = _pooled([client.train for client in clients])
@@ -103,7 +104,7 @@ class DensityTask:
         out |= {"train-best-single-loss": whole.loss_and_gradient(predictors, best)[0]}
         if self.options.loss == "log":
             for prefix, part in (("", test), ("train-", train)):
-                out[f"{prefix}optimum-loss"] = best_mixture(whole.outputs(predictors, part), part.weights)[1]
+                out[f"{prefix}optimum-loss"] = best_mixture(whole.outputs(predictors, part), part.weights, tolerance=1e-3)[1]
         return out
 
 

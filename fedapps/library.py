@@ -108,7 +108,8 @@ class Library:
             raise ValueError(f"alpha of shape {weights.shape} for {self.q} predictors")
         total = np.zeros(self.spec[TABLE][1])
         for ids in self._chunks(np.flatnonzero(weights)):
-            total += weights[ids] @ self.take(ids)[TABLE]
+            tables = self.take(ids)[TABLE]
+            total += weights[ids].astype(tables.dtype) @ tables  # in the tables' own precision: no copy of all of them
         return {TABLE: total}
 
     def hash_of(self, predictor: int) -> str:

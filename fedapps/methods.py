@@ -48,7 +48,7 @@ def torch_client(kind: type[FedAvgClient]) -> Callable[[Any, int | str, int, Sto
 
 def ensemble_client(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
     """Return a client that scores ensembles on the task's samples."""
-    return FedBoostClient(task.client_data(client_id, num_clients))
+    return FedBoostClient(task.client_data(client_id, num_clients), store)
 
 
 ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")

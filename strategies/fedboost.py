@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from algorithms.checks import check_choice, check_range
 from algorithms.ensembles import bias_correction, chain_rule, draw_exact, draw_independent, inclusion
+from algorithms.lru import remember
 from algorithms.mirror import MIRRORS
 from algorithms.seeds import generator
 from algorithms.wire import read
@@ -44,6 +45,9 @@ class PredictorLibrary(Protocol):
     def take(self, ids: Any) -> Mapping[str, NDArray[Any]]:
         """Return the arrays of some predictors, stacked along the first axis, by name."""
 
+    def hash_of(self, predictor: int) -> str:
+        """Return a name of a predictor's content (asked for where clients cache predictors)."""
+
     def mixture(self, alpha: Any) -> Mapping[str, NDArray[Any]] | None:
         """Return the ensemble as one predictor of the same kind, where it is one (densities), else ``None``."""
 
@@ -55,6 +59,7 @@ class FedBoostOptions:
     ``budget``: expected number C of predictors sent a round. ``sampling``: none, uniform, weighted. ``draw``: independent as in the
     paper, or exactly C. ``mirror``: entropy, euclidean. ``gradient``: sampled (as Figure 1 reads) or unbiased (chain rule and
     corrected (10)). ``step``: eta. ``repeats``: messages with fresh draws before one step (Corollary 2). ``floor``: least gamma.
+    ``cache``: how many predictors a client keeps, so that they need not be sent again (0: none; it costs the client memory).
     """
 
     budget: int = 32
@@ -65,6 +70,7 @@ class FedBoostOptions:
     step: float = 0.01
     repeats: int = 1
     floor: float = 1e-3
+    cache: int = 0
 
     def __post_init__(self) -> None:
         check_range("budget", self.budget, 1)
@@ -75,6 +81,11 @@ class FedBoostOptions:
         check_range("step", self.step, 0, open_low=True)
         check_range("repeats", self.repeats, 1)
         check_range("floor", self.floor, 0, 1, open_low=True)
+        check_range("cache", self.cache, 0)
+        if self.cache and self.repeats > 1:
+            raise ValueError(
+                f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no cache; set one of them off"
+            )
 
 
 class FedBoost(FedAvg):
@@ -94,6 +105,8 @@ class FedBoost(FedAvg):
         self.average: Floats = self.alpha.copy()
         self.steps = 0
         self._draws: list[tuple[NDArray[np.int64], Floats]] = []
+        self._expected: dict[int, list[str]] = {}
+        self._held: dict[int, list[str]] = {}  # what each node's cache holds, least recently used first
 
     # --- a round -------------------------------------------------------------------------------------------------
 
@@ -111,10 +124,31 @@ class FedBoost(FedAvg):
                 else draw_exact(gamma, self.options.budget, rng)
             )
             self._draws.append((ids, gamma))
-            predictors = self.library.take(ids)
-            record = to_record(["ids", "alpha", *predictors], [ids, self.alpha[ids] / gamma[ids], *predictors.values()])
-            extra = {**config, "predictor-arrays": list(predictors), "draw": draw}
-            messages += self._messages(record, ConfigRecord(extra), nodes, MessageType.TRAIN)
+            sent = [ids, self.alpha[ids] / gamma[ids]]
+            if self.options.cache:
+                messages += self._to_caches(config, nodes, sent)
+            else:
+                messages += self._with_predictors(ConfigRecord({**config, "draw": draw}), nodes, sent, ids)
+        return messages
+
+    def _with_predictors(
+        self, config: ConfigRecord, nodes: Sequence[int], sent: list[NDArray[Any]], ids: NDArray[np.int64]
+    ) -> list[Message]:
+        predictors = self.library.take(ids)
+        config["predictor-arrays"] = list(predictors)
+        record = to_record(["ids", "alpha", *predictors], [*sent, *predictors.values()])
+        return self._messages(record, config, nodes, MessageType.TRAIN)
+
+    def _to_caches(self, config: ConfigRecord, nodes: Sequence[int], sent: list[NDArray[Any]]) -> list[Message]:
+        """Send each client only the predictors that its cache lacks; a client that failed last time starts an empty cache."""
+        ids, messages = sent[0], []
+        hashes = [self.library.hash_of(int(k)) for k in ids]
+        for node in nodes:
+            held = self._held.pop(node, [])
+            new = np.array([i for i, key in enumerate(hashes) if key not in held], dtype=np.int64)
+            extra = {"draw": 0, "cache": self.options.cache, "cache-holds": len(held), "hashes": hashes, "new": new.tolist()}
+            messages += self._with_predictors(ConfigRecord({**config, **extra}), [node], sent, ids[new])
+            self._expected[node] = remember(held, hashes, self.options.cache)
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -122,6 +156,9 @@ class FedBoost(FedAvg):
         used = [sound for reply in replies if not reply.has_error() and (sound := self._open(reply))]
         if not used:
             return None, None
+        for reply in used:
+            if reply.node in self._expected:
+                self._held[reply.node] = self._expected.pop(reply.node)
         delta = np.zeros(self.library.q)
         for reply, share in zip(used, self.shares(used), strict=True):
             ids, gamma = self._draws[reply.draw]
@@ -129,9 +166,9 @@ class FedBoost(FedAvg):
             if self.options.gradient == "unbiased":
                 gradient = chain_rule(gradient, gamma[ids]) - bias_correction(self.alpha[ids], reply.norms, gamma[ids])
             delta[ids] += share * gradient
-        self.alpha = MIRRORS[self.options.mirror](self.alpha, delta, self.options.step)
         self.steps += 1
-        self.average += (self.alpha - self.average) / (self.steps + 1)  # the start counts, too
+        self.average += (self.alpha - self.average) / self.steps  # of alpha_1 to alpha_T: this round's, before its step
+        self.alpha = MIRRORS[self.options.mirror](self.alpha, delta, self.options.step)
         return self.model(), self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)
 
     def _open(self, message: Message) -> "Reply | None":
@@ -250,8 +287,8 @@ class AFLBoost(FedBoost):
         for k, reply in zip(places, replies, strict=True):
             losses[k] += scale * reply.loss / counts[k]
         o = self.lambda_options
+        self.lambda_average += (self.lambda_ - self.lambda_average) / (self.steps + 1)
         self.lambda_ = MIRRORS[o.mirror](self.lambda_, -losses, o.lambda_step, floor=o.lambda_min)
-        self.lambda_average += (self.lambda_ - self.lambda_average) / (self.steps + 2)
         return shares
 
     def model(self) -> ArrayRecord:

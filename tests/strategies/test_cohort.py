@@ -151,6 +151,12 @@ def test_bytes_are_those_of_the_contents():
     assert evaluate.bytes_up < 300
 
 
+def test_an_empty_list_is_metered_and_harmless():
+    record = MetricRecord({"num-examples": 1, "curve": []})
+    assert content_bytes(RecordDict({"m": record, "c": ConfigRecord({"new": [], "x": 1})})) > 0
+    simulate(FedAvg(), lambda i, _: EchoClient(1.0, 1, {"curve": []}), 2, START, 1)
+
+
 def test_a_strangers_app_without_identity_still_runs():
     app = ClientApp()
 

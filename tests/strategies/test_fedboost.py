@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clients import to_client_app
+from clients import MessageStore, to_client_app
 from clients.fedboost import FedBoostClient
 from fedapps.inline import InlineGrid
 from strategies import Cohort
@@ -20,6 +20,9 @@ class Tables:
 
     def take(self, ids):
         return {"table": self.tables[ids]}
+
+    def hash_of(self, predictor):
+        return f"{predictor:016x}"
 
     def mixture(self, alpha):
         return {"table": alpha @ self.tables}
@@ -122,6 +125,45 @@ def test_a_gradient_of_the_wrong_length_is_left_out():
     strategy = FedBoost(TWO, FedBoostOptions(budget=2, sampling="none", step=0.2))
     run(strategy, [Short([0.0, 1.0]), Frequencies([0.9, 0.1])], 300)
     assert strategy.alpha[0] == pytest.approx(1.0, abs=0.05)  # only the second client counts
+
+
+def cached_run(cache, clients_per_round=2, lose=None):
+    """Return alpha and bytes down of 30 rounds over three clients that keep ``cache`` predictors."""
+    rng = np.random.default_rng(3)
+    library = Tables(rng.dirichlet(np.ones(400), 12))
+    strategy = FedBoost(library, FedBoostOptions(budget=6, sampling="uniform", step=0.05, cache=cache), seed=1)
+    data = [Frequencies(rng.dirichlet(np.ones(400)), n) for n in (5, 9, 2)]
+
+    def client(context):
+        if lose and context.node_config["partition-id"] == 1:
+            lose(context)
+        return FedBoostClient(data[context.node_config["partition-id"]], MessageStore(context.state))
+
+    rounds = []
+    grid = Cohort(InlineGrid(to_client_app(client), 3), clients_per_round=clients_per_round)
+    simulate(strategy, None, 3, {"alpha": strategy.alpha}, 30, grid=grid, evaluate_every=0, callbacks=[rounds.append])
+    return strategy.alpha, sum(r.trained.bytes_down for r in rounds), [f for r in rounds for f in r.failures]
+
+
+@pytest.mark.parametrize("cache", [3, 8, 12])
+def test_a_cache_changes_bytes_and_nothing_else(cache):
+    alpha, plain, _ = cached_run(0)
+    cached, less, failures = cached_run(cache)
+    np.testing.assert_array_equal(cached, alpha)
+    assert not failures
+    assert less < plain * {3: 0.95, 8: 0.6, 12: 0.35}[cache]
+
+
+def test_a_client_that_lost_its_cache_is_sent_everything_again():
+    calls = []
+
+    def lose(context):
+        calls.append(1)
+        if len(calls) == 12:
+            context.state.clear()
+
+    _, _, failures = cached_run(12, clients_per_round=3, lose=lose)
+    assert [(f.client, "the predictor cache was lost" in f.reason) for f in failures] == [(1, True)]
 
 
 @pytest.mark.parametrize("kind", [FedBoost, AFLBoost])
