@@ -2,9 +2,9 @@
 
     app = to_client_app(client_fn)          # client_fn(context) -> NumPyClient, as in older Flower apps
 
-Array names of the server's model come back with the reply, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep their
-types: numbers and lists of numbers travel in the MetricRecord ``metrics``, text, bytes and booleans in the ConfigRecord ``info``.
-The app also answers ``query.identity`` with the client's stable id, which ``strategies.Cohort`` asks for.
+Array names of the server's model come back with the reply, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep
+their types: numbers and lists of numbers travel in the MetricRecord ``metrics``; text (and lists of it), bytes and booleans in the
+ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.Cohort`` asks for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +83,7 @@ def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict
     for name, value in metrics.items():
         if isinstance(value, np.generic | np.ndarray):
             value = value.tolist()
-        if isinstance(value, bool | str | bytes):
+        if isinstance(value, bool | str | bytes) or (isinstance(value, list) and value and all(type(v) is str for v in value)):
             info[name] = value
         elif isinstance(value, int | float):
             numbers[name] = value

@@ -8,6 +8,7 @@ Under the log loss every predictor is mixed with a uniform share ``epsilon`` (Ha
 positive): a mixture of predictors none of which covers an outcome is then still a density. The squared loss needs none.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from algorithms.checks import check_choice, check_range
 from algorithms.ensembles import log_loss, squared_loss, squared_loss_density
+from algorithms.seeds import derived_seed, generator
 from algorithms.tables import columns, is_packed, unpack
 from clients.data import Split
+from clients.training import SGD, Config, TrainOptions, get_arrays, mini_batches
 
 Predictors = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -117,6 +121,10 @@ class DensityData:
         loss, gradient = squared_loss_density(alpha, tables, data.dense())
         return float(loss), gradient, np.einsum("hv,hv->h", tables, tables, dtype=np.float64)
 
+    def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
+        """Return the distribution of this client's own training samples, ``{"table": (V,)}``."""
+        return {"table": self.train.dense().astype(np.float32)}
+
     def singles(self, predictors: Predictors) -> Floats:
         """Return the training loss of every predictor alone, shape (h,)."""
         if self.loss == "log":
@@ -194,6 +202,19 @@ class TorchEnsembleData:
             out[f"{name}loss"] = self._on(unseen, self.test, alpha_)[0]
             out[f"{name}accuracy"] = float(np.mean(np.tensordot(alpha_, unseen, 1).argmax(1) == labels))
         return out
+
+    def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
+        """Return the parameters of a net trained on this client's samples, with the ``train`` options of the configuration."""
+        net = copy.deepcopy(self.model)
+        draws = torch.Generator().manual_seed(derived_seed(int(config.get("seed", 0)), "predictor"))
+        for tensor in net.parameters():
+            tensor.data = torch.empty(tensor.shape)
+            torch.nn.init.zeros_(tensor) if tensor.dim() < 2 else torch.nn.init.xavier_normal_(tensor, generator=draws)
+        options, parameters = TrainOptions.from_config(config), list(net.parameters())
+        optimiser = SGD([p.detach() for p in parameters], options.learning_rate, options.momentum, options.weight_decay)
+        for x, y in mini_batches(self.train, options, generator(int(config.get("seed", 0)), "predictor batches")):
+            optimiser.step(torch.autograd.grad(functional.cross_entropy(net(x), y), parameters))
+        return dict(zip(net.state_dict(), get_arrays(net), strict=True))
 
     @torch.no_grad()
     def probabilities(self, predictors: Predictors, data: Split) -> Floats:

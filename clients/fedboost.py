@@ -32,6 +32,9 @@ class EnsembleData(Protocol):
     ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
         """Return the loss, its gradient (h,) with respect to alpha and the mean squared norms (h,), on the training samples."""
 
+    def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
+        """Return the arrays of one predictor trained on the training samples, by name."""
+
     def score(self, predictors: dict[str, NDArray[Any]], alpha: NDArray[Any]) -> dict[str, float]:
         """Return metrics on the test samples, ``loss`` among them."""
 
@@ -44,7 +47,10 @@ class FedBoostClient(NumPyClient):
         self.store = store if store is not None else MessageStore(RecordDict())
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return gradient and squared norms at the sent weights."""
+        """Return gradient and squared norms at the sent weights; in the first phase of ``library = "clients"``, a predictor."""
+        if config.get("phase") == "train-predictor":
+            predictor = self.data.train_predictor(config)
+            return list(predictor.values()), self.data.num_examples, {"predictor-arrays": list(predictor)}
         _, alpha, *arrays = parameters
         predictors = dict(zip(config["predictor-arrays"], arrays, strict=True))
         if "cache" in config:

@@ -10,6 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from clients import FedAvgClient, FedProxClient, LocalClient, SuPerFedClient
 from clients.fedboost import FedBoostClient
 from clients.store import Store
+from fedapps.library import Library
 from strategies import FedAvg, FedProx, FedProxOptions, Local, SuPerFed, SuPerFedOptions
 from strategies.fedboost import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
 
@@ -49,6 +50,11 @@ def torch_client(kind: type[FedAvgClient]) -> Callable[[Any, int | str, int, Sto
 def ensemble_client(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
     """Return a client that scores ensembles on the task's samples."""
     return FedBoostClient(task.client_data(client_id, num_clients), store)
+
+
+def library_of(task: Any, options: FedBoostOptions) -> Any:
+    """Return the task's predictors, or what makes a library of the clients' own."""
+    return task.library() if options.library == "task" else Library.from_arrays
 
 
 ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
@@ -100,7 +106,7 @@ METHODS: dict[str, Method] = {
         summary="weights of an ensemble of pre-trained predictors, a few of them sent a round",
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts",
-        strategy=lambda options, task, seed: FedBoost(task.library(), options, seed),
+        strategy=lambda options, task, seed: FedBoost(library_of(task, options), options, seed),
         client=ensemble_client,
         options=FedBoostOptions,
         table="fedboost",
@@ -111,7 +117,7 @@ METHODS: dict[str, Method] = {
         summary="FedBoost for the worst client: weights of clients rise with their losses",
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts, re-weights",
-        strategy=lambda options, task, seed: AFLBoost(task.library(), options, seed),
+        strategy=lambda options, task, seed: AFLBoost(library_of(task, options), options, seed),
         client=ensemble_client,
         options=AFLBoostOptions,
         table="aflboost",

@@ -12,7 +12,7 @@ with respect to the sent weights and the mean squared norms of the predictors' o
 ``draw`` (as received). Clients need no state.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any, Protocol
@@ -60,6 +60,8 @@ class FedBoostOptions:
     paper, or exactly C. ``mirror``: entropy, euclidean. ``gradient``: sampled (as Figure 1 reads) or unbiased (chain rule and
     corrected (10)). ``step``: eta. ``repeats``: messages with fresh draws before one step (Corollary 2). ``floor``: least gamma.
     ``cache``: how many predictors a client keeps, so that they need not be sent again (0: none; it costs the client memory).
+    ``library``: where the predictors come from: "task", or "clients": in the first round every sampled client trains one on its
+    samples and hands it over.
     """
 
     budget: int = 32
@@ -71,6 +73,7 @@ class FedBoostOptions:
     repeats: int = 1
     floor: float = 1e-3
     cache: int = 0
+    library: str = "task"
 
     def __post_init__(self) -> None:
         check_range("budget", self.budget, 1)
@@ -82,6 +85,7 @@ class FedBoostOptions:
         check_range("repeats", self.repeats, 1)
         check_range("floor", self.floor, 0, 1, open_low=True)
         check_range("cache", self.cache, 0)
+        check_choice("library", self.library, ["task", "clients"])
         if self.cache and self.repeats > 1:
             raise ValueError(
                 f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no cache; set one of them off"
@@ -89,24 +93,50 @@ class FedBoostOptions:
 
 
 class FedBoost(FedAvg):
-    """Server half of FedBoost. ``seed`` names the draws of predictors; keyword arguments as in FedAvg."""
+    """Server half of FedBoost.
+
+    ``library``: the predictors, or a function that makes a library of arrays stacked along the first axis: then the clients train the
+    predictors in the first round. ``seed`` names the draws of predictors; keyword arguments as in FedAvg.
+    """
 
     replies_like_model = False
 
-    def __init__(self, library: PredictorLibrary, options: FedBoostOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        library: PredictorLibrary | Callable[[Mapping[str, NDArray[Any]]], PredictorLibrary],
+        options: FedBoostOptions | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedBoostOptions()
-        if self.options.budget > library.q:
-            raise ValueError(
-                f"budget = {self.options.budget}, but the library holds {library.q} predictors: choose 1..{library.q}"
-            )
-        self.library, self.seed = library, seed
-        self.alpha: Floats = np.full(library.q, 1 / library.q)
-        self.average: Floats = self.alpha.copy()
+        self.seed = seed
         self.steps = 0
         self._draws: list[tuple[NDArray[np.int64], Floats]] = []
         self._expected: dict[int, list[str]] = {}
         self._held: dict[int, list[str]] = {}  # what each node's cache holds, least recently used first
+        self._collected: dict[str, NDArray[Any]] = {}
+        self.alpha: Floats = np.zeros(0)
+        self.average: Floats = np.zeros(0)
+        self._make: Callable[[Mapping[str, NDArray[Any]]], PredictorLibrary] | None = None
+        if callable(library):
+            self._make = library
+        else:
+            self._open_library(library)
+
+    def _open_library(self, library: PredictorLibrary) -> None:
+        if self.options.budget > library.q:
+            raise ValueError(
+                f"budget = {self.options.budget}, but the library holds {library.q} predictors: choose 1..{library.q}"
+            )
+        self.library = library
+        self.alpha = np.full(library.q, 1 / library.q)
+        self.average = self.alpha.copy()
+
+    @property
+    def collecting(self) -> bool:
+        """Whether the clients have yet to hand over the predictors."""
+        return not len(self.alpha)
 
     # --- a round -------------------------------------------------------------------------------------------------
 
@@ -114,6 +144,8 @@ class FedBoost(FedAvg):
         """Draw predictors (``repeats`` times) and send them to the sampled clients."""
         nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
         self.meet(grid)
+        if self.collecting:
+            return self._messages(ArrayRecord(), ConfigRecord({**config, "phase": "train-predictor"}), nodes, MessageType.TRAIN)
         gamma = inclusion(self.alpha, self.options.budget, self.options.sampling, self.options.floor)
         rng = generator(self.seed, "predictors", server_round=server_round)
         self._draws, messages = [], []
@@ -153,6 +185,8 @@ class FedBoost(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the gradients and make one mirror step; a reply whose arrays do not fit the draw is left out."""
+        if self.collecting:
+            return self._collect([reply.content for reply in replies if not reply.has_error()])
         used = [sound for reply in replies if not reply.has_error() and (sound := self._open(reply))]
         if not used:
             return None, None
@@ -170,6 +204,23 @@ class FedBoost(FedAvg):
         self.average += (self.alpha - self.average) / self.steps  # of alpha_1 to alpha_T: this round's, before its step
         self.alpha = MIRRORS[self.options.mirror](self.alpha, delta, self.options.step)
         return self.model(), self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)
+
+    def _collect(self, contents: Sequence[RecordDict]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Build the library from the clients' predictors; one of another shape than the first is left out."""
+        rows: list[dict[str, NDArray[Any]]] = []
+        for content in contents:
+            names = next((list(r["predictor-arrays"]) for r in content.values() if isinstance(r, ConfigRecord)), [])  # type: ignore[arg-type]
+            values = [read(array) for record in arrays_of(content) for array in record.values()]
+            row = {str(name): value for name, value in zip(names, values, strict=False)}
+            if rows and {k: v.shape for k, v in row.items()} != {k: v.shape for k, v in rows[0].items()}:
+                log(WARNING, "a predictor was left out: its arrays have other shapes than the first client's")
+            elif row:
+                rows.append(row)
+        if not rows or self._make is None:
+            return None, None
+        self._collected = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        self._open_library(self._make(self._collected))
+        return self.model(), self.train_metrics_aggr_fn(list(contents), self.weighted_by_key)
 
     def _open(self, message: Message) -> "Reply | None":
         metrics = metrics_of(message.content)
@@ -199,7 +250,7 @@ class FedBoost(FedAvg):
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the ensemble: densities as the one density that it is (and the uniform one), other predictors all of them."""
-        if self.fraction_evaluate == 0:
+        if self.fraction_evaluate == 0 or self.collecting:
             return []
         nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
         uniform = np.full(self.library.q, 1 / self.library.q)
@@ -217,10 +268,14 @@ class FedBoost(FedAvg):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return alpha, its running average and the number of steps."""
-        return {"alpha": self.alpha, "average": self.average, "steps": np.array(self.steps)}
+        predictors = {f"library.{name}": array for name, array in self._collected.items()}
+        return {"alpha": self.alpha, "average": self.average, "steps": np.array(self.steps), **predictors}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
+        self._collected = {name.removeprefix("library."): array for name, array in state.items() if name.startswith("library.")}
+        if self._collected and self._make:
+            self._open_library(self._make(self._collected))
         self.alpha, self.average, self.steps = state["alpha"], state["average"].copy(), int(state["steps"])
 
 
@@ -253,9 +308,15 @@ class AFLBoostOptions(FedBoostOptions):
 class AFLBoost(FedBoost):
     """Server half of AFLBoost (Figure 2): every client is a domain with weight lambda_k; m_j / m does not multiply it again."""
 
-    def __init__(self, library: PredictorLibrary, options: AFLBoostOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
-        super().__init__(library, options or AFLBoostOptions(), seed, **kwargs)
+    def __init__(
+        self,
+        library: PredictorLibrary | Callable[[Mapping[str, NDArray[Any]]], PredictorLibrary],
+        options: AFLBoostOptions | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
         self.lambda_options: AFLBoostOptions = options or AFLBoostOptions()
+        super().__init__(library, self.lambda_options, seed, **kwargs)
         self.domains: list[ClientId] = []
         self._names: dict[int, ClientId] = {}
         self.lambda_: Floats = np.zeros(0)

@@ -48,14 +48,19 @@ def assert_same(a, b, where=""):
         assert a == b, where
 
 
-def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(tmp_path):
+BOOST = ["method=fedboost", "task=unigram", "num-clients=6", "clients-per-round=4", "num-rounds=4", "evaluate-every=2"]
+BOOST += ["fedboost.budget=2", "fedboost.cache=3", "fedboost.library=clients", "checkpoint-every=2"]
+
+
+@pytest.mark.parametrize("job", [JOB, BOOST], ids=["superfed-mm", "fedboost"])
+def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_path):
     before = set(os.listdir("/tmp"))
-    done = fedapps("run", *JOB, "--engine", "ray", "--workers", "2", "--out", tmp_path / "ray")
+    done = fedapps("run", *job, "--engine", "ray", "--workers", "2", "--out", tmp_path / "ray")
     assert done.returncode == 0, done.stderr + (tmp_path / "ray" / "run.log").read_text()[-3000:]
     assert "round 4/4" in done.stdout
     assert str(tmp_path / "ray" / "report.html") in done.stdout
     assert (tmp_path / "ray" / "report.html").exists()
-    assert fedapps("run", *JOB, "--engine", "inline", "--out", tmp_path / "inline").returncode == 0
+    assert fedapps("run", *job, "--engine", "inline", "--out", tmp_path / "inline").returncode == 0
     left, right = rows(tmp_path / "ray"), rows(tmp_path / "inline")
     assert len(left) == len(right) == 4
     for one, other in zip(left, right, strict=True):

@@ -200,3 +200,33 @@ def test_bad_options(options, message):
 def test_a_budget_above_the_library():
     with pytest.raises(ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1..2"):
         FedBoost(TWO, FedBoostOptions(budget=3))
+
+
+def test_clients_may_hand_over_the_predictors():
+    """Three clients with distributions of their own: the ensemble of the three fits their pooled outcomes exactly."""
+
+    class Trains(Frequencies):
+        def train_predictor(self, config):
+            return {"table": self.frequencies}
+
+    tables = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
+    clients = [Trains(table, n) for table, n in zip(tables, (50, 30, 20), strict=True)]
+    strategy = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=3, sampling="none", step=0.2))
+    run(strategy, clients, 1)
+    np.testing.assert_allclose(strategy.library.tables, tables)
+    assert strategy.steps == 0
+    run(strategy, clients, 1500)
+    np.testing.assert_allclose(strategy.alpha, [0.5, 0.3, 0.2], atol=0.01)
+    again = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=3))
+    again.load_state_dict(strategy.state_dict())
+    np.testing.assert_allclose(again.library.tables, tables)
+
+
+def test_a_predictor_of_another_shape_is_left_out():
+    class Trains(Frequencies):
+        def train_predictor(self, config):
+            return {"table": np.full(3 if self.num_examples == 10 else 4, 0.25)}
+
+    strategy = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=2))
+    run(strategy, [Trains([1, 0, 0]), Trains([1, 0, 0], 11), Trains([0, 1, 0])], 1)
+    assert strategy.library.q == 2
