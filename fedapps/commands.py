@@ -14,12 +14,13 @@ from fedapps.cli import DEFAULT_CLIENTS, INTERRUPTED
 from fedapps.compare import summary_table
 from fedapps.errors import RunFailed, UserError
 from fedapps.images import is_folder
+from fedapps.methods import METHODS
 from fedapps.progress import Progress
 from fedapps.recorder import FILES, FOLDERS, check_resumable, set_status, status_of
 from fedapps.report import write_report
 from fedapps.run import execute, with_folder
 from fedapps.settings import Settings, find_method, parse_assignment, read_settings, read_toml
-from fedapps.tasks import build_task
+from fedapps.tasks import Task, build_task
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = with_folder(settings, Path("results") / f"{settings.method}-{task.name}-seed{settings.seed}")
     check_sizes(settings)
     task.check(settings.num_clients)
+    check_strategy(settings, task)
     prepare_folder(settings, overwrite=arguments.overwrite)
     folder = Path(settings.out)
     label = f"{settings.method} on {task.name}"
@@ -85,6 +87,15 @@ def check_sizes(settings: Settings) -> None:
     sampled = settings.clients_per_round or settings.num_clients
     if settings.min_replies > sampled:
         raise UserError(f"min-replies = {settings.min_replies}, but a round has {sampled} clients: choose 1..{sampled}")
+
+
+def check_strategy(settings: Settings, task: Task) -> None:
+    """Build the server half once, so that what its options contradict in the task is said before anything starts."""
+    method = METHODS[settings.method]
+    try:
+        method.strategy(settings.options, task, settings.seed)
+    except ValueError as error:
+        raise UserError(f"{method.table}.{error}" if method.table else str(error)) from None
 
 
 def prepare_folder(settings: Settings, overwrite: bool) -> None:

@@ -53,12 +53,18 @@ def ensemble_client(task: Any, client_id: int | str, num_clients: int, store: St
 
 
 def library_of(task: Any, options: FedBoostOptions) -> Any:
-    """Return the task's predictors, or what makes a library of the clients' own."""
-    return task.library() if options.library == "task" else Library.from_arrays
+    """Return the task's predictors, those of a folder, or what makes a library of the clients' own."""
+    if options.library == "clients":
+        return Library.from_arrays
+    if options.library == "task":
+        return task.library()
+    library = Library.open(options.library)
+    task.check_library(library)
+    return library
 
 
 ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
-ENSEMBLE_JOB = {"num-clients": 100, "clients-per-round": 0, "num-rounds": 300, "evaluate-every": 50, "checkpoint-every": 100}
+ENSEMBLE_JOB = {"num-clients": 100, "clients-per-round": 0, "num-rounds": 200, "evaluate-every": 20, "checkpoint-every": 100}
 
 METHODS: dict[str, Method] = {
     "fedavg": Method(

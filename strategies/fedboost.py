@@ -60,8 +60,8 @@ class FedBoostOptions:
     paper, or exactly C. ``mirror``: entropy, euclidean. ``gradient``: sampled (as Figure 1 reads) or unbiased (chain rule and
     corrected (10)). ``step``: eta. ``repeats``: messages with fresh draws before one step (Corollary 2). ``floor``: least gamma.
     ``cache``: how many predictors a client keeps, so that they need not be sent again (0: none; it costs the client memory).
-    ``library``: where the predictors come from: "task", or "clients": in the first round every sampled client trains one on its
-    samples and hands it over.
+    ``library``: where the predictors come from, a matter of who builds the strategy: "task", a folder, or "clients": in the first round
+    every sampled client trains one on its samples and hands it over.
     """
 
     budget: int = 32
@@ -85,7 +85,6 @@ class FedBoostOptions:
         check_range("repeats", self.repeats, 1)
         check_range("floor", self.floor, 0, 1, open_low=True)
         check_range("cache", self.cache, 0)
-        check_choice("library", self.library, ["task", "clients"])
         if self.cache and self.repeats > 1:
             raise ValueError(
                 f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no cache; set one of them off"

@@ -151,6 +151,13 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["--nodes", "2000"], "2000"),
         (["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
         (["fedavg"], "'fedavg': write key=value"),
+        (
+            ["method=fedboost", "fedboost.budget=101"],
+            "fedboost.budget = 101, but the library holds 100 predictors: choose 1..100",
+        ),
+        (["method=fedboost", "fedboost.library=/no/such/folder"], "/no/such/folder"),
+        (["method=fedboost", "task=digits"], "task = 'digits': this method runs on point-mass, unigram, ensemble-classification"),
+        (["method=fedboost", "fedboost.cache=3", "fedboost.repeats=2"], "fedboost.cache = 3, repeats = 2"),
         (["none.toml"], "none.toml: no such file"),
     ],
 )
@@ -193,6 +200,20 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch)
     monkeypatch.setattr(checkpoint, "save_file", full)
     assert run(*QUICK, "--out", tmp_path / "r") == 0
     assert "no checkpoint after round 2" in (tmp_path / "r" / "run.log").read_text()
+
+
+def test_a_library_from_a_folder(tmp_path, capsys):
+    from fedapps.library import Library
+
+    tables = np.random.default_rng(0).dirichlet(np.ones(100), 40).astype(np.float32)
+    Library.from_arrays({"table": tables}).save(tmp_path / "library")
+    job = ["method=fedboost", f"fedboost.library={tmp_path / 'library'}", "fedboost.budget=5", "num-rounds=3", "evaluate-every=0"]
+    assert run(*job, "--nodes", "4", "--out", tmp_path / "r") == 0
+    assert load_file(tmp_path / "r" / "model.safetensors")["alpha"].shape == (40,)
+    broken = sorted((tmp_path / "library").iterdir())[7]
+    broken.write_bytes(b"torn")
+    assert run(*job, "--nodes", "4", "--out", tmp_path / "r2") == 2
+    assert broken.name in capsys.readouterr().err
 
 
 def test_methods_lists_every_method(capsys):

@@ -1,0 +1,310 @@
+"""The studies of Hamer, Mohri, Suresh 2020 (FedBoost), section 5 and appendix D: runs, table and one picture each.
+
+    python benchmarks/fedboost_figures.py --figure 3|4|1000|shakespeare|all-roles|afl|nets --out DIR
+        [--seeds 5] [--rounds N] [--processes 2] [--data SHAKESPEARE]
+
+A cell is one run of one setting and seed through the inline engine, with its own results folder below DIR. A second start skips the
+cells that are finished, and cells that two figures share run once; a longer cell serves a shorter figure, since neither a draw nor
+the output depends on the length of the run. Loss: the full ensemble's, at the method's output (the running average of alpha) unless
+"last", over all clients' test data, weighted by samples. ± is the standard deviation over seeds, in the picture the band is from the
+lowest to the highest. SHAKESPEARE is a folder with the splits train and test, columns character_id and text.
+"""
+
+import argparse
+import csv
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before numpy: one thread a process
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import load_file
+
+from fedapps import drawing
+from fedapps.client_app import app
+from fedapps.inline import InlineGrid
+from fedapps.recorder import read_rounds
+from fedapps.run import execute
+from fedapps.settings import read_settings
+from fedapps.tasks import build_task
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting of a figure: the settings that differ from the figure's, whether a seed makes a difference, its look."""
+
+    label: str
+    config: Config
+    random: bool = True
+    colour: int = 0
+    style: str = "-"
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """What a figure runs and shows. ``rounds``: default length; ``metric``: key of an evaluation; ``kind``: curves, budgets, domains."""
+
+    heading: str
+    rounds: int
+    every: int
+    config: Config
+    lines: tuple[Line, ...]
+    metric: str = "loss-weighted"
+    kind: str = "curves"
+    references: tuple[str, ...] = ("uniform", "best-single", "optimum")
+
+
+def sampling(budget: int, colour: int = 0, style: str = "-", label: str = "") -> tuple[Line, Line]:
+    """Return uniform and weighted sampling with this budget."""
+    both = [{"fedboost.sampling": name, "fedboost.budget": budget} for name in ("uniform", "weighted")]
+    return (
+        Line(f"uniform{label}", both[0], colour=1, style=style),
+        Line(f"weighted{label}", both[1], colour=0, style=style),
+    )
+
+
+def everything(size: int) -> Line:
+    """Return C = q."""
+    return Line("all, C = q", {"fedboost.sampling": "none", "fedboost.budget": size}, False, 6, "--")
+
+
+def synthetic(size: int) -> Config:
+    """Return the paper's synthetic study."""
+    return {"method": "fedboost", "task": "point-mass", "num-clients": size, "point-mass.size": size, "fedboost.step": 0.001}
+
+
+def figures(data: str) -> dict[str, FigureSpec]:
+    """Return the figures by name."""
+    budgets = tuple(line for c in (2, 8, 32, 64) for line in sampling(c, label=f", C = {c}"))
+    unigram: Config = {"task": "unigram", "num-clients": 715, "unigram.source": data}
+    shakespeare: Config = {"method": "fedboost", **unigram, "clients-per-round": 100, "fedboost.step": 0.01}
+    nets: Config = {"task": "ensemble-classification", "num-clients": 10}
+    boost, agnostic = {"method": "fedboost", "fedboost.step": 0.01}, {"method": "aflboost", "aflboost.step": 0.01}
+    few: Config = {"task": "point-mass", "num-clients": 10, "point-mass.size": 100}
+    roles = {**unigram, "num-clients": 100}
+    return {
+        "3": FigureSpec(
+            "Synthetic, p = q = 100, C = 32", 1000, 50, synthetic(100), (everything(100), *sampling(32, label=", C = 32"))
+        ),
+        "4": FigureSpec("Synthetic, loss against C", 300, 50, synthetic(100), (everything(100), *budgets), kind="budgets"),
+        "1000": FigureSpec(
+            "Synthetic, p = q = 1000, C = 32", 100, 10, synthetic(1000), (everything(1000), *sampling(32, label=", C = 32"))
+        ),
+        "shakespeare": FigureSpec(
+            "Shakespeare, p = q = 715, C = 357", 100, 20, shakespeare, (everything(715), *sampling(357, label=", C = p/2"))
+        ),
+        "all-roles": FigureSpec(
+            "Shakespeare, all 715 clients a round", 500, 100, {**shakespeare, "clients-per-round": 0}, sampling(357)[1:]
+        ),
+        "afl": FigureSpec(
+            "Loss of each domain, best to worst", 400, 400, {},
+            (
+                Line("point masses, FedBoost", few | boost, colour=0),
+                Line("point masses, AFLBoost", few | agnostic | {"aflboost.lambda-step": 0.05}, colour=1),
+                Line("100 roles, FedBoost", roles | boost, colour=0, style="--"),
+                Line("100 roles, AFLBoost", roles | agnostic | {"aflboost.lambda-step": 0.005}, colour=1, style="--"),
+                Line("digits, FedBoost", nets | boost | {"data.classes-per-client": 1, "fedboost.budget": 5}, colour=0, style=":"),
+                Line(
+                    "digits, AFLBoost",
+                    nets | agnostic | {"data.classes-per-client": 1, "aflboost.budget": 5, "aflboost.lambda-step": 0.05},
+                    colour=1, style=":",
+                ),
+            ), kind="domains", references=(),
+        ),
+        "nets": FigureSpec(
+            "Digits: ten nets that know three labels each", 300, 10, {**nets, **boost, "ensemble.predictors": 10},
+            tuple(
+                Line(f"{name}, C = {c}", {"fedboost.sampling": name, "fedboost.budget": c}, colour=i)
+                for i, (name, c) in enumerate([("weighted", 5), ("uniform", 5), ("none", 10)])
+            ), metric="accuracy-mean", references=("uniform", "best-single"),
+        ),
+    }  # fmt: skip
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def folder_of(config: Config, seed: int, out: Path) -> Path:
+    """Return a cell's results folder: named by what is run, not by how long."""
+    words = [f"{k.rpartition('.')[2]}-{v}" for k, v in sorted(config.items()) if k not in ("unigram.source", "method", "task")]
+    return out / "-".join([config["task"], config["method"], *words, f"seed-{seed}"])
+
+
+def finished(folder: Path, rounds: int) -> bool:
+    """Whether a cell has run this long."""
+    path = folder / "summary.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return known.get("status") == "completed" and known["rounds-completed"] >= rounds and (folder / "extra.json").exists()
+
+
+def run_cell(config: Config, folder: Path) -> str:
+    """Run one cell, and write beside its records what the pictures need besides."""
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    settings = read_settings({**config, "checkpoint-every": 0, "out": str(folder)})
+    summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
+    task: Any = build_task(settings)
+    extra = task.references(settings.num_clients)
+    if hasattr(task, "optimum"):
+        extra["optimum-loss"] = task.optimum()
+    last = task.library().mixture(load_file(folder / "model.safetensors")["alpha-last"])
+    if last is not None:
+        clients = [task.client_data(k, settings.num_clients) for k in range(settings.num_clients)]
+        table = {name: array[None] for name, array in last.items()}
+        losses = [client.score(table, np.ones(1))["loss"] for client in clients]
+        extra["last-loss"] = float(np.average(losses, weights=[client.num_test for client in clients]))
+    (folder / "extra.json").write_text(json.dumps(extra))
+    return f"{folder.name}: {summary['rounds-completed']} rounds in {summary['seconds']:.0f} s"
+
+
+def curve(folder: Path, metric: str, rounds: int) -> tuple[list[int], list[float]]:
+    """Return rounds and values of a metric up to a round."""
+    rows = [row for row in read_rounds(folder) if "evaluate" in row and row["round"] <= rounds]
+    return [row["round"] for row in rows], [row["evaluate"][metric] for row in rows]
+
+
+def domains(folder: Path) -> np.ndarray:
+    """Return the loss of each client at the last evaluation, sorted."""
+    with (folder / "clients.csv").open() as file:
+        return np.sort([float(row["loss"]) for row in csv.DictReader(file)])
+
+
+def extras(folder: Path) -> dict[str, float]:
+    """Return references and the loss at the last alpha."""
+    return json.loads((folder / "extra.json").read_text())
+
+
+# --- table and picture --------------------------------------------------------------------------------------------------
+
+
+def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Table:
+    """Return mean ± standard deviation of every line, and the references."""
+    table = Table(title=f"{spec.heading}, {rounds} rounds")
+    what = spec.metric if spec.kind != "domains" else "mean domain's loss"
+    for column in ("", "seeds", what, "last" if spec.kind != "domains" else "worst domain's loss", "MB a round", "s"):
+        table.add_column(column)
+    for label, folders in cells.items():
+        summaries = [json.loads((f / "summary.json").read_text()) for f in folders]
+        if spec.kind == "domains":
+            values, others = [domains(f).mean() for f in folders], [domains(f).max() for f in folders]
+        else:
+            values = [curve(f, spec.metric, rounds)[1][-1] for f in folders]
+            full = all(s["rounds-completed"] == rounds for s in summaries)
+            others = [extras(f)["last-loss"] for f in folders if full and "last-loss" in extras(f)]
+        size = np.mean([(s["bytes-up"] + s["bytes-down"]) / s["rounds-completed"] for s in summaries]) / 1e6
+        seconds = f"{np.mean([s['seconds'] for s in summaries]):.0f}"
+        table.add_row(label, str(len(folders)), spread(values), spread(others), f"{size:.3g}", seconds)
+    for name, value in references(spec, cells).items():
+        table.add_row(name, "", f"{value:.4f}")
+    return table
+
+
+def references(spec: FigureSpec, cells: dict[str, list[Path]]) -> dict[str, float]:
+    """Return what the figure compares with, the mean over seeds (where the seed makes the data)."""
+    key = "accuracy" if spec.metric.startswith("accuracy") else "loss"
+    known = [extras(folder) for folders in cells.values() for folder in folders]
+    names = {name: [extra[f"{name}-{key}"] for extra in known if f"{name}-{key}" in extra] for name in spec.references}
+    return {name: float(np.mean(values)) for name, values in names.items() if values}
+
+
+def spread(values: Any) -> str:
+    """Return mean ± standard deviation."""
+    return "–" if not len(values) else f"{np.mean(values):.4f}" + (f" ± {np.std(values):.4f}" if len(values) > 1 else "")
+
+
+def draw(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int, path: Path) -> None:
+    """Write the picture."""
+    figure, axes = drawing.one_panel(spec.heading, drawing.LIGHT)
+    colours, known = drawing.LIGHT.series, references(spec, cells)
+    start = known.get("uniform")
+    budgets: dict[str, list[tuple[int, list[float]]]] = {}
+    for line in spec.lines:
+        if not (folders := cells.get(line.label)):
+            continue
+        look = (colours[line.colour], line.style, line.label)
+        if spec.kind == "domains":
+            stack = np.array([domains(f) for f in folders])
+            drawing.line_with_range(axes, np.linspace(0, 1, stack.shape[1]), stack, *look)
+        elif spec.kind == "budgets":
+            final = [curve(f, spec.metric, rounds)[1][-1] for f in folders]
+            budgets.setdefault(line.config["fedboost.sampling"], []).append((line.config["fedboost.budget"], final))
+        else:
+            xs = curve(folders[0], spec.metric, rounds)[0]
+            stack = np.array([curve(f, spec.metric, rounds)[1] for f in folders])
+            if start is not None:
+                xs, stack = [0, *xs], np.column_stack([np.full(len(stack), start), stack])
+            drawing.line_with_range(axes, xs, stack, *look)
+    for colour, name in ((1, "uniform"), (0, "weighted")):
+        if points := budgets.get(name):
+            drawing.line_with_range(axes, [c for c, _ in points], np.array([v for _, v in points]).T, colours[colour], "-", name)
+    if "none" in budgets:
+        axes.axhline(budgets["none"][0][1][0], color=colours[6], ls="--", lw=1.5, label="all, C = q")
+        axes.set_xscale("log", base=2)
+    for (name, value), style in zip(known.items(), (":", "-.", (0, (5, 1))), strict=False):
+        if name != "best-single" or "accuracy" in spec.metric:  # a single point mass has an enormous loss
+            axes.axhline(value, color=drawing.LIGHT.muted, ls=style, lw=1.2, label={"uniform": "uniform ensemble"}.get(name, name))
+    if spec.kind == "curves":
+        drawing.label_rounds(axes)
+    else:
+        axes.set_xlabel("C" if spec.kind == "budgets" else "share of the domains")
+    drawing.label_values(axes, spec.metric if "accuracy" in spec.metric else "loss", "")
+    drawing.legend(figure, axes, drawing.LIGHT)
+    path.write_bytes(drawing.png(figure))
+
+
+def main() -> None:
+    """Run what is missing, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--figure", required=True, choices=list(figures("")))
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--data", default="", help="Shakespeare; default: a small generated corpus, with as many roles")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="default: the figure's")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    spec = figures(arguments.data)[arguments.figure]
+    rounds = arguments.rounds or spec.rounds
+    every = min(spec.every, rounds)
+    cells: dict[str, list[Path]] = {}
+    jobs: list[tuple[Config, Path]] = []
+    for seed in range(arguments.seeds):
+        for line in spec.lines:
+            if seed and not line.random and not spec.config.get("clients-per-round"):
+                continue
+            config = {"clients-per-round": 0, **spec.config, **line.config}
+            folder = folder_of(config, seed, arguments.out)
+            cells.setdefault(line.label, []).append(folder)
+            if not finished(folder, rounds):
+                jobs.append(({**config, "seed": seed, "num-rounds": rounds, "evaluate-every": every}, folder))
+    run_all(run_cell, jobs, arguments.processes)
+    Console(width=None if sys.stdout.isatty() else 130).print(table_of(spec, cells, rounds))
+    draw(spec, cells, rounds, arguments.out / f"fedboost-{arguments.figure}.png")
+
+
+def run_all(run: Callable[[Config, Path], str], jobs: list[tuple[Config, Path]], processes: int) -> None:
+    """Run cells in parallel processes, and say when each is done."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(run, *job) for job in jobs]):
+            print(future.result(), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
