@@ -100,10 +100,12 @@ def _subtitle(run: RunFolder) -> str:
     if run.clients:
         parts.append(f"{len(run.clients)} clients evaluated")
     if "clients-per-round" in run.settings:
-        parts.append(f"{one_line(str(run.settings['clients-per-round']))} clients a round")
-    if "data.partition" in run.settings:
+        sampled = run.settings["clients-per-round"]
+        parts.append(f"{one_line(str(sampled))} clients a round" if sampled else "all clients in every round")
+    classifies = "accuracy-mean" in run.numbers  # other tasks use neither images nor a net
+    if classifies and "data.partition" in run.settings:
         parts.append(f"partition {one_line(str(run.settings['data.partition']))}")
-    if "model.name" in run.settings:
+    if classifies and "model.name" in run.settings:
         parts.append(f"model {one_line(str(run.settings['model.name']))}")
     return " · ".join(parts)
 
@@ -111,8 +113,13 @@ def _subtitle(run: RunFolder) -> str:
 def _card_entries(run: RunFolder) -> list[tuple[str, str]]:
     labels = dict(_CARDS)
     if "accuracy-mean" not in run.numbers:
-        labels = {key: metric_name(key) for key in list(run.evaluation)[:6]} | labels
+        labels = {key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]} | labels
     return [(label, metric_text(key, run.numbers[key])) for key, label in labels.items() if key in run.numbers]
+
+
+def _unweighted(key: str) -> bool:
+    # A mean weighted by samples is the objective of most methods without accuracies: it comes first.
+    return not key.endswith("-weighted")
 
 
 def _details(run: RunFolder) -> list[Html]:
