@@ -24,8 +24,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")  # before numpy: one thread a process
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
 import numpy as np
@@ -58,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """What a figure runs and shows. ``rounds``: default length; ``metric``: key of an evaluation; ``kind``: curves, budgets, domains."""
+    """What a figure runs and shows: ``rounds`` by default, ``every`` so many ``metric``; ``kind``: curves, budgets, domains."""
 
     heading: str
     rounds: int
@@ -98,6 +96,7 @@ def figures(data: str) -> dict[str, FigureSpec]:
     boost, agnostic = {"method": "fedboost", "fedboost.step": 0.01}, {"method": "aflboost", "aflboost.step": 0.01}
     few: Config = {"task": "point-mass", "num-clients": 10, "point-mass.size": 100}
     roles = {**unigram, "num-clients": 100}
+    squared: Config = {"fedboost.sampling": "weighted", "fedboost.budget": 5, "ensemble.loss": "squared"}
     return {
         "3": FigureSpec(
             "Synthetic, p = q = 100, C = 32", 1000, 50, synthetic(100), (everything(100), *sampling(32, label=", C = 32"))
@@ -128,10 +127,12 @@ def figures(data: str) -> dict[str, FigureSpec]:
             ), kind="domains", references=(),
         ),
         "nets": FigureSpec(
-            "Digits: ten nets that know three labels each", 300, 10, {**nets, **boost, "ensemble.predictors": 10},
-            tuple(
-                Line(f"{name}, C = {c}", {"fedboost.sampling": name, "fedboost.budget": c}, colour=i)
-                for i, (name, c) in enumerate([("weighted", 5), ("uniform", 5), ("none", 10)])
+            "Digits: ten nets that know three labels each", 300, 10, {**nets, "method": "fedboost", "fedboost.step": 0.1},
+            (
+                *sampling(5, label=", C = 5"),
+                Line("all, C = q", {"fedboost.sampling": "none", "fedboost.budget": 10}, colour=6, style="--"),
+                Line("squared, unbiased, weighted, C = 5", squared | {"fedboost.gradient": "unbiased"}, colour=2),
+                Line("squared, weighted, C = 5", squared, colour=3),
             ), metric="accuracy-mean", references=("uniform", "best-single"),
         ),
     }  # fmt: skip
@@ -199,7 +200,8 @@ def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Tab
     """Return mean ± standard deviation of every line, and the references."""
     table = Table(title=f"{spec.heading}, {rounds} rounds")
     what = spec.metric if spec.kind != "domains" else "mean domain's loss"
-    for column in ("", "seeds", what, "last" if spec.kind != "domains" else "worst domain's loss", "MB a round", "s"):
+    other = "worst domain's loss" if spec.kind == "domains" else "last" if spec.metric == "loss-weighted" else "loss-weighted"
+    for column in ("", "seeds", what, other, "MB a round", "s"):
         table.add_column(column)
     for label, folders in cells.items():
         summaries = [json.loads((f / "summary.json").read_text()) for f in folders]
@@ -209,6 +211,8 @@ def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Tab
             values = [curve(f, spec.metric, rounds)[1][-1] for f in folders]
             full = all(s["rounds-completed"] == rounds for s in summaries)
             others = [extras(f)["last-loss"] for f in folders if full and "last-loss" in extras(f)]
+            if spec.metric != "loss-weighted":
+                others = [curve(f, "loss-weighted", rounds)[1][-1] for f in folders]
         size = np.mean([(s["bytes-up"] + s["bytes-down"]) / s["rounds-completed"] for s in summaries]) / 1e6
         seconds = f"{np.mean([s['seconds'] for s in summaries]):.0f}"
         table.add_row(label, str(len(folders)), spread(values), spread(others), f"{size:.3g}", seconds)
@@ -227,7 +231,7 @@ def references(spec: FigureSpec, cells: dict[str, list[Path]]) -> dict[str, floa
 
 def spread(values: Any) -> str:
     """Return mean ± standard deviation."""
-    return "–" if not len(values) else f"{np.mean(values):.4f}" + (f" ± {np.std(values):.4f}" if len(values) > 1 else "")
+    return "-" if not len(values) else f"{np.mean(values):.4f}" + (f" ± {np.std(values):.4f}" if len(values) > 1 else "")
 
 
 def draw(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int, path: Path) -> None:
@@ -260,7 +264,8 @@ def draw(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int, path: Path
         axes.set_xscale("log", base=2)
     for (name, value), style in zip(known.items(), (":", "-.", (0, (5, 1))), strict=False):
         if name != "best-single" or "accuracy" in spec.metric:  # a single point mass has an enormous loss
-            axes.axhline(value, color=drawing.LIGHT.muted, ls=style, lw=1.2, label={"uniform": "uniform ensemble"}.get(name, name))
+            label = {"uniform": "uniform ensemble", "best-single": "best single predictor"}.get(name, name)
+            axes.axhline(value, color=drawing.LIGHT.muted, ls=style, lw=1.2, label=label)
     if spec.kind == "curves":
         drawing.label_rounds(axes)
     else:
@@ -280,6 +285,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="default: the figure's")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # for the processes to come
     spec = figures(arguments.data)[arguments.figure]
     rounds = arguments.rounds or spec.rounds
     every = min(spec.every, rounds)

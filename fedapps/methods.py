@@ -11,8 +11,18 @@ from clients import FedAvgClient, FedProxClient, LocalClient, SuPerFedClient
 from clients.fedboost import FedBoostClient
 from clients.store import Store
 from fedapps.library import Library
-from strategies import FedAvg, FedProx, FedProxOptions, Local, SuPerFed, SuPerFedOptions
-from strategies.fedboost import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
+from strategies import (
+    AFLBoost,
+    AFLBoostOptions,
+    FedAvg,
+    FedBoost,
+    FedBoostOptions,
+    FedProx,
+    FedProxOptions,
+    Local,
+    SuPerFed,
+    SuPerFedOptions,
+)
 
 if TYPE_CHECKING:
     from fedapps.classification import Classification

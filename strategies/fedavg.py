@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from algorithms.averaging import weighted_average
 from algorithms.wire import read
-from strategies.cohort import Cohort, arrays_of, metrics_of
+from strategies.cohort import Cohort
+from strategies.contents import arrays_of, metrics_of
 from strategies.rounds import Callback, Patience, run_rounds
 
 

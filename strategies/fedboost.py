@@ -1,10 +1,9 @@
-"""FedBoost and AFLBoost: learn the weights of an ensemble of pre-trained predictors, sending only a few of them a round.
+"""FedBoost: learn the weights of an ensemble of pre-trained predictors, sending only a few of them a round.
 
-Source: Hamer, Mohri, Suresh 2020, "FedBoost: A Communication-Efficient Algorithm for Federated Learning", Figures 1 and 2, with the
+Source: Hamer, Mohri, Suresh 2020, "FedBoost: A Communication-Efficient Algorithm for Federated Learning", Figure 1, with the
 corrections that ``docs/fedboost.md`` lists. The server keeps the weights alpha on the simplex and the library of predictors. Round
 t: draw the predictors H_t (each with probability gamma_k), send them with ``alpha_k / gamma_k``, collect the gradients of the
-clients' losses at those weights, and make one mirror step. The output is the running average of alpha. AFLBoost also keeps weights
-lambda of the clients (its domains) and moves them up the losses: the worst domain counts most.
+clients' losses at those weights, and make one mirror step. The output is the running average of alpha.
 
 Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the predictors, stacked along their first axis, by the
 names in ``predictor-arrays``; nothing in it grows with the size q of the library. The reply holds two arrays of length h, the gradient
@@ -29,7 +28,7 @@ from algorithms.lru import remember
 from algorithms.mirror import MIRRORS
 from algorithms.seeds import generator
 from algorithms.wire import read
-from strategies.cohort import ClientId, Cohort, arrays_of, metrics_of
+from strategies.contents import arrays_of, metrics_of
 from strategies.fedavg import FedAvg, to_record
 
 Floats = NDArray[np.float64]
@@ -289,81 +288,3 @@ class Reply:
     loss: float
     num_examples: float
     content: RecordDict
-
-
-@dataclass(frozen=True)
-class AFLBoostOptions(FedBoostOptions):
-    """FedBoost's options; ``lambda_step``: step of the domain weights; ``lambda_min``: their floor."""
-
-    lambda_step: float = 0.01
-    lambda_min: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("lambda-step", self.lambda_step, 0, open_low=True)
-        check_range("lambda-min", self.lambda_min, 0, 1)
-
-
-class AFLBoost(FedBoost):
-    """Server half of AFLBoost (Figure 2): every client is a domain with weight lambda_k; m_j / m does not multiply it again."""
-
-    def __init__(
-        self,
-        library: PredictorLibrary | Callable[[Mapping[str, NDArray[Any]]], PredictorLibrary],
-        options: AFLBoostOptions | None = None,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        self.lambda_options: AFLBoostOptions = options or AFLBoostOptions()
-        super().__init__(library, self.lambda_options, seed, **kwargs)
-        self.domains: list[ClientId] = []
-        self._names: dict[int, ClientId] = {}
-        self.lambda_: Floats = np.zeros(0)
-        self.lambda_average: Floats = np.zeros(0)
-
-    def meet(self, grid: Grid) -> None:
-        """Start lambda uniform; a domain that arrives later starts at the mean."""
-        self._names = grid.clients if isinstance(grid, Cohort) else {node: node for node in sorted(grid.get_node_ids())}
-        known = list(self._names.values())
-        new = [client for client in known if client not in self.domains]
-        if new:
-            for name in ("lambda_", "lambda_average"):
-                old: Floats = getattr(self, name)
-                grown = np.concatenate([old, np.full(len(new), old.mean() if len(old) else 1.0)])
-                setattr(self, name, grown / grown.sum())
-            self.domains += new
-            if self.lambda_options.lambda_min * len(self.domains) > 1:
-                n, least = len(self.domains), self.lambda_options.lambda_min
-                raise ValueError(f"lambda-min = {least}: {n} domains allow at most {1 / n:g}")
-
-    def shares(self, replies: Sequence[Reply]) -> list[float]:
-        """Return lambda_k of each reply, scaled by domains over observed domains, and step lambda up the observed losses."""
-        places = [self.domains.index(self._names[reply.node]) for reply in replies]
-        seen = sorted(set(places))
-        scale = len(self.domains) / len(seen)
-        counts = np.bincount(places, minlength=len(self.domains))
-        shares = [float(self.lambda_[k]) * scale / counts[k] for k in places]
-        losses = np.zeros(len(self.domains))
-        for k, reply in zip(places, replies, strict=True):
-            losses[k] += scale * reply.loss / counts[k]
-        o = self.lambda_options
-        self.lambda_average += (self.lambda_ - self.lambda_average) / (self.steps + 1)
-        self.lambda_ = MIRRORS[o.mirror](self.lambda_, -losses, o.lambda_step, floor=o.lambda_min)
-        return shares
-
-    def model(self) -> ArrayRecord:
-        """Return alpha^A, alpha, lambda^A and lambda."""
-        names = ["alpha", "alpha-last", "lambda", "lambda-last"]
-        return to_record(names, [self.average, self.alpha, self.lambda_average, self.lambda_])
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return FedBoost's state, lambda, its average and the domains in order."""
-        names = np.frombuffer("\n".join(f"{type(c).__name__}:{c}" for c in self.domains).encode(), np.uint8)
-        return {**super().state_dict(), "lambda": self.lambda_, "lambda-average": self.lambda_average, "domains": names}
-
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
-        self.lambda_, self.lambda_average = state["lambda"], state["lambda-average"].copy()
-        lines = [line.partition(":") for line in state["domains"].tobytes().decode().split("\n") if line]
-        self.domains = [int(name) if kind == "int" else name for kind, _, name in lines]

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from clients import to_client_app
 from fedapps.inline import InlineGrid
 from strategies import Cohort, FedAvg, Patience, TooFewReplies
-from strategies.cohort import content_bytes
+from strategies.contents import content_bytes
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}

@@ -7,7 +7,8 @@ from clients import MessageStore, to_client_app
 from clients.fedboost import FedBoostClient
 from fedapps.inline import InlineGrid
 from strategies import Cohort
-from strategies.fedboost import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
+from strategies.aflboost import AFLBoost, AFLBoostOptions
+from strategies.fedboost import FedBoost, FedBoostOptions
 from tests.helpers import simulate
 
 
