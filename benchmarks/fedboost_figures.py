@@ -17,7 +17,6 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -68,13 +67,10 @@ class FigureSpec:
     references: tuple[str, ...] = ("uniform", "best-single", "optimum")
 
 
-def sampling(budget: int, colour: int = 0, style: str = "-", label: str = "") -> tuple[Line, Line]:
+def sampling(budget: int) -> tuple[Line, Line]:
     """Return uniform and weighted sampling with this budget."""
-    both = [{"fedboost.sampling": name, "fedboost.budget": budget} for name in ("uniform", "weighted")]
-    return (
-        Line(f"uniform{label}", both[0], colour=1, style=style),
-        Line(f"weighted{label}", both[1], colour=0, style=style),
-    )
+    uniform, weighted = ({"fedboost.sampling": name, "fedboost.budget": budget} for name in ("uniform", "weighted"))
+    return Line(f"uniform, C = {budget}", uniform, colour=1), Line(f"weighted, C = {budget}", weighted, colour=0)
 
 
 def everything(size: int) -> Line:
@@ -89,7 +85,7 @@ def synthetic(size: int) -> Config:
 
 def figures(data: str) -> dict[str, FigureSpec]:
     """Return the figures by name."""
-    budgets = tuple(line for c in (2, 8, 32, 64) for line in sampling(c, label=f", C = {c}"))
+    budgets = tuple(line for c in (2, 8, 32, 64) for line in sampling(c))
     unigram: Config = {"task": "unigram", "num-clients": 715, "unigram.source": data}
     shakespeare: Config = {"method": "fedboost", **unigram, "clients-per-round": 100, "fedboost.step": 0.01}
     nets: Config = {"task": "ensemble-classification", "num-clients": 10}
@@ -98,16 +94,10 @@ def figures(data: str) -> dict[str, FigureSpec]:
     roles = {**unigram, "num-clients": 100}
     squared: Config = {"fedboost.sampling": "weighted", "fedboost.budget": 5, "ensemble.loss": "squared"}
     return {
-        "3": FigureSpec(
-            "Synthetic, p = q = 100, C = 32", 1000, 50, synthetic(100), (everything(100), *sampling(32, label=", C = 32"))
-        ),
+        "3": FigureSpec("Synthetic, p = q = 100", 1000, 50, synthetic(100), (everything(100), *sampling(32))),
         "4": FigureSpec("Synthetic, loss against C", 300, 50, synthetic(100), (everything(100), *budgets), kind="budgets"),
-        "1000": FigureSpec(
-            "Synthetic, p = q = 1000, C = 32", 100, 10, synthetic(1000), (everything(1000), *sampling(32, label=", C = 32"))
-        ),
-        "shakespeare": FigureSpec(
-            "Shakespeare, p = q = 715, C = 357", 100, 20, shakespeare, (everything(715), *sampling(357, label=", C = p/2"))
-        ),
+        "1000": FigureSpec("Synthetic, p = q = 1000", 100, 10, synthetic(1000), (everything(1000), *sampling(32))),
+        "shakespeare": FigureSpec("Shakespeare, 715 roles", 100, 20, shakespeare, (everything(715), *sampling(357))),
         "all-roles": FigureSpec(
             "Shakespeare, all 715 clients a round", 500, 100, {**shakespeare, "clients-per-round": 0}, sampling(357)[1:]
         ),
@@ -129,7 +119,7 @@ def figures(data: str) -> dict[str, FigureSpec]:
         "nets": FigureSpec(
             "Digits: ten nets that know three labels each", 300, 10, {**nets, "method": "fedboost", "fedboost.step": 0.1},
             (
-                *sampling(5, label=", C = 5"),
+                *sampling(5),
                 Line("all, C = q", {"fedboost.sampling": "none", "fedboost.budget": 10}, colour=6, style="--"),
                 Line("squared, unbiased, weighted, C = 5", squared | {"fedboost.gradient": "unbiased"}, colour=2),
                 Line("squared, weighted, C = 5", squared, colour=3),
@@ -163,7 +153,8 @@ def run_cell(config: Config, folder: Path) -> str:
     settings = read_settings({**config, "checkpoint-every": 0, "out": str(folder)})
     summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
     task: Any = build_task(settings)
-    extra = task.references(settings.num_clients)
+    # Only the nets depend on the seed.
+    extra = task.references(settings.num_clients) if settings.seed == 0 or settings.task == "ensemble-classification" else {}
     if hasattr(task, "optimum"):
         extra["optimum-loss"] = task.optimum()
     last = task.library().mixture(load_file(folder / "model.safetensors")["alpha-last"])
@@ -300,16 +291,11 @@ def main() -> None:
             cells.setdefault(line.label, []).append(folder)
             if not finished(folder, rounds):
                 jobs.append(({**config, "seed": seed, "num-rounds": rounds, "evaluate-every": every}, folder))
-    run_all(run_cell, jobs, arguments.processes)
+    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(run_cell, *job) for job in jobs]):
+            print(future.result(), file=sys.stderr, flush=True)
     Console(width=None if sys.stdout.isatty() else 130).print(table_of(spec, cells, rounds))
     draw(spec, cells, rounds, arguments.out / f"fedboost-{arguments.figure}.png")
-
-
-def run_all(run: Callable[[Config, Path], str], jobs: list[tuple[Config, Path]], processes: int) -> None:
-    """Run cells in parallel processes, and say when each is done."""
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run, *job) for job in jobs]):
-            print(future.result(), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class FedBoostClient(NumPyClient):
             one = np.ones(1)
             scores = self.data.score({name: array[:1] for name, array in predictors.items()}, one)
             uniform = self.data.score({name: array[1:] for name, array in predictors.items()}, one)
-            scores = {name: value for name, value in scores.items() if "-" not in name}
+            scores = {name: value for name, value in scores.items() if not name.startswith(("uniform-", "best-single-"))}
             scores |= {f"uniform-{name}": uniform[name] for name in scores}
         else:
             scores = self.data.score(predictors, alpha)

@@ -32,6 +32,7 @@ from strategies.contents import arrays_of, metrics_of
 from strategies.fedavg import FedAvg, to_record
 
 Floats = NDArray[np.float64]
+DEFAULT_BUDGET = 32
 
 
 class PredictorLibrary(Protocol):
@@ -55,15 +56,15 @@ class PredictorLibrary(Protocol):
 class FedBoostOptions:
     """Options of FedBoost.
 
-    ``budget``: expected number C of predictors sent a round. ``sampling``: none, uniform, weighted. ``draw``: independent as in the
-    paper, or exactly C. ``mirror``: entropy, euclidean. ``gradient``: sampled (as Figure 1 reads) or unbiased (chain rule and
-    corrected (10)). ``step``: eta. ``repeats``: messages with fresh draws before one step (Corollary 2). ``floor``: least gamma.
-    ``cache``: how many predictors a client keeps, so that they need not be sent again (0: none; it costs the client memory).
-    ``library``: where the predictors come from, a matter of who builds the strategy: "task", a folder, or "clients": in the first round
-    every sampled client trains one on its samples and hands it over.
+    ``budget``: expected number C of predictors sent a round; 0: 32, or all where there are fewer. ``sampling``: none, uniform,
+    weighted. ``draw``: independent as in the paper, or exactly C. ``mirror``: entropy, euclidean. ``gradient``: sampled (as Figure 1
+    reads) or unbiased (chain rule and corrected (10)). ``step``: eta. ``repeats``: messages with fresh draws before one step
+    (Corollary 2). ``floor``: least gamma. ``cache``: how many predictors a client keeps, so that they need not be sent again (0:
+    none; it costs the client memory). ``library``: where the predictors come from, a matter of who builds the strategy: "task", a
+    folder, or "clients": in the first round every sampled client trains one on its samples and hands it over.
     """
 
-    budget: int = 32
+    budget: int = 0
     sampling: str = "weighted"
     draw: str = "independent"
     mirror: str = "entropy"
@@ -75,7 +76,7 @@ class FedBoostOptions:
     library: str = "task"
 
     def __post_init__(self) -> None:
-        check_range("budget", self.budget, 1)
+        check_range("budget", self.budget, 0)
         check_choice("sampling", self.sampling, ["none", "uniform", "weighted"])
         check_choice("draw", self.draw, ["independent", "exact"])
         check_choice("mirror", self.mirror, MIRRORS)
@@ -123,10 +124,12 @@ class FedBoost(FedAvg):
             self._open_library(library)
 
     def _open_library(self, library: PredictorLibrary) -> None:
-        if self.options.budget > library.q:
-            raise ValueError(
-                f"budget = {self.options.budget}, but the library holds {library.q} predictors: choose 1..{library.q}"
-            )
+        budget = self.options.budget or min(DEFAULT_BUDGET, library.q)
+        if budget > library.q and self._make is None:
+            raise ValueError(f"budget = {budget}, but the library holds {library.q} predictors: choose 1..{library.q}")
+        if budget > library.q:  # the clients handed over fewer than were asked for: a failing client must not end the run
+            log(WARNING, "budget = %d, but the clients handed over %d predictors: all of them are sent", budget, library.q)
+        self.budget = min(budget, library.q)
         self.library = library
         self.alpha = np.full(library.q, 1 / library.q)
         self.average = self.alpha.copy()
@@ -144,15 +147,11 @@ class FedBoost(FedAvg):
         self.meet(grid)
         if self.collecting:
             return self._messages(ArrayRecord(), ConfigRecord({**config, "phase": "train-predictor"}), nodes, MessageType.TRAIN)
-        gamma = inclusion(self.alpha, self.options.budget, self.options.sampling, self.options.floor)
+        gamma = inclusion(self.alpha, self.budget, self.options.sampling, self.options.floor)
         rng = generator(self.seed, "predictors", server_round=server_round)
         self._draws, messages = [], []
         for draw in range(self.options.repeats):
-            ids = (
-                draw_independent(gamma, rng)
-                if self.options.draw == "independent"
-                else draw_exact(gamma, self.options.budget, rng)
-            )
+            ids = draw_independent(gamma, rng) if self.options.draw == "independent" else draw_exact(gamma, self.budget, rng)
             self._draws.append((ids, gamma))
             sent = [ids, self.alpha[ids] / gamma[ids]]
             if self.options.cache:

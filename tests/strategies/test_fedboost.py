@@ -187,7 +187,7 @@ def test_state_goes_on_where_it_was(kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 0}, "budget = 0"),
+        ({"budget": -1}, "budget = -1"),
         ({"sampling": "even"}, "sampling = 'even'"),
         ({"step": 0.0}, "step = 0.0"),
         ({"floor": 0.0}, "floor"),
@@ -221,6 +221,17 @@ def test_clients_may_hand_over_the_predictors():
     again = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=3))
     again.load_state_dict(strategy.state_dict())
     np.testing.assert_allclose(again.library.tables, tables)
+
+
+def test_fewer_predictors_than_the_budget_are_all_sent():
+    class Trains(Frequencies):
+        def train_predictor(self, config):
+            return {"table": self.frequencies}
+
+    strategy = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=30, sampling="uniform"))
+    run(strategy, [Trains([0.5, 0.5]), Trains([0.9, 0.1])], 3)
+    assert strategy.budget == 2
+    assert strategy.steps == 2
 
 
 def test_a_predictor_of_another_shape_is_left_out():
