@@ -242,3 +242,27 @@ def test_a_predictor_of_another_shape_is_left_out():
     strategy = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=2))
     run(strategy, [Trains([1, 0, 0]), Trains([1, 0, 0], 11), Trains([0, 1, 0])], 1)
     assert strategy.library.q == 2
+
+
+def test_what_is_sent_has_the_ensemble_as_its_mean_and_the_output_is_the_running_average():
+    """The sent weights are alpha_k / gamma_k; alpha^A is the mean of alpha_1 to alpha_T."""
+    sent, alphas = [], []
+    rng = np.random.default_rng(1)
+    library = Tables(rng.dirichlet(np.ones(5), 6))
+    strategy = FedBoost(library, FedBoostOptions(budget=3, sampling="uniform", step=0.1))
+
+    class Spy(FedBoostClient):
+        def fit(self, parameters, config):
+            ids, alpha, table = parameters
+            sent.append((ids, alpha, table, strategy.alpha.copy()))
+            return super().fit(parameters, config)
+
+    app = to_client_app(lambda c: Spy(Frequencies(rng.dirichlet(np.ones(5)))))
+    alphas.append(strategy.alpha.copy())
+    remember = lambda now: alphas.append(strategy.alpha.copy())  # noqa: E731
+    grid = Cohort(InlineGrid(app, 1))
+    simulate(strategy, None, 1, {"alpha": strategy.alpha}, 20, grid=grid, evaluate_every=0, callbacks=[remember])
+    for ids, alpha, table, now in sent:
+        np.testing.assert_allclose(alpha, now[ids] / 0.5)
+        np.testing.assert_array_equal(table, library.tables[ids])
+    np.testing.assert_allclose(strategy.average, np.mean(alphas[:20], axis=0))
