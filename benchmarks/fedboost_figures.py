@@ -1,6 +1,6 @@
 """The studies of Hamer, Mohri, Suresh 2020 (FedBoost), section 5 and appendix D: runs, table and one picture each.
 
-    python benchmarks/fedboost_figures.py --figure 3|4|1000|shakespeare|all-roles|afl|nets --out DIR
+    python benchmarks/fedboost_figures.py --figure 3|4|1000|shakespeare|all-roles|afl|afl-roles|nets --out DIR
         [--seeds 5] [--rounds N] [--processes 2] [--data SHAKESPEARE]
 
 A cell is one run of one setting and seed through the inline engine, with its own results folder below DIR. A second start skips the
@@ -91,29 +91,31 @@ def figures(data: str) -> dict[str, FigureSpec]:
     nets: Config = {"task": "ensemble-classification", "num-clients": 10}
     boost, agnostic = {"method": "fedboost", "fedboost.step": 0.01}, {"method": "aflboost", "aflboost.step": 0.01}
     few: Config = {"task": "point-mass", "num-clients": 10, "point-mass.size": 100}
-    roles = {**unigram, "num-clients": 100}
+    roles, classes = {**unigram, "num-clients": 100}, {**nets, "data.classes-per-client": 1}
     squared: Config = {"fedboost.sampling": "weighted", "fedboost.budget": 5, "ensemble.loss": "squared"}
+    own = ("uniform",)  # the others are of the test texts alone; here a role without one is scored on its training text
     return {
         "3": FigureSpec("Synthetic, p = q = 100", 1000, 50, synthetic(100), (everything(100), *sampling(32))),
         "4": FigureSpec("Synthetic, loss against C", 300, 50, synthetic(100), (everything(100), *budgets), kind="budgets"),
-        "1000": FigureSpec("Synthetic, p = q = 1000", 100, 10, synthetic(1000), (everything(1000), *sampling(32))),
-        "shakespeare": FigureSpec("Shakespeare, 715 roles", 100, 20, shakespeare, (everything(715), *sampling(357))),
+        "1000": FigureSpec(
+            "Synthetic, p = q = 1000", 100, 5, synthetic(1000) | {"fedboost.step": 0.01}, (everything(1000), *sampling(320))
+        ),
+        "shakespeare": FigureSpec("Shakespeare, 715 roles", 100, 20, shakespeare, (everything(715), *sampling(357)), references=own),
         "all-roles": FigureSpec(
-            "Shakespeare, all 715 clients a round", 500, 100, {**shakespeare, "clients-per-round": 0}, sampling(357)[1:]
+            "Shakespeare, all 715 clients a round", 500, 100, {**shakespeare, "clients-per-round": 0}, sampling(357)[1:], references=own
         ),
         "afl": FigureSpec(
-            "Loss of each domain, best to worst", 400, 400, {},
-            (
+            "Loss of each domain, best to worst", 200, 200, {}, (
                 Line("point masses, FedBoost", few | boost, colour=0),
                 Line("point masses, AFLBoost", few | agnostic | {"aflboost.lambda-step": 0.05}, colour=1),
-                Line("100 roles, FedBoost", roles | boost, colour=0, style="--"),
-                Line("100 roles, AFLBoost", roles | agnostic | {"aflboost.lambda-step": 0.005}, colour=1, style="--"),
-                Line("digits, FedBoost", nets | boost | {"data.classes-per-client": 1, "fedboost.budget": 5}, colour=0, style=":"),
-                Line(
-                    "digits, AFLBoost",
-                    nets | agnostic | {"data.classes-per-client": 1, "aflboost.budget": 5, "aflboost.lambda-step": 0.05},
-                    colour=1, style=":",
-                ),
+                Line("digits, FedBoost", classes | boost | {"fedboost.step": 0.1, "fedboost.budget": 5}, colour=0, style="--"),
+                Line("digits, AFLBoost", classes | agnostic | {"aflboost.step": 0.1, "aflboost.budget": 5}, colour=1, style="--"),
+            ), kind="domains", references=(),
+        ),
+        "afl-roles": FigureSpec(
+            "Loss of each of 100 roles, best to worst", 200, 200, roles, (
+                Line("FedBoost", boost | {"fedboost.step": 0.1}),
+                Line("AFLBoost", agnostic | {"aflboost.step": 0.1}, colour=1),
             ), kind="domains", references=(),
         ),
         "nets": FigureSpec(
@@ -153,8 +155,8 @@ def run_cell(config: Config, folder: Path) -> str:
     settings = read_settings({**config, "checkpoint-every": 0, "out": str(folder)})
     summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
     task: Any = build_task(settings)
-    # Only the nets depend on the seed.
-    extra = task.references(settings.num_clients) if settings.seed == 0 or settings.task == "ensemble-classification" else {}
+    known = settings.seed and settings.task != "ensemble-classification"  # only the nets depend on the seed
+    extra = {} if known else task.references(settings.num_clients)
     if hasattr(task, "optimum"):
         extra["optimum-loss"] = task.optimum()
     last = task.library().mixture(load_file(folder / "model.safetensors")["alpha-last"])
@@ -184,9 +186,6 @@ def extras(folder: Path) -> dict[str, float]:
     return json.loads((folder / "extra.json").read_text())
 
 
-# --- table and picture --------------------------------------------------------------------------------------------------
-
-
 def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Table:
     """Return mean ± standard deviation of every line, and the references."""
     table = Table(title=f"{spec.heading}, {rounds} rounds")
@@ -205,18 +204,20 @@ def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Tab
             if spec.metric != "loss-weighted":
                 others = [curve(f, "loss-weighted", rounds)[1][-1] for f in folders]
         size = np.mean([(s["bytes-up"] + s["bytes-down"]) / s["rounds-completed"] for s in summaries]) / 1e6
-        seconds = f"{np.mean([s['seconds'] for s in summaries]):.0f}"
-        table.add_row(label, str(len(folders)), spread(values), spread(others), f"{size:.3g}", seconds)
+        numbers = f"{size:.3g}", f"{np.mean([s['seconds'] for s in summaries]):.0f}"
+        table.add_row(label, str(len(folders)), spread(values), spread(others), *numbers)
     for name, value in references(spec, cells).items():
         table.add_row(name, "", f"{value:.4f}")
     return table
 
 
 def references(spec: FigureSpec, cells: dict[str, list[Path]]) -> dict[str, float]:
-    """Return what the figure compares with, the mean over seeds (where the seed makes the data)."""
+    """Return what the figure compares with; the uniform ensemble is the one of the evaluations."""
     key = "accuracy" if spec.metric.startswith("accuracy") else "loss"
     known = [extras(folder) for folders in cells.values() for folder in folders]
     names = {name: [extra[f"{name}-{key}"] for extra in known if f"{name}-{key}" in extra] for name in spec.references}
+    if spec.kind == "curves":
+        names["uniform"] = [curve(f, f"uniform-{spec.metric}", 10**9)[1][0] for folders in cells.values() for f in folders]
     return {name: float(np.mean(values)) for name, values in names.items() if values}
 
 
@@ -229,11 +230,9 @@ def draw(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int, path: Path
     """Write the picture."""
     figure, axes = drawing.one_panel(spec.heading, drawing.LIGHT)
     colours, known = drawing.LIGHT.series, references(spec, cells)
-    start = known.get("uniform")
     budgets: dict[str, list[tuple[int, list[float]]]] = {}
     for line in spec.lines:
-        if not (folders := cells.get(line.label)):
-            continue
+        folders = cells[line.label]
         look = (colours[line.colour], line.style, line.label)
         if spec.kind == "domains":
             stack = np.array([domains(f) for f in folders])
@@ -244,9 +243,8 @@ def draw(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int, path: Path
         else:
             xs = curve(folders[0], spec.metric, rounds)[0]
             stack = np.array([curve(f, spec.metric, rounds)[1] for f in folders])
-            if start is not None:
-                xs, stack = [0, *xs], np.column_stack([np.full(len(stack), start), stack])
-            drawing.line_with_range(axes, xs, stack, *look)
+            stack = np.column_stack([np.full(len(stack), known["uniform"]), stack])
+            drawing.line_with_range(axes, [0, *xs], stack, *look)
     for colour, name in ((1, "uniform"), (0, "weighted")):
         if points := budgets.get(name):
             drawing.line_with_range(axes, [c for c, _ in points], np.array([v for _, v in points]).T, colours[colour], "-", name)
@@ -279,7 +277,6 @@ def main() -> None:
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # for the processes to come
     spec = figures(arguments.data)[arguments.figure]
     rounds = arguments.rounds or spec.rounds
-    every = min(spec.every, rounds)
     cells: dict[str, list[Path]] = {}
     jobs: list[tuple[Config, Path]] = []
     for seed in range(arguments.seeds):
@@ -290,7 +287,7 @@ def main() -> None:
             folder = folder_of(config, seed, arguments.out)
             cells.setdefault(line.label, []).append(folder)
             if not finished(folder, rounds):
-                jobs.append(({**config, "seed": seed, "num-rounds": rounds, "evaluate-every": every}, folder))
+                jobs.append(({**config, "seed": seed, "num-rounds": rounds, "evaluate-every": min(spec.every, rounds)}, folder))
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
         for future in as_completed([pool.submit(run_cell, *job) for job in jobs]):
             print(future.result(), file=sys.stderr, flush=True)
