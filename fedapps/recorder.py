@@ -70,9 +70,9 @@ class Recorder:
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
             row["evaluate"] = summarise(now.evaluated.metrics)
-            row["evaluate"] |= {
-                f"{name}-weighted": value for name, value in weighted.items() if name.endswith(("loss", "accuracy"))
-            }
+            for name, value in weighted.items():
+                if name.endswith(("loss", "accuracy")) and not isinstance(value, list):
+                    row["evaluate"][f"{name}-weighted"] = value
             self.last_evaluation = row["evaluate"]
             row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
             self._write_clients(now.evaluated.metrics)

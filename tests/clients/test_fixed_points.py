@@ -48,7 +48,7 @@ def test_fedavg_with_many_steps_reaches_its_known_biased_point(epochs):
     """K gradient steps contract by a_i = (1 - rate h_i)^K, so the fixed point weighs targets by 1 - a_i."""
     pull = [1 - (1 - CONFIG["learning-rate"] * h) ** epochs for h in CURVATURE]
     want = sum(p * t for p, t in zip(pull, TARGET, strict=True)) / sum(pull)
-    assert final(FedAvg(), FedAvgClient, 400, epochs) == pytest.approx(want, abs=1e-4)
+    assert final(FedAvg(), FedAvgClient, 80, epochs) == pytest.approx(want, abs=1e-4)
 
 
 @pytest.mark.parametrize("mu", [0.5, 5.0])
@@ -56,7 +56,7 @@ def test_fedprox_solved_to_the_end_reaches_its_fixed_point(mu):
     """Each client minimises h/2 (w - t)^2 + mu/2 (w - w_g)^2, so w_g's fixed point weighs targets by h / (h + mu)."""
     pull = [h / (h + mu) for h in CURVATURE]
     want = sum(p * t for p, t in zip(pull, TARGET, strict=True)) / sum(pull)
-    assert final(FedProx(FedProxOptions(mu)), FedProxClient, 200, 400) == pytest.approx(want, abs=1e-4)
+    assert final(FedProx(FedProxOptions(mu)), FedProxClient, 50, 400) == pytest.approx(want, abs=1e-4)
 
 
 def test_local_clients_reach_their_own_optima_and_send_nothing():
