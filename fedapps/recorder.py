@@ -46,14 +46,18 @@ class Recorder:
         """Open the folder; ``done``: rounds that a checkpoint already holds (later lines are dropped)."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.rounds = [row for row in read_rounds(folder) if row["round"] <= done]
-        self.last_evaluation: dict[str, float] = next((row["evaluate"] for row in reversed(self.rounds) if "evaluate" in row), {})
+        rows = [row for row in read_rounds(folder) if row["round"] <= done]
+        self.last_evaluation: dict[str, float] = {}
+        self.completed = self.failures = 0
+        self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
+        for row in rows:
+            self._count(row)
         self.facts = {"method": settings.method, "task": task, "seed": settings.seed, "num-rounds": settings.num_rounds}
         stored = {k: v for k, v in settings.flat().items() if k not in ("out", "resume")}
         (folder / "settings.toml").write_text(
             to_toml(stored | {f"versions.{k}": v for k, v in versions().items()}), encoding="utf-8"
         )
-        (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.rounds), encoding="utf-8")
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         self.finish("running")
 
     def __call__(self, now: Round) -> None:
@@ -73,23 +77,30 @@ class Recorder:
             for name, value in weighted.items():
                 if name.endswith(("loss", "accuracy")) and not isinstance(value, list):
                     row["evaluate"][f"{name}-weighted"] = value
-            self.last_evaluation = row["evaluate"]
             row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
             self._write_clients(now.evaluated.metrics)
-        self.rounds.append(row)
+        self._count(row)
         with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self.finish("running")
+
+    def _count(self, row: Mapping[str, Any]) -> None:
+        # Running totals: a run of 100,000 rounds must not add up all its rounds after each of them.
+        self.completed = row["round"]
+        self.failures += len(row["failures"])
+        self.last_evaluation = row.get("evaluate", self.last_evaluation)
+        for key in self.totals:
+            self.totals[key] += row.get(key, 0)
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
         """Write summary.json with this status (running, completed, failed, interrupted) and return it."""
         summary = {
             **self.facts,
             "status": status,
-            "rounds-completed": self.rounds[-1]["round"] if self.rounds else 0,
-            "failures": sum(len(row["failures"]) for row in self.rounds),
-            "seconds": round(sum(row["seconds"] for row in self.rounds), 3),
-            **{key: sum(row.get(key, 0) for row in self.rounds) for key in BYTES},
+            "rounds-completed": self.completed,
+            "failures": self.failures,
+            "seconds": round(self.totals["seconds"], 3),
+            **{key: self.totals[key] for key in BYTES},
             **self.last_evaluation,
             **({"error": error} if error else {}),
         }

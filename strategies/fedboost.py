@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.checks import check_choice, check_range
-from algorithms.ensembles import bias_correction, chain_rule, draw_exact, draw_independent, inclusion
+from algorithms.ensembles import bias_correction, chain_rule, draw_exact, draw_independent, inclusion, sampled_weights
 from algorithms.lru import remember
 from algorithms.mirror import MIRRORS
 from algorithms.seeds import generator
@@ -153,7 +153,7 @@ class FedBoost(FedAvg):
         for draw in range(self.options.repeats):
             ids = draw_independent(gamma, rng) if self.options.draw == "independent" else draw_exact(gamma, self.budget, rng)
             self._draws.append((ids, gamma))
-            sent = [ids, self.alpha[ids] / gamma[ids]]
+            sent = [ids, sampled_weights(self.alpha, ids, gamma)]
             if self.options.cache:
                 messages += self._to_caches(config, nodes, sent)
             else:
