@@ -16,14 +16,9 @@ Numbers are those of the last round, times 100, mean ± sample standard deviatio
 """
 
 import argparse
-import json
-import logging
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +33,8 @@ from safetensors.numpy import load_file
 
 from algorithms.responses import CDFS
 from fedapps import drawing, fair_plots, plots
-from fedapps.client_app import app
-from fedapps.inline import InlineGrid
+from fedapps.cells import Cell, run_missing
 from fedapps.recorder import read_rounds
-from fedapps.run import execute
 from fedapps.runs import read_run
 from fedapps.settings import read_settings, read_toml
 from fedapps.tasks import build_task
@@ -224,22 +217,7 @@ def folder_of(config: Config, out: Path) -> Path:
 OWN = ("fedavg", "fedprox", "afl", "q-fedavg", "term", "fedmgda", "propfair")
 
 
-def finished(folder: Path) -> bool:
-    """Whether a cell is done."""
-    path = folder / "summary.json"
-    return path.exists() and json.loads(path.read_text())["status"] == "completed"
-
-
-def run_cell(config: Config, folder: Path) -> str:
-    """Run one cell, or go on with it."""
-    torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    settings = read_settings({**config, "out": str(folder), "resume": (folder / "settings.toml").exists()})
-    summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
-    return f"{folder.name}: {summary['rounds-completed']} rounds in {summary['seconds']:.0f} s"
-
-
-def cells_of(spec: TableSpec, seeds: Sequence[int], rounds: int, out: Path) -> dict[str, list[tuple[Config, Path]]]:
+def cells_of(spec: TableSpec, seeds: Sequence[int], rounds: int, out: Path) -> dict[str, list[Cell]]:
     """Return the cells by line."""
     shared = dict(spec.config)
     if not shared["num-clients"]:  # all roles that have something to train and to test on
@@ -248,10 +226,10 @@ def cells_of(spec: TableSpec, seeds: Sequence[int], rounds: int, out: Path) -> d
     if rounds:
         shared["num-rounds"] = rounds
     shared["evaluate-every"] = min(shared["evaluate-every"], shared["num-rounds"])
-    cells: dict[str, list[tuple[Config, Path]]] = {}
+    cells: dict[str, list[Cell]] = {}
     for line in spec.lines:
         configs = [{**shared, **line.config, "seed": seed} for seed in seeds]
-        cells[line.label] = [(config, folder_of(config, out)) for config in configs]
+        cells[line.label] = [Cell(config, folder_of(config, out)) for config in configs]
     return cells
 
 
@@ -377,14 +355,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="default: the table's")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # for the processes to come
     spec = tables(arguments.data)[arguments.table]
     cells = cells_of(spec, arguments.seeds, arguments.rounds, arguments.out)
-    jobs = [cell for line in cells.values() for cell in line if not finished(cell[1])]
-    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run_cell, *job) for job in jobs]):
-            print(future.result(), file=sys.stderr, flush=True)
-    folders = {label: [folder for _, folder in line] for label, line in cells.items()}
+    run_missing([cell for line in cells.values() for cell in line], arguments.processes)
+    folders = {label: [cell.folder for cell in line] for label, line in cells.items()}
     Console(width=240).print(table_of(spec, folders))
     for path in draw(spec, folders, arguments.out / f"fair-{arguments.table}"):
         print(path, file=sys.stderr)

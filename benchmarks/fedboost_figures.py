@@ -14,29 +14,21 @@ character_id and text, or MNIST.
 import argparse
 import csv
 import json
-import logging
-import os
-import shutil
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
 from fedapps import drawing
-from fedapps.client_app import app
-from fedapps.inline import InlineGrid
+from fedapps.cells import Cell, run_missing
 from fedapps.recorder import read_rounds
-from fedapps.run import execute
 from fedapps.settings import read_settings
 from fedapps.tasks import build_task
 
@@ -151,26 +143,15 @@ def folder_of(config: Config, seed: int, out: Path) -> Path:
     words = [
         f"{k.rpartition('.')[2]}-{v}"
         for k, v in sorted(config.items())
-        if k not in ("unigram.source", "data.source", "method", "task")
+        if k not in ("unigram.source", "data.source", "method", "task", "checkpoint-every")
     ]
     return out / "-".join([config["task"], config["method"], *words, f"seed-{seed}"])
 
 
-def finished(folder: Path, rounds: int) -> bool:
-    """Whether a cell has run this long."""
-    path = folder / "summary.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    return known.get("status") == "completed" and known["rounds-completed"] >= rounds and (folder / "extra.json").exists()
-
-
-def run_cell(config: Config, folder: Path) -> str:
-    """Run one cell, and write beside its records what the pictures need besides."""
-    torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    settings = read_settings({**config, "checkpoint-every": 0, "out": str(folder)})
-    summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
+def write_extras(cell: Cell) -> None:
+    """Write beside a cell's records what the pictures need besides."""
+    folder = cell.folder
+    settings = read_settings({**cell.config, "out": str(folder)})
     task: Any = build_task(settings)
     known = settings.seed and settings.task != "ensemble-classification"  # only the nets depend on the seed
     extra: dict[str, Any] = {}
@@ -190,7 +171,6 @@ def run_cell(config: Config, folder: Path) -> str:
         losses = [client.score(table, np.ones(1))["loss"] for client in clients]
         extra["last-loss"] = float(np.average(losses, weights=[client.num_test for client in clients]))
     (folder / "extra.json").write_text(json.dumps(extra))
-    return f"{folder.name}: {summary['rounds-completed']} rounds in {summary['seconds']:.0f} s"
 
 
 def curve(folder: Path, metric: str, rounds: int) -> tuple[list[int], list[float]]:
@@ -207,7 +187,8 @@ def domains(folder: Path, measure: str = "loss") -> np.ndarray:
 
 def extras(folder: Path) -> dict[str, float]:
     """Return references and the loss at the last alpha."""
-    return json.loads((folder / "extra.json").read_text())
+    found: dict[str, float] = json.loads((folder / "extra.json").read_text())
+    return found
 
 
 def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Table:
@@ -312,23 +293,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="default: the figure's")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # for the processes to come
     spec = figures(arguments.data)[arguments.figure]
     rounds = arguments.rounds or spec.rounds
     cells: dict[str, list[Path]] = {}
-    jobs: list[tuple[Config, Path]] = []
+    jobs: list[Cell] = []
     for seed in range(arguments.seeds):
         for line in spec.lines:
             if seed and not line.random and not spec.config.get("clients-per-round"):
                 continue
-            config = {"clients-per-round": 0, **spec.config, **line.config}
+            config = {"clients-per-round": 0, "checkpoint-every": 0, **spec.config, **line.config}
             folder = folder_of(config, seed, arguments.out)
             cells.setdefault(line.label, []).append(folder)
-            if not finished(folder, rounds):
-                jobs.append(({**config, "seed": seed, "num-rounds": rounds, "evaluate-every": min(spec.every, rounds)}, folder))
-    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run_cell, *job) for job in jobs]):
-            print(future.result(), file=sys.stderr, flush=True)
+            jobs.append(Cell({**config, "seed": seed, "num-rounds": rounds, "evaluate-every": min(spec.every, rounds)}, folder))
+    run_missing(jobs, arguments.processes, rounds, after=write_extras)
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(table_of(spec, cells, rounds))
     for name, value in extras(next(iter(cells.values()))[0]).items():

@@ -14,29 +14,21 @@ proves; what grows in x_bar: non-zeros or rank; for `lasso` the recovered x besi
 
 import argparse
 import json
-import logging
-import os
-import shutil
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
 from fedapps import drawing
-from fedapps.client_app import app
-from fedapps.inline import InlineGrid
+from fedapps.cells import Cell, run_missing
 from fedapps.recorder import read_rounds
-from fedapps.run import execute
 from fedapps.settings import read_settings
 from fedapps.tasks import build_task
 
@@ -85,26 +77,6 @@ def studies(data: str) -> dict[str, Study]:
             ("gap", "consensus", "rounded-cost"), "rounded-cost", projects=False, slope=-1 / 3,
         ),
     }  # fmt: skip
-
-
-def finished(folder: Path, rounds: int) -> bool:
-    """Whether a cell has run this long."""
-    path = folder / "summary.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    return known.get("status") == "completed" and known["rounds-completed"] == rounds
-
-
-def run_cell(config: Config, folder: Path) -> str:
-    """Run one cell."""
-    torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    for handler in logging.getLogger("flwr").handlers:
-        handler.setLevel(logging.ERROR)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    settings = read_settings({**config, "checkpoint-every": 0, "clients-per-round": 0, "out": str(folder)})
-    summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
-    return f"{folder.name}: {summary['rounds-completed']} rounds in {summary['seconds']:.0f} s"
 
 
 def early(folder: Path) -> Path:
@@ -205,29 +177,28 @@ def main() -> None:
     parser.add_argument("--data", default="", metavar="FOLDER", help="completion: a table of ratings")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # for the processes to come
     study = studies(arguments.data)[arguments.problem]
     rounds = arguments.rounds or study.rounds
-    cells, jobs = {}, []
+    cells: dict[str, Path] = {}
+    jobs: list[Cell] = []
     for method in METHODS:
         if method in arguments.without or (method == "projected-fedavg" and not study.projects):
             continue
         cells[method] = folder = arguments.out / f"{arguments.problem}-{method}-{rounds}"
         every = max(1, rounds // arguments.evaluations)
         for cell, length in ((early(folder), every), (folder, rounds)):
-            often = max(1, length // arguments.evaluations)
             config = {
                 **study.config,
                 "method": method,
                 "num-clients": study.clients,
+                "clients-per-round": 0,
                 "num-rounds": length,
-                "evaluate-every": often,
+                "evaluate-every": max(1, length // arguments.evaluations),
+                "checkpoint-every": 0,  # client states on disk would cost more than the steps
             }
-            if length > 1 and not finished(cell, length):
-                jobs.append((config, cell))
-    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run_cell, *job) for job in jobs]):
-            print(future.result(), file=sys.stderr, flush=True)
+            if length > 1:
+                jobs.append(Cell(config, cell))
+    run_missing(jobs, arguments.processes)
     Console(width=None if sys.stdout.isatty() else 150).print(table_of(study, cells, rounds))
     draw(study, cells, arguments.out / f"fedfw-{arguments.problem}.png")
 
