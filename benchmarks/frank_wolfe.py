@@ -1,11 +1,14 @@
-"""What Frank-Wolfe saves: one linear minimisation oracle next to one projection, for growing sizes, and the bytes of an atom.
+"""What Frank-Wolfe saves: an oracle next to a projection, and what federation adds: a round next to a central step.
 
-    python benchmarks/frank_wolfe.py [--largest N] [--only NAME]
+    python benchmarks/frank_wolfe.py [--largest N] [--only NAME] [--rounds N]
 
 Gradients: noise for vectors and assignments; for matrices a rank-ten part in noise, as an array, or (sparse) noise in one entry of a
 hundred, as an operator. The nuclear-norm ball's oracle is Lanczos at two tolerances; its projection is a full SVD. The Birkhoff
 polytope has no projection in closed form: Dykstra's alternating projections until the sums are met to 1e-4.
 --largest: bound on rows of matrices (4000: the SVD takes minutes).
+
+Second table (--rounds 0: none): N rounds of every method through the inline engine, next to N steps of central Frank-Wolfe on all
+clients' data in a plain loop, and of copt's where it is installed; bytes of all messages of a round, next to FedAvg with projection.
 """
 
 import os
@@ -13,10 +16,13 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than free cores make small products a hundred times slower
 
 import argparse
+import logging
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
@@ -29,7 +35,15 @@ from scipy.sparse.linalg import aslinearoperator
 from algorithms.atoms import Array
 from algorithms.domain import Domain
 from algorithms.domains import KSparse, L1Ball, Simplex
+from algorithms.frank_wolfe import Schedule, move
 from algorithms.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
+from algorithms.objectives import SparseGradient
+from fedapps.client_app import app
+from fedapps.inline import InlineGrid
+from fedapps.run import execute
+from fedapps.settings import read_settings
+from fedapps.tasks import build_task
+from strategies.rounds import Round
 
 BUDGET = 1.0  # seconds that a cell may take, beyond one call
 
@@ -93,11 +107,131 @@ def no_projection(x: Array) -> None:
     """Stand for a projection that another row measures, or that does not take an operator."""
 
 
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+METHODS = ("fedfw", "fedfw-plus", "projected-fedavg")
+PROBLEMS: dict[str, tuple[int, float, dict[str, Any]]] = {  # clients, share of the rounds, settings
+    "LASSO, 200 x 400": (10, 1.0, {"task": "lasso"}),
+    "sparse logistic, digits": (10, 1.0, {"task": "sparse-logistic"}),
+    "matrix completion, 943 x 1682": (
+        40, 0.1, {"task": "matrix-completion", "matrix-completion.rows": 943, "matrix-completion.columns": 1682,
+                  "matrix-completion.observations": 100_000, "matrix-completion.rank": 10},
+    ),
+    "QAP, chr12a": (72, 0.3, {"task": "qap"}),
+}  # fmt: skip
+
+
+def central(problem: Any, domain: Domain, start: Array, rounds: int) -> float:
+    """Return the seconds of a step of Frank-Wolfe on all data."""
+    x, schedule, warm = start.copy(), Schedule(0.0), None
+    begin = time.perf_counter()
+    for t in range(1, rounds + 1):
+        warm = domain.lmo(problem.gradient(x), warm)
+        move(x, warm, schedule.at(t).eta)
+    return (time.perf_counter() - begin) / rounds
+
+
+def central_copt(problem: Any, domain: Domain, start: Array, rounds: int) -> float | None:
+    """Return the seconds of a step of copt, same step sizes, its own oracle; ``None`` where it has none, or is missing."""
+    try:
+        from copt import minimize_frank_wolfe
+        from copt.constraint import L1Ball as CoptL1Ball
+        from copt.constraint import TraceBall
+    except ImportError:
+        return None
+    if isinstance(domain, L1Ball):
+        oracle = CoptL1Ball(domain.radius).lmo
+    elif isinstance(domain, NuclearBall):
+        oracle = TraceBall(domain.radius, domain.shape).lmo
+    else:
+        return None
+
+    def value_and_gradient(row: Array) -> tuple[float, Array]:
+        x = row.reshape(domain.shape)
+        gradient = problem.gradient(x)
+        if isinstance(gradient, SparseGradient):
+            dense = np.zeros(domain.shape)
+            gradient.add_to(dense, 1.0)
+            gradient = dense
+        return problem.value(x), gradient.ravel()
+
+    begin = time.perf_counter()
+    minimize_frank_wolfe(
+        value_and_gradient, start.ravel(), oracle, jac=True, step="sublinear", lipschitz=1.0, max_iter=rounds, tol=0
+    )
+    return (time.perf_counter() - begin) / rounds
+
+
+def rounds_table(rounds: int) -> Table:
+    """Return seconds and bytes of a round of every method on every problem."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    table = Table(title="one round of all clients next to one central step")
+    columns = [
+        "problem",
+        "method",
+        "round, ms",
+        "ms a client",
+        "/ plain step",
+        "/ copt",
+        "up, bytes",
+        "down, bytes",
+        "/ projected",
+    ]
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("problem", "method") else "right")
+    for name, (clients, share, config) in PROBLEMS.items():
+        length = max(2, round(share * rounds))
+        task: Any = build_task(read_settings({**config, "method": "fedfw"}))
+        (start,) = task.initial_arrays().values()
+        problem = task.problem(0, 1)
+        plain, other = (step(problem, task.domain, start, length) for step in (central, central_copt))
+        table.add_row(name, "central, plain loop", f"{1e3 * plain:.3g}")
+        if other is not None:
+            table.add_row("", "central, copt", f"{1e3 * other:.3g}", "", f"{other / plain:.2g}")
+        found: dict[str, tuple[float, float, float]] = {}
+        for method in METHODS:
+            if method == "projected-fedavg" and config["task"] == "qap":
+                continue  # no projection in closed form
+            count = 2 if method == "projected-fedavg" and config["task"] == "matrix-completion" else length  # 40 SVDs a round
+            found[method] = one_run({**config, "method": method, "num-clients": clients, "num-rounds": count})
+        total = sum(found.get("projected-fedavg", (0.0, 0.0, 0.0))[1:])
+        for method, (duration, up, down) in found.items():
+            ratios = [f"{duration / plain:.3g}", f"{duration / other:.3g}" if other else ""]
+            share_of = f"{(up + down) / total:.2g}" if total else ""
+            table.add_row(
+                "",
+                method,
+                f"{1e3 * duration:.3g}",
+                f"{1e3 * duration / clients:.3g}",
+                *ratios,
+                f"{up:,.0f}",
+                f"{down:,.0f}",
+                share_of,
+            )
+    return table
+
+
+def one_run(config: dict[str, Any]) -> tuple[float, float, float]:
+    """Return the median seconds of a round of training, and the bytes up and down of the last one."""
+    durations: list[float] = []
+    traffic: list[tuple[int, int]] = []
+
+    def note(now: Round) -> None:
+        durations.append(now.seconds)
+        traffic.append((now.trained.bytes_up, now.trained.bytes_down))
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = read_settings({**config, "clients-per-round": 0, "evaluate-every": 0, "checkpoint-every": 0, "out": folder})
+        execute(settings, InlineGrid(app, settings.num_clients, settings.flat()), [note])
+    return float(np.median(durations)), *traffic[-1]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--largest", type=int, default=2000, metavar="N")
-    parser.add_argument("--only", default="", metavar="NAME")
+    parser.add_argument("--only", default="", metavar="NAME", help="of the first table: domains whose name begins like this")
+    parser.add_argument("--rounds", type=int, default=1000, metavar="N", help="of the second table (default 1000)")
     arguments = parser.parse_args()
     table = Table(title="one oracle call next to one projection")
     for column in ("domain", "size", "oracle, ms", "projection, ms", "ratio", "atom, bytes", "dense, bytes"):
@@ -114,7 +248,10 @@ def main() -> None:
             projected = seconds(lambda projection=projection, g=g: projection(g))  # type: ignore[misc]
             row += [f"{1e3 * projected:.4g}", f"{projected / oracle:.3g}"]
         table.add_row(*row, f"{atom.num_bytes:,}", f"{g.dtype.itemsize * int(np.prod(domain.shape)):,}")
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    console.print(table)
+    if arguments.rounds:
+        console.print(rounds_table(arguments.rounds))
 
 
 if __name__ == "__main__":

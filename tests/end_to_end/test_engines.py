@@ -51,8 +51,10 @@ def assert_same(a, b, where=""):
 BOOST = ["method=fedboost", "task=unigram", "num-clients=6", "clients-per-round=4", "num-rounds=4", "evaluate-every=2"]
 BOOST += ["fedboost.budget=2", "fedboost.cache=3", "fedboost.library=clients", "checkpoint-every=2"]
 
+FRANK_WOLFE = ["method=fedfw-plus", "task=sparse-logistic", "num-clients=5", "num-rounds=4", "evaluate-every=2", "checkpoint-every=2"]
 
-@pytest.mark.parametrize("job", [JOB, BOOST], ids=["superfed-mm", "fedboost"])
+
+@pytest.mark.parametrize("job", [JOB, BOOST, FRANK_WOLFE], ids=["superfed-mm", "fedboost", "fedfw-plus"])
 def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_path):
     before = set(os.listdir("/tmp"))
     done = fedapps("run", *job, "--engine", "ray", "--workers", "2", "--out", tmp_path / "ray")
