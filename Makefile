@@ -1,5 +1,6 @@
 # make run    the main job: FedAvg and SuPerFed-MM on the handwritten digits, through Flower's Ray simulation
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
+# make test-deployment  the tests with a real SuperLink and SuperNodes (some minutes)
 # make lint   ruff (lint and format) and mypy
 # make clean  removes what these made, but not results/
 #
@@ -10,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test lint clean
+.PHONY: help run test test-deployment lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -35,6 +36,9 @@ run: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-deployment: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest -m deployment $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

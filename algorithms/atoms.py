@@ -8,17 +8,22 @@ the domain reads these back (``domain.unpack``, see ``algorithms/domains.py``), 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import blas
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 
-# Adds a rank-one matrix in one pass over the memory; np.outer would make the matrix first.
-_RANK_ONE_UPDATE = {np.dtype(np.float32): blas.sger, np.dtype(np.float64): blas.dger}
+
+@cache
+def _rank_one_update(dtype: np.dtype[Any]) -> Any:
+    """Return BLAS's routine that adds a rank-one matrix in one pass over the memory (np.outer would make the matrix first)."""
+    from scipy.linalg import blas  # late: SciPy takes long to import, and most runs do without
+
+    return {np.dtype(np.float32): blas.sger, np.dtype(np.float64): blas.dger}.get(dtype)
 
 
 class Atom(ABC):
@@ -169,7 +174,7 @@ class RankOne(Atom):
 
     def add_to(self, x: Array, weight: float) -> None:
         """Add to every entry, in one pass where ``x`` is contiguous."""
-        update = _RANK_ONE_UPDATE.get(x.dtype)
+        update = _rank_one_update(x.dtype)
         if update and x.flags.c_contiguous:
             update(weight * self.scale, self.v, self.u, a=x.T, overwrite_a=1)
         else:

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = list[NDArray[Any]]
+#: How the names of arrays end that are counted or measured, not learned: a step along their differences means nothing.
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def weighted_average(models: Sequence[Sequence[NDArray[Any]]], weights: Sequence[float]) -> Arrays:

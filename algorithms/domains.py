@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 
 from algorithms.atoms import Array, Atom, Corner, DensePoint, Entry, Float64, SignedEntries
 from algorithms.checks import check_range
@@ -262,6 +261,8 @@ class KSparse(Domain):
         sizes, total = np.abs(point), self.k * self.size
         shrink = 0.0
         if np.minimum(sizes, self.size).sum() > total:
+            from scipy.optimize import brentq  # late: SciPy takes long to import, and most runs do without
+
             shrink = brentq(lambda theta: np.clip(sizes - theta, 0, self.size).sum() - total, 0, sizes.max(), xtol=1e-15)
         return np.asarray(np.copysign(np.clip(sizes - shrink, 0, self.size), point))
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from algorithms.atoms import Array, Atom, Entries, Float64, Permutation, RankOne, SymmetricRankOne
 from algorithms.checks import check_range
@@ -301,6 +300,8 @@ class Birkhoff(Domain):
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Permutation:
         """Return the cheapest assignment of columns to rows."""
+        from scipy.optimize import linear_sum_assignment  # late: SciPy takes long to import, and most runs do without
+
         return Permutation(linear_sum_assignment(as_gradient(self, gradient))[1].astype(np.int32))
 
     def unpack(self, arrays: Sequence[Array]) -> Permutation:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array
 
 from algorithms.atoms import Array, Float64
 
@@ -110,6 +109,8 @@ class SparseGradient:
     shape: tuple[int, int]
 
     def _matrix(self) -> Any:
+        from scipy.sparse import csr_array  # late: SciPy takes long to import, and most runs do without
+
         return csr_array((self.values, self.columns, self.starts), shape=self.shape)
 
     def matvec(self, v: Array) -> Array:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
-import quadprog
 from numpy.typing import ArrayLike, NDArray
 
 from algorithms.checks import check_choice, check_range
@@ -245,6 +244,8 @@ def minimise_on_simplex(hessian: Array, linear: Array, low: ArrayLike = 0.0, hig
     if high is not None:
         rows.append(-np.eye(n))
         bounds.append(-np.broadcast_to(np.asarray(high, np.float64), n))
+    import quadprog  # late: only the server half of AAggFF-S needs it
+
     found = quadprog.solve_qp(hessian, linear, np.hstack(rows), np.concatenate(bounds), 1)[0]
     # What rounding left outside: the lower bounds hold exactly, the sum to the last digit.
     above = np.maximum(found - least, 0.0)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Predictors = Mapping[str, NDArray[Any]]
 FIELDS = ("values", "outcomes", "starts", "size")
+#: Of tables that are made dense: a few numbers in a message must not claim the memory of a machine.
+MAX_ENTRIES = 2**28
 
 
 def pack(tables: Floats) -> dict[str, NDArray[Any]]:
@@ -59,6 +61,8 @@ def columns(packed: Predictors, wanted: NDArray[np.integer[Any]]) -> NDArray[np.
 def unpack(packed: Predictors) -> NDArray[Any]:
     """Return the tables (h, V) of :func:`pack`, in the type of their values. ``ValueError`` as :func:`columns`."""
     values, outcomes, starts, size = _checked(packed)
+    if (len(starts) - 1) * size > MAX_ENTRIES:
+        raise ValueError(f"packed tables: {len(starts) - 1} over {size} entries are more than {MAX_ENTRIES} numbers")
     out = np.zeros((len(starts) - 1, size), values.dtype)
     out[np.repeat(np.arange(len(starts) - 1), np.diff(starts)), outcomes] = values
     return out
@@ -66,10 +70,16 @@ def unpack(packed: Predictors) -> NDArray[Any]:
 
 def _checked(packed: Predictors) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int]:
     """Return the four arrays, or raise: what comes in a message may be anything."""
-    values, outcomes, starts, (size,) = (packed[name] for name in FIELDS)
+    values, outcomes, starts, sizes = (packed[name] for name in FIELDS)
+    kinds = values.dtype.kind + outcomes.dtype.kind + starts.dtype.kind + sizes.dtype.kind
+    if kinds != "fiii" or sizes.shape != (1,) or not 0 < sizes[0] <= MAX_ENTRIES:
+        raise ValueError(
+            f"packed tables: arrays of kinds {kinds!r} and a vocabulary of {sizes.ravel()[:1]}: 1..{MAX_ENTRIES} entries"
+        )
+    size = int(sizes[0])
     whole = values.ndim == outcomes.ndim == starts.ndim == 1 and len(starts) > 1 and starts[0] == 0
     if not whole or (np.diff(starts) < 0).any() or not len(values) == len(outcomes) == starts[-1]:
         raise ValueError("packed tables: values, outcomes and starts do not fit together")
     if len(outcomes) and not 0 <= outcomes.min() <= outcomes.max() < size:
         raise ValueError(f"packed tables: outcomes {outcomes.min()}..{outcomes.max()}, but the vocabulary has {size} entries")
-    return values, outcomes, starts, int(size)
+    return values, outcomes, starts, size

@@ -8,24 +8,32 @@ ConfigRecord ``info``. The app also answers ``query.identity`` with the client's
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from logging import ERROR
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.common import log
 
 from algorithms.wire import fields, read
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
 
-def to_client_app(client_fn: ClientFn, mods: Sequence[Any] | None = None, writable: bool = True) -> ClientApp:
+def to_client_app(
+    client_fn: ClientFn,
+    mods: Sequence[Any] | None = None,
+    writable: bool = True,
+    check: Callable[[Context], None] | None = None,
+) -> ClientApp:
     """Return a ClientApp whose ``train`` and ``evaluate`` call ``fit`` and ``evaluate`` of ``client_fn(context)``.
 
     ``client_fn`` may also return ``numpy_client.to_client()``, as apps of older Flower versions do. ``mods`` wrap training only:
     Flower's clipping and privacy mods reject evaluation messages. ``writable=False`` hands the server's arrays over without a copy, for
-    clients that do not change them in place.
+    clients that do not change them in place. ``check(context)`` raises where a client cannot take part, for its data say: it is called
+    before the first round, and what it says goes into this client's log and the server's.
     """
     app = ClientApp()
 
@@ -50,6 +58,12 @@ def to_client_app(client_fn: ClientFn, mods: Sequence[Any] | None = None, writab
         answer = ConfigRecord({"client-id": client_id(context)})
         if isinstance(size := context.node_config.get("num-partitions"), int):
             answer["num-clients"] = size
+        if check is not None:
+            try:
+                check(context)
+            except Exception as error:  # whatever is wrong with a site's data, the server must hear of it
+                log(ERROR, "client %s cannot take part: %s", answer["client-id"], error)
+                answer["fault"] = str(error) or type(error).__name__
         return Message(content=RecordDict({"config": answer}), reply_to=message)
 
     return app

@@ -14,25 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.measures import auroc, calibration_errors, topk_accuracy
+from algorithms.modules import outputs_of
 from clients.data import Split
 
 # A target that torch leaves out of the loss.
 IGNORED = -100
 
 
-@torch.no_grad()
-def logits_of(model: nn.Module, x: Tensor, batch_size: int = 1024) -> Tensor:
-    """Return the model's outputs in evaluation mode, shape (n, classes)."""
-    was_training = model.training
-    model.eval()
-    out = torch.cat([model(part) for part in x.split(batch_size)])
-    model.train(was_training)
-    return out
-
-
 def score(model: nn.Module, data: Split) -> dict[str, float]:
     """Return accuracy, top5, ece, mce (15 bins) and loss (mean cross-entropy) over all samples of ``data``."""
-    logits = logits_of(model, data.x)
+    logits = outputs_of(model, data.x)
     labels = data.y.cpu().numpy()
     probabilities = logits.softmax(1).cpu().double().numpy()
     ece, mce = calibration_errors(probabilities, labels)
@@ -73,7 +64,7 @@ def score_binary(model: nn.Module, data: Split) -> dict[str, float]:
 
     A logit of 0 is a prediction of 0, as the first of equal scores is elsewhere. A logit that is NaN is no prediction: wrong.
     """
-    logits = logits_of(model, data.x).reshape(-1)
+    logits = outputs_of(model, data.x).reshape(-1)
     labels, scores = data.y.cpu().numpy(), logits.cpu().double().numpy()
     right = ((scores > 0) == (labels == 1)) & ~np.isnan(scores)
     out = {"accuracy": float(right.mean()), "loss": float(binary_loss(logits, data.y))}

@@ -75,7 +75,7 @@ class DiskStore:
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
         """Write this round's version, then drop the ones that no resume can need."""
         now = int(config.get("server-round", 0))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a personal model is nobody else's business
         path = self.folder / f"{name}.{now}.{self.run}.safetensors"
         partial = path.with_suffix(f".{os.getpid()}.partial")
         save_file({str(i): np.asarray(array, order="C") for i, array in enumerate(arrays)}, partial)

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from algorithms.checks import check_range
+from algorithms.modules import Arrays as Arrays
+from algorithms.modules import get_arrays as get_arrays
+from algorithms.modules import set_arrays as set_arrays
 from algorithms.schedule import decayed
 from clients.data import Split
 
-Arrays = list[NDArray[Any]]
 Config = Mapping[str, Any]
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Terms = Sequence[tuple[Tensors, float]]
@@ -107,22 +108,3 @@ def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """Return name -> parameter of what training changes."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def get_arrays(model: nn.Module) -> Arrays:
-    """Return copies of all parameters and buffers, in the order of ``state_dict``."""
-    return [tensor.detach().cpu().numpy().copy() for tensor in model.state_dict().values()]
-
-
-def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
-    """Copy arrays into the parameters and buffers; ``ValueError`` if number or shapes do not fit the model."""
-    state = model.state_dict()
-    if len(arrays) != len(state):
-        raise ValueError(f"{len(arrays)} arrays for a model with {len(state)}: server and client build different models")
-    for (name, tensor), array in zip(state.items(), arrays, strict=True):
-        if tuple(array.shape) != tuple(tensor.shape):
-            raise ValueError(f"array {name!r} has shape {array.shape}, but the client's model has {tuple(tensor.shape)}")
-        if tensor.device.type == "cpu":
-            np.copyto(tensor.numpy(), array)  # torch warns about the read-only arrays that messages hold
-        else:
-            tensor.copy_(torch.tensor(array))

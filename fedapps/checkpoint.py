@@ -42,14 +42,24 @@ class Checkpoints:
     strategy: Any
     every: int
     last: int = 0
+    latest: Round | None = None
 
     def __call__(self, now: Round) -> None:
         """Write a checkpoint if this round is due. A full disk costs the checkpoint, not the run."""
-        if not self.every or now.number % self.every:
-            return
+        self.latest = now
+        if self.every and now.number % self.every == 0:
+            self._try(now)
+
+    def keep_last(self) -> None:
+        """Write the checkpoint of the last round, due or not: the run ends before its time."""
+        if self.every and self.latest and self.latest.number != self.last:
+            self._try(self.latest)
+
+    def _try(self, now: Round) -> None:
         try:
             self.save(now.number, now.arrays)
         except (OSError, SafetensorError) as error:
+            shutil.rmtree(self.folder / f"{now.number}.partial", ignore_errors=True)  # of no use, and the disk may be full
             log(WARNING, "no checkpoint after round %d: %s. The run goes on.", now.number, error)
 
     def save(self, number: int, arrays: ArrayRecord) -> None:

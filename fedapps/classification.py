@@ -71,6 +71,11 @@ class Classification(TorchTask):
         model = models.build_model(chosen.name, (channels, height, width), self.images.num_classes, seed, chosen.pretrained)
         return model.to(self.device)
 
+    @property
+    def num_outputs(self) -> int:
+        """The number of classes."""
+        return self.images.num_classes
+
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return one client's training, validation and test samples."""
         return data.client_data(

@@ -1,4 +1,4 @@
-"""The command `fedapps`: run, methods, compare.
+"""The command `fedapps`: run, methods, compare, deploy.
 
 Exit status: 0 the command did what it was asked; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -66,7 +66,17 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run one method", description="Run one method and write its results folder.")
     run.add_argument("settings", nargs="*", metavar="FILE.toml | key=value", help="settings; later ones win")
     run.add_argument(
-        "--engine", choices=["ray", "inline"], default="ray", help="Flower's Ray simulation (default), or this process"
+        "--engine",
+        choices=["ray", "inline", "deployment"],
+        default="ray",
+        help="Flower's Ray simulation (default), this process, or the SuperNodes of a deployment",
+    )
+    run.add_argument(
+        "--deployment",
+        type=Path,
+        default=Path("deployment"),
+        metavar="DIR",
+        help="folder of the deployment (default: deployment)",
     )
     run.add_argument(
         "--nodes",
@@ -94,6 +104,10 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", help="where the page goes (default: comparison, beside the first run)"
     )
     compare.set_defaults(command=_compare)
+
+    from fedapps.deploy import add_parser
+
+    add_parser(commands)
     return parser
 
 

@@ -11,25 +11,43 @@ from flwr.client import NumPyClient
 from algorithms.seeds import derived_seed
 from clients.adapter import client_id, to_client_app
 from clients.store import DiskStore, MessageStore, Store
+from fedapps.errors import UserError
 from fedapps.methods import build_client
 from fedapps.settings import Settings, read_settings
 from fedapps.tasks import Task, build_task
 
 
 @lru_cache(maxsize=4)
-def prepare(config: frozenset[tuple[str, Any]]) -> tuple[Settings, Task]:
-    """Return settings and task of a run configuration."""
+def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
+    """Return settings and task of a run configuration; ``site_data``: where this site has its own data."""
     torch.set_num_threads(1)  # a virtual client has one CPU; more threads wait for each other where cores are shared
     settings = read_settings(dict(config))
-    return settings, build_task(settings)
+    return settings, build_task(settings, site_data)
 
 
 def client_fn(context: Context) -> NumPyClient:
     """Return the client that answers one message."""
-    settings, task = prepare(frozenset(context.run_config.items()))
+    settings, task = task_of(context)
     name = client_id(context)
     num_clients = int(str(context.node_config.get("num-partitions", settings.num_clients)))
     return build_client(settings, task, name, num_clients, store_of(settings, context, name))
+
+
+def task_of(context: Context) -> tuple[Settings, Task]:
+    """Return settings and task of a message's run, on this site's own data where it has some."""
+    settings, task = prepare(frozenset(context.run_config.items()), str(context.node_config.get("data", "")))
+    if settings.sites.own and "data" not in context.node_config:
+        raise UserError(
+            'the settings describe sites\' own data, but this site names none: add data="/path" to its node configuration'
+        )
+    return settings, task
+
+
+def check_data(context: Context) -> None:
+    """Read this site's own data, so that what is wrong with them is said before the first round. Dealt data the server has checked."""
+    settings, task = task_of(context)
+    if settings.sites.own:
+        task.client_data(client_id(context), settings.num_clients)  # type: ignore[attr-defined]
 
 
 def store_of(settings: Settings, context: Context, name: int | str) -> Store:
@@ -43,4 +61,4 @@ def store_of(settings: Settings, context: Context, name: int | str) -> Store:
     return MessageStore(context.state)
 
 
-app = to_client_app(client_fn, writable=False)
+app = to_client_app(client_fn, writable=False, check=check_data)

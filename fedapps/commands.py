@@ -28,6 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     if arguments.gpus_per_client and arguments.engine == "inline":
         raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
+    if settings.sites.own and arguments.engine != "deployment":
+        raise UserError(
+            f"sites.labels and sites.columns are for sites with data of their own: choose --engine deployment, not {arguments.engine}"
+        )
+    if arguments.engine == "deployment":
+        settings = with_sites(settings, arguments)
     if not settings.num_clients:
         natural = getattr(build_task(settings), "natural_clients", None)
         settings = replace(settings, num_clients=natural() if natural else 0)
@@ -42,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     label = f"{settings.method} on {task.name}"
     with Progress(settings.num_rounds, label) as progress:
         progress.poll(folder)  # rounds that are there already, of the run to resume, count as done
-        engine = run_inline if arguments.engine == "inline" else run_ray
+        engine = {"inline": run_inline, "ray": run_ray, "deployment": run_deployment}[arguments.engine]
         status, reason = engine(settings, progress, arguments)
     if status_of(folder) is None:
         set_status(folder, status, reason)
@@ -79,6 +85,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     settings = read_settings({**method.defaults, **task.defaults, **given})
     if settings.data.source != "digits" and is_folder(settings.data.source):  # workers run in another directory
         settings = replace(settings, data=with_absolute_source(settings.data))
+    if is_folder(settings.public.source):
+        settings = replace(settings, public=with_absolute_source(settings.public))
     if (source := getattr(settings.problem, "source", "")) and (is_folder(source) or Path(source).is_file()):
         settings = replace(settings, problem=with_absolute_source(settings.problem))
     return settings
@@ -97,7 +105,7 @@ def check_sizes(settings: Settings) -> None:
             f"clients-per-round = {settings.clients_per_round}, but there are {n} clients: choose 1..{n}, or 0 for all"
         )
     sampled = settings.clients_per_round or settings.num_clients
-    if METHODS[settings.method].all_clients and sampled < settings.num_clients:
+    if any(method.all_clients for method in settings.methods) and sampled < settings.num_clients:
         raise UserError(
             f"clients-per-round = {sampled}, but {settings.method} needs all {settings.num_clients} clients in every round: choose 0, "
             f"or method = 'aaggff-d'"
@@ -119,7 +127,7 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
     """Make the results folder; with ``overwrite`` delete the run it holds, and nothing else."""
     folder = Path(settings.out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be made: {error.strerror}") from None
     present = sorted(path.name for path in folder.iterdir())
@@ -173,6 +181,36 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
         gpus_per_client=arguments.gpus_per_client,
         ray_cpus=arguments.workers,
         port=arguments.port,
+        log_path=folder / "run.log",
+        poll=lambda: show(progress, folder),
+        ended=lambda: status_of(folder),
+    )
+    show(progress, folder)
+    return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
+
+
+def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
+    """Return the settings with as many clients as the deployment has sites, if it can take a run."""
+    from fedapps.deployment import Deployment
+
+    deployment = Deployment.open(arguments.deployment)
+    deployment.check()
+    sites = len(deployment.sites)
+    if settings.num_clients > sites:
+        raise UserError(f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: choose 1..{sites}")
+    return replace(settings, num_clients=settings.num_clients or sites)
+
+
+def run_deployment(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
+    """Run through `flwr run` on the SuperNodes of a deployment; returns status and reason."""
+    from fedapps import launch
+    from fedapps.deployment import Deployment
+
+    folder = Path(settings.out)
+    progress.note("starting on the sites")
+    outcome = launch.run_on_deployment(
+        Deployment.open(arguments.deployment),
+        settings.flat(),
         log_path=folder / "run.log",
         poll=lambda: show(progress, folder),
         ended=lambda: status_of(folder),

@@ -24,6 +24,7 @@ from algorithms.objectives import LeastSquares, Logistic, QuadraticAssignment, r
 from algorithms.seeds import generator
 from clients.constrained import ObjectiveProblem, Problem
 from fedapps.errors import UserError
+from fedapps.images import digits_table
 
 if TYPE_CHECKING:
     from fedapps.settings import Settings
@@ -169,12 +170,10 @@ class SparseLogistic(ConstrainedTask):
 
     def __init__(self, settings: "Settings") -> None:
         super().__init__(settings)
-        from sklearn.datasets import load_digits  # a second of import that other tasks do not need
-
-        digits = load_digits()
-        order = generator(self.seed, "sparse-logistic").permutation(len(digits.target))
+        digits = digits_table()
+        order = generator(self.seed, "sparse-logistic").permutation(len(digits))
         cut = round(self.options.test * len(order))
-        self.x, self.y = digits.data / 16, digits.target.astype(np.int64)
+        self.x, self.y = digits[:, :-1] / 16, digits[:, -1].astype(np.int64)
         self.test, self.train = order[:cut], order[cut:]
 
     @cached_property

@@ -139,7 +139,7 @@ def partition(images: Images, settings: DataSettings, num_clients: int, seed: in
     return parts
 
 
-def client_data(images: Images, indices: Indices, client_id: int, seed: int, validation: float = 0.2) -> ClientData:
+def client_data(images: Images, indices: Indices, client_id: int | str, seed: int, validation: float = 0.2) -> ClientData:
     """Return client ``client_id``'s samples as tensors, split at random by the run's seed, 20 % for testing.
 
     ``validation``: the part for that; with 0 the training samples stand in. Inputs are float32 in [0, 1] of shape (n, C, H, W), sounds

@@ -6,6 +6,7 @@ that is in a cache is read without the network; otherwise the hub must answer wi
 """
 
 import difflib
+import importlib.util
 import io
 import os
 import threading
@@ -72,6 +73,42 @@ def read_images(source: str, split: str, image: str = "", label: str = "", natur
     )
 
 
+def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> npt.NDArray[np.uint8]:
+    """Read the images (N, C, H, W) of a public set and none of its other columns; arguments as in :func:`read_images`.
+
+    Raises UserError, naming the setting under ``public.`` at fault.
+    """
+
+    def decode(data: Any) -> image_cache.Entry:
+        check_columns(data, source, {"data.image": image})
+        return {"pixels": _pixels(data, _find_image(data.features, source, image), source, resize)}, {}
+
+    try:
+        arrays, _ = cached(source, {"split": split, "image": image, "label": "none", "resize": str(resize)}, decode)
+    except UserError as error:
+        raise UserError(str(error).replace("data.", "public.")) from error
+    return arrays["pixels"]
+
+
+def read_named(source: str, split: str, image: str = "", label: str = "", resize: int = 0) -> tuple[npt.NDArray[Any], list[str]]:
+    """Read a set of images (N, C, H, W) and, of each, its label as it is written there; arguments as in :func:`read_images`."""
+
+    def decode(data: Any) -> image_cache.Entry:
+        import datasets
+
+        check_columns(data, source, {"data.image": image, "data.label": label})
+        column = _find_label(data.features, source, label)
+        values, place = np.unique(_column(data, column), return_inverse=True)
+        declared = data.features[column]
+        # A class without a name is numbered -1 by the library.
+        names = [declared.int2str(int(v)) if isinstance(declared, datasets.ClassLabel) and v >= 0 else str(v) for v in values]
+        pixels = _pixels(data, _find_image(data.features, source, image), source, resize)
+        return {"pixels": pixels, "labels": place.astype(np.int64)}, {"names": names}
+
+    arrays, facts = cached(source, {"split": split, "image": image, "label": label, "resize": str(resize), "named": "1"}, decode)
+    return arrays["pixels"], [facts["names"][place] for place in arrays["labels"].tolist()]
+
+
 def load_split(source: str, split: str, table: str = "data") -> Any:
     """Return one split of a folder or of a hub data set, as a `datasets.Dataset`. ``table``: that of the settings, for UserErrors."""
     try:
@@ -115,11 +152,21 @@ def _folder(source: str) -> Path | None:
 
 
 def _digits() -> Images:
-    from sklearn.datasets import load_digits  # a second of import that image folders do not need
+    rows = digits_table()
+    pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)  # (1797, 1, 8, 8), values 0..16
+    return Images(pixels, rows[:, -1].astype(np.int64), 10)
 
-    digits = load_digits()
-    pixels = (digits.images[:, None] / 16).astype(np.float32)  # (1797, 1, 8, 8), values 0..16
-    return Images(pixels, digits.target.astype(np.int64), 10)
+
+def digits_table() -> npt.NDArray[np.float64]:
+    """Return scikit-learn's handwritten digits (1797, 65): 64 values of 0..16, then the digit.
+
+    The file is read where it lies: importing scikit-learn takes a second and a half, which a SuperNode would pay for every message.
+    """
+    spec = importlib.util.find_spec("sklearn")  # finds it without importing it
+    assert spec is not None, "scikit-learn is a dependency"
+    assert spec.submodule_search_locations is not None
+    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    return np.loadtxt(path, delimiter=",")
 
 
 def _from_folder(folder: Path, source: str, split: str) -> Any:
@@ -217,13 +264,10 @@ def _decode(
     data: Any, source: str, image: str, label: str, natural_id: str, resize: int
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Turn a `datasets.Dataset` into arrays (pixels, labels, natural) and facts (num-classes, names)."""
-    import datasets
-
     check_columns(data, source, {"data.image": image, "data.label": label, "data.natural-id": natural_id})
     image = _find_image(data.features, source, image)
     labels, num_classes = labels_of(data, source, label)
-    encoded = data.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-    arrays: dict[str, npt.NDArray[Any]] = {"pixels": _pixels(encoded, image, source, resize), "labels": labels}
+    arrays: dict[str, npt.NDArray[Any]] = {"pixels": _pixels(data, image, source, resize), "labels": labels}
     names: list[str] = []
     if natural_id:
         arrays["natural"], names = groups_of(data, natural_id)
@@ -308,8 +352,10 @@ def _column(data: Any, name: str) -> npt.NDArray[Any]:
 
 def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.uint8]:
     """Decode a column of encoded images to (N, C, H, W): one channel if all are grey, else three."""
+    import datasets
     from PIL import Image, ImageOps
 
+    data = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     pixels: npt.NDArray[np.uint8] | None = None
     row = 0
     for table in data.with_format("arrow").iter(batch_size=1000):

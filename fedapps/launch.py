@@ -10,16 +10,21 @@ import os
 import queue
 import re
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedapps.bundle import Value, copy_app, to_toml
 from fedapps.errors import RunFailed, UserError
-from fedapps.processes import checked_port, free_port
-from fedapps.superlink import START_SECONDS, STOP_SECONDS, SuperLink, one_line
+from fedapps.processes import checked_port, free_port, signals_ignored
+from fedapps.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
+
+if TYPE_CHECKING:
+    from fedapps.deployment import Deployment
 
 LINGER_SECONDS = 15.0  # for the simulation to end after its ServerApp has
 # Flower wraps the cause of a failure in these; they tell the reader nothing.
@@ -81,19 +86,45 @@ def run_simulation(
     outcome = Outcome("failed", "", log_path)
     try:
         superlink.start()
-        run.submit(app_dir or copy_app(superlink.base / "app"), run_config, federation)
-        run.follow()
-        outcome = run.outcome()
+        outcome = run.carry_out(app_dir or copy_app(superlink.base / "app"), run_config, federation)
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "stopped before the end", log_path)
-    except _Rejected as error:
-        outcome = Outcome("rejected", str(error), log_path)
     except RunFailed as error:
-        run.keep_superlink_log()
-        outcome = Outcome("failed", str(error), log_path)
+        outcome = run.failed(error)
     finally:
         superlink.close(before=run.stop if outcome.status == "interrupted" else _ignore)
     return outcome
+
+
+def run_on_deployment(
+    deployment: "Deployment",
+    run_config: Mapping[str, Value],
+    *,
+    log_path: Path,
+    on_line: Callable[[str], None] | None = None,
+    poll: Callable[[], None] | None = None,
+    ended: Callable[[], str | None] | None = None,
+) -> Outcome:
+    """Run this project's app on the SuperNodes of a deployment and wait for its end; the deployment goes on running.
+
+    The other arguments, Ctrl-C and the outcome are those of `run_simulation`. Raises UserError if the SuperLink cannot be reached or a
+    site is not running.
+    """
+    deployment.check()
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    connection = deployment.connection(poll)
+    run = _Run(connection, log_path, on_line or _ignore, ended or _nothing)
+    try:
+        with tempfile.TemporaryDirectory(prefix="app-", dir=connection.base) as folder:
+            return run.carry_out(copy_app(Path(folder) / "app"), run_config)
+    except KeyboardInterrupt:
+        with signals_ignored():
+            run.stop()
+        return Outcome("interrupted", "stopped before the end", log_path)
+    except RunFailed as error:
+        return run.failed(error)
+    finally:
+        connection.close()
 
 
 def last_error(lines: list[str]) -> str | None:
@@ -119,7 +150,7 @@ class _Run:
     """One run on a SuperLink: submitted, followed, judged."""
 
     def __init__(
-        self, superlink: SuperLink, log_path: Path, on_line: Callable[[str], None], ended: Callable[[], str | None]
+        self, superlink: Connection, log_path: Path, on_line: Callable[[str], None], ended: Callable[[], str | None]
     ) -> None:
         self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line, ended
         self.lingered: str | None = None  # the ServerApp's own status, where the simulation would not end after it
@@ -127,11 +158,27 @@ class _Run:
         self.reader: threading.Thread | None = None
         self.lines: list[str] = []
 
-    def submit(self, app_dir: Path, run_config: Mapping[str, Value], federation: str) -> None:
+    def carry_out(self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None = None) -> Outcome:
+        """Submit, follow, judge. `federation`: what a simulation is made of."""
+        try:
+            self.submit(app_dir, run_config, federation)
+        except _Rejected as error:
+            return Outcome("rejected", str(error), self.log_path)
+        self.follow()
+        return self.outcome()
+
+    def failed(self, error: RunFailed) -> Outcome:
+        """Return the outcome of a run whose SuperLink failed it; the end of that one's log is kept."""
+        self.keep_superlink_log()
+        return Outcome("failed", str(error), self.log_path)
+
+    def submit(self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None) -> None:
         """Hand the app to the SuperLink. Raises _Rejected with the reason."""
         settings = self.superlink.base / "run-config.toml"
         settings.write_text(to_toml(run_config), encoding="utf-8")
-        command = ["run", str(app_dir.resolve()), "own", "--federation-config", federation]
+        command = ["run", str(app_dir.resolve()), "own"]
+        if federation is not None:
+            command += ["--federation-config", federation]
         if run_config:
             command += ["--run-config", str(settings)]
         answer = self.superlink.ask(*command)
@@ -163,7 +210,7 @@ class _Run:
                 ended = not self.reader.is_alive()  # asked first: then what has arrived is all
                 while not arrived.empty():
                     line = arrived.get()
-                    started = started or "Starting Flower Simulation" in line
+                    started = True
                     self.lines.append(line)
                     log.write(line + "\n")
                     log.flush()

@@ -22,7 +22,7 @@ from algorithms.seeds import generator
 from clients.constrained import ObjectiveProblem, Problem
 from fedapps.constrained import NON_ZERO, ConstrainedTask
 from fedapps.errors import UserError
-from fedapps.images import check_columns, load_split
+from fedapps.images import check_columns, digits_table, load_split
 
 if TYPE_CHECKING:
     from fedapps.settings import Settings
@@ -144,9 +144,7 @@ def low_rank(options: MatrixCompletionOptions, seed: int) -> NDArray[np.float64]
 
 def digits() -> NDArray[np.float64]:
     """Return the bundled digits, a row a picture, pixels 0..1 (1797 x 64)."""
-    from sklearn.datasets import load_digits
-
-    return np.asarray(load_digits().data / 16)
+    return digits_table()[:, :-1] / 16
 
 
 def of_matrix(matrix: NDArray[np.float64], options: MatrixCompletionOptions, seed: int) -> Observations:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flwr.client import NumPyClient
@@ -10,19 +11,26 @@ from flwr.serverapp.strategy import Strategy
 from algorithms.checks import check_choice
 from clients import (
     FedAvgClient,
+    FedDynClient,
     FedFWClient,
     FedProxClient,
+    FFGBClient,
+    FFGBDistillClient,
     LocalClient,
     ProjectedClient,
     PropFairClient,
     SuPerFedClient,
+    TwoPhaseClient,
 )
 from clients.constrained import ConstrainedClient
 from clients.fedboost import FedBoostClient
 from clients.store import Store
+from fedapps.learners import check_learner, oracle_of
 from fedapps.library import Library
+from fedapps.public_data import distiller_of
 from strategies import (
     AFL,
+    FFGB,
     TERM,
     AAggFFD,
     AAggFFOptions,
@@ -33,9 +41,13 @@ from strategies import (
     FedAdagrad,
     FedAdam,
     FedAvg,
+    FedAvgDistill,
+    FedAvgDistillOptions,
     FedAvgOptions,
     FedBoost,
     FedBoostOptions,
+    FedDyn,
+    FedDynOptions,
     FedFW,
     FedFWOptions,
     FedMGDA,
@@ -44,7 +56,11 @@ from strategies import (
     FedProx,
     FedProxOptions,
     FedYogi,
+    FFGBDistill,
+    FFGBDistillOptions,
+    FFGBOptions,
     Local,
+    Private,
     ProjectedFedAvg,
     ProjectedOptions,
     PropFair,
@@ -54,7 +70,10 @@ from strategies import (
     SuPerFed,
     SuPerFedOptions,
     TERMOptions,
+    WarmStart,
+    WarmStartOptions,
 )
+from strategies.contents import innermost
 
 if TYPE_CHECKING:
     from fedapps.classification import Classification
@@ -67,9 +86,10 @@ class Method:
 
     Two halves: ``strategy(options, task, seed) -> Strategy``; ``client(task, client_id, num_clients, store) -> NumPyClient``. Or
     ``wrap(strategy, options) -> Strategy``: it decides the weights of another method, which its options name as ``base``, and has the
-    halves of that one. ``all_clients``: every client takes part in every round. ``options``: dataclass of the method's own table, or
-    ``None``; ``tasks``: what it can run on, the first is its default; ``defaults``: settings of its small default job where they differ
-    from everyone's.
+    halves of that one. Or none of these: warm-start has the halves of two others. ``all_clients``: every client takes part in every
+    round. ``public``: the server distils on its unlabelled images (table ``public``). ``options``: dataclass of the method's own
+    table, or ``None``; ``tasks``: what it can run on, the first is its default; ``defaults``: settings of its small default job where
+    they differ from everyone's.
     """
 
     summary: str
@@ -79,6 +99,7 @@ class Method:
     client: Callable[[Any, int | str, int, Store], NumPyClient] | None = None
     wrap: Callable[[Strategy, Any], Strategy] | None = None
     all_clients: bool = False
+    public: bool = False
     options: type | None = None
     table: str = ""
     tasks: tuple[str, ...] = ("classification", "digits", "tabular", "text", "speech", "text-pairs", "words")
@@ -130,6 +151,45 @@ def frank_wolfe(variant: str) -> Callable[[Any, Any, int], Strategy]:
     return build
 
 
+def boosting(variant: str) -> Callable[[Any, Any, int], Strategy]:
+    """Return a factory of the server half of a form of FFGB."""
+
+    def build(options: FFGBOptions, task: Any, seed: int) -> Strategy:
+        check_learner(options, variant)
+        rounds = task.settings.num_rounds
+        if options.at_once and rounds > 1:
+            raise ValueError(f"at-once = {options.at_once}, num-rounds = {rounds}: there is one round, set num-rounds = 1")
+        return FFGB(options, variant)
+
+    return build
+
+
+def boosting_client(variant: str) -> Callable[[Any, int | str, int, Store], NumPyClient]:
+    """Return a factory of clients that fit the weak learners of a form of FFGB."""
+
+    def build(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+        data, oracle = task.client_data(client_id, num_clients), oracle_of(task, task.settings.options, variant)
+        return FFGBClient(data, oracle, task.num_outputs, client_id, store, task.objective)
+
+    return build
+
+
+# Methods that start from the task's torch model and send one like it to the clients: those that a warm start can compose.
+COMPOSABLE = (
+    "fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "aaggff-s", "aaggff-d", "afl", "q-fedavg", "term", "fedmgda", "propfair",
+    "superfed-mm", "superfed-lm", "feddyn", "ffgb-distill", "fedavg-distill",
+)  # fmt: skip
+
+
+class TwoMethods(WarmStartOptions):
+    """A warm start's options, with names of methods."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("first", self.first, COMPOSABLE)
+        check_choice("then", self.then, COMPOSABLE)
+
+
 # Methods whose weights another one can decide.
 BASES = ("fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad")
 
@@ -153,7 +213,25 @@ def base_of(settings: "Settings") -> Method:
 
 
 def build_strategy(settings: "Settings", task: Any) -> Strategy:
-    """Return the server half."""
+    """Return the server half; ``ValueError`` where a bound on updates, or their privacy, does not go with the method."""
+    strategy = _strategy(settings, task)
+    halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
+    for kind in (type(innermost(half)) for half in halves):
+        updates = getattr(kind, "replies_like_model", False) or hasattr(kind, "replies_are_updates")
+        if settings.max_update_norm and not updates:
+            raise ValueError(
+                f"max-update-norm = {settings.max_update_norm}: the clients of this method send no updates that have a norm: choose 0"
+            )
+    try:
+        return Private(strategy, settings.dp) if settings.dp.noise_multiplier else strategy
+    except ValueError as error:
+        raise ValueError(f"dp.{error}") from None
+
+
+def _strategy(settings: "Settings", task: Any) -> Strategy:
+    if settings.halves:
+        first, then = (_strategy(half, task) for half in settings.halves)
+        return WarmStart(first, settings.options.rounds, then)
     method, base = METHODS[settings.method], base_of(settings)
     assert base.strategy is not None
     if method.wrap is None:
@@ -163,6 +241,9 @@ def build_strategy(settings: "Settings", task: Any) -> Strategy:
 
 def build_client(settings: "Settings", task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
     """Return a client half."""
+    if settings.halves:
+        builders = [partial(build_client, half, task, client_id, num_clients, store) for half in settings.halves]
+        return TwoPhaseClient(dict(zip(("first", "then"), builders, strict=True)))
     base = base_of(settings)
     assert base.client is not None
     return base.client(task, client_id, num_clients, store)
@@ -180,6 +261,10 @@ CONSTRAINED_JOB: dict[str, bool | int | float | str] = {
     "checkpoint-every": 50,
     "data.partition": "iid",
 }
+
+BOOSTED_TASKS = ("classification", "digits", "tabular")
+
+IMAGE_TASKS = ("classification", "digits")
 
 METHODS: dict[str, Method] = {
     "fedavg": Method(
@@ -335,6 +420,36 @@ METHODS: dict[str, Method] = {
         tasks=ENSEMBLE_TASKS,
         defaults=ENSEMBLE_JOB,
     ),
+    "ffgb": Method(
+        summary="functional gradient boosting: clients add weak learners fitted to their gradients",
+        paper="Shen et al. 2022",
+        trait="boosts",
+        strategy=boosting("ffgb"),
+        client=boosting_client("ffgb"),
+        options=FFGBOptions,
+        table="ffgb",
+        tasks=BOOSTED_TASKS,
+    ),
+    "ffgb-c": Method(
+        summary="FFGB with everything clipped: for features that differ between clients",
+        paper="Shen et al. 2021 (FFGB.C)",
+        trait="boosts",
+        strategy=boosting("ffgb-c"),
+        client=boosting_client("ffgb-c"),
+        options=FFGBOptions,
+        table="ffgb",
+        tasks=BOOSTED_TASKS,
+    ),
+    "ffgb-l": Method(
+        summary="FFGB for the square loss over Lipschitz functions; can be done in one round",
+        paper="Shen et al. 2021 (FFGB.L)",
+        trait="boosts",
+        strategy=boosting("ffgb-l"),
+        client=boosting_client("ffgb-l"),
+        options=FFGBOptions,
+        table="ffgb",
+        tasks=BOOSTED_TASKS,
+    ),
     "fedfw": Method(
         summary="federated Frank-Wolfe: constraints without projections, clients send a few numbers",
         paper="Dadras, Prakhya, Yurtsever 2022",
@@ -380,5 +495,46 @@ METHODS: dict[str, Method] = {
         table="projected",
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,
+    ),
+    "ffgb-distill": Method(
+        summary="boosting of functions: clients send weak learners, the server distils the ensemble into one network",
+        paper="Shen et al. 2022 (FFGB-distill)",
+        trait="boosts",
+        strategy=lambda options, task, seed: FFGBDistill(distiller_of(task), options, seed),
+        client=torch_client(FFGBDistillClient),
+        options=FFGBDistillOptions,
+        table="ffgb-distill",
+        tasks=IMAGE_TASKS,
+        public=True,
+        defaults={"clients-per-round": 0},
+    ),
+    "fedavg-distill": Method(
+        summary="FedAvg whose server distils the clients' mean output instead of averaging parameters",
+        paper="Lin et al. 2020",
+        trait="one global model",
+        strategy=lambda options, task, seed: FedAvgDistill(distiller_of(task), options, seed),
+        client=torch_client(FedAvgClient),
+        options=FedAvgDistillOptions,
+        table="fedavg-distill",
+        tasks=IMAGE_TASKS,
+        public=True,
+        defaults={"clients-per-round": 0},
+    ),
+    "feddyn": Method(
+        summary="linear corrections at clients and server make local and global optima agree",
+        paper="Acar et al. 2021",
+        trait="one global model",
+        strategy=lambda options, task, seed: FedDyn(options),
+        client=torch_client(FedDynClient),
+        options=FedDynOptions,
+        table="feddyn",
+    ),
+    "warm-start": Method(
+        summary="a few rounds of one method, by default FFGB-distill, then another one from that model",
+        paper="Shen et al. 2022 (section 5)",
+        trait="composes two methods",
+        options=TwoMethods,
+        table="warm-start",
+        defaults={"clients-per-round": 0},
     ),
 }

@@ -67,6 +67,41 @@ def small_cnn(shape: Shape, num_classes: int) -> Classifier:
     return Classifier(body, _dense(_features(body, shape), 64, num_classes))
 
 
+def mlp_32_32(shape: Shape, num_classes: int) -> Classifier:
+    """The weak learner of FFGB for MNIST: two hidden layers of 32, LeakyReLU. 26,506 parameters for (1, 28, 28) and 10 classes."""
+    body = nn.Sequential(nn.Flatten(), *_leaky_dense(_size(shape), 32, 32))
+    return Classifier(body, nn.Linear(32, num_classes))
+
+
+def tutorial_cnn(shape: Shape, num_classes: int) -> Classifier:
+    """The weak learner of FFGB for CIFAR-10: the net of PyTorch's tutorial with dense layers of 32 and 32.
+
+    17,090 parameters for (3, 32, 32) and 10 classes. Head: the output layer.
+    """
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+    return Classifier(nn.Sequential(body, _dense(_features(body, shape), 32, 32), nn.ReLU()), nn.Linear(32, num_classes))
+
+
+def conv_384_192(shape: Shape, num_classes: int) -> Classifier:
+    """The net of FFGB-distill for CIFAR: two 5 x 5 convolutions of 64, dense layers of 384 and 192, LeakyReLU.
+
+    797,962 parameters for (3, 32, 32) and 10 classes. Head: the output layer.
+    """
+    return _conv_64_64(shape, num_classes, 384, 192)
+
+
+def conv_120_84(shape: Shape, num_classes: int) -> Classifier:
+    """The net of FFGB-distill for EMNIST: the same with dense layers of 120 and 84.
+
+    239,502 parameters for (1, 28, 28) and 26 classes.
+    """
+    return _conv_64_64(shape, num_classes, 120, 84)
+
+
 MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
     "logistic": logistic,
     "mlp": mlp,
@@ -74,6 +109,10 @@ MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
     "two-nn": two_nn,
     "two-cnn": two_cnn,
     "small-cnn": small_cnn,
+    "mlp-32-32": mlp_32_32,
+    "tutorial-cnn": tutorial_cnn,
+    "conv-384-192": conv_384_192,
+    "conv-120-84": conv_120_84,
     "celeba-cnn": paper_models.CelebACNN,
     "efficientnet-b0": paper_models.EfficientNetB0,
     "mobilevit-xxs": paper_models.MobileViTXXS,
@@ -129,6 +168,21 @@ def _dense(*widths: int, bias: bool = True) -> nn.Sequential:
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs, bias=bias), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def _conv_64_64(shape: Shape, num_classes: int, *widths: int) -> Classifier:
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+    dense = _leaky_dense(_features(body, shape), *widths)
+    return Classifier(nn.Sequential(body, *dense), nn.Linear(widths[-1], num_classes))
+
+
+def _leaky_dense(*widths: int) -> list[nn.Module]:
+    """Fully connected layers, each followed by LeakyReLU."""
+    return [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.LeakyReLU(0.01))]
 
 
 def _hidden(*widths: int, bias: bool = True) -> nn.Sequential:

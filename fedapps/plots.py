@@ -28,6 +28,7 @@ from fedapps.drawing import (
 from fedapps.fair_plots import fair_measure, weights_figure
 from fedapps.formats import byte_scale, is_percent, metric_name
 from fedapps.runs import RunFolder, read_run
+from fedapps.traffic_plots import draw_over_models, label_models, models_figure
 
 _MAX_PANELS = 24
 _LINE_STYLES = ("-", "--", ":", "-.")
@@ -53,6 +54,8 @@ def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
     measure = fair_measure([run])
     if f"{measure}-mean" in evaluate:
         figures[measure] = _measure(evaluate, measure, theme)
+        if run.counts_models and run.models:
+            figures["models"] = models_figure(run, f"{measure}-mean", theme)
     if "loss" in train:
         figure, axes = one_panel("Training loss over rounds", theme)
         line(axes, *train["loss"], theme.series[0])
@@ -68,7 +71,7 @@ def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
         figures["bytes"] = _bytes(run, theme)
     shown = {f"{measure}-mean", f"{measure}-worst10", f"{measure}-best10", f"global-{measure}-mean"}
     others = {metric_name(k): (k, s) for k, s in evaluate.items() if k not in shown or measure not in figures}
-    others |= {f"training {metric_name(k)}": (k, s) for k, s in train.items() if k != "loss"}
+    others |= {f"training {metric_name(k)}": (k, s) for k, s in train.items() if k not in ("loss", "models-up", "models-down")}
     if others:
         figures["measures"] = _small_panels(others, theme)
     return figures
@@ -94,7 +97,9 @@ def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: T
     metric = _shared_metric(runs)
     column = metric.removesuffix("-mean")
     with_clients = any(run.column(column) for run in runs)
-    figure, axes = panels(1, 2 if with_clients else 1, (9.6 if with_clients else 6.2, 4.3), theme)
+    with_models = any(run.counts_models for run in runs) and all(run.models for run in runs)
+    wanted = 1 + with_clients + with_models
+    figure, axes = panels(1, wanted, (6.2 if wanted == 1 else 4.8 * wanted, 4.3), theme)
     for index, (label, members) in enumerate(groups.items()):
         colour = theme.series[index % len(theme.series)]
         style = _LINE_STYLES[index // len(theme.series) % len(_LINE_STYLES)]
@@ -109,6 +114,8 @@ def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: T
             share = np.linspace(0, 1, max(101, *map(len, sorted_clients)))
             stack = np.array([np.quantile(values, share) for values in sorted_clients])
             line_with_range(axes[1], 100 * share, stack, colour, style, label)
+        if with_models:
+            draw_over_models(axes[-1], members, metric, colour, style, label)
     title(axes[0], f"{_sentence(metric_name(column))} over rounds", theme)
     label_rounds(axes[0])
     label_values(axes[0], column, "mean over clients")
@@ -116,6 +123,10 @@ def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: T
         title(axes[1], "Clients, from worst to best", theme)
         axes[1].set_xlabel("share of clients (%)")
         label_values(axes[1], column, "the client's own")
+    if with_models:
+        title(axes[-1], "The same over models", theme)
+        label_models(axes[-1])
+        label_values(axes[-1], column, "mean over clients")
     legend(figure, axes[0], theme)
     return figure
 

@@ -21,7 +21,9 @@ from algorithms.measures import describe_clients, gini, parity_gap
 from fedapps import __version__
 from fedapps.bundle import Value
 from fedapps.errors import UserError
-from fedapps.settings import Settings, read_toml, to_toml
+from fedapps.settings import Settings, default_config, read_toml, to_toml
+from strategies.contents import innermost
+from strategies.private import Private
 from strategies.rounds import Round
 
 # What a run writes: nothing else in a folder is ever deleted.
@@ -38,7 +40,7 @@ FILES = (
 )
 FOLDERS = ("plots", "checkpoint", "clients")
 # Settings that may differ between a run and its continuation: they change no number.
-FREE = ("out", "resume", "timeout", "checkpoint-every", "max-failed-rounds")
+FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds")
 # About as many rows has weights.csv at most: where a run would have more, it keeps every second, third, ... round.
 MAX_WEIGHTS = 100_000
 
@@ -46,7 +48,7 @@ MAX_WEIGHTS = 100_000
 class Recorder:
     """Callback that records rounds into ``folder``."""
 
-    def __init__(self, folder: Path, settings: Settings, task: str, done: int = 0, strategy: object = None) -> None:
+    def __init__(self, folder: Path, settings: Settings, task: str, done: int = 0, strategy: Any = None) -> None:
         """Open the folder; ``done``: rounds that a checkpoint already holds (later lines are dropped).
 
         ``strategy``: one with ``last_weights``, a dictionary from client to weight, has them recorded.
@@ -54,10 +56,11 @@ class Recorder:
         self.folder = folder
         self.strategy = strategy
         self.num_rounds = settings.num_rounds
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows = [row for row in read_rounds(folder) if row["round"] <= done]
         self.last_evaluation: dict[str, float] = {}
         self.completed = self.failures = 0
+        self.models: dict[str, int] = {}
         self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
         for row in rows:
             self._count(row)
@@ -80,6 +83,7 @@ class Recorder:
             "bytes-up": now.trained.bytes_up,
             "bytes-down": now.trained.bytes_down,
             "seconds": round(now.seconds, 4),
+            **self._models(now),
         }
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
@@ -98,6 +102,15 @@ class Recorder:
             self._write_weights(now.number, getattr(self.strategy, "last_weights", {}))
         self.finish("running")
 
+    def _models(self, now: Round) -> dict[str, int]:
+        """Return the models sent in training: as the method counted them, or one a message where a message is a model."""
+        counted: Mapping[str, Any] = now.train_metrics or {}
+        if "models-up" in counted:
+            return {key: round(float(str(counted[key]))) for key in MODELS}
+        if getattr(innermost(self.strategy), "replies_like_model", False):
+            return {"models-up": len(now.trained.clients), "models-down": len(now.trained.clients) + len(now.trained.failures)}
+        return {}
+
     def _count(self, row: Mapping[str, Any]) -> None:
         # Running totals: a run of 100,000 rounds must not add up all its rounds after each of them.
         self.completed = row["round"]
@@ -105,6 +118,9 @@ class Recorder:
         self.last_evaluation = row.get("evaluate", self.last_evaluation)
         for key in self.totals:
             self.totals[key] += row.get(key, 0)
+        for key in MODELS:
+            if key in row:
+                self.models[key] = self.models.get(key, 0) + row[key]
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
         """Write summary.json with this status (running, completed, failed, interrupted) and return it."""
@@ -115,7 +131,9 @@ class Recorder:
             "failures": self.failures,
             "seconds": round(self.totals["seconds"], 3),
             **{key: self.totals[key] for key in BYTES},
+            **self.models,
             **self.last_evaluation,
+            **(self.strategy.privacy_spent() if isinstance(self.strategy, Private) else {}),
             **({"error": error} if error else {}),
         }
         write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
@@ -162,6 +180,7 @@ class Recorder:
         partial.replace(path)
 
 
+MODELS = ("models-up", "models-down")
 BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 
@@ -180,7 +199,7 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
         if name == "num-examples" or any(isinstance(value, list) for value in listed):
             continue
         values = np.array(listed, dtype=float)
-        if name in FAIRNESS:
+        if name in FAIRNESS and values.min() >= 0:  # a client may say anything
             spread = {"gini": gini(values), "parity-gap": parity_gap(values)}
             out |= describe_clients(values, name) | {FAIRNESS[name] + key: value for key, value in spread.items()}
         else:
@@ -192,11 +211,12 @@ def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, lis
     """Return mean and std over clients of list metrics ``X-Y`` for which a grid ``X-grid`` was sent, and ``X`` itself."""
     first = next(iter(metrics.values()), {})
     curves: dict[str, list[float]] = {}
-    for grid in (name for name in first if name.endswith("-grid")):
+    for grid in (name for name, value in first.items() if name.endswith("-grid") and isinstance(value, list)):
         axis = grid.removesuffix("-grid")
         curves[axis] = list(first[grid])
         for name in (n for n in first if n.startswith(f"{axis}-") and n != grid and isinstance(first[n], list)):
-            table = np.array([client[name] for client in metrics.values() if name in client], dtype=float)
+            listed = [values[name] for values in metrics.values() if isinstance(values.get(name), list)]
+            table = np.array([row for row in listed if len(row) == len(first[name])], dtype=float)
             curves[name], curves[f"{name}-std"] = table.mean(0).tolist(), table.std(0).tolist()
     return curves
 
@@ -242,6 +262,9 @@ def check_resumable(folder: Path, settings: Settings) -> None:
         raise UserError(f"{folder} holds no run to resume: leave --resume out, or name the folder with --out")
     before = {k: v for k, v in read_toml(folder / "settings.toml").items() if not k.startswith("versions.")}
     now: dict[str, Value] = settings.flat()
+    before = {
+        key: value for key, value in default_config().items() if key in now
+    } | before  # of a run before there was the setting
     for key in sorted(set(before) | set(now)):
         if key not in FREE and before.get(key) != now.get(key):
             raise UserError(

@@ -32,6 +32,8 @@ _CARDS = {
     "ece-mean": "calibration error (ECE)",
     "bytes-up": "sent by clients",
     "bytes-down": "sent to clients",
+    "models-up": "models sent by clients",
+    "models-down": "models sent to clients",
     "seconds": "time in rounds",
     "failures": "failed replies",
 }
@@ -41,6 +43,7 @@ _ALTERNATIVES = {
     "train-loss": "Training loss over rounds",
     "clients": "Accuracy or AUROC of each client, sorted",
     "weights": "Weight of each client over rounds, as a heat map",
+    "models": "Accuracy or AUROC over the models that a client sent and received",
     "bytes": "Bytes sent in both directions, summed over rounds",
     "measures": "Other measures over rounds",
 }

@@ -15,7 +15,7 @@ from fedapps.recorder import FILES, Recorder, check_resumable
 from fedapps.settings import Settings
 from fedapps.tasks import build_task
 from strategies.cohort import Cohort
-from strategies.rounds import Callback, Patience, Round, run_rounds
+from strategies.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
 
 
 def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -37,13 +37,14 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         clients_per_round=settings.clients_per_round,
         num_clients=settings.num_clients,
         start_timeout=600,
+        bound=settings.bound,
     )
     base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
-    evaluate = ConfigRecord({**base, **settings.train.to_config()})  # a client may train before it is scored
-    train = ConfigRecord({**evaluate, "checkpoint-round": done})
+    base |= {"checkpoint-round": done, **settings.train.to_config()}  # a client may train before it is scored
+    evaluate, train = ConfigRecord(base), ConfigRecord(base)
 
     def tell_clients(now: Round) -> None:  # which of their old states a resume could still need
-        train["checkpoint-round"] = checkpoints.last
+        train["checkpoint-round"] = evaluate["checkpoint-round"] = checkpoints.last
 
     try:
         result = run_rounds(
@@ -53,6 +54,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
             callbacks=[recorder, checkpoints, tell_clients, *callbacks],
         )  # fmt: skip
     except BaseException as error:
+        if isinstance(error, TooFewReplies):  # between two rounds, so what there is can be gone on with
+            checkpoints.keep_last()
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
         raise

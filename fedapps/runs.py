@@ -146,6 +146,21 @@ class RunFolder:
         cells = [(int(number), one_line(client, 60), _number_or_text(weight)) for number, client, weight in rows]
         return [(number, client, float(w)) for number, client, w in cells if is_number(w) and math.isfinite(float(w))]
 
+    @cached_property
+    def counts_models(self) -> bool:
+        """Whether the method counted the models that it sent: its messages are not one model each."""
+        return any("models-up" in numbers(record.get("train")) for record in self.rounds)
+
+    @cached_property
+    def models(self) -> dict[int, float]:
+        """Models sent in training, in both directions, until each round: the mean over the clients; empty where none were counted."""
+        clients = self.settings.get("num-clients") or len(self.clients)
+        sums, total = {}, 0.0
+        for record in self.rounds:
+            total += sum(record[key] for key in ("models-up", "models-down") if is_number(record.get(key)))
+            sums[record["round"]] = total / clients if clients else 0.0
+        return sums if total and clients else {}
+
     def series(self, part: str) -> dict[str, tuple[list[int], list[float]]]:
         """Every numeric metric in `part` (`train` or `evaluate`): key to (rounds, values)."""
         found: dict[str, tuple[list[int], list[float]]] = {}

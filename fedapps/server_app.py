@@ -8,6 +8,7 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from fedapps.polling import PollingGrid
 from fedapps.report import write_report
 from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
@@ -24,6 +25,8 @@ def main(grid: Grid, context: Context) -> None:
         settings = with_folder(replace(settings, checkpoint_every=0), Path.home() / "fedapps-results" / str(context.run_id))
     if hasattr(grid, "pull_interval"):
         grid.pull_interval = 0.01  # the simulation's grid looks for replies every 0.1 s, which is most of a short round
+    else:
+        grid = PollingGrid(grid)
     try:
         summary = execute(settings, grid)
         log(INFO, "summary: %s", summary)

@@ -17,8 +17,10 @@ from fedapps.bundle import Value, toml_value
 from fedapps.data import DataSettings
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, Method, base_of
+from fedapps.public_data import PublicSettings
+from fedapps.sites import SiteOptions
 from fedapps.tasks import TASKS, task_name
-from strategies import FedAvgOptions
+from strategies import FedAvgOptions, PrivacyOptions, UpdateBound, WarmStartOptions
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,23 @@ class ModelSettings:
     pretrained: bool = False
 
 
+# Tables that every run has.
+PARTS: dict[str, type] = {
+    "data": DataSettings,
+    "model": ModelSettings,
+    "train": TrainOptions,
+    "public": PublicSettings,
+    "dp": PrivacyOptions,
+    "sites": SiteOptions,
+}
+
+
 @dataclass(frozen=True)
 class Settings:
     """One run. ``options`` are the fields of the chosen method's own table, ``problem`` those of the task's.
 
-    ``base_options``: those of the method whose weights the chosen one decides, where it is such a method.
+    ``base_options``: those of the method whose weights the chosen one decides, where it is such a method. ``halves``: the settings of
+    the two methods that it composes.
     """
 
     method: str = "fedavg"
@@ -50,6 +64,8 @@ class Settings:
     min_replies: int = 1
     max_failed_rounds: int = 3
     timeout: float = 600.0
+    max_update_norm: float = 0.0
+    on_large_update: str = "reject"
     client_store: str = "auto"
     device: str = "auto"
     out: str = ""
@@ -57,8 +73,12 @@ class Settings:
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainOptions = field(default_factory=TrainOptions)
+    public: PublicSettings = field(default_factory=PublicSettings)
+    dp: PrivacyOptions = field(default_factory=PrivacyOptions)
+    sites: SiteOptions = field(default_factory=SiteOptions)
     options: Any = field(default_factory=FedAvgOptions)
     base_options: Any = None
+    halves: tuple["Settings", ...] = ()
     problem: Any = None
 
     def __post_init__(self) -> None:
@@ -71,6 +91,7 @@ class Settings:
         check_range("min-replies", self.min_replies, 1)
         check_range("max-failed-rounds", self.max_failed_rounds, 1)
         check_range("timeout", self.timeout, 0, open_low=True)
+        _ = self.bound
         check_choice("client-store", self.client_store, ["auto", "disk", "message"])
         if self.client_store == "message" and self.checkpoint_every:
             raise ValueError(
@@ -79,9 +100,19 @@ class Settings:
         check_choice("device", self.device, ["auto", "cpu", "cuda"])
 
     @property
+    def bound(self) -> UpdateBound:
+        """The bound on the norm of a client's update."""
+        return UpdateBound(self.max_update_norm, self.on_large_update)
+
+    @property
     def keeps_clients_on_disk(self) -> bool:
         """Whether clients keep their state in files: needed to resume, so ``auto`` means yes where checkpoints are written."""
         return self.client_store == "disk" or (self.client_store == "auto" and self.checkpoint_every > 0)
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The chosen method and those that it composes."""
+        return METHODS[self.method], *(METHODS[half.method] for half in self.halves)
 
     def flat(self) -> dict[str, Value]:
         """Return the settings as Flower's flat configuration, without the tables of other methods and tasks."""
@@ -92,6 +123,15 @@ class Settings:
             if part.name in tables:
                 if value is not None:
                     out |= _flatten(value, tables[part.name])
+            elif part.name == "halves":
+                for half in self.halves:
+                    out = half.flat() | out
+            elif (
+                (part.name == "public" and not any(method.public for method in self.methods))
+                or (part.name == "dp" and not self.dp.noise_multiplier)
+                or (part.name == "sites" and not self.sites.own)
+            ):
+                continue
             elif is_dataclass(value):
                 out |= _flatten(value, part.name)
             else:
@@ -110,7 +150,8 @@ def _flatten(instance: Any, table: str) -> dict[str, Value]:
 
 def default_config() -> dict[str, Value]:
     """Return every key of every method with its default."""
-    config = Settings().flat() | {"task": "auto", "model.name": "auto"}
+    config = Settings().flat() | {"task": "auto", "model.name": "auto"} | _flatten(PublicSettings(), "public")
+    config |= _flatten(PrivacyOptions(), "dp") | _flatten(SiteOptions(), "sites")
     kinds: list[Any] = [*METHODS.values(), *TASKS.values()]
     for kind in kinds:
         if kind.options is not None:
@@ -128,7 +169,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     method = find_method(config.get("method", Settings.method))
     source = config.get("data.source", DataSettings.source)
     task = task_name(str(_typed("task", config.get("task", "auto"), "")), method.tasks)
-    if task == "classification" and source == "digits":
+    if task == "classification" and source == "digits" and not config.get("sites.labels"):
         task = "digits"
     config["task"] = task
     if config.get("model.name", "auto") == "auto":
@@ -139,14 +180,26 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             base = METHODS[values["options"].base] if part.name == "base_options" and method.wrap else None
             kind: Any = {"options": method, "base_options": base, "problem": TASKS[task]}[part.name]
             values[part.name] = _table(kind.options, kind.table, config) if kind and kind.options else None
-        elif part.name in ("data", "model", "train"):
-            values[part.name] = _table(
-                {"data": DataSettings, "model": ModelSettings, "train": TrainOptions}[part.name], part.name, config
-            )
+        elif part.name == "halves":
+            values[part.name] = _halves(values["options"], config)
+        elif part.name in PARTS:
+            values[part.name] = _table(PARTS[part.name], part.name, config)
         elif (key := kebab(part.name)) in config:
             values[part.name] = _typed(key, config[key], known[key])
     settings: Settings = _build(Settings, values, "")
     return settings
+
+
+def _halves(options: Any, config: Mapping[str, Any]) -> tuple[Settings, ...]:
+    """Return the settings of the two methods that the chosen one composes: the same but for the method and its own table."""
+    halves = {"first": options.first, "then": options.then} if isinstance(options, WarmStartOptions) else {}
+    found = []
+    for key, method in halves.items():
+        try:
+            found.append(read_settings({**config, "method": method}))
+        except UserError as error:
+            raise UserError(f"warm-start.{key} = {method!r}: {error}") from None
+    return tuple(found)
 
 
 def find_method(name: Any) -> Method:

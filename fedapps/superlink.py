@@ -26,40 +26,24 @@ LEFTOVER_SECONDS = 2.0  # for what is still there afterwards: Ray's helpers, whi
 LONGEST_TEMP_DIR = 24
 
 
-class SuperLink:
-    """One SuperLink in simulation mode, everything it starts, and its temporary folder `base`.
+class Connection:
+    """The `flwr` command in an environment of its own, in which the connection `own` names a SuperLink.
 
-    environment: of everything started; what isolates the run overrides it. cpus: per client.
+    base: folder for its answers; programs start in its subfolder `cwd`. environment: of everything started.
     poll: called about ten times a second by every method that waits.
     """
 
-    def __init__(self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None]) -> None:
-        # Looked for before the folder is made: a missing program is the user's to mend and leaves nothing.
-        self.program, self.flwr = program("flower-superlink"), program("flwr")
-        self.port, self.poll = port, poll
-        self.process: subprocess.Popen[bytes] | None = None
-        self.base = _temporary_folder()
-        self.log = self.base / "superlink.log"
-        (self.base / "home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-        )
-        self.environment = _environment(environment, self.base, self.flwr.parent, cpus)
-        self.mark = f"FLWR_HOME={self.environment['FLWR_HOME']}"
-        self.guard = Guard(self.mark, self.base)
+    def __init__(self, base: Path, environment: Mapping[str, str], poll: Callable[[], None]) -> None:
+        self.flwr = program("flwr")
+        self.base, self.environment, self.poll = base, dict(environment), poll
 
-    def start(self) -> None:
-        """Start it and wait until it answers. Raises RunFailed with its last words if it does not."""
-        command = [str(self.program), "--insecure", "--simulation", "--host", "127.0.0.1"]
-        # Flower would otherwise install the app's dependencies, torch among them, again for every run.
-        command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
-        with self.log.open("wb") as log:
-            self.process = self.spawn(command, log)
-        deadline = time.monotonic() + START_SECONDS
-        while not answers(self.port):
-            self.check_alive()
-            if time.monotonic() > deadline:
-                raise RunFailed(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s")
-            self.tick()
+    def alive(self) -> bool:
+        """Return whether the SuperLink is running."""
+        raise NotImplementedError
+
+    def log_text(self) -> str:
+        """Return what the SuperLink and its helpers have written."""
+        raise NotImplementedError
 
     def ask(self, *arguments: str) -> dict[str, Any]:
         """Return the JSON answer of one `flwr` command. Raises RunFailed if there is none."""
@@ -99,19 +83,59 @@ class SuperLink:
 
     def check_alive(self) -> None:
         """Raise RunFailed if the SuperLink has ended."""
-        if self.process is None or self.process.poll() is not None:
+        if not self.alive():
             words = [line for line in self.log_text().splitlines() if "rror" in line]
             raise RunFailed(f"Flower's SuperLink has ended: {one_line(words[-1] if words else self.log_text())}")
+
+    def stop_run(self, run_id: str) -> None:
+        """Ask for the end of a run, for a bounded time."""
+        if self.alive():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.spawn([str(self.flwr), "stop", run_id, "own"], subprocess.DEVNULL).wait(STOP_SECONDS)
+
+
+class SuperLink(Connection):
+    """One SuperLink in simulation mode, everything it starts, and its temporary folder `base`.
+
+    environment: of everything started; what isolates the run overrides it. cpus: per client.
+    poll: called about ten times a second by every method that waits.
+    """
+
+    def __init__(self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None]) -> None:
+        # Looked for before the folder is made: a missing program is the user's to mend and leaves nothing.
+        self.program, flwr = program("flower-superlink"), program("flwr")
+        self.port = port
+        self.process: subprocess.Popen[bytes] | None = None
+        base = _temporary_folder()
+        super().__init__(base, _environment(environment, base, flwr.parent, cpus), poll)
+        self.log = self.base / "superlink.log"
+        (self.base / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        self.mark = f"FLWR_HOME={self.environment['FLWR_HOME']}"
+        self.guard = Guard(self.mark, self.base)
+
+    def start(self) -> None:
+        """Start it and wait until it answers. Raises RunFailed with its last words if it does not."""
+        command = [str(self.program), "--insecure", "--simulation", "--host", "127.0.0.1"]
+        # Flower would otherwise install the app's dependencies, torch among them, again for every run.
+        command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
+        with self.log.open("wb") as log:
+            self.process = self.spawn(command, log)
+        deadline = time.monotonic() + START_SECONDS
+        while not answers(self.port):
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise RunFailed(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s")
+            self.tick()
+
+    def alive(self) -> bool:
+        """Return whether the SuperLink is running."""
+        return self.process is not None and self.process.poll() is None
 
     def log_text(self) -> str:
         """Return what the SuperLink and its helpers have written."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def stop_run(self, run_id: str) -> None:
-        """Ask for the end of a run, for a bounded time."""
-        if self.process is not None and self.process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.spawn([str(self.flwr), "stop", run_id, "own"], subprocess.DEVNULL).wait(STOP_SECONDS)
 
     def close(self, before: Callable[[], None]) -> None:
         """Call `before`, end everything, remove the folder. Further Ctrl-C's have no effect until that is done."""
@@ -149,15 +173,13 @@ def _temporary_folder() -> Path:
     return base
 
 
-def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int) -> dict[str, str]:
+def environment_of(given: Mapping[str, str], home: Path, programs: Path, cpus: int = 1) -> dict[str, str]:
+    """Return an environment in which Flower's programs find each other, have `home` to themselves and `cpus` a process."""
     own = {
-        "FLWR_HOME": str(base / "home"),
+        "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
-        "RAY_TMPDIR": str(base / "ray"),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "SPT_NOENV": "1",  # or some of Ray's processes overwrite the environment that marks them with their title
         "PYTHONUNBUFFERED": "1",  # or the log would arrive in blocks
         "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",  # its helpers are started by bare name
     }
@@ -166,3 +188,12 @@ def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int
     # A second thread on a one-CPU worker makes small models many times slower.
     threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     return {**threads, **given, **own}
+
+
+def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int) -> dict[str, str]:
+    ray = {
+        "RAY_TMPDIR": str(base / "ray"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "SPT_NOENV": "1",  # or some of Ray's processes overwrite the environment that marks them with their title
+    }
+    return environment_of(given, base / "home", programs, cpus) | ray

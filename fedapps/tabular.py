@@ -120,6 +120,7 @@ class Tabular(TorchTask):
 
     name = "tabular"
     objective = BINARY
+    num_outputs = 1
 
     def __init__(self, settings: "Settings") -> None:
         super().__init__(settings)
@@ -156,18 +157,23 @@ class Tabular(TorchTask):
         table, o = self.table(num_clients), self.options
         if client >= len(table.clients):
             raise UserError(f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so many nodes")
-        x, y = table.x[client], table.y[client]
-        needed = 3 if o.validation else 2
-        ones = int(y.sum())
-        if min(ones, len(y) - ones) < needed:
-            raise UserError(
-                f"client {table.clients[client]!r} has {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of its "
-                f"data needs one of both: name it in tabular.drop-clients"
-            )
-        rows = stratified(y, generator(self.settings.seed, "split", client), o.test, o.validation)
-        inputs, labels = torch.tensor(standardised(x, table.scaled, rows[0]), dtype=torch.float32), torch.tensor(y)
-        train, validation, test = (Split(inputs[part], labels[part]) for part in rows)
-        return ClientData(train, validation if o.validation else train, test)
+        return split_rows(table, client, o, generator(self.settings.seed, "split", client))
+
+
+def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator) -> ClientData:
+    """Return the rows of the client at this place, split at random and scaled."""
+    x, y = table.x[place], table.y[place]
+    needed = 3 if options.validation else 2
+    ones = int(y.sum())
+    if min(ones, len(y) - ones) < needed:
+        raise UserError(
+            f"client {table.clients[place]!r} has {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of its "
+            f"data needs one of both: name it in tabular.drop-clients"
+        )
+    rows = stratified(y, rng, options.test, options.validation)
+    inputs, labels = torch.tensor(standardised(x, table.scaled, rows[0]), dtype=torch.float32), torch.tensor(y)
+    train, validation, test = (Split(inputs[part], labels[part]) for part in rows)
+    return ClientData(train, validation if options.validation else train, test)
 
 
 def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64]) -> Floats:

@@ -30,6 +30,11 @@ class TorchTask:
         """Return a newly initialised model on the device."""
         raise NotImplementedError
 
+    @property
+    def num_outputs(self) -> int:
+        """The outputs of the model for one sample: classes, or 1 for a yes-or-no question."""
+        raise NotImplementedError
+
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return what client ``client`` of ``num_clients`` holds, on any device; called once a client."""
         raise NotImplementedError

@@ -5,22 +5,30 @@ from strategies.afl import AFL, AFLOptions
 from strategies.aflboost import AFLBoost, AFLBoostOptions
 from strategies.cohort import Cohort
 from strategies.fedavg import FedAvg, FedAvgOptions
+from strategies.fedavg_distill import FedAvgDistill, FedAvgDistillOptions
 from strategies.fedboost import FedBoost, FedBoostOptions
+from strategies.feddyn import FedDyn, FedDynOptions
 from strategies.fedfw import FedFW, FedFWOptions
 from strategies.fedmgda import FedMGDA, FedMGDAOptions
 from strategies.fedopt import FedAdagrad, FedAdam, FedOptOptions, FedYogi
 from strategies.fedprox import FedProx, FedProxOptions
+from strategies.ffgb import FFGB, FFGBOptions
+from strategies.ffgb_distill import FFGBDistill, FFGBDistillOptions
 from strategies.local import Local
+from strategies.private import PrivacyOptions, Private
 from strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
 from strategies.propfair import PropFair, PropFairOptions
 from strategies.qfedavg import QFedAvg, QFedAvgOptions
 from strategies.reweighting import Reweighting
 from strategies.rounds import Patience, Round, TooFewReplies, run_rounds
+from strategies.soundness import UpdateBound
 from strategies.superfed import SuPerFed, SuPerFedOptions
 from strategies.term import TERM, TERMOptions
+from strategies.warm_start import WarmStart, WarmStartOptions
 
 __all__ = [
     "AFL",
+    "FFGB",
     "TERM",
     "AAggFFD",
     "AAggFFOptions",
@@ -29,12 +37,19 @@ __all__ = [
     "AFLBoostOptions",
     "AFLOptions",
     "Cohort",
+    "FFGBDistill",
+    "FFGBDistillOptions",
+    "FFGBOptions",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
+    "FedAvgDistill",
+    "FedAvgDistillOptions",
     "FedAvgOptions",
     "FedBoost",
     "FedBoostOptions",
+    "FedDyn",
+    "FedDynOptions",
     "FedFW",
     "FedFWOptions",
     "FedMGDA",
@@ -45,6 +60,8 @@ __all__ = [
     "FedYogi",
     "Local",
     "Patience",
+    "PrivacyOptions",
+    "Private",
     "ProjectedFedAvg",
     "ProjectedOptions",
     "PropFair",
@@ -57,5 +74,8 @@ __all__ = [
     "SuPerFedOptions",
     "TERMOptions",
     "TooFewReplies",
+    "UpdateBound",
+    "WarmStart",
+    "WarmStartOptions",
     "run_rounds",
 ]

@@ -14,6 +14,7 @@ from flwr.common import log
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
+from strategies.contents import innermost
 from strategies.fedavg import FedAvg, average_arrays
 
 #: Classes of Flower whose model is a function of the weighted average of the replies, and those whose model is not.
@@ -24,12 +25,6 @@ OTHERS = (
 )  # fmt: skip
 # A weight of 0 is sent as this: strategies may divide by the sum of some weights, and adding so little changes no number.
 TINY = float(np.finfo(np.float64).tiny)
-
-
-def innermost(strategy: Strategy) -> Strategy:
-    """Return the strategy that does the averaging: what wrappers, such as Flower's for differential privacy, hold as ``strategy``."""
-    inner = getattr(strategy, "strategy", None)
-    return innermost(inner) if isinstance(inner, Strategy) else strategy
 
 
 def averages_by_weight(strategy: Strategy) -> bool | None:

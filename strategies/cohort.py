@@ -15,21 +15,24 @@ answer it is known by its node id: everything works, but a simulation is then no
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.seeds import generator
-from algorithms.wire import read
-from strategies.contents import arrays_of, content_bytes, metrics_of, shape_fault, trains
+from strategies.contents import content_bytes, metrics_of
+from strategies.soundness import Rules, UpdateBound
 
 ClientId = int | str
 IDENTITY = f"{MessageType.QUERY}.identity"
+LATECOMER_TIMEOUT = 60.0  # seconds that a run waits for a node that connects in its middle to say who it is
+LONGEST_NAME, LONGEST_FAULT = 100, 500
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Cohort(Grid):
     ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
     ``num_clients``: how many nodes to wait for before the first round (0: as many as the nodes themselves say there are, which the
     virtual ones of a simulation know). ``start_timeout``: seconds to wait
-    for them. ``same_arrays``: a training reply must carry arrays of the names, shapes and types that were sent.
+    for them. ``same_arrays``: a training reply must carry arrays of the names, shapes and types that were sent. ``bound``: on the norm
+    of a client's update. ``rules``: all that is asked of a reply; ``run_rounds`` sets what depends on the strategy.
     """
 
     def __init__(
@@ -70,17 +74,21 @@ class Cohort(Grid):
         num_clients: int = 0,
         start_timeout: float = 300.0,
         same_arrays: bool = True,
+        bound: UpdateBound | None = None,
     ) -> None:
         self.grid = grid
         self.seed = seed
         self.clients_per_round = clients_per_round
         self.num_clients = num_clients
         self.start_timeout = start_timeout
-        self.same_arrays = same_arrays
+        self.rules = Rules(like_model=same_arrays, bound=bound or UpdateBound())
         self.last = Exchange()
         self._ids: dict[int, ClientId] = {}
+        self._claims: dict[int, ClientId] = {}  # of nodes whose name another one bears
+        self._unfit: set[int] = set()  # nodes that say that they cannot take part
         self._active: list[int] | None = None
         self._announced = 1
+        self._met = False  # whether the start is over
 
     # --- who is there -------------------------------------------------------------------------------------------
 
@@ -93,40 +101,62 @@ class Cohort(Grid):
                     f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: start more, or lower num-clients"
                 )
             time.sleep(0.05 if self.start_timeout < 1 else 0.2)
+        self._met = True
 
     def _connected(self) -> list[int]:
-        """Return the connected nodes, sorted by client id; asks nodes seen for the first time who they are."""
+        """Return the connected nodes that have a name, sorted by it; asks nodes seen for the first time who they are."""
         nodes = list(self.grid.get_node_ids())
-        unknown = sorted(node for node in nodes if node not in self._ids)
+        unknown = sorted(node for node in nodes if node not in self._ids and node not in self._unfit)
         if unknown:
-            self._identify(unknown)
-        return sorted(nodes, key=lambda node: _order(self._ids[node]))
+            self._identify(unknown, set(nodes))
+        return sorted((node for node in nodes if node in self._ids), key=lambda node: _order(self._ids[node]))
 
-    def _identify(self, nodes: Sequence[int]) -> None:
+    def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
+        """Name new nodes. Before the first round two of one name are an error; later the second one waits until the first is gone."""
+        asked = [node for node in nodes if node not in self._claims]
         questions = [
-            Message(content=RecordDict({"config": ConfigRecord()}), message_type=IDENTITY, dst_node_id=node) for node in nodes
+            Message(content=RecordDict({"config": ConfigRecord()}), message_type=IDENTITY, dst_node_id=node) for node in asked
         ]
-        answers = list(self.grid.send_and_receive(questions, timeout=self.start_timeout))
-        claimed: dict[int, ClientId] = {}
+        patience = self.start_timeout if not self._met else min(self.start_timeout, LATECOMER_TIMEOUT)
+        answers = list(self.grid.send_and_receive(questions, timeout=patience)) if questions else []
+        silent, reasons = set(asked), []
+        faults: list[str] = []
+        by_question = {question.metadata.message_id: node for question, node in zip(questions, asked, strict=True)}
         for answer in answers:
-            if not answer.has_error():
-                records = list(answer.content.config_records.values())
-                if records and "client-id" in records[0]:
-                    self._announced = max(self._announced, cast(int, records[0].get("num-clients", 1)))
-                    claimed[answer.metadata.src_node_id] = cast(ClientId, records[0]["client-id"])
-        nameless = [node for node in nodes if node not in claimed]
-        if nameless:
-            why = next((reason for answer in answers if (reason := _error(answer))), "no answer")
-            log(WARNING, "%d nodes do not say which client they are (%s): sampling is not repeatable", len(nameless), why)
-        live = {self._ids[node]: node for node in self.grid.get_node_ids() if node in self._ids}
+            node = by_question.get(answer.metadata.reply_to_message_id, answer.metadata.src_node_id)
+            silent.discard(node)
+            name, size = (None, 1) if (why := _error(answer)) else _introduction(answer.content)
+            if name is not None and (fault := _fault(answer.content)):
+                faults.append(f"client {name!r} cannot take part: {fault}")
+                self._unfit.add(node)
+            elif name is not None:
+                self._claims[node] = name
+                self._announced = max(self._announced, size)
+            elif not (self._met and _gone(answer)):
+                reasons.append(why or "no usable client-id in the answer")
+                self._claims[node] = node
+        for said in faults:
+            log(ERROR, said)
+        if faults and not self._met:  # better no run than one without a site that was to be in it
+            raise ValueError("; ".join(faults))
+        if not self._met:  # who does not answer while everyone starts is known by its node id; a latecomer is asked again
+            self._claims |= {node: node for node in silent}
+            reasons += ["no answer"] * len(silent)
+        if reasons:
+            log(WARNING, "%d nodes do not say which client they are (%s): sampling is not repeatable", len(reasons), reasons[0])
+        live = {self._ids[node]: node for node in connected if node in self._ids}
         for node in nodes:
-            client = claimed.get(node, node)
-            if client in live and live[client] != node:
+            if (client := self._claims.get(node)) is None:
+                continue
+            if client not in live:
+                live[client] = node
+                self._ids[node] = self._claims.pop(node)
+            elif not self._met:
                 raise ValueError(
                     f"two nodes say that they are client {client!r}: give every node its own partition-id or client-id"
                 )
-            live[client] = node
-            self._ids[node] = client
+            else:
+                log(WARNING, "another node says that it is client %s: it waits until the first one is gone", client)
 
     def client_id(self, node_id: int) -> ClientId:
         """Return the stable id of a node (its node id while it is unknown)."""
@@ -177,16 +207,18 @@ class Cohort(Grid):
         replies = list(self.grid.send_and_receive(sent, timeout=timeout)) if sent else []
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
         sound: list[tuple[ClientId, Message]] = []
+        dead: list[Failure] = []
         for message in sent:
             client = self.client_id(message.metadata.dst_node_id)
             reply = answered.get(message.metadata.message_id)
             reason = f"no answer within {timeout:g} s" if reply is None and timeout else "no answer" if reply is None else None
             if reply is not None and not (reason := _error(reply)):
                 exchange.bytes_up += content_bytes(reply.content)
-                reason = self._fault(message, reply)
+                reason = self.rules.fault(message, reply)
             if reply is None or reason:
                 exchange.failures.append(Failure(client, reason or "no answer"))
                 log(WARNING, "client %s left out: %s", client, reason)
+                dead += exchange.failures[-1:] if reply is not None and _worker_died(reply) else []
             else:
                 sound.append((client, reply))
         sound.sort(key=lambda pair: _order(pair[0]))
@@ -194,32 +226,11 @@ class Cohort(Grid):
         exchange.clients = [client for client, _ in sound]
         exchange.metrics = {client: metrics_of(reply.content) for client, reply in sound}
         self.last = exchange
-        _raise_if_workers_died(exchange.failures)
+        if dead:
+            raise RuntimeError(f"the worker process of client {dead[0].client} died (out of memory?): {dead[0].reason}")
         if sent:
             log(INFO, "%s: %d of %d replies used", exchange.kind, len(sound), len(sent))
         return [reply for _, reply in sound]
-
-    def _fault(self, message: Message, reply: Message) -> str | None:
-        """Return why a reply must not be used, or ``None``; a reply that cannot even be read is a fault of that client alone."""
-        try:
-            return self._content_fault(message, reply)
-        except (ValueError, TypeError, KeyError, OSError, EOFError, MemoryError) as error:
-            return f"the reply cannot be read: {error}"
-
-    def _content_fault(self, message: Message, reply: Message) -> str | None:
-        for name, value in metrics_of(reply.content).items():
-            if not np.isfinite(np.asarray(value, dtype=np.float64)).all():
-                return f"metric {name!r} is not finite"
-            if name == "num-examples" and (isinstance(value, list) or value <= 0):
-                return f"num-examples = {value}: must be a number above 0"
-        for record in arrays_of(reply.content):
-            for name, array in record.items():
-                values = read(array)
-                if values.dtype.kind == "f" and not np.isfinite(values).all():
-                    return f"array {name!r} holds values that are not finite"
-        if self.same_arrays and trains(message):
-            return shape_fault(message.content, reply.content)
-        return None
 
     # --- the rest of the Grid interface is the wrapped grid's ---------------------------------------------------
 
@@ -276,11 +287,32 @@ def _error(reply: Message) -> str | None:
     return (lines[-1] if lines else f"error code {reply.error.code}")[:300]
 
 
-def _raise_if_workers_died(failures: Sequence[Failure]) -> None:
-    # Flower puts a dead Ray actor back into its pool, where it swallows most later messages: the run cannot recover.
-    for failure in failures:
-        if "ActorDied" in failure.reason or "ActorUnavailable" in failure.reason:
-            raise RuntimeError(f"the worker process of client {failure.client} died (out of memory?): {failure.reason}")
+def _introduction(content: RecordDict) -> tuple[ClientId | None, int]:
+    """Return client id and announced number of clients of an answer; ``None`` for an id that no log or checkpoint could hold."""
+    try:
+        records = list(content.config_records.values())
+        name, size = records[0]["client-id"], records[0].get("num-clients", 1)
+    except Exception:  # another party's bytes
+        return None, 1
+    sound = type(name) is int or (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable())
+    return cast(ClientId, name) if sound else None, size if type(size) is int else 1
+
+
+def _fault(content: RecordDict) -> str:
+    """Return why a node says that it cannot take part, on one line; "" if it can."""
+    fault = next(iter(content.config_records.values())).get("fault", "")
+    return " ".join(fault.split())[:LONGEST_FAULT] if isinstance(fault, str) else ""
+
+
+def _gone(answer: Message) -> bool:
+    return answer.has_error() and answer.error.code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
+
+
+def _worker_died(reply: Message) -> bool:
+    # Flower puts a dead Ray actor back into its pool, where it swallows most later messages: the run cannot recover. The code is that
+    # of Flower's simulation: a client that merely says these words has another one.
+    words = reply.error.reason or "" if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN else ""
+    return "ActorDied" in words or "ActorUnavailable" in words
 
 
 def _order(client: ClientId) -> tuple[bool, ClientId]:

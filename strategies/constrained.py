@@ -82,14 +82,17 @@ class Constrained(FedAvg):
         try:
             for reply in sound:
                 _add(gradient, [read(array) for array in arrays_of(reply.content)[0].values()])
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, TypeError) as error:
             log(WARNING, "no gap: the gradient of node %d does not fit: %s", reply.metadata.src_node_id, error)
             return metrics
         if len(sound) < self._asked:  # of part of F nothing can be said
             return metrics
         n, x_bar = len(sound), self._evaluated
         listed = [metrics_of(content) for content in contents]
-        names = [name for name, value in listed[0].items() if not isinstance(value, list) and all(name in row for row in listed)]
+        names = [name for name in listed[0] if all(isinstance(row.get(name), int | float) for row in listed)]
+        if "loss" not in names:
+            log(WARNING, "no gap: a client did not say its loss")
+            return metrics
         means = {name: sum(float(row[name]) for row in listed) / n for name in names}
         metrics["objective"] = means["objective"] = means["loss"]
         metrics["gap"] = duality_gap(self.domain, x_bar, gradient / n)

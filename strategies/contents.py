@@ -1,4 +1,4 @@
-"""Reading the content of Flower messages: bytes, metrics, arrays, and whether a reply has the arrays that were sent."""
+"""Small things that every part of a server half needs: contents of messages (bytes, metrics, arrays), and what a wrapper wraps."""
 
 from collections.abc import Iterable
 from logging import WARNING
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
+from flwr.serverapp.strategy import Strategy
 
 #: The metric of a training reply that methods of fair aggregation need; the configuration asks for it under the same name.
 LOSS_BEFORE = "loss-before"
@@ -20,10 +21,14 @@ def content_bytes(content: RecordDict) -> int:
 def _record_bytes(record: Any) -> int:
     try:
         return int(record.count_bytes())
-    except IndexError:  # Flower's count trips over an empty list, which weighs nothing but its name
-        empty = [name for name, value in record.items() if isinstance(value, list) and not value]
-        rest = type(record)({name: value for name, value in record.items() if name not in empty})
-        return int(rest.count_bytes()) + sum(len(name) for name in empty)
+    except (IndexError, ValueError):  # Flower's count trips over empty lists and texts, which weigh nothing but their names
+        return sum(len(name) + _value_bytes(value) for name, value in record.items())
+
+
+def _value_bytes(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_value_bytes(item) for item in value)
+    return len(value) if isinstance(value, str | bytes) else 1 if isinstance(value, bool) else 8
 
 
 def metrics_of(content: RecordDict) -> dict[str, Any]:
@@ -40,23 +45,31 @@ def arrays_of(content: RecordDict) -> list[ArrayRecord]:
     return [record for record in content.values() if isinstance(record, ArrayRecord)]
 
 
-def sound_losses(replies: Iterable[tuple[int | str, Message]]) -> list[tuple[int | str, Message, float]]:
-    """Return (client, training reply, loss of the model that was sent); one that is negative or not finite is left out and logged.
+def innermost(strategy: Strategy) -> Strategy:
+    """Return the strategy that does the averaging: what wrappers, such as Flower's for differential privacy, hold as ``strategy``."""
+    inner = getattr(strategy, "strategy", None)
+    return innermost(inner) if isinstance(inner, Strategy) else strategy
 
-    Raises ``ValueError`` naming the client and its node where a reply does not hold the loss.
+
+def sound_losses(replies: Iterable[tuple[int | str, Message]]) -> list[tuple[int | str, Message, float]]:
+    """Return (client, training reply, loss of the model that was sent); one without a number from 0 on is left out and logged.
+
+    Raises ``ValueError`` naming the first client and its node where no reply holds the loss: then the clients were not made for this.
     """
-    out = []
+    out, without = [], []
     for client, reply in replies:
         loss = metrics_of(reply.content).get(LOSS_BEFORE)
         if not isinstance(loss, int | float):
-            raise ValueError(
-                f"the reply of client {client} (node {reply.metadata.src_node_id}) has no number {LOSS_BEFORE!r}: return the mean "
-                f"training loss of the model as it was received, before training, under that name among the metrics"
-            )
-        if np.isfinite(loss) and loss >= 0:
+            without.append((client, reply.metadata.src_node_id))
+        elif np.isfinite(loss) and loss >= 0:
             out.append((client, reply, float(loss)))
-        else:
-            log(WARNING, "client %s left out: %s = %s, must be a number from 0 on", client, LOSS_BEFORE, loss)
+            continue
+        log(WARNING, "client %s left out: %s = %s, must be a number from 0 on", client, LOSS_BEFORE, str(loss)[:60])
+    if without and not out:
+        raise ValueError(
+            f"the reply of client {without[0][0]} (node {without[0][1]}) has no number {LOSS_BEFORE!r}, nor has any other: return the "
+            f"mean training loss of the model as it was received, before training, under that name among the metrics"
+        )
     return out
 
 

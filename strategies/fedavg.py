@@ -44,7 +44,7 @@ class FedAvg(FlowerFedAvg):
     ``weights``: as in :class:`FedAvgOptions`; metrics are averaged by ``num-examples`` either way.
     """
 
-    #: A sound training reply has the names and shapes of the model that was sent (see ``Cohort.same_arrays``).
+    #: A sound training reply has the names and shapes of the model that was sent (see ``strategies.soundness``).
     replies_like_model = True
 
     def __init__(self, *, weights: str = "samples", **kwargs: Any) -> None:

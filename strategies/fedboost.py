@@ -12,6 +12,7 @@ with respect to the sent weights and the mean squared norms of the predictors' o
 ``draw`` (as received). Clients need no state.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
@@ -102,6 +103,11 @@ class FedBoost(FedAvg):
 
     replies_like_model = False
     averages_by_weight = False
+
+    @property
+    def replies_are_updates(self) -> bool:
+        """Whether a training reply is the update itself, so that a bound on its norm applies: not while predictors are collected."""
+        return not self.collecting
 
     def __init__(
         self,
@@ -206,16 +212,13 @@ class FedBoost(FedAvg):
         return self.model(), self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)
 
     def _collect(self, contents: Sequence[RecordDict]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Build the library from the clients' predictors; one of another shape than the first is left out."""
-        rows: list[dict[str, NDArray[Any]]] = []
-        for content in contents:
-            names = next((list(r["predictor-arrays"]) for r in content.values() if isinstance(r, ConfigRecord)), [])  # type: ignore[arg-type]
-            values = [read(array) for record in arrays_of(content) for array in record.values()]
-            row = {str(name): value for name, value in zip(names, values, strict=False)}
-            if rows and {k: v.shape for k, v in row.items()} != {k: v.shape for k, v in rows[0].items()}:
-                log(WARNING, "a predictor was left out: its arrays have other shapes than the first client's")
-            elif row:
-                rows.append(row)
+        """Build the library from the clients' predictors; those of other shapes or types than most are left out."""
+        offered = [row for content in contents if (row := _predictor(content))]
+        kinds = Counter(_spec(row) for row in offered)
+        usual = kinds.most_common(1)[0][0] if kinds else ()
+        rows = [row for row in offered if _spec(row) == usual]
+        if len(rows) < len(contents):
+            log(WARNING, "%d predictors were left out: their arrays are not those of most clients", len(contents) - len(rows))
         if not rows or self._make is None:
             return None, None
         self._collected = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -223,16 +226,16 @@ class FedBoost(FedAvg):
         return self.model(), self.train_metrics_aggr_fn(list(contents), self.weighted_by_key)
 
     def _open(self, message: Message) -> "Reply | None":
-        metrics = metrics_of(message.content)
-        draw = int(metrics.pop("draw", 0))
-        values = [read(array).astype(np.float64) for record in arrays_of(message.content) for array in record.values()]
-        if not 0 <= draw < len(self._draws) or [v.shape for v in values] != [self._draws[draw][0].shape] * 2:
-            log(WARNING, "node %d left out: its gradient does not fit the predictors it was sent", message.metadata.src_node_id)
+        metrics, node = metrics_of(message.content), message.metadata.src_node_id
+        values = [read(array) for record in arrays_of(message.content) for array in record.values()]
+        draw, loss = metrics.get("draw", 0), metrics.get("loss")
+        drawn = type(draw) is int and 0 <= draw < len(self._draws)
+        fits = drawn and [(v.shape, v.dtype.kind) for v in values] == [(self._draws[draw][0].shape, "f")] * 2
+        if not fits or not isinstance(loss, int | float):
+            log(WARNING, "node %d left out: its gradient does not fit the predictors it was sent, or has no loss", node)
             return None
-        node = message.metadata.src_node_id
-        return Reply(
-            node, draw, values[0], values[1], float(metrics["loss"]), float(metrics[self.weighted_by_key]), message.content
-        )
+        gradient, norms = (v.astype(np.float64) for v in values)
+        return Reply(node, draw, gradient, norms, float(loss), float(metrics[self.weighted_by_key]), message.content)
 
     def shares(self, replies: Sequence["Reply"]) -> list[float]:
         """Return the weight of each reply's gradient: m_j / m, over all draws."""
@@ -277,6 +280,18 @@ class FedBoost(FedAvg):
         if self._collected and self._make:
             self._open_library(self._make(self._collected))
         self.alpha, self.average, self.steps = state["alpha"], state["average"].copy(), int(state["steps"])
+
+
+def _predictor(content: RecordDict) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a predictor that a client hands over, by name; nothing if it names none."""
+    listed = [record.get("predictor-arrays") for record in content.values() if isinstance(record, ConfigRecord)]
+    names = [str(name) for name in listed[0]] if listed and isinstance(listed[0], list) else []
+    values = [read(array) for record in arrays_of(content) for array in record.values()]
+    return dict(zip(names, values, strict=False))
+
+
+def _spec(row: Mapping[str, NDArray[Any]]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    return tuple((name, array.shape, str(array.dtype)) for name, array in row.items())
 
 
 @dataclass(frozen=True)

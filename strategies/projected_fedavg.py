@@ -73,16 +73,22 @@ class ProjectedFedAvg(Constrained):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the points and project the mean: what came in may lie outside."""
-        sound = [reply for reply in replies if not reply.has_error()]
-        points = []
-        for reply in sound:
+        used, points = [], []
+        for reply in replies:
+            if reply.has_error():
+                continue
             try:
-                points.append(self.domain.join([read(array) for array in arrays_of(reply.content)[0].values()]))
+                records = arrays_of(reply.content)
+                point = self.domain.join([read(array) for record in records for array in record.values()])
+                if point.dtype.kind != "f":
+                    raise ValueError(f"its point is of type {point.dtype}")
             except ValueError as error:
                 log(WARNING, "node %d left out: %s", reply.metadata.src_node_id, error)
+            else:
+                used.append(reply.content)
+                points.append(point)
         if not points:
             return None, None
         mean = np.asarray(np.mean(points, axis=0, dtype=np.float64))
-        names = list(arrays_of(sound[0].content)[0])
-        model = self.model(self.domain.project(mean).astype(points[0].dtype), names)
-        return model, self.train_metrics_aggr_fn([reply.content for reply in sound], self.weighted_by_key)
+        model = self.model(self.domain.project(mean).astype(points[0].dtype), arrays_of(used[0])[0])
+        return model, self.train_metrics_aggr_fn(used, self.weighted_by_key)

@@ -25,9 +25,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from algorithms.portfolio import Maker
-from strategies.averaging import averages_by_weight, ignores_weights, innermost, weight_key, with_weight
+from strategies.averaging import averages_by_weight, ignores_weights, weight_key, with_weight
 from strategies.cohort import ClientId, clients_of, pack_ids, unpack_ids
-from strategies.contents import LOSS_BEFORE, sound_losses
+from strategies.contents import LOSS_BEFORE, innermost, sound_losses
 from strategies.rounds import run_rounds
 
 Floats = NDArray[np.float64]

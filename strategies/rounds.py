@@ -13,7 +13,6 @@ from logging import INFO
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result, Strategy
 
 from strategies.cohort import Cohort, Exchange, Failure
@@ -102,7 +101,6 @@ def run_rounds(
     Raises ``TooFewReplies`` as ``patience`` says, and when not a single round had a sound training reply.
     """
     cohort = grid if isinstance(grid, Cohort) else Cohort(grid)
-    cohort.same_arrays = bool(getattr(strategy, "replies_like_model", isinstance(strategy, FlowerFedAvg)))
     patience = patience or Patience()
     tally, result, arrays = _Tally(), Result(), initial_arrays
     result.arrays = initial_arrays
@@ -123,6 +121,7 @@ def run_rounds(
             messages = list(strategy.configure_train(number, arrays, config, cohort))
         finally:
             cohort.close_training()
+        cohort.rules.follow(strategy)  # each round: of a strategy with phases they change
         replies = cohort.send_and_receive(messages, timeout=timeout)
         now = Round(number, num_rounds, arrays, cohort.last, None)
         asked = bool(messages)
@@ -133,7 +132,7 @@ def run_rounds(
         if now.train_metrics is not None:
             result.train_metrics_clientapp[number] = now.train_metrics
 
-        stopping = number == num_rounds
+        stopping = number == num_rounds or bool(getattr(strategy, "finished", False))
         if stopping or (evaluate_every and number % evaluate_every == 0):
             config = _for_round(evaluate_config, number, num_rounds)
             messages = list(strategy.configure_evaluate(number, arrays, config, cohort))

@@ -11,10 +11,10 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from algorithms.averaging import STATISTICS
 from algorithms.wire import read
 from strategies.fedavg import to_record
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 Named = dict[str, NDArray[Any]]
 
 

@@ -15,6 +15,14 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leave the tests with real SuperNodes, which take minutes, to `pytest -m deployment` (make test-deployment)."""
+    if "deployment" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("deployment")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     """Keep decoded data sets out of the user's home."""

@@ -51,7 +51,14 @@ def assert_same(a, b, where=""):
 BOOST = ["method=fedboost", "task=unigram", "num-clients=6", "clients-per-round=4", "num-rounds=4", "evaluate-every=2"]
 BOOST += ["fedboost.budget=2", "fedboost.cache=3", "fedboost.library=clients", "checkpoint-every=2"]
 
-FRANK_WOLFE = ["method=fedfw-plus", "task=sparse-logistic", "num-clients=5", "num-rounds=4", "evaluate-every=2", "checkpoint-every=2"]
+FRANK_WOLFE = [
+    "method=fedfw-plus",
+    "task=sparse-logistic",
+    "num-clients=5",
+    "num-rounds=4",
+    "evaluate-every=2",
+    "checkpoint-every=2",
+]
 
 
 @pytest.mark.parametrize("job", [JOB, BOOST, FRANK_WOLFE], ids=["superfed-mm", "fedboost", "fedfw-plus"])

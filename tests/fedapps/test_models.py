@@ -9,6 +9,9 @@ from fedapps.models import MODELS, NAMES, PRETRAINED, build_model
 
 # What runs on images without an extra, and fast; tests/fedapps/test_paper_models.py has the others.
 IMAGE_NETS = [name for name in NAMES if name not in ("m5", "mobilevit-xxs", "efficientnet-b0")]
+# Two 5 x 5 convolutions without padding leave nothing of smaller images.
+LARGER = ("tutorial-cnn", "conv-384-192", "conv-120-84")
+IMAGE_NETS = [name for name in IMAGE_NETS if name not in LARGER]
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,28 @@ IMAGE_NETS = [name for name in NAMES if name not in ("m5", "mobilevit-xxs", "eff
 def test_parameter_counts(name, shape, count):
     model = build_model(name, shape, 10, seed=0)
     assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [
+        ("mlp-32-32", (1, 28, 28), 10, 26_506),
+        ("tutorial-cnn", (3, 32, 32), 10, 17_090),
+        ("conv-384-192", (3, 32, 32), 10, 797_962),
+        ("conv-384-192", (3, 32, 32), 100, 815_332),
+        ("conv-120-84", (1, 28, 28), 26, 239_502),
+        ("conv-120-84", (1, 28, 28), 10, 238_142),
+    ],
+)
+def test_the_nets_of_functional_boosting(name, shape, classes, count):
+    model = build_model(name, shape, classes, seed=0)
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert model(torch.rand(2, *shape)).shape == (2, classes)
+    slopes = [layer.negative_slope for layer in model.modules() if isinstance(layer, nn.LeakyReLU)]
+    assert slopes == [0.01] * {"mlp-32-32": 2, "tutorial-cnn": 0}.get(name, 4)
+    if name in LARGER:
+        with pytest.raises(UserError, match="images of 8 x 8 pixels are too small for it"):
+            build_model(name, (1, 8, 8), classes, seed=0)
 
 
 @pytest.mark.parametrize("name", IMAGE_NETS)

@@ -158,9 +158,17 @@ def test_under_flowers_own_start_nodes_are_their_ids():
     assert strategy.last_weights == pytest.approx({1000 + i: w for i, w in enumerate(TILTED)})
 
 
-def test_a_reply_without_the_loss_is_an_error_that_names_the_client_and_the_remedy():
-    with pytest.raises(ValueError, match=r"client 1 \(node 1001\) has no number 'loss-before': return the mean training loss"):
-        simulate(tilted(FedAvg()), lambda i, _: client(i) if i != 1 else EchoClient(1.0), 3, START, 1)
+def test_replies_without_the_loss_are_an_error_that_names_a_client_and_the_remedy():
+    with pytest.raises(
+        ValueError, match=r"client 0 \(node 1000\) has no number 'loss-before', nor has any other: return the mean"
+    ):
+        simulate(tilted(FedAvg()), lambda i, _: EchoClient(1.0), 3, START, 1)
+
+
+def test_one_reply_without_the_loss_is_left_out():
+    strategy = tilted(FedAvg())
+    simulate(strategy, lambda i, _: client(i) if i != 1 else EchoClient(1.0), 3, START, 1)
+    assert list(strategy.last_weights) == [0, 2]
 
 
 @pytest.mark.parametrize("loss", [-0.1, float("nan"), float("inf")])

@@ -1,0 +1,190 @@
+"""Boosting in function space, on the values of a function at a client's points: gradients, steps, clips, residual, Lipschitz extension.
+
+Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, Algorithms 1 and 2; its first version
+(2021) for the clipped (FFGB.C, Algorithm 3) and the Lipschitz form (FFGB.L, Algorithm 4). A function is known by its values
+(n, outputs) at n points. One output stands for a yes-or-no question: a logit of label 1.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+#: Entries of the largest block of distances that is ever in memory.
+BLOCK = 4_000_000
+
+# --- losses ------------------------------------------------------------------------------------------------------------
+
+
+def check_labels(labels: Tensor, outputs: int) -> None:
+    """Raise ``ValueError`` unless the labels (n,) are whole numbers that ``outputs`` can tell apart."""
+    classes = max(2, outputs)
+    if labels.dtype.is_floating_point or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes):
+        shown = f"{labels.min().item()}..{labels.max().item()} of type {labels.dtype}"
+        raise ValueError(f"labels {shown}, but the function tells {classes} classes apart: labels are whole, 0 to {classes - 1}")
+
+
+def coded(labels: Tensor, outputs: int) -> Tensor:
+    """Return labels (n,) as targets (n, outputs) of a regression: one-hot; with one output -1 and 1, so that its sign decides."""
+    if outputs == 1:
+        return (2.0 * labels - 1.0)[:, None].float()
+    return functional.one_hot(labels, outputs).float()
+
+
+@dataclass(frozen=True)
+class Loss:
+    """``gradient(values, labels)`` (n, outputs) is that of the loss at each point; ``mean(values, labels)`` the mean loss."""
+
+    gradient: Callable[[Tensor, Tensor], Tensor]
+    mean: Callable[[Tensor, Tensor], Tensor]
+
+
+def _cross_entropy_gradient(values: Tensor, labels: Tensor) -> Tensor:
+    if values.shape[1] == 1:
+        return values.sigmoid() - labels[:, None].to(values.dtype)
+    return values.softmax(1) - functional.one_hot(labels, values.shape[1]).to(values.dtype)
+
+
+def _cross_entropy(values: Tensor, labels: Tensor) -> Tensor:
+    if values.shape[1] == 1:
+        return functional.binary_cross_entropy_with_logits(values[:, 0], labels.to(values.dtype))
+    return functional.cross_entropy(values, labels)
+
+
+LOSSES = {
+    "cross-entropy": Loss(_cross_entropy_gradient, _cross_entropy),
+    "square": Loss(
+        lambda values, labels: values - coded(labels, values.shape[1]),
+        lambda values, labels: 0.5 * (values - coded(labels, values.shape[1])).square().sum(1).mean(),
+    ),
+}
+
+# --- steps -------------------------------------------------------------------------------------------------------------
+
+SCHEDULES = ("decay", "homogeneous", "general")
+
+
+def step_sizes(schedule: str, t: int, local_steps: int, mu: float, eta_0: float, eta_max: float) -> list[float]:
+    """Return eta^{k,t} for k = 1..K of round t = 0, 1, ...; never above ``eta_max``, and mu eta never above 1.
+
+    decay: eta_0 / (K t + k + 1), as in the experiments; homogeneous: 2 / (mu (K t + k + 1)), for equal marginals of the features;
+    general: 4 / (mu (K t + k + 1)).
+    """
+    top = {"decay": eta_0, "homogeneous": 2 / mu if mu else math.inf, "general": 4 / mu if mu else math.inf}[schedule]
+    limit = min(eta_max, 1 / mu if mu else math.inf)
+    return [min(limit, top / (local_steps * t + k + 1)) for k in range(1, local_steps + 1)]
+
+
+def summed_steps(etas: Sequence[float], mu: float) -> tuple[float, list[float]]:
+    """Return (c, a) with ``g^{K+1} = c f - sum_k a_k h^k``, what K steps ``g <- g - eta_k (h^k + mu g)`` from f come to."""
+    shrink, coefficients = 1.0, [0.0] * len(etas)
+    for k in reversed(range(len(etas))):
+        coefficients[k] = etas[k] * shrink
+        shrink *= 1 - mu * etas[k]
+    return shrink, coefficients
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The local steps of a round.
+
+    ``sign``: 1 where learners fit what is to be taken away (a gradient), -1 where they fit what is to be reached (FFGB.L).
+    ``residual``: whether what a learner missed is asked of the next one. ``clip`` (G^2) bounds what a learner adds, ``clip_residual``
+    (G^1) the residual; ``None``: no clip.
+    """
+
+    etas: Sequence[float]
+    mu: float
+    sign: int = 1
+    residual: bool = True
+    clip: float | None = None
+    clip_residual: float | None = None
+
+
+def clip_bounds(gradient_bound: float, gamma: float) -> tuple[float, float]:
+    """Return (G^2, G^1) = ((2 - gamma) G / gamma, (1 - gamma) G / gamma): what gradients up to G and an edge gamma allow."""
+    return (2 - gamma) * gradient_bound / gamma, (1 - gamma) * gradient_bound / gamma
+
+
+def clipped(values: Tensor, bound: float | None) -> Tensor:
+    """Return the values cut to [-bound, bound], each for itself."""
+    return values if bound is None else values.clamp(-bound, bound)
+
+
+def boost(
+    start: Tensor, direction: Callable[[Tensor], Tensor], fit: Callable[[Tensor], tuple[Any, Tensor]], plan: Plan
+) -> tuple[list[Any], Tensor, Tensor]:
+    """Make the local steps from the values ``start`` (n, outputs); return (learners, values g^{K+1}, residual Delta^K).
+
+    ``direction(g)``: the gradient at g. ``fit(target)``: the oracle; returns a learner and its values (n, outputs).
+    """
+    g, delta, learners = start, torch.zeros_like(start), []
+    for eta in plan.etas:
+        wanted = direction(g)
+        learner, h = fit(delta + wanted)  # h^k = Q(Delta^{k-1} + grad R[g^k])
+        learners.append(learner)
+        g = g - eta * (plan.sign * clipped(h, plan.clip) + plan.mu * g)
+        if plan.residual:
+            delta = clipped(delta + wanted - h, plan.clip_residual)
+    return learners, g, delta
+
+
+# --- the Lipschitz extension of a client's labels ------------------------------------------------------------------------
+
+
+class LipschitzExtension:
+    """``u(x) = min_j (y_j + L ||x - x_j||)`` for x_j (n, ...) and y_j (n, outputs), each output for itself.
+
+    It is L-Lipschitz, and passes through the labels if these are. Blocks of distances, never n x n of them.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, constant: float) -> None:
+        self.x, self.y, self.constant = x.flatten(1), y, constant
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """Return u (m, outputs) at ``points`` (m, ...); differentiable in them."""
+        flat = points.flatten(1)
+        with torch.no_grad():
+            nearest = torch.cat([self._nearest(part) for part in flat.split(max(1, BLOCK // len(self.x)))])
+        distances = torch.stack([torch.linalg.vector_norm(flat - self.x[of_one], dim=1) for of_one in nearest.unbind(1)], 1)
+        return self.y.gather(0, nearest) + self.constant * distances
+
+    def _nearest(self, points: Tensor) -> Tensor:
+        """Return the j of the minimum (m, outputs)."""
+        distances = self.constant * _distances(points, self.x)
+        return torch.stack([(distances + column).argmin(1) for column in self.y.unbind(1)], 1)
+
+
+def least_lipschitz(x: Tensor, y: Tensor) -> tuple[float, tuple[int, int]]:
+    """Return the least L with ``|y_i - y_j| <= L ||x_i - x_j||`` in every output, and the pair (i, j) that needs it.
+
+    Infinite where two equal points have different labels.
+    """
+    x, best, pair = x.flatten(1), 0.0, (0, 0)
+    size = max(1, BLOCK // max(1, len(x)))
+    for start in range(0, len(x), size):
+        rises = torch.cdist(y[start : start + size], y, p=math.inf)
+        slopes = torch.where(rises > 0, rises / _distances(x[start : start + size], x), 0.0)
+        at = int(slopes.argmax())
+        if (slope := float(slopes.flatten()[at])) > best:
+            best, pair = slope, (start + at // len(x), at % len(x))
+    return best, pair
+
+
+def lipschitz_constant(x: Tensor, y: Tensor, wanted: float) -> float:
+    """Return L: ``wanted``, or with 0 the least that fits the samples. ``ValueError`` names the pair that violates it."""
+    least, (i, j) = least_lipschitz(x, y)
+    if math.isinf(least):
+        raise ValueError(f"samples {i} and {j} are the same point with different labels: no L fits them, leave one out")
+    if wanted and least > wanted * (1 + 1e-5):
+        raise ValueError(f"lipschitz = {wanted:g} is too small: samples {i} and {j} need {least:.6g}: choose that, or 0")
+    return wanted or least
+
+
+def _distances(a: Tensor, b: Tensor) -> Tensor:
+    # The quick way, by a matrix product, loses the small distances.
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,0 +1,40 @@
+"""A torch module and the list of arrays that travels in its place."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Arrays = list[NDArray[Any]]
+
+
+def get_arrays(model: nn.Module) -> Arrays:
+    """Return copies of all parameters and buffers, in the order of ``state_dict``."""
+    return [tensor.detach().cpu().numpy().copy() for tensor in model.state_dict().values()]
+
+
+def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
+    """Copy arrays into the parameters and buffers; ``ValueError`` if number or shapes do not fit the model."""
+    state = model.state_dict()
+    if len(arrays) != len(state):
+        raise ValueError(f"{len(arrays)} arrays for a model with {len(state)}: server and client build different models")
+    for (name, tensor), array in zip(state.items(), arrays, strict=True):
+        if tuple(array.shape) != tuple(tensor.shape):
+            raise ValueError(f"array {name!r} has shape {array.shape}, but the client's model has {tuple(tensor.shape)}")
+        if tensor.device.type == "cpu":
+            np.copyto(tensor.numpy(), array)  # torch warns about the read-only arrays that messages hold
+        else:
+            tensor.copy_(torch.tensor(array))
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, x: Tensor, batch_size: int = 1024) -> Tensor:
+    """Return the model's outputs (n, ...) in evaluation mode, in batches."""
+    was_training = model.training
+    model.eval()
+    out = torch.cat([model(part) for part in x.split(batch_size)])
+    model.train(was_training)
+    return out

@@ -1,0 +1,156 @@
+"""FFGB's client: local steps in function space, each with a weak learner fitted to the gradient at the client's own points.
+
+Source: Shen, Hassani, Kale, Karbasi 2022, Algorithm 2, and Algorithms 3 and 4 of its first version (FFGB.C, FFGB.L); the steps are
+``algorithms.functional.boost``. The client keeps the values of the server's function at its own points, training and test, as boosting
+libraries do: (n, outputs) float32. A message brings the learners that it has not seen; only these are evaluated.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+
+from algorithms.additive import advance, unpack_blocks
+from algorithms.functional import LOSSES, LipschitzExtension, Plan, boost, check_labels, coded, lipschitz_constant
+from algorithms.seeds import generator
+from algorithms.weak_learners import Learner, Oracle, Target, combined
+from clients.data import ClientData, Split
+from clients.evaluation import CLASSIFICATION, Objective
+from clients.fedavg import as_global
+from clients.store import MessageStore, Store
+from clients.training import Arrays, Config
+
+
+class LostValues(RuntimeError):
+    """The client keeps no values of the version that the server builds on, but of ``version``."""
+
+    def __init__(self, version: int, base: int) -> None:
+        super().__init__(f"the values of version {base} of the function were lost: they are built anew with the next message")
+        self.version = version
+
+
+class FFGBClient(NumPyClient):
+    """A client of FFGB, FFGB.C and FFGB.L.
+
+    ``oracle`` fits the weak learners, ``outputs``: of the function (1: a yes-or-no question). ``objective`` scores the values as
+    if they were a model's outputs. Raises ``ValueError`` for labels that the outputs cannot tell apart.
+    """
+
+    def __init__(
+        self,
+        data: ClientData,
+        oracle: Oracle,
+        outputs: int,
+        client_id: int | str = 0,
+        store: Store | None = None,
+        objective: Objective = CLASSIFICATION,
+    ) -> None:
+        check_labels(data.train.y, outputs)
+        self.data, self.oracle, self.outputs = data, oracle, outputs
+        self.client_id = client_id
+        self.store = store if store is not None else MessageStore(RecordDict())
+        self.objective = objective
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return the learners of the round; nothing but ``holds`` where the values were lost."""
+        count = len(self.data.train)
+        try:
+            values, _ = self.catch_up(parameters, config, before=True)
+        except LostValues as lost:
+            return [], count, {"holds": lost.version}
+        learners, errors = self.boost(values, config)
+        stacks = {name: np.stack([learner[name] for learner in learners]) for name in learners[0]}
+        loss = float(LOSSES[config["loss"]].mean(values, self.data.train.y))  # of f^t, on the training samples
+        metrics = {"loss": loss, "oracle-error": float(np.mean(errors)), "holds": int(config["version"])}
+        return list(stacks.values()), count, {**metrics, "learner-arrays": list(stacks)}
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
+        """Return loss, number of test samples and scores of the function on them."""
+        _, values = self.catch_up(parameters, config, before=False)
+        y = self.data.test.y
+        scores = self.objective.score(nn.Identity(), Split(values, y))
+        if config["loss"] == "square":  # the outputs are no logits
+            scores = {name: value for name, value in scores.items() if name not in ("ece", "mce")}
+            scores["loss"] = float(LOSSES["square"].mean(values, y))
+        return scores["loss"], len(y), {**scores, **as_global(scores)}
+
+    # --- the values that the client keeps ---------------------------------------------------------------------------
+
+    def catch_up(self, parameters: Arrays, config: Config, before: bool) -> tuple[Tensor, Tensor]:
+        """Bring the values at the training and the test points to the message's version, keep and return them."""
+        base, version = int(config["base"]), int(config["version"])
+        points = (self.data.train.x, self.data.test.x)
+        held, kept = self._kept(config, before)
+        if kept is None or not base <= held <= version:
+            held, kept = 0, [torch.zeros((len(x), self.outputs), device=x.device) for x in points]
+        if held < base:
+            raise LostValues(held, base)
+        for block in unpack_blocks(parameters, config.get("learner-arrays", []))[held - base :]:
+            kept = [
+                advance(values, block, x, self.oracle.predict, config.get("clip")) for values, x in zip(kept, points, strict=True)
+            ]
+        arrays = [values.cpu().numpy() for values in kept]
+        self.store.save("values", [np.array([version], np.int64), *arrays], config)
+        return kept[0], kept[1]
+
+    def _kept(self, config: Config, before: bool) -> tuple[int, list[Tensor] | None]:
+        stored = self.store.load("values", config, before)
+        if stored is None:
+            return 0, None
+        (held, *arrays), device = stored, self.data.train.x.device
+        if [array.shape for array in arrays] != [(len(part), self.outputs) for part in (self.data.train, self.data.test)]:
+            raise ValueError(f"client {self.client_id} keeps values of other samples: use another results folder")
+        return int(held[0]), [torch.tensor(array, device=device) for array in arrays]
+
+    # --- the local steps --------------------------------------------------------------------------------------------
+
+    def boost(self, values: Tensor, config: Config) -> tuple[list[Learner], list[float]]:
+        """Make the round's steps from ``values`` (n, outputs) at the training points; return learners and how much each one missed.
+
+        What a learner missed is ``||h - target|| / ||target||``: 1 - gamma of the oracle at best.
+        """
+        x, y = self.data.train.x, self.data.train.y
+        extension = self._extension(config) if config["variant"] == "ffgb-l" else None
+        loss, residual = LOSSES[config["loss"]], bool(config["residual"])
+        # FFGB.L asks for the same learners in every round: nothing that it draws may depend on the round.
+        seed, place = int(config.get("seed", 0)), 0 if extension else int(config["server-round"])
+        learners: list[Learner] = []
+        errors: list[float] = []
+
+        def fit(target: Tensor) -> tuple[Learner, Tensor]:
+            function = None if extension is None else Remaining(extension, self.oracle, learners if residual else [])
+            rng = generator(seed, f"learner {len(learners)}", self.client_id, place)
+            learner = self.oracle.fit(x, Target(target, function), rng)
+            found = self.oracle.predict({name: torch.tensor(array, device=x.device)[None] for name, array in learner.items()}, x)[
+                0
+            ]
+            learners.append(learner)
+            errors.append(float((found - target).norm() / target.norm().clamp(min=1e-30)))
+            return learner, found
+
+        plan = Plan(
+            config["etas"], float(config["mu"]), -1 if extension else 1, residual, config.get("clip"), config.get("clip-residual")
+        )
+        boost(values, lambda g: coded(y, self.outputs) if extension else loss.gradient(g, y), fit, plan)
+        return learners, errors
+
+    def _extension(self, config: Config) -> LipschitzExtension:
+        """Return u, of which FFGB.L's learners are to reach the values at the points: the labels themselves."""
+        x, targets = self.data.train.x, coded(self.data.train.y, self.outputs)
+        return LipschitzExtension(x, targets, lipschitz_constant(x, targets, float(config["lipschitz"])))
+
+
+class Remaining:
+    """``u + Delta^{k-1} = k u - h^1 - ... - h^{k-1}``: what FFGB.L's next learner is to reach, as a function of the inputs."""
+
+    def __init__(self, extension: LipschitzExtension, oracle: Oracle, learners: list[Learner]) -> None:
+        self.extension, self.times = extension, len(learners) + 1
+        self.fitted = combined(oracle, list(learners)) if learners else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the values (n, outputs)."""
+        values = self.times * self.extension(x)
+        return values - self.fitted(x) if self.fitted else values

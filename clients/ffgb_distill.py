@@ -1,0 +1,41 @@
+"""FFGB-distill's client: fits a new network to the functional gradient of its loss at the server's function, and sends that.
+
+Source: Shen et al. 2022, Algorithm 2 with K = 1. The target at a training point is ``softmax(f_t(x)) - onehot(y)``; the regulariser's
+part ``mu f_t`` is known exactly and applied by the server. Every client draws a new initialisation every round. The weak-learning
+oracle is the clipped Adam of ``algorithms.regression``; what it leaves, as a part of the target's norm, is reported as ``oracle-error``
+(1 - gamma).
+"""
+
+from typing import Any
+
+import torch
+
+from algorithms.functional import LOSSES, check_labels
+from algorithms.modules import outputs_of
+from algorithms.regression import FitOptions, fit_network
+from algorithms.seeds import derived_seed, generator
+from clients.fedavg import FedAvgClient
+from clients.training import Arrays, Config, get_arrays, set_arrays
+
+
+class FFGBDistillClient(FedAvgClient):
+    """A client that answers with a weak learner; for classifiers."""
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return the arrays of h_i, the number of training samples, the loss of f_t on them and the oracle's error."""
+        set_arrays(self.model, parameters)
+        data = self.data.train
+        outputs = outputs_of(self.model, data.x)
+        check_labels(data.y, outputs.shape[1])
+        target = LOSSES["cross-entropy"].gradient(outputs, data.y)
+        place = (int(config.get("seed", 0)), "learner", self.client_id, self.round(config))
+        set_arrays(self.model, get_arrays(self.model_fn(derived_seed(*place))))
+        options = FitOptions(
+            int(config["oracle-epochs"]), int(config["oracle-batch-size"]), float(config["oracle-learning-rate"])
+        )
+        fit_network(self.model, data.x, target, options, generator(*place))
+        left = torch.linalg.vector_norm(outputs_of(self.model, data.x) - target)
+        norm = torch.linalg.vector_norm(target).clamp(min=torch.finfo(target.dtype).tiny)  # 0 where nothing is left to learn
+        loss = float(LOSSES["cross-entropy"].mean(outputs, data.y))
+        asked = {"loss-before": loss} if config.get("loss-before") else {}
+        return get_arrays(self.model), len(data), {"loss": loss, "oracle-error": float(left / norm), **asked}

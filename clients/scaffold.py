@@ -1,0 +1,64 @@
+"""SCAFFOLD's client: local SGD along ``g - c_i + c``; it keeps its control variate c_i between rounds.
+
+Source: Karimireddy et al. 2020, Algorithm 1, option II: ``c_i+ = c_i - c + (x - y_i) / (K eta)``, the mean gradient of the round. K is
+the number of steps that were really made. Momentum beta makes the k-th last step count ``(1 - beta^k) / (1 - beta)``
+times, so that the sum of these stands for K.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.averaging import STATISTICS
+from clients.fedavg import FedAvgClient
+from clients.training import Arrays, Config, Terms, TrainOptions, get_arrays, set_arrays, trainable
+
+
+class ScaffoldClient(FedAvgClient):
+    """FedAvg's client with control variates."""
+
+    _correction: Sequence[Tensor] = ()
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return y_i and, after it, c_i+ - c_i; keep c_i+."""
+        state = self.model.state_dict()
+        set_arrays(self.model, parameters[: len(state)])
+        before = self.before(config)
+        learned = {n: t for n, t in state.items() if t.is_floating_point() and not n.endswith(STATISTICS)}
+        c = self.like(learned, parameters[len(state) :])
+        kept = self.store.load("control", config, before=True)
+        own = self.like(learned, kept) if kept else {name: torch.zeros_like(t) for name, t in learned.items()}
+        start = {name: t.clone() for name, t in learned.items()}
+        moving = trainable(self.model)
+        self._correction = [c[name] - own[name] for name in moving]
+        loss = self.train(config)
+        scale = 1 / self.reach(TrainOptions.from_config(config), config)
+        change = {n: scale * (start[n] - t) - c[n] if n in moving else torch.zeros_like(t) for n, t in learned.items()}
+        if not all(
+            bool(torch.isfinite(values).all()) for values in change.values()
+        ):  # once kept, it would spoil every later round
+            raise ValueError("local training diverged: lower train.learning-rate")
+        self.store.save("control", [(own[name] + change[name]).cpu().numpy() for name in learned], config)
+        reply = get_arrays(self.model) + [values.cpu().numpy() for values in change.values()]
+        return reply, len(self.data.train), {"loss": loss, **before}
+
+    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
+        """Return the correction of the gradient, ``c - c_i``."""
+        return 0.0, [(list(self._correction), 1.0)]
+
+    def reach(self, options: TrainOptions, config: Config) -> float:
+        """Return by how much a gradient of 1 in all steps of a round moves the model: K eta without momentum."""
+        steps = options.local_epochs * -(-len(self.data.train) // options.batch_size)
+        beta = options.momentum
+        counted = sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))
+        return options.rate(self.round(config)) * counted
+
+    def like(self, learned: dict[str, Tensor], arrays: Arrays) -> dict[str, Tensor]:
+        """Return arrays as tensors by the names of the learned ones; ``ValueError`` if they do not fit."""
+        if [a.shape for a in arrays] != [tuple(t.shape) for t in learned.values()]:
+            raise ValueError(
+                f"client {self.client_id} has control variates of another architecture: use another results folder, and Scaffold"
+            )
+        return {n: torch.tensor(a, device=t.device) for (n, t), a in zip(learned.items(), arrays, strict=True)}

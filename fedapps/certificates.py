@@ -1,0 +1,169 @@
+"""Certificates and keys of a deployment, made on the spot: one authority, a server certificate under it, a key pair for every site.
+
+A private key is readable by its owner alone (0600), the folder it lies in too (0700). Nothing here talks to anybody.
+"""
+
+import ipaddress
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedapps.errors import UserError
+
+CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
+DAYS = 365
+CONNECT_SECONDS = 5.0
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], days: int = DAYS) -> None:
+    """Write a server certificate for ``hosts`` (names and addresses) into ``folder``; the authority there signs it, or a new one.
+
+    Sites need ``ca.pem`` and nothing else of it; ``ca.key`` can stay off the server, it is only needed to renew.
+    """
+    if not hosts:
+        raise UserError("no host named: say by which names and addresses the sites reach the server")
+    private_folder(folder)
+    if (folder / CA).exists() and (folder / CA_KEY).exists():
+        authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+        authority_key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+        assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    else:
+        authority_key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedapps deployment")])
+        authority = _authority(authority_key, name, days)
+        write_private(folder / CA_KEY, _pem(authority_key))
+        (folder / CA).write_bytes(authority.public_bytes(Encoding.PEM))
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _server(key, authority, authority_key, hosts, days)
+    write_private(folder / SERVER_KEY, _pem(key))
+    (folder / SERVER).write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def make_site_key(path: Path) -> Path:
+    """Write a site's private key to ``path`` (OpenSSH, P-384, as SuperNodes want it); return the public one's path, ``path``.pub."""
+    if path.exists():
+        raise UserError(f"{path} exists already: a site's key is made once, choose another name or delete it")
+    private_folder(path.parent)
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = path.with_name(path.name + ".pub")
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    return public
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only its owner can enter, and those above it; one that is there already is left as it is."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o700)
+    return folder
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read; at no moment can anybody else."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def check_connection(host: str, port: int, authority: Path | None) -> None:
+    """Say in one ``UserError`` why a site could not talk to the SuperLink at this address; return if it could.
+
+    ``authority``: the certificate that must have signed the server's; ``None``: a deployment without TLS.
+    """
+    where = f"{host}:{port}"
+    try:
+        with socket.create_connection((host, port), CONNECT_SECONDS) as plain:
+            if authority is None:
+                plain.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                if plain.recv(5) != b"HTTP/":
+                    raise UserError(f"{where}: TLS is spoken there, not plain HTTP: give the {CA} of that server, not --insecure")
+                return
+            # A server that speaks no TLS may wait for a request instead of answering the handshake.
+            context = ssl.create_default_context(cafile=str(authority))
+            with context.wrap_socket(plain, server_hostname=host):
+                return
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(
+            f"{where}: the server's certificate was not accepted ({error.verify_message}): wrong CA? "
+            f"{authority} must be the {CA} that belongs to that server"
+        ) from None
+    except (ssl.SSLError, TimeoutError, ConnectionResetError):
+        if authority is None:
+            raise UserError(f"{where}: no HTTP is spoken there: a server with TLS, or another port") from None
+        raise UserError(f"{where}: no TLS is spoken there: a plain HTTP server, or another port") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{where}: no connection ({reason}): is the SuperLink running, and is it reachable from here?") from None
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, name: x509.Name, days: int) -> x509.Certificate:
+    usage = x509.KeyUsage(
+        key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    return (
+        _builder(name, name, key, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _server(
+    key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+    days: int,
+) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    return (
+        _builder(name, authority.subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))  # the clocks of sites differ
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,51 @@
+"""FedAvg-distill: the clients train as in FedAvg, and the server distils the mean of their outputs instead of averaging parameters.
+
+Source: Lin, Kong, Stich, Jaggi 2020, "Ensemble Distillation for Robust Model Fusion in Federated Learning" (FedDF), as the baseline of
+Shen et al. 2022, section 6. The server's network is fitted, on unlabelled public points, to the mean logits of the clients' models:
+from the model of the round before, by squared error, as that paper's program does. FedDF itself starts from the average of the models
+and takes the divergence of the softmax: ``start`` = "average", ``distill_loss`` = "kl".
+
+Contract: FedAvg's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor
+
+from algorithms.checks import check_choice
+from algorithms.distillation import Distiller, DistillOptions
+from strategies.contents import metrics_of
+from strategies.distilled import Distilled, networks_of
+from strategies.fedavg import average_arrays
+
+
+@dataclass(frozen=True)
+class FedAvgDistillOptions(DistillOptions):
+    """``start``: what the server fits from, the model that it sent ("server") or the weighted average of the replies ("average")."""
+
+    start: str = "server"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("start", self.start, ["server", "average"])
+
+
+class FedAvgDistill(Distilled):
+    """Server half; every client of a round counts alike in the teacher."""
+
+    def __init__(self, distiller: Distiller, options: FedAvgDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
+        self.options = options or FedAvgDistillOptions()
+        super().__init__(distiller, self.options, seed, **kwargs)
+
+    def teacher(self, contents: Sequence[RecordDict]) -> Tensor:
+        """Return the mean logits at the public points."""
+        return self.distiller.mean_outputs(networks_of(contents))
+
+    def student(self, contents: Sequence[RecordDict]) -> ArrayRecord:
+        """Return the model that was sent, or the average of the replies."""
+        if self.options.start == "server":
+            return self.sent
+        return average_arrays(contents, [float(metrics_of(content)[self.weighted_by_key]) for content in contents])

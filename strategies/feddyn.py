@@ -1,0 +1,82 @@
+"""FedDyn: clients and server keep linear corrections, so that the local optima agree with the global one at the fixed point.
+
+Source: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Algorithm 1; the same as FedPD where all clients take
+part (Shen et al. 2022, section 6). With S the clients of the round and m the number of all clients:
+
+    client i in S:  theta_i = argmin f_i(theta) - <g_i, theta> + (alpha/2) ||theta - theta^{t-1}||^2
+                    g_i <- g_i - alpha (theta_i - theta^{t-1})
+    server:         h <- h - (alpha/m) sum_{i in S} (theta_i - theta^{t-1})
+                    theta^t = (1/|S|) sum_{i in S} theta_i - h / alpha
+
+h is the mean of all clients' g_i: the program of Shen et al. drops it, and stalls unless every client takes part in every round.
+Counters and running statistics of normalisation layers are averaged.
+
+Contract: FedAvg's, uniform weights; the client finds ``feddyn-alpha`` in the training configuration, and keeps g_i.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from algorithms.checks import check_range
+from strategies.cohort import clients_of
+from strategies.fedavg import FedAvg
+from strategies.updates import moved, updates
+
+
+@dataclass(frozen=True)
+class FedDynOptions:
+    """``alpha``: weight of the proximal term; the smaller, the further a round goes."""
+
+    alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_range("alpha", self.alpha, 0, open_low=True)
+
+
+class FedDyn(FedAvg):
+    """Server half of FedDyn."""
+
+    averages_by_weight = False
+
+    def __init__(self, options: FedDynOptions | None = None, **kwargs: Any) -> None:
+        super().__init__(weights="uniform", **kwargs)
+        self.options = options or FedDynOptions()
+        #: Of the learned arrays, one after the other; None before the first round.
+        self.h: NDArray[np.float64] | None = None
+        self._sent = ArrayRecord()
+        self._num_clients = 0
+
+    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send alpha."""
+        return {"feddyn-alpha": self.options.alpha}
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Remember what is sent, and how many clients there are, whatever the sample."""
+        self._sent, self._num_clients = arrays, len(clients_of(grid))
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Update h, and correct the average by it."""
+        sound = [reply for reply in replies if not reply.has_error()]
+        average, metrics = super().aggregate_train(server_round, sound)
+        if average is None:
+            return None, metrics
+        (mean,) = updates(self._sent, [average])
+        alpha, share = self.options.alpha, len(sound) / max(self._num_clients, len(sound))
+        h = np.zeros_like(mean) if self.h is None else self.h
+        self.h = h - alpha * share * mean
+        return moved(self._sent, mean - self.h / alpha, average), metrics
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return h."""
+        return {} if self.h is None else {"h": self.h}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.h = state.get("h")

@@ -1,0 +1,292 @@
+"""FFGB, FFGB.C and FFGB.L: federated functional gradient boosting. The model is a sum of weak learners that the clients fitted.
+
+Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, Algorithms 1 and 2 (FFGB); its first
+version (2021), Algorithm 3 (FFGB.C, clipped) and Algorithm 4 (FFGB.L, square loss over Lipschitz functions). Client i makes K steps in
+function space from f^t; each adds a learner h_i^k. What the steps come to is linear in f^t and the learners, with known numbers:
+
+    f^{t+1} = mean_i g_i^{K+1} = c_t f^t - mean_i sum_k a_k h_i^k
+
+A client keeps the values of f^t at its own points, so it is sent only the learners that it has not seen: as many a round,
+whatever t is.
+
+Contract. A training message holds the blocks of the function (``algorithms.additive.pack_blocks``) from version ``base`` to ``version``
+and, in its configuration, the names of the learners' arrays (``learner-arrays``), the step sizes (``etas``) and the options of
+the local
+steps. The reply holds K learners stacked, their names in ``learner-arrays``, and the metrics ``num-examples`` and ``holds``: the
+version
+of the values that the client now keeps. One whose values are older than ``base`` says so and sends no arrays; it gets the rest
+next time.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from algorithms.additive import Additive, Block, Learners, named, pack_blocks, shapes, stacked
+from algorithms.checks import check_choice, check_range
+from algorithms.functional import LOSSES, SCHEDULES, clip_bounds, step_sizes, summed_steps
+from algorithms.wire import fields, read
+from strategies.cohort import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.contents import arrays_of, metrics_of
+from strategies.fedavg import FedAvg, to_record
+
+VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")
+
+
+@dataclass(frozen=True)
+class FFGBOptions:
+    """Options of FFGB, FFGB.C and FFGB.L.
+
+    ``local_steps``: K. ``schedule`` of the steps: decay (eta_0 / (K t + k + 1)), homogeneous, general (see ``step_sizes``);
+    auto: decay,
+    for FFGB.L general. ``mu``: weight of ``(mu/2) ||f||^2``; FFGB.L has 1. ``residual``: whether a learner is also asked for
+    what the one
+    before it missed. ``loss``: cross-entropy or square; FFGB.L has the square. ``weights`` of the clients: uniform or samples.
+
+    FFGB.C: ``gradient_bound`` G and ``gamma``, the oracle's edge. FFGB.L: ``lipschitz`` L (0: the least that fits a client's samples);
+    ``at_once`` T > 0: the clients send their learners in one round, of which the server makes T.
+
+    The weak learner, built on the clients: ``learner`` net, trees or ridge (auto: trees for tables, else the net ``model.name``);
+    ``oracle`` l2, linf, lipschitz (auto: that of the method, for nets); ``fit_...``: Adam's steps, rate and batch; ``sobolev``:
+    weight of
+    the gradients in the Lipschitz oracle; ``ridge``: penalty; ``trees``, ``depth``, ``tree_rate``: trees in a learner, boosted.
+    """
+
+    local_steps: int = 1
+    schedule: str = "auto"
+    mu: float = 0.005
+    eta_0: float = 10.0
+    eta_max: float = 10.0
+    residual: bool = True
+    loss: str = "cross-entropy"
+    weights: str = "uniform"
+    gradient_bound: float = 1.0
+    gamma: float = 0.5
+    lipschitz: float = 0.0
+    at_once: int = 0
+    learner: str = "auto"
+    oracle: str = "auto"
+    fit_steps: int = 200
+    fit_rate: float = 0.005
+    fit_batch: int = 64
+    sobolev: float = 0.1
+    ridge: float = 1.0
+    trees: int = 1
+    depth: int = 3
+    tree_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("local-steps", self.local_steps, 1)
+        check_choice("schedule", self.schedule, ["auto", *SCHEDULES])
+        check_range("mu", self.mu, 0)
+        check_range("eta-0", self.eta_0, 0, open_low=True)
+        check_range("eta-max", self.eta_max, 0, open_low=True)
+        check_choice("loss", self.loss, LOSSES)
+        check_range("gradient-bound", self.gradient_bound, 0, open_low=True)
+        check_range("gamma", self.gamma, 0, 1, open_low=True)
+        check_range("lipschitz", self.lipschitz, 0)
+        check_range("at-once", self.at_once, 0)
+        check_choice("learner", self.learner, ["auto", "net", "trees", "ridge"])
+        check_choice("oracle", self.oracle, ["auto", "l2", "linf", "lipschitz"])
+        check_range("fit-steps", self.fit_steps, 1)
+        check_range("fit-rate", self.fit_rate, 0, open_low=True)
+        check_range("fit-batch", self.fit_batch, 1)
+        check_range("sobolev", self.sobolev, 0)
+        check_range("ridge", self.ridge, 0)
+        check_range("trees", self.trees, 1)
+        check_range("depth", self.depth, 1, 12)
+        check_range("tree-rate", self.tree_rate, 0, 1, open_low=True)
+        if self.schedule in ("homogeneous", "general") and not self.mu:
+            raise ValueError(f"schedule = {self.schedule!r} divides by mu, which is 0: choose mu > 0, or schedule = 'decay'")
+
+
+class FFGB(FedAvg):
+    """Server half; keyword arguments as in FedAvg. ``function``: the ensemble so far.
+
+    The model of a run is the function's arrays (``Additive.to_arrays``): a run may start from such arrays, and else starts from 0.
+    """
+
+    replies_like_model = False
+    averages_by_weight = False
+
+    def __init__(self, options: FFGBOptions | None = None, variant: str = "ffgb", **kwargs: Any) -> None:
+        self.options = options or FFGBOptions()
+        super().__init__(weights=self.options.weights, **kwargs)
+        check_choice("variant", variant, VARIANTS)
+        self.variant = variant
+        o, lipschitz = self.options, variant == "ffgb-l"
+        if o.at_once and not lipschitz:
+            raise ValueError(f"at-once = {o.at_once}: only ffgb-l can make its rounds at once, set it to 0")
+        self.mu = 1.0 if lipschitz else o.mu
+        self.schedule = o.schedule if o.schedule != "auto" else "general" if lipschitz else "decay"
+        self.loss = "square" if lipschitz else o.loss
+        self.clip: float | None = None
+        self.clip_residual: float | None = None
+        if variant == "ffgb-c":
+            self.clip, self.clip_residual = clip_bounds(o.gradient_bound, o.gamma)
+        self.function = Additive(self.clip)
+        self._record: dict[str, Array] = {}  # the blocks as they go into the model, made once each
+        self._holds: dict[ClientId, int] = {}  # the version of the values that a client keeps
+        self._scoring: set[ClientId] = set()  # asked for scores: while one has not answered, what it keeps is unknown
+        self._names: dict[int, ClientId] = {}
+        self._models_sent = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were made at once."""
+        return bool(self.options.at_once and self.function.version)
+
+    def etas(self, t: int) -> list[float]:
+        """Return the steps of round t = 0, 1, ..."""
+        o = self.options
+        return step_sizes(self.schedule, t, o.local_steps, self.mu, o.eta_0, o.eta_max)
+
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send each sampled client the learners that it has not seen, and the steps of the round."""
+        self._open(arrays)
+        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
+        steps: dict[str, Any] = {"etas": self.etas(self.function.version), "mu": self.mu, "residual": self.options.residual}
+        clips = {"clip-residual": self.clip_residual} if self.clip_residual is not None else {}
+        extra: dict[str, Any] = {"variant": self.variant, "lipschitz": self.options.lipschitz, **steps, **clips}
+        config.update({"server-round": server_round, **extra})
+        return self._blocks(config, nodes, grid, MessageType.TRAIN)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send each client the learners that it has not seen."""
+        if self.fraction_evaluate == 0:
+            return []
+        self._open(arrays)
+        config["server-round"] = server_round
+        nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        messages = self._blocks(config, nodes, grid, MessageType.EVALUATE)
+        self._scoring = {self._names[node] for node in nodes}
+        return messages
+
+    def _blocks(self, config: ConfigRecord, nodes: Sequence[int], grid: Grid, kind: str) -> list[Message]:
+        """Return one message a node; nodes that hold the same version share its content."""
+        self._settle()
+        self._names = clients_of(grid)
+        by_base: dict[int, list[int]] = {}
+        for node in nodes:
+            by_base.setdefault(min(self._holds.get(self._names[node], 0), self.function.version), []).append(node)
+        messages, self._models_sent = [], 0
+        for base, group in sorted(by_base.items()):
+            blocks = self.function.blocks[base:]
+            arrays, learner_names = pack_blocks(blocks)
+            facts: dict[str, Any] = {"base": base, "version": self.function.version, "loss": self.loss}
+            facts |= {"learner-arrays": learner_names} if learner_names else {}
+            facts |= {"clip": self.clip} if self.clip is not None else {}
+            record = to_record(["shrinks", "sizes", "coefficients", *(f"learner.{name}" for name in learner_names)], arrays)
+            messages += self._messages(record, ConfigRecord({**config, **facts}), group, kind)
+            self._models_sent += len(group) * sum(map(len, blocks))
+        return messages
+
+    def _settle(self) -> None:
+        for client in self._scoring:  # no score came back: perhaps its values are lost
+            self._holds.pop(client, None)
+        self._scoring = set()
+
+    # --- replies ------------------------------------------------------------------------------------------------
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the learners of the round to the function."""
+        used: list[RecordDict] = []
+        groups: list[Learners] = []
+        for reply in replies:
+            if not reply.has_error() and (learners := self._learners(reply, groups)):
+                used.append(reply.content)
+                groups.append(learners)
+        if not used:
+            return None, None
+        shares = [self._weight(content) for content in used]
+        shrink, a = self._round()
+        sign = 1.0 if self.variant == "ffgb-l" else -1.0
+        coefficients = np.concatenate([sign * share / sum(shares) * np.array(a) for share in shares])
+        self._append(Block(shrink, coefficients, stacked(groups)))
+        metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
+        del metrics["holds"]
+        counts = {
+            "models-up": len(used) * self.options.local_steps,
+            "models-down": self._models_sent,
+            "learners": len(self.function),
+        }
+        return self._model(), MetricRecord({**metrics, **counts})
+
+    def _round(self) -> tuple[float, list[float]]:
+        """Return what the round multiplies f by, and what each of a client's K learners counts: of T rounds where made at once."""
+        shrink, a = 1.0, [0.0] * self.options.local_steps
+        for t in range(self.options.at_once) if self.options.at_once else [self.function.version]:
+            c, steps = summed_steps(self.etas(t), self.mu)
+            shrink, a = c * shrink, [c * old + new for old, new in zip(a, steps, strict=True)]
+        return shrink, a
+
+    def _learners(self, reply: Message, others: Sequence[Learners]) -> Learners | None:
+        """Return the learners of a reply and note what its client holds; ``None`` where it has none that fit."""
+        client = self._names[reply.metadata.src_node_id]
+        holds = metrics_of(reply.content).get("holds", -1)
+        if not isinstance(holds, int) or not 0 <= holds <= self.function.version:
+            log(WARNING, "client %s left out: it says that it holds version %s of %d", client, holds, self.function.version)
+            return None
+        self._holds[client] = holds
+        if holds < self.function.version:
+            log(WARNING, "client %s has lost its values of the function: they are built anew with its next message", client)
+            return None
+        listed = [record["learner-arrays"] for record in reply.content.config_records.values() if "learner-arrays" in record]
+        names: Any = listed[0] if listed and isinstance(listed[0], list) else []
+        values = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+        learners: dict[str, NDArray[Any]] = dict(zip(names, values, strict=False))
+        known = next((block.learners for block in [*self.function.blocks[-1:]] if len(block)), None)
+        wanted = shapes(others[0] if others else known or learners)
+        sound = len(names) == len(values) > 0 and {value.shape[:1] for value in values} == {(self.options.local_steps,)}
+        if not sound or shapes(learners) != wanted:
+            log(WARNING, "client %s left out: its learners differ from those of the others, or are not local-steps many", client)
+            return None
+        return learners
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the metrics; whoever answered holds the current values."""
+        sound = [reply for reply in replies if not reply.has_error()]
+        for reply in sound:
+            client = self._names[reply.metadata.src_node_id]
+            self._holds[client] = self.function.version
+            self._scoring.discard(client)
+        return super().aggregate_evaluate(server_round, sound)
+
+    # --- the model and state --------------------------------------------------------------------------------------
+
+    def _append(self, block: Block) -> None:
+        self._record |= {name: Array(*fields(array)) for name, array in named(self.function.version, block).items()}
+        self.function.blocks.append(block)
+
+    def _model(self) -> ArrayRecord:
+        return ArrayRecord({**{name: Array(*fields(array)) for name, array in self.function.head().items()}, **self._record})
+
+    def _open(self, arrays: ArrayRecord) -> None:
+        """Take the function from the model where it is another one than ours: at the start of a run, or when it is resumed."""
+        rounds = arrays["shrinks"].shape[0] if "shrinks" in arrays else 0
+        if rounds == self.function.version:
+            return
+        found: dict[str, NDArray[Any]] = {name: read(array) for name, array in arrays.items()} if rounds else {}
+        self._holds = self._holds if rounds else {}
+        blocks = Additive.from_arrays(found).blocks if rounds else []
+        self.function, self._record = Additive(self.clip), {}
+        for block in blocks:
+            self._append(block)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return which version of the function's values each client keeps."""
+        known = {client: version for client, version in self._holds.items() if client not in self._scoring}
+        return {"clients": pack_ids(list(known)), "versions": np.array(list(known.values()), np.int64)}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._holds = dict(zip(unpack_ids(state["clients"]), state["versions"].tolist(), strict=True))

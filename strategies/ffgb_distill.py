@@ -1,0 +1,69 @@
+"""FFGB-distill: functional gradient boosting whose ensemble is distilled into one network after every round.
+
+Source: Shen, Hassani, Karbasi, Chen 2022, "Federated Functional Gradient Boosting" (AISTATS), Algorithms 1 and 2 with K = 1 local step,
+sections 5 and 6, equation (17). The global function f_t is one network. Client i fits a network h_i to its functional gradient and
+sends it: ``g_i = f_t - eta (h_i + mu f_t)``. The server's function is their mean,
+
+    f_{t+1}  ~  (1 - eta mu) f_t - eta mean_i h_i
+
+fitted by one network on unlabelled public points, from f_t on. A round costs one network each way for each client, however many rounds
+there were.
+
+Contract: a training reply holds the arrays of h_i, with the names and shapes that were sent, and ``num-examples``. The client finds
+``oracle-epochs``, ``oracle-batch-size`` and ``oracle-learning-rate`` in the training configuration. Clients need no state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import RecordDict
+from torch import Tensor
+
+from algorithms.checks import check_range
+from algorithms.distillation import Distiller, DistillOptions
+from strategies.distilled import Distilled, networks_of, values_of
+
+
+@dataclass(frozen=True)
+class FFGBDistillOptions(DistillOptions):
+    """``step``: eta. ``mu``: weight of the regulariser ``(mu/2) ||f||^2``. ``oracle_...``: of a client's fit, with Adam."""
+
+    step: float = 10.0
+    mu: float = 0.005
+    oracle_epochs: int = 100
+    oracle_batch_size: int = 64
+    oracle_learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("step", self.step, 0, open_low=True)
+        check_range("mu", self.mu, 0)
+        if self.step * self.mu > 1:
+            raise ValueError(f"step = {self.step:g}, mu = {self.mu:g}: f shrinks by their product, at most 1: lower one of them")
+        check_range("oracle-epochs", self.oracle_epochs, 1)
+        check_range("oracle-batch-size", self.oracle_batch_size, 1)
+        check_range("oracle-learning-rate", self.oracle_learning_rate, 0, open_low=True)
+
+
+class FFGBDistill(Distilled):
+    """Server half; every client of a round counts alike."""
+
+    def __init__(self, distiller: Distiller, options: FFGBDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
+        self.options = options or FFGBDistillOptions()
+        super().__init__(distiller, self.options, seed, **kwargs)
+
+    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send the options of the oracle."""
+        o = self.options
+        return {
+            "oracle-epochs": o.oracle_epochs,
+            "oracle-batch-size": o.oracle_batch_size,
+            "oracle-learning-rate": o.oracle_learning_rate,
+        }
+
+    def teacher(self, contents: Sequence[RecordDict]) -> Tensor:
+        """Return ``(1 - eta mu) f_t - eta mean_i h_i`` at the public points."""
+        o = self.options
+        ensemble = self.distiller.mean_outputs(networks_of(contents)).mul_(-o.step)
+        return ensemble.add_(self.distiller.outputs(values_of(self.sent)), alpha=1 - o.step * o.mu)

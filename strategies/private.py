@@ -1,0 +1,208 @@
+"""Private: differential privacy of clients around a strategy that averages. Updates are clipped and summed, and noise is added
+to the sum.
+
+    Private(FedAdam(), PrivacyOptions(noise_multiplier=1.0, clipping_norm=0.5))
+
+Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", Algorithm 1 with the fixed denominator of
+section 3. With m clients asked and updates D_k of those that answered:
+
+    D = (sum_k min(1, C / |D_k|) D_k + N(0, z^2 C^2 I)) / m
+
+The wrapped strategy is handed one reply, the model that was sent moved by D, and does with it what it always does: what follows
+the noise
+costs no privacy, so the steps of FedAdam are as private as the average. Adding or removing a client changes the sum by at most C,
+whoever else answers and whatever they send, and sampling is not counted: the seed says who is sampled, and every client knows it.
+So epsilon after T rounds is that of T Gaussian releases (``algorithms.privacy``).
+
+The noise is drawn from the entropy of the operating system, not from the run's seed: whoever knows the seed could subtract it. Runs are
+therefore not repeatable. The server sees the updates and must be trusted; metrics are not protected.
+
+Differs from Flower's wrappers (``DifferentialPrivacyServerSideFixedClipping``), which add the noise after the server's step, divide by
+the number of replies, trip over integer arrays, and account for their own FedAvg only.
+
+Contract: that of the wrapped strategy, FedAvg or one that averages like it, or FedBoost, whose update is the gradient in alpha.
+Counters stay what they were. Samples are not counted: all clients weigh alike.
+"""
+
+import copy
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from algorithms.checks import check_range
+from algorithms.privacy import gaussian_epsilon
+from algorithms.wire import read
+from strategies.averaging import averages_by_weight, weight_key
+from strategies.contents import arrays_of
+from strategies.fedavg import FedAvg, to_record
+from strategies.fedboost import FedBoost
+from strategies.rounds import run_rounds
+from strategies.soundness import update_of
+
+Named = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class PrivacyOptions:
+    """``noise_multiplier``: z (0: no differential privacy). ``clipping_norm``: C. ``delta``: at which epsilon is told.
+
+    ``max_epsilon``: the run ends before a round that would spend more (0: never).
+    """
+
+    noise_multiplier: float = 0.0
+    clipping_norm: float = 1.0
+    delta: float = 1e-5
+    max_epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("noise-multiplier", self.noise_multiplier, 0)
+        check_range("clipping-norm", self.clipping_norm, 0, open_low=True)
+        check_range("delta", self.delta, 0, 1, open_low=True, open_high=True)
+        check_range("max-epsilon", self.max_epsilon, 0)
+
+
+class Private(Strategy):
+    """Wraps ``strategy``; ``ValueError`` for one whose model is not a function of the average of the updates."""
+
+    averages_by_weight = False  # a wrapper's weights would have no effect
+
+    def __init__(self, strategy: Strategy, options: PrivacyOptions, rng: np.random.Generator | None = None) -> None:
+        check_range("noise-multiplier", options.noise_multiplier, 0, open_low=True)
+        _check(strategy)
+        self.strategy = strategy
+        self.options = options
+        self.releases = 0
+        self._rng = rng or np.random.default_rng()
+        self._sent: Named = {}
+        self._asked = 0
+        if self.finished:
+            raise ValueError(
+                f"max-epsilon = {options.max_epsilon}: one round with noise-multiplier = {options.noise_multiplier} spends "
+                f"{self.epsilon(1):.3g}: choose more noise, or a larger bound"
+            )
+
+    def epsilon(self, releases: int) -> float:
+        """Return what so many rounds spend."""
+        return gaussian_epsilon(self.options.noise_multiplier, releases, self.options.delta)
+
+    def privacy_spent(self) -> dict[str, float]:
+        """Return epsilon and delta of all rounds so far."""
+        return {"epsilon": self.epsilon(self.releases), "delta": self.options.delta}
+
+    @property
+    def finished(self) -> bool:
+        """Whether another round would spend more than ``max_epsilon``, or the wrapped strategy is done."""
+        spent = 0 < self.options.max_epsilon < self.epsilon(self.releases + 1)
+        return spent or bool(getattr(self.strategy, "finished", False))
+
+    # --- the Strategy interface ----------------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Let the wrapped strategy sample and send, unless the budget is spent."""
+        if self.finished:
+            return []
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        sent = arrays_of(messages[0].content)[0] if messages else ArrayRecord()
+        self._sent = {name: read(array) for name, array in sent.items()}
+        self._asked = len(messages)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Hand the wrapped strategy one reply with the noisy average; metrics are averaged as they came."""
+        sound = [reply for reply in replies if not reply.has_error()]
+        if not sound:
+            return None, None
+        boost = isinstance(self.strategy, FedBoost)
+        start = {"0": np.zeros_like(self._sent["alpha"])} if boost else self._sent
+        total = {name: np.zeros(array.shape) for name, array in start.items() if array.dtype.kind == "f"}
+        for reply in sound:
+            arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+            named = dict(zip(start, arrays, strict=False))  # of FedBoost's two arrays the first
+            if _spec(named) != _spec(start):
+                continue
+            update = update_of(named, start)
+            norm = math.sqrt(sum(float(np.vdot(part, part)) for part in update.values()))
+            for name, part in update.items():
+                total[name] += part * min(1.0, self.options.clipping_norm / norm if norm else 1.0)
+        noise = self.options.noise_multiplier * self.options.clipping_norm
+        moved = {
+            name: np.asarray(array + (total[name] + self._rng.normal(0, noise, array.shape)) / self._asked, array.dtype)
+            if name in total
+            else array
+            for name, array in start.items()
+        }
+        if boost:
+            moved["1"] = np.zeros_like(moved["0"])
+        self.releases += 1
+        arrays_, metrics = self.strategy.aggregate_train(server_round, [self._one_reply(sound, moved)])
+        return arrays_, MetricRecord({**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]})
+
+    def _one_reply(self, replies: list[Message], arrays: Named) -> Message:
+        inner: Any = self.strategy
+        key = weight_key(inner)
+        metrics = inner.train_metrics_aggr_fn([reply.content for reply in replies], key)
+        metrics.pop("draw", None)  # FedBoost's, always the first
+        reply = copy.copy(replies[0])
+        reply.content = RecordDict({"arrays": to_record(list(arrays), list(arrays.values())), "metrics": metrics})
+        metrics[key] = 1.0
+        return reply
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Leave evaluation to the wrapped strategy."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Leave evaluation to the wrapped strategy."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Leave the summary to the wrapped strategy."""
+        self.strategy.summary()
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the rounds; arguments as in :func:`strategies.rounds.run_rounds`."""
+        return run_rounds(self, *args, **kwargs)
+
+    # --- saved state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the number of releases and, if it has one, the wrapped strategy's state."""
+        inner = self.strategy.state_dict() if hasattr(self.strategy, "state_dict") else {}
+        return {"releases": np.array(self.releases), **{f"strategy.{name}": value for name, value in inner.items()}}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.releases = int(state["releases"])
+        if hasattr(self.strategy, "load_state_dict"):
+            inner = {name.removeprefix("strategy."): v for name, v in state.items() if name.startswith("strategy.")}
+            self.strategy.load_state_dict(inner)
+
+
+def _spec(arrays: Named) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (array.shape, array.dtype.kind) for name, array in arrays.items()}
+
+
+def _check(strategy: Strategy) -> None:
+    if type(strategy) is FedBoost:
+        o = strategy.options
+        if o.gradient != "sampled" or o.repeats > 1 or o.cache or strategy.collecting:
+            raise ValueError(
+                f"noise-multiplier: FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and "
+                f"predictors that are not the "
+                f"clients' own, here they are {o.gradient!r}, {o.repeats}, {o.cache}, {'theirs' if strategy.collecting else 'not'}"
+            )
+        return
+    uniform = getattr(strategy, "weights", "") == "uniform" and type(strategy).aggregate_train is FedAvg.aggregate_train
+    if not uniform and averages_by_weight(strategy) is not True:
+        raise ValueError(
+            f"noise-multiplier: of {type(strategy).__name__} only the average of updates could be made private, and its "
+            f"model depends on "
+            f"more: choose a method that averages (fedavg, fedprox, fedadam, propfair, superfed-mm, ...) or fedboost, or 0"
+        )

@@ -1,0 +1,83 @@
+"""SCAFFOLD: control variates take the drift out of the clients' steps.
+
+Source: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1, option II. With S the
+clients of the round, N the number of all clients and K the steps of a client:
+
+    client i in S:  y_i <- y_i - eta (g_i(y_i) - c_i + c), K times from x
+                    c_i+ = c_i - c + (x - y_i) / (K eta)
+    server:         x <- x + eta_g mean_S(y_i - x),    c <- c + (|S| / N) mean_S(c_i+ - c_i)
+
+Counters and running statistics of normalisation layers are averaged.
+
+Contract: the training message holds, after the model's arrays, c: one array a learned array of the model, named ``control.NAME``. The
+reply has the same names and shapes, y_i under the model's and c_i+ - c_i under the others. The client keeps c_i.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from algorithms.checks import check_range
+from algorithms.wire import fields, read
+from strategies.cohort import clients_of
+from strategies.fedavg import FedAvg
+from strategies.updates import learned, moved, updates
+
+CONTROL = "control."
+
+
+@dataclass(frozen=True)
+class ScaffoldOptions:
+    """``server_learning_rate``: eta_g; with 1 the model becomes the mean of the clients'."""
+
+    server_learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("server-learning-rate", self.server_learning_rate, 0, open_low=True)
+
+
+class Scaffold(FedAvg):
+    """Server half of SCAFFOLD."""
+
+    averages_by_weight = False
+
+    def __init__(self, options: ScaffoldOptions | None = None, **kwargs: Any) -> None:
+        super().__init__(weights="uniform", **kwargs)
+        self.options = options or ScaffoldOptions()
+        #: c by the names of the learned arrays; empty before the first round, which is 0.
+        self.c: dict[str, NDArray[Any]] = {}
+        self._sent = ArrayRecord()
+        self._num_clients = 0
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send the model and c."""
+        self._sent, self._num_clients = arrays, len(clients_of(grid))
+        self.c = {name: self.c.get(name, np.zeros_like(values)) for name, values in learned(arrays).items()}
+        both = ArrayRecord({**arrays, **{CONTROL + name: Array(*fields(values)) for name, values in self.c.items()}})
+        return super().configure_train(server_round, both, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Move model and c by the means of the clients' changes."""
+        sound = [reply for reply in replies if not reply.has_error()]
+        average, metrics = super().aggregate_train(server_round, sound)
+        if average is None:
+            return None, metrics
+        share = len(sound) / max(self._num_clients, len(sound))
+        for name, values in self.c.items():
+            self.c[name] = np.asarray(values + share * read(average[CONTROL + name]), dtype=values.dtype)
+        model = ArrayRecord({name: average[name] for name in self._sent})
+        (change,) = updates(self._sent, [model])
+        return moved(self._sent, self.options.server_learning_rate * change, model), metrics
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return c."""
+        return dict(self.c)
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.c = dict(state)

@@ -1,0 +1,132 @@
+"""WarmStart: a few rounds of one strategy, then another one from the model that it reached.
+
+    WarmStart(FFGBDistill(distiller), 1, FedDyn())        WarmStart(YourStrategy(), 3, flwr.serverapp.strategy.FedAdam(...))
+
+Source of the idea: Shen et al. 2022, section 5, "FFGB as Warm Start": one round of functional boosting gives a good initial model for
+parameter averaging. Works with any two strategies whose model is the same arrays, of this package, of Flower, or yours.
+
+Contract: that of the strategy whose round it is. Every configuration says which by ``warm-start-half``, "first" or "then", for
+clients whose two halves differ (``clients.TwoPhaseClient``). Rounds are counted through.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from numpy.typing import NDArray
+
+from algorithms.checks import check_range
+from strategies.cohort import Cohort
+from strategies.contents import innermost
+from strategies.rounds import run_rounds
+
+HALF = "warm-start-half"
+
+
+@dataclass(frozen=True)
+class WarmStartOptions:
+    """``first``: the method of the first ``rounds`` rounds; ``then``: that of the others. Each takes its own options."""
+
+    first: str = "ffgb-distill"
+    rounds: int = 1
+    then: str = "fedavg"
+
+    def __post_init__(self) -> None:
+        check_range("rounds", self.rounds, 1)
+
+
+class WarmStart(Strategy):
+    """Runs ``first`` for ``rounds`` rounds, then ``then``."""
+
+    averages_by_weight = False  # of both halves that is not known
+
+    def __init__(self, first: Strategy, rounds: int, then: Strategy) -> None:
+        check_range("rounds", rounds, 1)
+        self.first, self.rounds, self.then = first, rounds, then
+        self.current = first
+
+    def half(self, server_round: int) -> Strategy:
+        """Return the strategy of a round, from now on the current one."""
+        self.current = self.first if server_round <= self.rounds else self.then
+        return self.current
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Leave it to the strategy of the round."""
+        strategy = self._announced(server_round, config)
+        if isinstance(grid, Cohort):  # the round loop asks once, before the first round
+            grid.rules.like_model, grid.rules.weight = self.replies_like_model, self.weighted_by_key
+        return strategy.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Leave it to the strategy of the round."""
+        return self.half(server_round).aggregate_train(server_round, replies)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Leave it to the strategy of the round."""
+        return self._announced(server_round, config).configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Leave it to the strategy of the round."""
+        return self.half(server_round).aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Print the summaries of both."""
+        self.first.summary()
+        self.then.summary()
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the rounds; arguments as in :func:`strategies.rounds.run_rounds`."""
+        return run_rounds(self, *args, **kwargs)
+
+    # --- what the round loop and the recorder ask of a strategy ---------------------------------------------------
+
+    @property
+    def replies_like_model(self) -> bool:
+        """Whether the current strategy's replies are models."""
+        inner = innermost(self.current)
+        return bool(getattr(inner, "replies_like_model", isinstance(inner, FedAvg)))
+
+    @property
+    def replies_are_updates(self) -> bool:
+        """Whether they are updates."""
+        return bool(getattr(innermost(self.current), "replies_are_updates", False))
+
+    @property
+    def weighted_by_key(self) -> str | None:
+        """By which metric the current strategy weighs replies."""
+        return getattr(innermost(self.current), "weighted_by_key", None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the second strategy says that the run is over."""
+        return bool(self.current is self.then and getattr(self.then, "finished", False))
+
+    @property
+    def last_weights(self) -> dict[int | str, float]:
+        """The weights that the current strategy decided, if it does."""
+        return dict(getattr(self.current, "last_weights", {}))
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the state of those that have one."""
+        halves = {"first": self.first, "then": self.then}
+        return {
+            f"{name}.{key}": value
+            for name, strategy in halves.items()
+            if hasattr(strategy, "state_dict")
+            for key, value in strategy.state_dict().items()
+        }
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for name, strategy in {"first": self.first, "then": self.then}.items():
+            if hasattr(strategy, "load_state_dict"):
+                prefix = f"{name}."
+                strategy.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+    def _announced(self, server_round: int, config: ConfigRecord) -> Strategy:
+        strategy = self.half(server_round)
+        config[HALF] = "first" if strategy is self.first else "then"
+        return strategy

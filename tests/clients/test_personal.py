@@ -1,0 +1,274 @@
+"""Personal methods and SCAFFOLD: closed-form fixed points on two quadratics, exact reductions, what stays with the client."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, RecordDict
+
+from clients import FedAvgClient, LocalClient, to_client_app
+from clients.partial import FedRepClient, PartialClient
+from clients.personal import APFLClient, DittoClient, PFedMeClient
+from clients.scaffold import ScaffoldClient
+from clients.store import MessageStore
+from fedapps.inline import InlineGrid
+from strategies import FedAvg, Local
+from strategies.cohort import Cohort
+from strategies.partial import FedRep, FedRepOptions, PartialSharing
+from strategies.personal import APFL, APFLOptions, Ditto, DittoOptions, PFedMe, PFedMeOptions
+from strategies.scaffold import Scaffold, ScaffoldOptions
+from tests.clients.test_fixed_points import CONFIG, CURVATURE, TARGET, quadratic
+from tests.helpers import arrays_of, blobs, simulate, small_net
+
+OPTIMUM = 10 / 11
+TRAIN = {
+    "learning-rate": 0.05,
+    "lr-decay": 1.0,
+    "momentum": 0.9,
+    "weight-decay": 1e-3,
+    "batch-size": 7,
+    "local-epochs": 2,
+    "seed": 3,
+}
+
+
+def run_quadratics(strategy, kind, rounds, epochs, grid=None, **config):
+    """Return the final w, and the clients' stores."""
+    stores = {}
+
+    def client(i, context):
+        stores[i] = MessageStore(context.state)
+        return quadratic(kind, i, stores[i])
+
+    settings = {**CONFIG, "local-epochs": epochs, **config}
+    wrap = grid and (lambda app: Cohort(InlineGrid(app, 2), seed=1, clients_per_round=1))
+    inner = wrap(to_client_app(lambda c: client(int(c.node_config["partition-id"]), c))) if wrap else None
+    result = simulate(strategy, client, 2, {"w": np.float32([5.0])}, rounds, settings, grid=inner, evaluate_every=0)
+    return arrays_of(result)["w"][0], stores
+
+
+# --- SCAFFOLD ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_scaffold_reaches_the_optimum_where_fedavg_is_biased(momentum):
+    biased, _ = run_quadratics(FedAvg(), FedAvgClient, 80, 10, momentum=momentum)
+    assert abs(biased - OPTIMUM) > 0.05
+    found, stores = run_quadratics(Scaffold(), ScaffoldClient, 300, 10, momentum=momentum)
+    assert found == pytest.approx(OPTIMUM, abs=1e-4)
+    for i in range(2):  # at the optimum the variates are the gradients there
+        assert stores[i].load("control", {}, before=False)[0] == pytest.approx(CURVATURE[i] * (OPTIMUM - TARGET[i]), abs=1e-2)
+
+
+def test_scaffold_reaches_the_optimum_with_one_client_a_round():
+    strategy = Scaffold()
+    found, _ = run_quadratics(strategy, ScaffoldClient, 800, 5, grid=True)
+    assert found == pytest.approx(OPTIMUM, abs=1e-4)
+    assert strategy.c["w"] == pytest.approx(0.0, abs=1e-3)  # the mean gradient at the optimum
+
+
+def test_the_first_step_of_scaffold_is_fedavgs_and_the_server_rate_scales_it():
+    one, _ = run_quadratics(FedAvg(), FedAvgClient, 1, 3)
+    same, _ = run_quadratics(Scaffold(), ScaffoldClient, 1, 3)
+    half, _ = run_quadratics(Scaffold(ScaffoldOptions(0.5)), ScaffoldClient, 1, 3)
+    assert same == one
+    assert half == pytest.approx((5 + one) / 2)
+
+
+# --- fixed points of personal models -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [0.5, 5.0])
+def test_dittos_personal_models_reach_their_fixed_point(mu):
+    """w goes to the optimum (one step a round); v minimises h/2 (v - t)^2 + mu/2 (v - w)^2."""
+    found, stores = run_quadratics(Ditto(DittoOptions(mu, 10)), DittoClient, 120, 1)
+    assert found == pytest.approx(OPTIMUM, abs=1e-4)
+    for i, (h, t) in enumerate(zip(CURVATURE, TARGET, strict=True)):
+        assert stores[i].load("personal", {}, before=False)[0][0] == pytest.approx((h * t + mu * OPTIMUM) / (h + mu), abs=1e-4)
+
+
+@pytest.mark.parametrize(("lambda_", "beta"), [(2.0, 1.0), (15.0, 0.5)])
+def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta):
+    """The envelope of h/2 (w - t)^2 has the curvature h lambda / (h + lambda); theta = (h t + lambda w) / (h + lambda)."""
+    strategy = PFedMe(PFedMeOptions(lambda_, 150, 0.9 / lambda_, beta))
+    found, stores = run_quadratics(strategy, PFedMeClient, 150, 150)
+    weights = [h * lambda_ / (h + lambda_) for h in CURVATURE]
+    want = sum(c * t for c, t in zip(weights, TARGET, strict=True)) / sum(weights)
+    assert found == pytest.approx(want, abs=1e-4)
+    for i, (h, t) in enumerate(zip(CURVATURE, TARGET, strict=True)):
+        assert stores[i].load("personal", {}, before=False)[0][0] == pytest.approx(
+            (h * t + lambda_ * want) / (h + lambda_), abs=1e-4
+        )
+
+
+def test_apfls_mixture_reaches_the_clients_own_optimum_beside_the_global_one():
+    found, stores = run_quadratics(APFL(APFLOptions(0.5)), APFLClient, 400, 1, **{"learning-rate": 0.1})
+    assert found == pytest.approx(OPTIMUM, abs=1e-4)
+    for i, t in enumerate(TARGET):
+        v, alpha = stores[i].load("personal", {}, before=False)
+        assert alpha[0] == 0.5
+        assert 0.5 * v[0] + 0.5 * found == pytest.approx(t, abs=1e-3)
+
+
+def test_apfls_alpha_follows_its_gradient():
+    """One step from w = 5 and v = 3 at alpha = 0.5 on h/2 (x - t)^2: the slope is (v - w) h (mixture - t)."""
+    store = MessageStore(RecordDict())
+    store.save("personal", [np.float32([3.0]), np.array([0.5])], {})
+    client = quadratic(APFLClient, 1, store)
+    client.fit(
+        [np.float32([5.0])], {**CONFIG, "local-epochs": 1, "apfl-alpha": 0.1, "apfl-adaptive": True, "learning-rate": 0.001}
+    )
+    v, alpha = store.load("personal", {}, before=False)
+    gradient = 10 * (4.0 - 1.0)
+    assert alpha[0] == pytest.approx(0.5 - 0.001 * (3 - 5) * gradient)
+    assert v[0] == pytest.approx(3 - 0.001 * 0.5 * gradient)
+
+
+# --- reductions, on a net ---------------------------------------------------------------------------------------------
+
+
+def train_nets(strategy, kind, rounds=3, head=("3.",)):
+    """Return the final arrays of the run and what the clients keep."""
+    stores = {}
+
+    def net(seed):
+        model = small_net(seed)
+        model.head = head
+        return model
+
+    def client(i, context):
+        stores[i] = MessageStore(context.state)
+        return kind(net, blobs(i, shift=0.2 * i), i, stores[i])
+
+    initial = {name: t.numpy() for name, t in small_net(11).state_dict().items()}
+    result = simulate(strategy, client, 3, initial, rounds, TRAIN)
+    return arrays_of(result), stores, result
+
+
+def assert_equal(a, b):
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_the_global_models_of_ditto_and_apfl_are_fedavgs():
+    want, _, _ = train_nets(FedAvg(), FedAvgClient)
+    for strategy, kind in ((Ditto(), DittoClient), (APFL(), APFLClient), (APFL(APFLOptions(0.0)), APFLClient)):
+        assert_equal(train_nets(strategy, kind)[0].values(), want.values())
+
+
+def test_without_a_pull_ditto_is_local_training_and_with_alpha_one_so_is_apfl(monkeypatch):
+    """Local starts from the run's initialisation, which all these clients are sent in the first round."""
+    start = [t.numpy() for t in small_net(11).state_dict().values()]
+    monkeypatch.setattr(LocalClient, "fresh_arrays", lambda self, *_, **__: start)
+    _, local, _ = train_nets(Local(), LocalClient)
+    _, ditto, _ = train_nets(Ditto(DittoOptions(0.0, 0)), DittoClient)
+    _, apfl, _ = train_nets(APFL(APFLOptions(1.0)), APFLClient)
+    for i in range(3):
+        want = local[i].load("model", {}, before=False)
+        assert_equal(ditto[i].load("personal", {}, before=False), want)
+        assert_equal(apfl[i].load("personal", {}, before=False)[:-1], want)
+
+
+def test_a_client_that_never_trained_is_scored_with_the_model_it_is_sent():
+    data = blobs(1)
+    sent = [t.numpy() for t in small_net(4).state_dict().values()]
+    want = FedAvgClient(small_net, data).evaluate(sent, TRAIN)[2]
+    for kind in (DittoClient, PFedMeClient, APFLClient):
+        found = kind(small_net, data).evaluate(sent, {**TRAIN, "apfl-alpha": 0.25})[2]
+        assert found["accuracy"] == found["global-accuracy"] == want["accuracy"]
+        assert found["loss"] == pytest.approx(want["loss"], rel=1e-6)
+
+
+def test_the_personal_model_is_what_is_scored():
+    _, stores, _ = train_nets(Ditto(DittoOptions(0.1, 3)), DittoClient)
+    own = stores[1].load("personal", {}, before=False)
+    client = DittoClient(small_net, blobs(1, shift=0.2), 1, stores[1])
+    sent = [t.numpy() for t in small_net(4).state_dict().values()]
+    found = client.evaluate(sent, TRAIN)[2]
+    assert found["loss"] == pytest.approx(FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(own, TRAIN)[0])
+    assert found["global-loss"] == pytest.approx(FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(sent, TRAIN)[0])
+
+
+# --- one part shared --------------------------------------------------------------------------------------------------
+
+PARTIAL = {
+    "fedper": (lambda: PartialSharing(["3."], "body"), PartialClient, False),
+    "lg-fedavg": (lambda: PartialSharing(["3."], "head"), PartialClient, True),
+    "fedrep": (lambda: FedRep(["3."], FedRepOptions(2, 1)), FedRepClient, False),
+}
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_the_personal_part_never_travels_in_any_message(name, monkeypatch):
+    make, kind, head_travels = PARTIAL[name]
+    seen = []
+    deliver = InlineGrid._answer
+
+    def watch(self, message):
+        reply = deliver(self, message)
+        for content in (message.content, reply.content):
+            seen.extend(array for record in content.values() if isinstance(record, ArrayRecord) for array in record)
+        return reply
+
+    monkeypatch.setattr(InlineGrid, "_answer", watch)
+    final, stores, result = train_nets(make(), kind)
+    assert set(seen) == ({"3.weight", "3.bias"} if head_travels else {"1.weight", "1.bias"})
+    start = small_net(11).state_dict()
+    for array_name, values in final.items():  # the run's model keeps, of what stays with clients, what it started with
+        assert np.array_equal(values, start[array_name].numpy()) == (array_name not in seen)
+    kept = [stores[i].load("private", {}, before=False) for i in range(3)]
+    assert not np.array_equal(kept[0][0], kept[1][0])
+    assert result.evaluate_metrics_clientapp[3]["accuracy"] > 0.5
+
+
+def test_a_body_shared_by_clients_without_a_head_of_their_own_is_fedavg():
+    """A head that nobody has: everything is shared. The server refuses it, so the check is made to pass."""
+    want, _, _ = train_nets(FedAvg(), FedAvgClient)
+
+    class Everything(PartialSharing):
+        def shared(self, arrays):
+            return arrays
+
+    found, stores, _ = train_nets(Everything(["none."], "body"), PartialClient, head=("none.",))
+    assert_equal(found.values(), want.values())
+    assert stores[0].load("private", {}, before=False) == []
+
+
+def test_fedrep_trains_the_head_first_and_then_the_body():
+    phases = []
+
+    class Watched(FedRepClient):
+        def train(self, config):
+            before = {n: t.clone() for n, t in self.model.state_dict().items()}
+            loss = super().train(config)
+            phases.append({n for n, t in self.model.state_dict().items() if not torch.equal(t, before[n])})
+            return loss
+
+    train_nets(FedRep(["3."]), Watched, rounds=1)
+    assert phases == [{"3.weight", "3.bias"}, {"1.weight", "1.bias"}] * 3
+    assert all(p.requires_grad for p in small_net(0).parameters())
+
+
+def test_a_model_without_the_parts_is_refused():
+    with pytest.raises(ValueError, match="choose a model with a body and a head"):
+        train_nets(PartialSharing(["nowhere."], "body"), PartialClient)
+    with pytest.raises(ValueError, match="has no head"):
+        PartialClient(small_net, blobs()).head()
+
+
+def test_what_another_architecture_left_is_refused_and_not_overwritten():
+    wide = [t.numpy() for t in small_net(0, hidden=9).state_dict().values()]
+    sent = [t.numpy() for t in small_net(0).state_dict().values()]
+    config = {**TRAIN, "ditto-mu": 1.0, "ditto-epochs": 1, "apfl-alpha": 0.3, "apfl-adaptive": False, "share": "body"}
+    for kind, name in (
+        (DittoClient, "personal"),
+        (APFLClient, "personal"),
+        (ScaffoldClient, "control"),
+        (PartialClient, "private"),
+    ):
+        client = kind(small_net, blobs())
+        client.model.head = ("3.",)
+        client.store.save(name, wide, {})
+        arrays = {"control": sent + sent, "private": sent[:2]}.get(name, sent)
+        with pytest.raises(ValueError, match="architecture"):
+            client.fit(arrays, config)
+        assert_equal(client.store.load(name, {}, before=False), wide)

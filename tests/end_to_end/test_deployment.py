@@ -1,0 +1,158 @@
+"""A deployment on this machine, real processes: the numbers of the inline engine, refusals with their reason, sites' own data."""
+
+import csv
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedapps.bundle import copy_app
+from fedapps.certificates import make_certificates, make_site_key
+from fedapps.deployment import Deployment, Site
+from fedapps.errors import RunFailed, UserError
+from fedapps.processes import free_port, marked, program
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["train.local-epochs=1", "evaluate-every=0", "clients-per-round=0", "seed=5", "num-clients=3"]
+JOBS = {
+    "fedavg": ["method=fedavg", "num-rounds=1"],
+    "superfed-mm": ["method=superfed-mm", "superfed.start=0.0", "num-rounds=2", "checkpoint-every=1"],  # keeps state at the site
+    "aaggff-d": ["method=aaggff-d", "num-rounds=2"],
+    "fedfw-plus": ["method=fedfw-plus", "task=lasso", "num-rounds=2"],  # task=lasso has no file to read
+}
+
+pytestmark = pytest.mark.deployment
+
+
+def fedapps(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "fedapps", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    """Three sites that share the settings' data; when they have gone nothing of them is left."""
+    folder = tmp_path_factory.mktemp("sites") / "deployment"
+    done = fedapps("deploy", "up", "--nodes", "3", "--dir", folder)
+    assert done.returncode == 0, done.stderr
+    found = Deployment.open(folder)
+    assert f"FLWR_HOME={found.home} flwr run . own" in done.stdout
+    yield found
+    done = fedapps("deploy", "down", "--dir", folder)
+    assert done.returncode == 0, done.stderr
+    assert marked(found.mark) == []
+    assert not folder.exists()
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def assert_same(a, b, where=""):
+    """Compare nested values, numbers to 1e-6; not the seconds, nor the bytes, in which the length of a path counts."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a.keys() - {"seconds"}:
+            if "bytes" not in key:
+                assert_same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, rel=1e-6, abs=1e-6), where
+    else:
+        assert a == b, where
+
+
+@pytest.mark.parametrize("method", JOBS)
+def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path):
+    job = [*JOBS[method], *SMALL]
+    assert fedapps("run", *job, "--engine", "inline", "--out", tmp_path / "inline").returncode == 0
+    if method == "fedavg":  # as a Flower user would: `flwr run . own`, with the printed home
+        settings = tomllib.loads((tmp_path / "inline" / "settings.toml").read_text())
+        settings = {key: value for key, value in settings.items() if key != "versions"} | {"out": str(tmp_path / "sites")}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
+        (tmp_path / "run.toml").write_text("\n".join([*lines, "[train]", "local-epochs = 1"]))
+        done = subprocess.run(
+            [program("flwr"), "run", copy_app(tmp_path / "app"), "own", "--stream", "--run-config", tmp_path / "run.toml"],
+            env=os.environ | {"FLWR_HOME": str(deployment.home)}, capture_output=True, text=True, timeout=280,
+        )  # fmt: skip
+    else:
+        done = fedapps("run", *job, "--engine", "deployment", "--deployment", deployment.folder, "--out", tmp_path / "sites")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "sites" / "summary.json").read_text())["status"] == "completed"
+    left, right = rows(tmp_path / "sites"), rows(tmp_path / "inline")
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        assert one["failures"] == other["failures"]
+        assert_same(one, other, f"round {one['round']}")
+    if method == "superfed-mm":  # every site has its personal model on its own disk, and only its own
+        stores = {
+            name: [path.name for path in (site.folder / "store").glob("run-*/*")] for name, site in deployment.sites.items()
+        }
+        assert stores == {f"site-{i}": [f"client-{i}"] for i in range(3)}
+
+
+def test_status_logs_and_what_is_private(deployment):
+    done = fedapps("deploy", "status", "--dir", deployment.folder)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("online") == 3
+    assert "SuperNode ID" in fedapps("deploy", "logs", "site-1", "--dir", deployment.folder, "--lines", "500").stdout
+    assert "no site 'x': there are site-0" in fedapps("deploy", "logs", "x", "--dir", deployment.folder).stderr
+    assert stat.S_IMODE(deployment.folder.stat().st_mode) == 0o700
+    secret = [deployment.certificates / "server.key", deployment.certificates / "ca.key"]
+    for path in [*secret, *(site.folder / "key" for site in deployment.sites.values())]:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_who_is_refused_and_what_is_said(deployment, tmp_path):
+    stranger = Site(deployment, "stranger", {"partition-id": 9}, free_port())
+    make_site_key(stranger.folder / "key")
+    shutil.copy(deployment.certificates / "ca.pem", stranger.folder)
+    with pytest.raises(RunFailed, match=r"'stranger' was not let in: .*its key is not registered: flwr supernode register"):
+        stranger.start()
+    stranger.end()
+    make_certificates(tmp_path / "other", ["127.0.0.1"])
+    shutil.copy(tmp_path / "other" / "ca.pem", stranger.folder)
+    with pytest.raises(UserError, match=r"certificate was not accepted .*wrong CA\?"):
+        stranger.start()
+    stranger.authority = None
+    with pytest.raises(UserError, match=r"TLS is spoken there, not plain HTTP"):
+        stranger.start()
+    assert marked(stranger.mark) == []
+
+
+def test_sites_with_data_of_their_own(tmp_path):
+    """Three tables; one names a category that the settings do not know: said by name, here and there. Mended, it takes part."""
+    for number, name in enumerate(["rome", "oslo", "bern"]):
+        write_table(tmp_path / f"{name}.csv", number, kinds="abx" if name == "oslo" else "abc")
+    sites = {name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")} for name in ("rome", "oslo", "bern")}
+    job = ["method=fedavg", "task=tabular", "sites.columns=age,kind=a|b|c", "num-rounds=1", "evaluate-every=0"]
+    with Deployment.create(tmp_path / "deployment", sites) as deployment:
+        deployment.start()
+        engine = ["--engine", "deployment", "--deployment", deployment.folder]
+        done = fedapps("run", *job, *engine, "--out", tmp_path / "bad")
+        said = f"client 'oslo' cannot take part: {tmp_path}/oslo.csv: column 'kind' holds 'x', but sites.columns names a, b, c for it"
+        assert done.returncode == 1
+        assert said in " ".join(done.stderr.split())
+        assert said in (tmp_path / "bad" / "run.log").read_text()
+        assert said.replace("'oslo'", "oslo") in deployment.sites["oslo"].words()
+        write_table(tmp_path / "oslo.csv", 1)
+        done = fedapps("run", *job, *engine, "--out", tmp_path / "good")
+        assert done.returncode == 0, done.stderr
+        with (tmp_path / "good" / "clients.csv").open() as file:
+            assert [row["client"] for row in csv.DictReader(file)] == ["bern", "oslo", "rome"]
+    assert marked(deployment.mark) == []
+
+
+def write_table(path, seed, kinds="abc"):
+    rng = np.random.default_rng(seed)
+    lines = [f"{rng.normal(50, 10):.1f},{rng.choice(list(kinds))},{i % 2}" for i in range(40)]
+    path.write_text("\n".join(["age,kind,label", *lines]) + "\n")

@@ -1,0 +1,117 @@
+"""One client of every method sends strange replies, hundreds of them: each is left out or harmless, and no run ends by one.
+
+What the strategies are handed has passed the cohort, as in a run. The replies of two real rounds are mutated
+(``tests/strange.py``), one client's at a time, and aggregated by a copy of the strategy.
+"""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+
+from fedapps.client_app import app
+from fedapps.inline import InlineGrid
+from fedapps.methods import METHODS, build_strategy
+from fedapps.recorder import mean_curves, summarise
+from fedapps.settings import read_settings
+from fedapps.tasks import TASKS, build_task
+from strategies.cohort import Cohort
+from strategies.rounds import run_rounds
+from tests.strange import mutate
+
+SMALL = {
+    "num-clients": 4,
+    "clients-per-round": 0,
+    "num-rounds": 2,
+    "evaluate-every": 1,
+    "checkpoint-every": 0,
+    "data.partition": "iid",
+}
+SMALL |= {"train.local-epochs": 1, "ffgb.fit-steps": 5, "ffgb-distill.oracle-epochs": 2, "ffgb-distill.distill-epochs": 1}
+CASES = {
+    **{method: {} for method in METHODS},
+    "fedboost clients": {"fedboost.library": "clients", "task": "unigram"},
+    "fedboost private": {"dp.noise-multiplier": 1.0},
+    "fedboost bounded": {"max-update-norm": 1.0, "on-large-update": "clip"},
+    "fedavg private": {"dp.noise-multiplier": 1.0},
+    "fedadam bounded": {"max-update-norm": 1.0, "on-large-update": "clip"},
+    "fedfw partial": {"clients-per-round": 2},
+}
+DISTILS = ("ffgb-distill", "fedavg-distill", "warm-start")  # the server trains a net in every trial
+TRIALS = 25
+
+
+class Canned:
+    """A grid that gives the same answers whatever is asked."""
+
+    def __init__(self, replies):
+        self.replies = replies
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.replies
+
+
+class Strange(Cohort):
+    """A cohort that tries mutated replies on copies of ``strategy`` before it hands over the true ones."""
+
+    strategy = None
+    trials = TRIALS
+    tried = used = 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout)) if messages else []
+        for _ in range(self.trials if replies else 0):
+            self.tried += 1
+            rng = np.random.default_rng(self.tried)
+            victim = rng.integers(len(replies))
+            mutants = [copy.copy(reply) for reply in replies]
+            for i, mutant in enumerate(mutants):
+                mutant.content = mutate(replies[i].content, rng) if i == victim else copy.deepcopy(replies[i].content)
+            self.judge(messages, mutants)
+        return through(self, messages, replies)
+
+    def judge(self, messages, mutants):
+        shadow = copy.copy(self)
+        sound = through(shadow, messages, mutants)
+        library = getattr(self.strategy, "library", None)  # large, and never changed
+        twin = copy.deepcopy(self.strategy, {id(library): library})
+        config = next(iter(messages[0].content.config_records.values()))
+        self.used += len(sound) == len(mutants)
+        assert len(sound) >= len(mutants) - 1, [f.reason for f in shadow.last.failures]
+        if messages[0].metadata.message_type == "evaluate" or config.get("phase") == "evaluate":
+            twin.aggregate_evaluate(config["server-round"], sound)
+            summarise(shadow.last.metrics)
+            mean_curves(shadow.last.metrics)
+        elif (arrays := twin.aggregate_train(config["server-round"], sound)[0]) is not None:
+            assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
+
+
+def through(cohort, messages, replies):
+    """Return what the cohort lets through of these replies."""
+    real, cohort.grid = cohort.grid, Canned(replies)
+    try:
+        return Cohort.send_and_receive(cohort, messages)
+    finally:
+        cohort.grid = real
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_reply_of_one_client_ends_a_run(case):
+    method = case.partition(" ")[0]
+    given = {**METHODS[method].defaults, **SMALL, **CASES[case], "method": method}
+    settings = read_settings({**TASKS[read_settings(given).task].defaults, **given})
+    task = build_task(settings)
+    cohort = Strange(InlineGrid(app, 4, settings.flat()), num_clients=4, clients_per_round=settings.clients_per_round)
+    cohort.rules.bound = settings.bound
+    cohort.strategy = build_strategy(settings, task)
+    cohort.trials = 2 if method in DISTILS else TRIALS
+    arrays = ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()})
+    config = ConfigRecord({"seed": 0, "first-round": 1, "checkpoint-round": 0, **settings.train.to_config()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an overflow is a number that should not have got so far
+        run_rounds(cohort.strategy, cohort, arrays, 2, 60, config, config)
+    assert cohort.tried >= 3 * cohort.trials
+    assert cohort.used < cohort.tried  # the mutations do bite

@@ -1,0 +1,381 @@
+"""FFGB as a federation: what clients keep, what travels, the theorems on toys whose optimum is known, and its faults."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, RecordDict
+
+from algorithms.additive import Additive
+from algorithms.functional import coded
+from algorithms.regression import FitOptions
+from algorithms.weak_learners import NetOptions, NetOracle, RidgeOracle
+from clients import ClientData, FFGBClient, MessageStore, Split
+from clients.evaluation import BINARY, CLASSIFICATION
+from strategies import FFGB, Cohort, FFGBOptions
+from tests.helpers import arrays_of, blobs, simulate, small_net
+
+
+def net_oracle(kind="l2", steps=15):
+    return NetOracle(small_net, NetOptions(kind, FitOptions(steps=steps, learning_rate=0.01, clip=0.0)))
+
+
+class Table:
+    """An oracle over points 0, 1, 2, ...: learners are tables, exact where they were fitted, ``elsewhere(target)`` at others."""
+
+    def __init__(self, size, gamma=1.0, elsewhere=None):
+        self.size, self.gamma, self.elsewhere = size, gamma, elsewhere
+
+    def fit(self, x, target, rng):
+        table = torch.zeros(self.size, target.values.shape[1])
+        if self.elsewhere:
+            table[:] = self.elsewhere(x, target.values)
+        table[x[:, 0].long()] = self.gamma * target.values
+        return {"table": table.numpy()}
+
+    def predict(self, learners, x):
+        return learners["table"][:, x[:, 0].long()]
+
+
+def points(at, labels):
+    part = Split(torch.tensor(at, dtype=torch.float32)[:, None], torch.tensor(labels))
+    return ClientData(part, part, part)
+
+
+class Federation:
+    """Clients with their stores; ``fails(client, round)``: who does not answer in training, ``forgets``: who lost its values."""
+
+    def __init__(self, datas, oracle, outputs, fails=lambda client, now: False, forgets=lambda client, now: False):
+        self.datas, self.oracle, self.outputs = datas, oracle, outputs
+        self.fails, self.forgets = fails, forgets
+        self.states = [RecordDict() for _ in datas]
+        self.sent = []
+
+    def client(self, number, context=None):
+        outer = self
+
+        class Watched(FFGBClient):
+            def fit(self, parameters, config):
+                now = config["server-round"]
+                if outer.forgets(number, now):
+                    outer.states[number].clear()
+                outer.sent.append((now, number, sum(parameters[1])))
+                reply = super().fit(parameters, config)
+                if outer.fails(number, now):  # after it has saved its values
+                    raise RuntimeError("the line broke")
+                return reply
+
+        objective = BINARY if self.outputs == 1 else CLASSIFICATION
+        return Watched(self.datas[number], self.oracle, self.outputs, number, MessageStore(self.states[number]), objective)
+
+    def run(self, strategy, rounds, clients_per_round=0, **options):
+        from clients import to_client_app
+        from fedapps.inline import InlineGrid
+
+        app = to_client_app(lambda context: self.client(int(context.node_config["partition-id"])), writable=False)
+        grid = Cohort(InlineGrid(app, len(self.datas)), seed=3, clients_per_round=clients_per_round)
+        return simulate(strategy, None, len(self.datas), {}, rounds, {"seed": 5}, grid=grid, **options)
+
+    def kept(self, number):
+        (version, *values) = MessageStore(self.states[number]).load("values", {}, False)
+        return int(version[0]), values
+
+
+CASES = [
+    ("ffgb", {}, "l2"),
+    ("ffgb", {"loss": "square", "weights": "samples"}, "l2"),
+    ("ffgb-c", {"gamma": 0.9}, "linf"),
+    ("ffgb-l", {}, "lipschitz"),
+]
+
+
+@pytest.mark.parametrize(("variant", "options", "kind"), CASES)
+def test_kept_values_equal_the_whole_ensemble_after_20_rounds_with_dropouts(variant, options, kind):
+    rng = np.random.default_rng(0)
+    fails, forgets = rng.random((5, 21)) < 0.25, rng.random((5, 21)) < 0.08
+    datas = [blobs(seed=k, n=30 + 10 * k, shift=0.3 * k) for k in range(5)]
+    oracle = net_oracle(kind, 8)
+    federation = Federation(datas, oracle, 3, lambda k, now: fails[k, now], lambda k, now: forgets[k, now])
+    strategy = FFGB(FFGBOptions(local_steps=2, eta_0=2.0, **options), variant)
+    result = federation.run(strategy, 20, 3, evaluate_every=7)
+    function = Additive.from_arrays(arrays_of(result))
+    assert function.version == strategy.function.version > 15
+    for number, data in enumerate(datas):
+        version, values = federation.kept(number)
+        assert version == function.version
+        for part, found in zip((data.train, data.test), values, strict=True):
+            np.testing.assert_allclose(found, function(part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5)
+    assert (function.clip is not None) == (variant == "ffgb-c")
+
+
+def test_a_client_that_lost_its_values_gets_the_whole_function_once():
+    federation = Federation([blobs(seed=k) for k in range(3)], net_oracle(), 3, forgets=lambda k, now: (k, now) == (1, 4))
+    federation.run(FFGB(FFGBOptions(local_steps=2)), 7, evaluate_every=0)
+    of_client = {number: [sizes for now, who, sizes in federation.sent if who == number] for number in range(3)}
+    assert of_client[0] == [0, 6, 6, 6, 4, 6, 6]  # K = 2 learners of each of the three, but without client 1 in round 4
+    assert of_client[1] == [0, 6, 6, 6, 6 + 6 + 6 + 4, 6, 6]
+
+
+def test_a_rounds_work_does_not_grow_with_the_rounds():
+    evaluated = []
+
+    class Counting(RidgeOracle):
+        def predict(self, learners, x):
+            evaluated.append(len(learners["weight"]) * len(x))
+            return super().predict(learners, x)
+
+    work, sent = [], []
+
+    def note(now):
+        work.append(sum(evaluated))
+        evaluated.clear()
+        sent.append(now.trained.bytes_down)
+
+    federation = Federation([blobs(seed=k) for k in range(3)], Counting(), 3)
+    federation.run(FFGB(FFGBOptions(local_steps=2)), 50, evaluate_every=0, callbacks=[note])
+    assert len(set(work[1:-1])) == 1  # round 1 has nothing to catch up with, the last one is scored
+    assert max(sent[1:]) - min(sent[1:]) < 64  # digits of round numbers
+    values = federation.kept(0)[1]
+    assert [v.dtype for v in values] == [np.float32] * 2
+    assert sum(v.nbytes for v in values) == (36 + 12) * 3 * 4
+
+
+def test_traffic_is_counted_in_models():
+    federation = Federation([blobs(seed=k) for k in range(4)], net_oracle(), 3, fails=lambda k, now: (k, now) == (2, 2))
+    counts = []
+    strategy = FFGB(FFGBOptions(local_steps=3))
+    federation.run(
+        strategy,
+        4,
+        evaluate_every=0,
+        callbacks=[lambda now: counts.append([now.train_metrics[k] for k in ("models-up", "models-down", "learners")])],
+    )
+    # Client 2's answer of round 2 was lost: in round 3 nothing is sent to it twice but what round 2's own message brought.
+    assert counts == [[12, 0, 12], [9, 48, 21], [12, 3 * 9 + 21, 33], [12, 48, 45]]
+
+
+def test_the_run_equals_the_recursion_written_out():
+    """Two clients, K = 2, partial oracle: f^{t+1} = mean of the g_i of Algorithm 2."""
+    datas = [points([0, 1, 2], [0, 1, 0]), points([1, 2, 3], [1, 1, 0])]
+    oracle = Table(4, gamma=0.6)
+    options = FFGBOptions(local_steps=2, mu=0.1, eta_0=3.0)
+    federation = Federation(datas, oracle, 2)
+    result = federation.run(FFGB(options), 5, evaluate_every=0)
+    f = torch.zeros(4, 2)
+    for t in range(5):
+        parts = []
+        for data in datas:
+            at, g, delta = data.train.x[:, 0].long(), f.clone(), torch.zeros(3, 2)
+            for k in (1, 2):
+                gradient = g[at].softmax(1) - coded(data.train.y, 2)
+                h = torch.zeros(4, 2)
+                h[at] = 0.6 * (delta + gradient)
+                g = g - 3.0 / (2 * t + k + 1) * (h + 0.1 * g)
+                delta = delta + gradient - h[at]
+            parts.append(g)
+        f = sum(parts) / 2
+    everywhere = torch.arange(4.0)[:, None]
+    torch.testing.assert_close(Additive.from_arrays(arrays_of(result))(everywhere, 2, oracle.predict), f)
+
+
+def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
+    data = points(list(range(6)), [0, 1, 2, 0, 1, 1])
+    options = FFGBOptions(local_steps=2, mu=0.05, eta_0=4.0)
+    federation = Federation([data], Table(6), 3)
+    federation.run(FFGB(options), 12)
+    g = torch.zeros(6, 3)
+    for step in range(24):
+        g = g - 4.0 / (step + 2) * (g.softmax(1) - coded(data.train.y, 3) + 0.05 * g)
+    np.testing.assert_allclose(federation.kept(0)[1][0], g, rtol=1e-5, atol=1e-6)
+
+
+# --- the theorems, on toys ----------------------------------------------------------------------------------------------
+
+
+def distance(overlap, schedule="homogeneous", rounds=30, gamma=1.0, local_steps=1, residual=True, seed=0):
+    """||f - f*||^2 over alpha of two clients with 12 points each, ``overlap`` of them shared; learners are wrong elsewhere."""
+    mu, own, rng = 0.5, 12, np.random.default_rng(seed)
+    at = [np.arange(own), np.arange(own) + own - overlap]
+    labels = [rng.integers(0, 2, own) for _ in at]
+    size = 2 * own - overlap
+    oracle = Table(size, gamma, elsewhere=lambda x, values: -values.mean(0))
+    federation = Federation([points(a, y) for a, y in zip(at, labels, strict=True)], oracle, 1)
+    options = FFGBOptions(local_steps=local_steps, mu=mu, schedule=schedule, loss="square", residual=residual)
+    result = federation.run(FFGB(options), rounds, evaluate_every=0)
+    f = Additive.from_arrays(arrays_of(result))(torch.arange(float(size))[:, None], 1, oracle.predict)[:, 0]
+    weight, total = np.zeros(size), np.zeros(size)
+    for a, y in zip(at, labels, strict=True):
+        weight[a] += 1 / 2 / own
+        total[a] += (2 * y - 1) / 2 / own
+    optimum = total / weight / (1 + mu)  # of E (f - y)^2 / 2 + mu / 2 f^2 at each point
+    return float((weight * (f.numpy() - optimum) ** 2).sum())
+
+
+def test_equal_marginals_converge_to_the_optimum_though_labels_differ():
+    assert distance(12, rounds=3) > 0.1
+    assert distance(12, rounds=30) < 1e-10
+
+
+def test_different_marginals_stop_in_a_neighbourhood_that_shrinks_with_the_difference():
+    radii = [np.mean([distance(overlap, "general", seed=seed) for seed in range(3)]) for overlap in (0, 6, 11, 12)]
+    assert radii == sorted(radii, reverse=True)
+    assert radii[0] > 3 * radii[-2]
+    assert radii[-1] < 1e-10
+    assert distance(6, "general", rounds=90) == pytest.approx(distance(6, "general"), rel=0.01)  # more rounds do not help
+
+
+def test_with_the_residual_more_local_steps_make_up_for_a_weak_oracle():
+    few, many = (distance(12, gamma=0.3, local_steps=steps) for steps in (1, 20))
+    without = distance(12, gamma=0.3, local_steps=20, residual=False)
+    assert many < 0.1 * few
+    assert many < 0.1 * without
+
+
+@pytest.mark.parametrize("variant", ["ffgb", "ffgb-c"])
+def test_theorem_4_2_an_adversarial_oracle_keeps_the_function_at_zero(variant):
+    """Each client has one point. Its learners are exact there and, at the other's point, the opposite of what the other one adds."""
+    labels = [0, 1]
+
+    class Adversary(Table):
+        def fit(self, x, target, rng):
+            own = int(x[0, 0])
+            table = np.zeros((2, 2), np.float32)
+            table[own] = target.values[0]
+            table[1 - own] = -(np.full(2, 0.5) - np.eye(2)[labels[1 - own]])  # f = 0 there, as it will stay
+            return {"table": table}
+
+    federation = Federation([points([own], [labels[own]]) for own in (0, 1)], Adversary(2), 2)
+    federation.run(FFGB(FFGBOptions(mu=0.1, gamma=1.0), variant), 20)
+    for own in (0, 1):
+        assert not federation.kept(own)[1][0].any()  # whatever the labels are
+    honest = Federation([points([own], [labels[own]]) for own in (0, 1)], Table(2), 2)
+    honest.run(FFGB(FFGBOptions(mu=0.1, gamma=1.0), variant), 20)
+    assert all(honest.kept(own)[1][0].argmax() == labels[own] for own in (0, 1))
+
+
+@pytest.mark.parametrize("oracle", [RidgeOracle(), net_oracle("lipschitz", 10)], ids=["ridge", "net"])
+def test_ffgb_l_in_one_round_equals_many_rounds(oracle):
+    datas = [blobs(seed=k, n=40, shift=0.2 * k) for k in range(3)]
+    x, functions = torch.cat([data.test.x for data in datas]), []
+    for rounds, at_once in ((6, 0), (1, 6)):
+        strategy = FFGB(FFGBOptions(local_steps=3, at_once=at_once), "ffgb-l")
+        result = Federation(datas, oracle, 3).run(strategy, rounds, evaluate_every=0)
+        functions.append(Additive.from_arrays(arrays_of(result)))
+        assert strategy.finished == bool(at_once)
+    np.testing.assert_allclose(*(f(x, 3, oracle.predict) for f in functions), rtol=1e-4, atol=1e-5)
+    assert [len(f) for f in functions] == [54, 9]
+
+
+def test_ffgb_l_keeps_away_from_where_it_would_jump():
+    """Square loss, labels on a line: f reaches u, whose slope is L, between the points of both clients."""
+    datas = [points([0, 4], [0, 1]), points([2, 6], [1, 0])]
+    result = Federation(datas, RidgeOracle(0.0), 1).run(FFGB(FFGBOptions(), "ffgb-l"), 30, evaluate_every=0)
+    f = Additive.from_arrays(arrays_of(result))(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), 1, RidgeOracle().predict)
+    lines = (-1 + 0.5 * np.array([0, 2, 4, 6]) + 2 - 0.5 * np.array([0, 2, 4, 6])) / 2  # least squares through two points each
+    np.testing.assert_allclose(f[:, 0], lines, atol=1e-4)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_that_diverged_is_left_out_with_its_clients_name(caplog):
+    class Breaks(RidgeOracle):
+        def fit(self, x, target, rng):
+            if len(x) == 30:  # client 1
+                raise ValueError("the fit diverged (loss nan at learning-rate = 9): lower it")
+            return super().fit(x, target, rng)
+
+    failures = []
+    federation = Federation([blobs(n=60), blobs(n=50), blobs(n=70)], Breaks(), 3)
+    strategy = FFGB()
+    federation.run(strategy, 3, callbacks=[lambda now: failures.append(now.trained.failures)])
+    assert [[failure.client for failure in of_round] for of_round in failures] == [[1]] * 3
+    assert "the fit diverged" in failures[0][0].reason
+    assert [len(block) for block in strategy.function.blocks] == [2, 2, 2]
+    assert federation.kept(1)[0] == 3  # it stays up to date
+
+
+@pytest.mark.parametrize("fault", ["count", "shape", "version", "names"])
+def test_a_reply_that_does_not_fit_is_left_out(fault):
+    class Odd(Federation):
+        def client(self, number, context=None):
+            inner = super().client(number)
+            if number != 1:
+                return inner
+
+            class Wrong(type(inner)):
+                def fit(self, parameters, config):
+                    arrays, n, metrics = FFGBClient.fit(self, parameters, config)
+                    if fault == "count":
+                        arrays = [np.concatenate([a, a]) for a in arrays]
+                    elif fault == "shape":
+                        arrays = [np.concatenate([a, a], axis=1) for a in arrays]
+                    elif fault == "version":
+                        metrics["holds"] = 999
+                    else:
+                        del metrics["learner-arrays"]
+                    return arrays, n, metrics
+
+            inner.__class__ = Wrong
+            return inner
+
+    strategy = FFGB()
+    federation = Odd([blobs(seed=k) for k in range(3)], RidgeOracle(), 3)
+    federation.run(strategy, 3)
+    assert [len(block) for block in strategy.function.blocks] == [2, 2, 2]
+
+
+def test_labels_that_the_outputs_cannot_tell_apart():
+    with pytest.raises(ValueError, match=r"labels 0\.\.2 of type torch\.int64, but the function tells 2 classes apart"):
+        FFGBClient(blobs(), RidgeOracle(), 2)
+
+
+def test_a_constant_too_small_for_the_data_is_named_with_its_pair():
+    failures = []
+    federation = Federation([blobs(seed=k) for k in range(2)], RidgeOracle(), 3)
+    with pytest.raises(RuntimeError, match=r"lipschitz = 0.01 is too small: samples \d+ and \d+ need"):
+        federation.run(FFGB(FFGBOptions(lipschitz=0.01), "ffgb-l"), 3, callbacks=[lambda now: failures.append(now.failures)])
+
+
+def test_a_run_goes_on_from_a_function_and_state(tmp_path):
+    datas = [blobs(seed=k) for k in range(4)]
+    whole = Federation(datas, net_oracle(), 3)
+    wanted = whole.run(FFGB(FFGBOptions(local_steps=2)), 6, 2, evaluate_every=0)
+    first, second = FFGB(FFGBOptions(local_steps=2)), FFGB(FFGBOptions(local_steps=2))
+    parts = Federation(datas, net_oracle(), 3)
+    half = parts.run(first, 3, 2, evaluate_every=0)
+    second.load_state_dict({name: array.copy() for name, array in first.state_dict().items()})
+    parts.sent.clear()
+    rest = parts_continue(parts, second, half.arrays)
+    for name, array in arrays_of(wanted).items():
+        np.testing.assert_allclose(array, arrays_of(rest)[name], rtol=1e-5, atol=1e-6)
+    assert max(size for _, _, size in parts.sent) <= 3 * 4
+
+
+def parts_continue(federation, strategy, arrays):
+    from flwr.app import ConfigRecord
+
+    from clients import to_client_app
+    from fedapps.inline import InlineGrid
+
+    app = to_client_app(lambda context: federation.client(int(context.node_config["partition-id"])), writable=False)
+    grid = Cohort(InlineGrid(app, 4), seed=3, clients_per_round=2)
+    return strategy.start(
+        grid, ArrayRecord(dict(arrays)), 6, train_config=ConfigRecord({"seed": 5}), first_round=4, evaluate_every=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"local_steps": 0}, "local-steps = 0"),
+        ({"gamma": 0.0}, r"gamma = 0.0: choose a value in \(0, 1\]"),
+        ({"schedule": "general", "mu": 0.0}, "schedule = 'general' divides by mu, which is 0"),
+        ({"loss": "hinge"}, "loss = 'hinge'"),
+        ({"learner": "tree"}, "did you mean 'trees'"),
+        ({"depth": 40}, "depth = 40"),
+        ({"at_once": 3}, "only ffgb-l can make its rounds at once"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        FFGB(FFGBOptions(**options))

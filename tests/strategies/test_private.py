@@ -1,0 +1,262 @@
+"""Clipped sums with noise against closed forms, and Flower's own wrappers and mods around our strategies."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.serverapp import strategy as flower
+
+from algorithms.privacy import gaussian_epsilon
+from clients import to_client_app
+from fedapps.cli import main
+from fedapps.inline import InlineGrid
+from strategies import (
+    AFL,
+    TERM,
+    Cohort,
+    FedAdam,
+    FedAvg,
+    FedBoost,
+    FedBoostOptions,
+    FedMGDA,
+    FedProx,
+    Local,
+    PrivacyOptions,
+    Private,
+    SuPerFed,
+)
+from tests.helpers import EchoClient, arrays_of, simulate
+
+START = {"w": np.zeros(2, np.float32), "v": np.ones((2, 1), np.float32), "count": np.array(7)}
+SHIFTS = [0.1, 2.0, -3.0]
+
+
+class NoNoise:
+    """In place of the generator, so that what is left can be known by hand."""
+
+    def normal(self, mean, std, shape):
+        self.std = std
+        return np.zeros(shape)
+
+
+def clipped(c):
+    """Return what each client moves each of the four numbers, once its update, twice its shift long, is clipped to c."""
+    return [shift * min(1, c / abs(2 * shift)) for shift in SHIFTS]
+
+
+def client(i, _=None):
+    return EchoClient(SHIFTS[i], num_examples=1 + 5 * i)
+
+
+def private(strategy, c=1.0, z=1.0, rng=None, **options):
+    return Private(strategy, PrivacyOptions(z, c, **options), rng or NoNoise())
+
+
+@pytest.mark.parametrize("c", [0.5, 1.0, 4.5, 100.0])
+def test_the_mean_of_clipped_updates_all_alike(c):
+    got = arrays_of(simulate(private(FedAvg(), c), client, 3, START, 1))
+    np.testing.assert_allclose(got["w"], np.mean(clipped(c)), rtol=1e-5)
+    np.testing.assert_allclose(got["v"], 1 + np.mean(clipped(c)), rtol=1e-5)
+    assert got["count"] == 7  # a counter is not released
+    assert got["w"].dtype == np.float32
+
+
+def test_who_fails_counts_as_an_update_of_zero():
+    """The denominator is how many were asked: else a client could scale the others' updates by not answering."""
+
+    class Fails(EchoClient):
+        def fit(self, parameters, config):
+            raise RuntimeError("no")
+
+    got = arrays_of(simulate(private(FedAvg()), lambda i, _: Fails(0) if i == 2 else client(i), 3, START, 1))
+    np.testing.assert_allclose(got["w"], sum(clipped(1.0)[:2]) / 3, rtol=1e-5)
+
+
+def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():
+    rng = np.random.default_rng(0)
+
+    class Any(EchoClient):
+        def fit(self, parameters, config):
+            scale = 10.0 ** rng.integers(-3, 10)
+            return (
+                [p + np.asarray(rng.normal(size=p.shape) * scale, p.dtype) for p in parameters],
+                int(rng.integers(1, 10**9)),
+                {},
+            )
+
+    def total(last):
+        got = arrays_of(simulate(private(FedAvg(), 0.7), lambda i, _: last if i == 2 else client(i), 3, START, 1))
+        return 3 * np.concatenate([got["w"], got["v"].ravel() - 1])
+
+    class Fails(EchoClient):
+        def fit(self, parameters, config):
+            raise RuntimeError("no")
+
+    without = total(Fails(0))
+    assert max(np.linalg.norm(total(Any(0)) - without) for _ in range(50)) == pytest.approx(0.7, rel=1e-4)
+
+
+def test_the_noise_has_the_right_size_and_is_not_the_runs():
+    big = {"w": np.zeros(100_000)}
+
+    def noise():
+        strategy = Private(FedAvg(), PrivacyOptions(2.0, 0.5))
+        return 4 * arrays_of(simulate(strategy, lambda i, _: EchoClient(0.0), 4, big, 1))["w"]
+
+    one, other = noise(), noise()
+    assert np.std(one) == pytest.approx(2.0 * 0.5, rel=0.02)
+    assert abs(np.mean(one)) < 0.02
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.02  # same seed, other noise
+
+
+def test_a_server_optimiser_gets_the_noisy_average():
+    """FedAdam's first step from m = 0, v = tau^2, on a known noise."""
+    noise = np.random.default_rng(5)
+    got = arrays_of(simulate(private(FedAdam(), rng=np.random.default_rng(5)), client, 3, {"w": np.zeros(4)}, 1))["w"]
+    delta = (sum(clipped(1.0)) + noise.normal(0, 1.0, 4)) / 3
+    o = FedAdam().options
+    v = o.beta_2 * o.tau**2 + (1 - o.beta_2) * delta**2
+    np.testing.assert_allclose(got, o.server_learning_rate * (1 - o.beta_1) * delta / (np.sqrt(v) + o.tau), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda: FedAvg(weights="uniform"), lambda: FedProx(), lambda: SuPerFed()])
+def test_without_noise_and_clipping_it_is_the_uniform_average(make):
+    got = arrays_of(simulate(private(make(), 1e6), client, 3, START, 2))
+    np.testing.assert_allclose(got["w"], 2 * np.mean(SHIFTS), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: AFL(FedAvg()), lambda: TERM(FedAvg()), FedMGDA, Local, flower.FedMedian])
+def test_what_is_no_function_of_the_average_is_refused(make):
+    with pytest.raises(ValueError, match="only the average of updates could be made private"):
+        private(make())
+
+
+def test_the_budget_ends_the_run():
+    bound = gaussian_epsilon(1.0, 3, 1e-5) + 0.01
+    rounds = []
+    strategy = private(FedAvg(), max_epsilon=bound)
+    simulate(strategy, client, 3, START, 10, callbacks=[rounds.append], evaluate_every=0)
+    assert len(rounds) == 3
+    assert rounds[-1].evaluate_metrics is not None  # the last round of a run is evaluated
+    assert rounds[-1].train_metrics["epsilon"] == strategy.privacy_spent()["epsilon"] <= bound
+    again = private(FedAvg(), max_epsilon=bound)
+    again.load_state_dict(strategy.state_dict())
+    sent = []
+    simulate(again, client, 3, START, 12, first_round=11, callbacks=[lambda now: sent.append(now.trained.bytes_down)])
+    assert sent == [0]
+    with pytest.raises(ValueError, match=r"max-epsilon = 1\.0: one round with noise-multiplier = 1\.0 spends 4\.38"):
+        private(FedAvg(), max_epsilon=1.0)
+
+
+class Library:
+    q = 4
+
+    def take(self, ids):
+        return {"table": np.full((len(ids), 3), 1 / 3)}
+
+    def mixture(self, alpha):
+        return None
+
+
+class Gradient(EchoClient):
+    """Answers FedBoost with a gradient of its own."""
+
+    def fit(self, parameters, config):
+        h = len(parameters[0])
+        return [np.full(h, self.shift), np.ones(h)], self.num_examples, {"loss": 1.0, "draw": config["draw"]}
+
+
+def boost(wrap, shifts, examples):
+    options = FedBoostOptions(sampling="none", mirror="euclidean", step=0.01)
+    make = lambda i, _: Gradient(np.arange(4) * shifts[i], examples[i])  # noqa: E731
+    return arrays_of(simulate(wrap(FedBoost(Library(), options, fraction_evaluate=0)), make, 3, {}, 2))["alpha-last"]
+
+
+def test_fedboosts_gradient():
+    np.testing.assert_allclose(
+        boost(lambda s: private(s, 1e6), [1.0, 2.0, 3.0], [1, 50, 7]), boost(lambda s: s, [1.0, 2.0, 3.0], [5, 5, 5])
+    )
+    length = float(np.linalg.norm(np.arange(4)))
+    np.testing.assert_allclose(
+        boost(lambda s: private(s, length), [1.0, 2.0, 300.0], [1, 1, 1]), boost(lambda s: s, [1.0, 1.0, 1.0], [1, 1, 1])
+    )
+    with pytest.raises(ValueError, match="gradient = 'sampled'"):
+        private(FedBoost(Library(), FedBoostOptions(gradient="unbiased")))
+
+
+def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    job = [
+        "run",
+        "--engine",
+        "inline",
+        "method=fedadam",
+        "num-rounds=6",
+        "checkpoint-every=2",
+        "train.local-epochs=1",
+        "--nodes",
+        "6",
+    ]
+    job += ["dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", "--out", str(tmp_path / "r")]
+    from fedapps import run as run_module
+
+    class Dies(run_module.Recorder):
+        def __call__(self, now):
+            super().__call__(now)
+            if now.number == 5:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "Recorder", Dies)
+        assert main(job) == 130
+    assert main([*job[:3], "--resume", "--out", str(tmp_path / "r")]) == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["epsilon"] == pytest.approx(gaussian_epsilon(1.1, 6, 1e-5))
+    assert summary["delta"] == 1e-5
+
+
+# --- Flower's own --------------------------------------------------------------------------------------------------
+
+FLOATS = {name: value for name, value in START.items() if value.dtype == np.float32}
+FAMILY = [lambda: FedAvg(weights="uniform"), lambda: FedProx(weights="uniform"), lambda: SuPerFed(weights="uniform")]
+
+
+def test_flowers_server_side_wrapper():
+    for make in FAMILY:
+        wrapped = flower.DifferentialPrivacyServerSideFixedClipping(make(), 0.0, 1.0, 3)
+        result = simulate_any(wrapped, lambda c: client(c.node_config["partition-id"]))
+        np.testing.assert_allclose(result["w"], np.mean(clipped(1.0)), rtol=1e-4)
+
+
+def test_flowers_client_side_wrapper_and_mod():
+    for make in FAMILY:
+        wrapped = flower.DifferentialPrivacyClientSideFixedClipping(make(), 0.0, 1.0, 3)
+        result = simulate_any(wrapped, lambda c: client(c.node_config["partition-id"]), mods=[fixedclipping_mod])
+        np.testing.assert_allclose(result["w"], np.mean(clipped(1.0)), rtol=1e-4)
+
+
+def test_flowers_local_mod():
+    result = simulate_any(
+        FedAvg(weights="uniform"), lambda c: client(c.node_config["partition-id"]), mods=[LocalDpMod(1.0, 0.0, 1.0, 1e-5)]
+    )
+    np.testing.assert_allclose(result["w"], np.mean(clipped(1.0)), rtol=1e-4)
+
+
+def test_flowers_accountant_takes_flowers_average_only():
+    pytest.importorskip("dp_accounting", reason="Flower's accountant needs the extra: pip install '.[dp]'")
+    from flwr.serverapp import NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
+
+    config = PrivacyConfig(1e-5, 3, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION)
+    with pytest.raises(ValueError, match=r"FedAvg\.aggregate_train"):  # where this stops raising, docs/privacy.md has a line less
+        flower.DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 3, accountant=RdpAccountant(config))
+
+
+def simulate_any(strategy, client_fn, mods=None):
+    from strategies import run_rounds
+
+    grid = Cohort(InlineGrid(to_client_app(client_fn, mods), 3))
+    result = run_rounds(strategy, grid, ArrayRecord({name: Array(value) for name, value in FLOATS.items()}), 1)
+    assert len(result.evaluate_metrics_clientapp) == 1
+    return arrays_of(result)

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import FedAdam
+
+from clients import TwoPhaseClient
+from strategies import FedAvg, FedDyn, FedDynOptions, FedProx, Local, WarmStart, run_rounds
+from tests.helpers import EchoClient, arrays_of, simulate
+
+START = {"w": np.float32([1.0, -2.0])}
+
+
+def flowers_own():
+    return FedAdam(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, eta=0.5)
+
+
+def test_it_is_one_strategy_and_then_the_other_from_its_model():
+    client = lambda i, _: EchoClient(i + 1, i + 1)  # noqa: E731
+    whole = arrays_of(simulate(WarmStart(FedAvg(), 2, flowers_own()), client, 3, START, 5))
+    half = simulate(FedAvg(), client, 3, START, 2)
+    rest = arrays_of(simulate_flowers(flowers_own(), client, half.arrays))
+    np.testing.assert_array_equal(whole["w"], rest["w"])
+
+
+def simulate_flowers(strategy, client, arrays):
+    from clients import to_client_app
+    from fedapps.inline import InlineGrid
+
+    app = to_client_app(lambda context: client(int(context.node_config["partition-id"]), context))
+    return run_rounds(strategy, InlineGrid(app, 3), arrays, 5, first_round=3)
+
+
+class Named(EchoClient):
+    """Tells by its shift which half it is."""
+
+
+def halves(i, _):
+    return TwoPhaseClient({"first": lambda: Named(1), "then": lambda: Named(10)})
+
+
+def test_the_message_says_which_half_of_the_client_answers():
+    result = simulate(WarmStart(FedAvg(), 2, FedProx()), halves, 2, START, 5)
+    np.testing.assert_allclose(arrays_of(result)["w"], START["w"] + 2 * 1 + 3 * 10)
+
+
+def test_a_client_of_two_halves_needs_to_be_told():
+    with pytest.raises(ValueError, match=r"warm-start-half = None .* must be WarmStart"):
+        halves(0, None).fit([START["w"]], {})
+
+
+def test_each_half_has_its_own_rules_for_replies():
+    """Local's replies hold no arrays; in FedAvg's rounds such a reply is left out."""
+
+    class Silent(NumPyClient):
+        def fit(self, parameters, config):
+            return [], 1, {"loss": 1.0}
+
+        def evaluate(self, parameters, config):
+            return 0.0, 1, {}
+
+    rounds = []
+    client = lambda i, _: Silent() if i == 0 else TwoPhaseClient({"first": Silent, "then": lambda: EchoClient(1)})  # noqa: E731
+    simulate(WarmStart(Local(), 2, FedAvg()), client, 2, START, 4, callbacks=[rounds.append])
+    assert [len(r.trained.failures) for r in rounds] == [0, 0, 1, 1]
+
+
+def test_state_is_that_of_both_halves():
+    strategy = WarmStart(FedDyn(FedDynOptions(1.0)), 1, FedDyn(FedDynOptions(2.0)))
+    simulate(strategy, lambda i, _: EchoClient(1), 2, START, 3)
+    state = strategy.state_dict()
+    assert sorted(state) == ["first.h", "then.h"]
+    other = WarmStart(FedDyn(), 1, FedDyn())
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(other.first.h, strategy.first.h)
+    np.testing.assert_array_equal(other.then.h, strategy.then.h)
+    assert not np.array_equal(other.first.h, other.then.h)
+
+
+def test_the_second_half_may_end_the_run():
+    second = FedProx()
+    second.finished = True
+    rounds = []
+    simulate(WarmStart(FedAvg(), 2, second), lambda i, _: EchoClient(1), 2, START, 9, callbacks=[rounds.append])
+    assert len(rounds) == 3
+
+
+def test_at_least_one_round():
+    with pytest.raises(ValueError, match="rounds = 0"):
+        WarmStart(FedAvg(), 0, FedAvg())

@@ -1,0 +1,206 @@
+"""Nothing that another party or a disk wrote is executed, nobody else can read a run, and no log holds a sample."""
+
+import ast
+import csv
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedapps.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = [
+    path.relative_to(ROOT)
+    for package in ("algorithms", "strategies", "clients", "fedapps")
+    for path in (ROOT / package).rglob("*.py")
+]
+LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+
+
+def dangers(source):
+    """Return one line for every way in which ``source`` could run what it reads."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        elif isinstance(node, ast.Call):
+            name, options = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+            if name in ("eval", "exec", "compile", "__import__") or name.endswith(("read_pickle", "to_pickle", "yaml.load")):
+                found.append(f"line {node.lineno}: {name}")
+            if name.endswith(("np.load", "numpy.load")) and options.get("allow_pickle") != "False":
+                found.append(f"line {node.lineno}: {name} without allow_pickle=False")
+            if name == "torch.load" and options.get("weights_only") != "True":
+                found.append(f"line {node.lineno}: {name} without weights_only=True")
+            if name.endswith("get_state_dict") and options.get("weights_only") != "True":
+                found.append(f"line {node.lineno}: {name} without weights_only=True")
+            if options.get("trust_remote_code", "False") != "False" or options.get("allow_pickle", "False") != "False":
+                found.append(f"line {node.lineno}: {name} trusts what it reads")
+            if name == "load_state_dict_from_url" or name.endswith("hub.load"):
+                found.append(f"line {node.lineno}: {name} unpickles what it fetches")
+        found += [f"line {node.lineno}: {module}" for module in modules if module.partition(".")[0] in LOADERS]
+    return found
+
+
+def test_nothing_unpickles_or_evaluates():
+    found = {str(path): lines for path in FILES if (lines := dangers((ROOT / path).read_text(encoding="utf-8")))}
+    assert found == {}
+    assert len(FILES) > 80
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from cloudpickle import loads",
+        "def f():\n    import joblib",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "eval(text)",
+        "datasets.load_dataset(name, trust_remote_code=True)",
+        "pd.read_pickle(path)",
+    ],
+)
+def test_what_would_is_found(source):
+    assert len(dangers(source)) >= 1
+
+
+GUARDED = """
+import sys
+from fedapps.cli import main
+
+class Opened(BaseException):
+    pass
+
+def refuse(*_, **__):
+    raise Opened("something was unpickled")
+
+arguments = sys.argv[1:]
+import fedapps.client_app, fedapps.commands, sklearn.datasets, torch._dynamo  # what libraries unpickle of their own while they start
+import _pickle, pickle
+for module in (pickle, _pickle):
+    module.load = module.loads = module.Unpickler = refuse
+pickle._Unpickler = refuse
+sys.exit(main(arguments))
+"""
+
+
+def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(tmp_path):
+    """In a process where unpickling raises: two rounds, then a resume that reads checkpoint and personal models."""
+
+    def run(*arguments):
+        command = [sys.executable, "-c", GUARDED, "run", "--engine", "inline", "--out", str(tmp_path / "r"), *arguments]
+        return subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200)
+
+    job = ["method=superfed-mm", "superfed.start=0", "num-rounds=4", "checkpoint-every=2", "train.local-epochs=1", "--nodes", "4"]
+    job += ["clients-per-round=0", "min-replies=4"]
+    done = run(*job)
+    assert done.returncode == 0, done.stderr
+    for path in (tmp_path / "r" / "checkpoint").glob("4"):
+        path.rename(path.with_name("3"))  # as if it had ended after round 3
+    done = run("--resume")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["failures"] == 0
+
+
+def test_the_guard_of_that_test_bites():
+    code = GUARDED.replace("sys.exit(main(arguments))", f"pickle.loads({pickle.dumps([1])!r})")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert "something was unpickled" in done.stderr
+
+
+# --- who may read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
+    """Nobody else may enter it, so nothing in it can be read, whatever the modes of the files; a folder that was there is left alone."""
+    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    old = os.umask(0o022)
+    try:
+        (tmp_path / "shared").mkdir(mode=0o755)
+        for name in ("own", "shared"):
+            job = ["method=superfed-mm", "num-rounds=2", "checkpoint-every=1", "train.local-epochs=1", "--nodes", "6"]
+            assert main(["run", "--engine", "inline", *job, "--out", str(tmp_path / name)]) == 0
+    finally:
+        os.umask(old)
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
+    stores = list((tmp_path / "shared" / "clients").iterdir())
+    assert stores
+    assert {store.stat().st_mode & 0o777 for store in stores} == {0o700}  # of personal models every folder is closed
+
+
+# --- what is logged --------------------------------------------------------------------------------------------------
+
+SECRET = 918273.645546
+
+
+def table(path, spoil=""):
+    """Write a table of two sites in which one feature of every row is the secret, or the text ``spoil``."""
+    rng = np.random.default_rng(0)
+    path.mkdir()
+    with (path / "data.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", "label", "age", "income"])
+        for i in range(80):
+            writer.writerow(
+                [f"site-{i % 2}", int(rng.integers(2)), round(rng.normal(), 3), spoil if spoil and i == 50 else SECRET + i]
+            )
+
+
+def everything(folder, captured):
+    texts = [
+        path.read_bytes().decode("latin-1") for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"
+    ]
+    return "\n".join([*texts, captured.out, captured.err])
+
+
+def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
+    """Also where clients fail in the middle of their data: what they say goes to the server."""
+    from clients import FedAvgClient
+
+    table(tmp_path / "data")
+    job = [
+        "run",
+        "--engine",
+        "inline",
+        "task=tabular",
+        f"tabular.source={tmp_path / 'data'}",
+        "num-rounds=3",
+        "clients-per-round=2",
+    ]
+    assert main([*job, "--nodes", "2", "--out", str(tmp_path / "r")]) == 0
+    train = FedAvgClient.train
+
+    def fails(self, config):
+        if config["server-round"] == 2:
+            raise RuntimeError("no training data on this site")
+        return train(self, config)
+
+    monkeypatch.setattr(FedAvgClient, "train", fails)
+    assert main([*job, "--nodes", "2", "--out", str(tmp_path / "failing")]) == 0
+    for name in ("r", "failing"):
+        said = everything(tmp_path / name, capfd.readouterr())
+        assert str(SECRET)[:6] not in said
+        assert "num-rounds" in said
+
+
+def test_a_value_that_cannot_be_read_is_not_told(tmp_path, capfd):
+    """A name in a column of numbers: the message says which column, not what is in it."""
+    table(tmp_path / "data", spoil="Zaphod Beeblebrox")
+    job = ["run", "--engine", "inline", "task=tabular", f"tabular.source={tmp_path / 'data'}", "num-rounds=1", "--nodes", "2"]
+    assert main([*job, "--out", str(tmp_path / "r")]) in (0, 1, 2)
+    said = everything(tmp_path / "r", capfd.readouterr())
+    assert "Zaphod" not in said
