@@ -86,7 +86,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
     from fedapps import run as run_module
 
     monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)  # seconds of drawing, tested elsewhere
-    settings = [f"method={method}", "superfed.start=0.2", "fedboost.library=clients"]
+    settings = [f"method={method}", "superfed.start=0.2", "fedboost.library=clients", "ffgb.fit-steps=20"]
     settings += [*QUICK, "num-rounds=8", "checkpoint-every=3", f"clients-per-round={0 if METHODS[method].all_clients else 3}"]
     assert run(*settings, "--out", tmp_path / "whole") == 0
 
