@@ -109,7 +109,7 @@ def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(tmp_path, m
 
 
 def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
-    """Nobody else may enter it, so nothing in it can be read, whatever the modes of the files; a folder that was there is left alone."""
+    """Nobody else may enter it, so nothing in it can be read, whatever the files' modes; a folder that was there is left alone."""
     monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
     old = os.umask(0o022)
     try:
