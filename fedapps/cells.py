@@ -98,11 +98,16 @@ def run_cell(cell: Cell, after: Callable[[Cell], None] | None = None) -> dict[st
     from fedapps.settings import read_settings
 
     torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     resume = (cell.folder / "checkpoint").exists()
     settings = read_settings({**cell.config, "out": str(cell.folder.absolute()), "resume": resume})
     prepare_folder(settings, overwrite=not resume)
-    summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
+    finally:
+        logger.setLevel(level)  # this process may have other runs to log
     if after:
         after(cell)
     return summary
