@@ -2,8 +2,7 @@
 
 A tree of depth d is laid out as a full binary tree: ``feature`` and ``threshold`` (2^d - 1,) of the inner nodes, node i with children
 2 i + 1 (x[feature] <= threshold) and 2 i + 2, and ``value`` (2^d, outputs) of the leaves. Below a node that was not split all
-leaves are alike.
-Whoever fits a tree hands it over in that layout (``fedapps.learners``): nothing here knows a library of trees.
+leaves are alike. Whoever fits a tree hands it over in that layout (``fedapps.learners``): nothing here knows a library of trees.
 """
 
 from collections.abc import Callable, Mapping

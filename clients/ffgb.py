@@ -25,11 +25,12 @@ from clients.training import Arrays, Config
 
 
 class LostValues(RuntimeError):
-    """The client keeps no values of the version that the server builds on, but of ``version``."""
+    """The client keeps no values from which the message leads on."""
 
-    def __init__(self, version: int, base: int) -> None:
-        super().__init__(f"the values of version {base} of the function were lost: they are built anew with the next message")
-        self.version = version
+    def __init__(self, base: int) -> None:
+        super().__init__(
+            f"the values of version {base} of the function were lost: the next message of this kind brings all of it"
+        )
 
 
 class FFGBClient(NumPyClient):
@@ -58,9 +59,9 @@ class FFGBClient(NumPyClient):
         """Return the learners of the round; nothing but ``holds`` where the values were lost."""
         count = len(self.data.train)
         try:
-            values, _ = self.catch_up(parameters, config, before=True)
-        except LostValues as lost:
-            return [], count, {"holds": lost.version}
+            values = self.catch_up(parameters, config)
+        except LostValues:
+            return [], count, {"holds": 0}
         learners, errors = self.boost(values, config)
         stacks = {name: np.stack([learner[name] for learner in learners]) for name in learners[0]}
         loss = float(LOSSES[config["loss"]].mean(values, self.data.train.y))  # of f^t, on the training samples
@@ -68,9 +69,9 @@ class FFGBClient(NumPyClient):
         return list(stacks.values()), count, {**metrics, "learner-arrays": list(stacks)}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test samples and scores of the function on them."""
-        _, values = self.catch_up(parameters, config, before=False)
-        y = self.data.test.y
+        """Return loss, number of test samples and scores of the function on them; what the client keeps stays as it is."""
+        held, (_, kept) = self._kept(config, before=False)
+        values, y = self._advanced(held, kept, self.data.test.x, parameters, config), self.data.test.y
         scores = self.objective.score(nn.Identity(), Split(values, y))
         if config["loss"] == "square":  # the outputs are no logits
             scores = {name: value for name, value in scores.items() if name not in ("ece", "mce")}
@@ -79,31 +80,34 @@ class FFGBClient(NumPyClient):
 
     # --- the values that the client keeps ---------------------------------------------------------------------------
 
-    def catch_up(self, parameters: Arrays, config: Config, before: bool) -> tuple[Tensor, Tensor]:
-        """Bring the values at the training and the test points to the message's version, keep and return them."""
-        base, version = int(config["base"]), int(config["version"])
+    def catch_up(self, parameters: Arrays, config: Config) -> Tensor:
+        """Bring the kept values to the message's version; return those at the training points."""
+        held, kept = self._kept(config, before=True)
         points = (self.data.train.x, self.data.test.x)
-        held, kept = self._kept(config, before)
-        if kept is None or not base <= held <= version:
-            held, kept = 0, [torch.zeros((len(x), self.outputs), device=x.device) for x in points]
-        if held < base:
-            raise LostValues(held, base)
-        for block in unpack_blocks(parameters, config.get("learner-arrays", []))[held - base :]:
-            kept = [
-                advance(values, block, x, self.oracle.predict, config.get("clip")) for values, x in zip(kept, points, strict=True)
-            ]
-        arrays = [values.cpu().numpy() for values in kept]
-        self.store.save("values", [np.array([version], np.int64), *arrays], config)
-        return kept[0], kept[1]
+        current = [self._advanced(held, values, x, parameters, config) for values, x in zip(kept, points, strict=True)]
+        self.store.save(
+            "values", [np.array([config["version"]], np.int64), *(values.cpu().numpy() for values in current)], config
+        )
+        return current[0]
 
-    def _kept(self, config: Config, before: bool) -> tuple[int, list[Tensor] | None]:
-        stored = self.store.load("values", config, before)
-        if stored is None:
-            return 0, None
-        (held, *arrays), device = stored, self.data.train.x.device
-        if [array.shape for array in arrays] != [(len(part), self.outputs) for part in (self.data.train, self.data.test)]:
+    def _advanced(self, held: int, values: Tensor, x: Tensor, parameters: Arrays, config: Config) -> Tensor:
+        """Return the values of the message's version at x, from those of version ``held``."""
+        for block in unpack_blocks(parameters, config.get("learner-arrays", []))[held - int(config["base"]) :]:
+            values = advance(values, block, x, self.oracle.predict, config.get("clip"))
+        return values
+
+    def _kept(self, config: Config, before: bool) -> tuple[int, list[Tensor]]:
+        """Return the version that the client keeps and its values at the training and the test points; ``LostValues`` if too old."""
+        parts, base = (self.data.train, self.data.test), int(config["base"])
+        (version, *arrays) = self.store.load("values", config, before) or [np.zeros(1, np.int64)]
+        held, device = int(version[0]), self.data.train.x.device
+        if arrays and [array.shape for array in arrays] != [(len(part), self.outputs) for part in parts]:
             raise ValueError(f"client {self.client_id} keeps values of other samples: use another results folder")
-        return int(held[0]), [torch.tensor(array, device=device) for array in arrays]
+        if arrays and base <= held <= int(config["version"]):
+            return held, [torch.tensor(array, device=device) for array in arrays]
+        if base:
+            raise LostValues(base)
+        return 0, [torch.zeros((len(part), self.outputs), device=device) for part in parts]
 
     # --- the local steps --------------------------------------------------------------------------------------------
 

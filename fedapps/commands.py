@@ -53,7 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     if status_of(folder) is None:
         set_status(folder, status, reason)
     if (folder / "rounds.jsonl").exists() and not (status == "completed" and (folder / "report.html").exists()):
-        write_report(folder)
+        try:
+            write_report(folder)
+        except OSError as error:
+            print(f"fedapps: no report: {error}", file=sys.stderr)
     if status == "interrupted":
         print(f"interrupted; go on with: fedapps run --resume --out {folder} --engine {arguments.engine}", file=sys.stderr)
         return INTERRUPTED

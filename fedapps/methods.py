@@ -25,6 +25,7 @@ from clients import (
 from clients.constrained import ConstrainedClient
 from clients.fedboost import FedBoostClient
 from clients.store import Store
+from fedapps.errors import UserError
 from fedapps.learners import check_learner, oracle_of
 from fedapps.library import Library
 from fedapps.public_data import distiller_of
@@ -213,19 +214,19 @@ def base_of(settings: "Settings") -> Method:
 
 
 def build_strategy(settings: "Settings", task: Any) -> Strategy:
-    """Return the server half; ``ValueError`` where a bound on updates, or their privacy, does not go with the method."""
+    """Return the server half. Raises ``UserError`` where a bound on updates, or their privacy, does not go with the method."""
     strategy = _strategy(settings, task)
     halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
     for kind in (type(innermost(half)) for half in halves):
         updates = getattr(kind, "replies_like_model", False) or hasattr(kind, "replies_are_updates")
         if settings.max_update_norm and not updates:
-            raise ValueError(
+            raise UserError(
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send no updates that have a norm: choose 0"
             )
     try:
         return Private(strategy, settings.dp) if settings.dp.noise_multiplier else strategy
     except ValueError as error:
-        raise ValueError(f"dp.{error}") from None
+        raise UserError(f"dp.{error}") from None
 
 
 def _strategy(settings: "Settings", task: Any) -> Strategy:

@@ -6,16 +6,15 @@ function space from f^t; each adds a learner h_i^k. What the steps come to is li
 
     f^{t+1} = mean_i g_i^{K+1} = c_t f^t - mean_i sum_k a_k h_i^k
 
-A client keeps the values of f^t at its own points, so it is sent only the learners that it has not seen: as many a round,
-whatever t is.
+A client keeps the values of f^t at its own points, so it is sent only the learners that it has not seen: as many a round, whatever
+t is.
 
-Contract. A training message holds the blocks of the function (``algorithms.additive.pack_blocks``) from version ``base`` to ``version``
-and, in its configuration, the names of the learners' arrays (``learner-arrays``), the step sizes (``etas``) and the options of
-the local
-steps. The reply holds K learners stacked, their names in ``learner-arrays``, and the metrics ``num-examples`` and ``holds``: the
-version
-of the values that the client now keeps. One whose values are older than ``base`` says so and sends no arrays; it gets the rest
-next time.
+Contract. A training message holds the blocks of the function (``algorithms.additive.pack_blocks``) from version ``base`` to
+``version`` and, in its configuration, the names of the learners' arrays (``learner-arrays``), the step sizes (``etas``) and the
+options of the local steps. The reply holds K learners stacked, their names in ``learner-arrays``, and the metrics ``num-examples`` and
+``holds``: the version of the values that the client now keeps. One that keeps none from which the message leads on says 0 and sends no
+arrays; its next message brings the whole function. Evaluation changes nothing of what a client keeps: training alone pays for what it
+needs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -134,7 +133,7 @@ class FFGB(FedAvg):
         self.function = Additive(self.clip)
         self._record: dict[str, Array] = {}  # the blocks as they go into the model, made once each
         self._holds: dict[ClientId, int] = {}  # the version of the values that a client keeps
-        self._scoring: set[ClientId] = set()  # asked for scores: while one has not answered, what it keeps is unknown
+        self._unscored: set[ClientId] = set()  # did not answer the last evaluation: perhaps they lost their values
         self._names: dict[int, ClientId] = {}
         self._models_sent = 0
 
@@ -168,16 +167,17 @@ class FFGB(FedAvg):
         config["server-round"] = server_round
         nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
         messages = self._blocks(config, nodes, grid, MessageType.EVALUATE)
-        self._scoring = {self._names[node] for node in nodes}
+        self._unscored = {self._names[node] for node in nodes}
         return messages
 
     def _blocks(self, config: ConfigRecord, nodes: Sequence[int], grid: Grid, kind: str) -> list[Message]:
         """Return one message a node; nodes that hold the same version share its content."""
-        self._settle()
         self._names = clients_of(grid)
         by_base: dict[int, list[int]] = {}
         for node in nodes:
-            by_base.setdefault(min(self._holds.get(self._names[node], 0), self.function.version), []).append(node)
+            lost = kind == MessageType.EVALUATE and self._names[node] in self._unscored
+            held = 0 if lost else self._holds.get(self._names[node], 0)
+            by_base.setdefault(min(held, self.function.version), []).append(node)
         messages, self._models_sent = [], 0
         for base, group in sorted(by_base.items()):
             blocks = self.function.blocks[base:]
@@ -189,11 +189,6 @@ class FFGB(FedAvg):
             messages += self._messages(record, ConfigRecord({**config, **facts}), group, kind)
             self._models_sent += len(group) * sum(map(len, blocks))
         return messages
-
-    def _settle(self) -> None:
-        for client in self._scoring:  # no score came back: perhaps its values are lost
-            self._holds.pop(client, None)
-        self._scoring = set()
 
     # --- replies ------------------------------------------------------------------------------------------------
 
@@ -253,12 +248,9 @@ class FFGB(FedAvg):
         return learners
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the metrics; whoever answered holds the current values."""
+        """Average the metrics."""
         sound = [reply for reply in replies if not reply.has_error()]
-        for reply in sound:
-            client = self._names[reply.metadata.src_node_id]
-            self._holds[client] = self.function.version
-            self._scoring.discard(client)
+        self._unscored -= {self._names[reply.metadata.src_node_id] for reply in sound}
         return super().aggregate_evaluate(server_round, sound)
 
     # --- the model and state --------------------------------------------------------------------------------------
@@ -284,8 +276,7 @@ class FFGB(FedAvg):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return which version of the function's values each client keeps."""
-        known = {client: version for client, version in self._holds.items() if client not in self._scoring}
-        return {"clients": pack_ids(list(known)), "versions": np.array(list(known.values()), np.int64)}
+        return {"clients": pack_ids(list(self._holds)), "versions": np.array(list(self._holds.values()), np.int64)}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""

@@ -19,7 +19,6 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
 from algorithms.checks import check_range
-from strategies.cohort import Cohort
 from strategies.contents import innermost
 from strategies.rounds import run_rounds
 
@@ -55,10 +54,7 @@ class WarmStart(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Leave it to the strategy of the round."""
-        strategy = self._announced(server_round, config)
-        if isinstance(grid, Cohort):  # the round loop asks once, before the first round
-            grid.rules.like_model, grid.rules.weight = self.replies_like_model, self.weighted_by_key
-        return strategy.configure_train(server_round, arrays, config, grid)
+        return self._announced(server_round, config).configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Leave it to the strategy of the round."""

@@ -167,6 +167,19 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (["method=afl", "fedavg.weights=uniform"], "FedAvg does not average by the weights of the replies"),
         (["none.toml"], "none.toml: no such file"),
+        (["max-update-norm=-1"], "max-update-norm = -1.0: choose a value in [0, inf)"),
+        (["on-large-update=cut"], "on-large-update = 'cut': choose one of reject, clip"),
+        (["method=fedfw", "max-update-norm=2.0"], "fedapps: max-update-norm = 2.0: the clients of this method send no updates"),
+        (["method=local", "max-update-norm=2.0"], "max-update-norm = 2.0"),
+        (
+            ["method=afl", "dp.noise-multiplier=1.0"],
+            "dp.noise-multiplier: of AFL only the average of updates could be made private",
+        ),
+        (
+            ["dp.noise-multiplier=1.0", "dp.max-epsilon=1.0"],
+            "fedapps: dp.max-epsilon = 1.0: one round with noise-multiplier = 1.0 spends 4.38",
+        ),
+        (["dp.delta=1.0"], "dp.delta = 1.0"),
     ],
 )
 def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
@@ -215,9 +228,61 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    assert run(*QUICK, "num-rounds=2", "--out", tmp_path / "r") == 0
     monkeypatch.setattr(checkpoint, "save_file", full)
-    assert run(*QUICK, "--out", tmp_path / "r") == 0
-    assert "no checkpoint after round 2" in (tmp_path / "r" / "run.log").read_text()
+    assert run("--resume", "--out", tmp_path / "r") == 0
+    assert run(*QUICK, "--out", tmp_path / "r2") == 0
+    assert "no checkpoint after round 2: [Errno 28] No space left on device. The run goes on." in (
+        (tmp_path / "r2" / "run.log").read_text()
+    )
+    assert [path.name for path in (tmp_path / "r" / "checkpoint").iterdir()] == ["2"]  # the old one is there still
+    assert list((tmp_path / "r2" / "checkpoint").iterdir()) == []  # and no part of a new one, which would fill the disk
+
+
+def test_a_real_full_disk(tmp_path):
+    """No file may grow beyond 15 kB, as if the disk were full: the rounds are done, then model and report cannot be written."""
+    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000)); from fedapps.cli import main; "
+    command = [sys.executable, "-c", limit + "sys.exit(main(sys.argv[1:]))", "run", "--engine", "inline", *QUICK]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [*command, "evaluate-every=0", "--out", str(tmp_path / "r")], env=environment, capture_output=True, text=True, timeout=200
+    )
+    log = (tmp_path / "r" / "run.log").read_text()
+    assert log.count("The run goes on.") == 2, done.stderr + log
+    assert len(rounds(tmp_path / "r")) == 4
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "no report" in done.stderr
+
+
+def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypatch):
+    """Five of six clients fail from round 3 on: exit status 1 after two such rounds; with less asked it goes on from there."""
+    from clients import FedAvgClient
+
+    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    train = FedAvgClient.train
+
+    def fails(self, config):
+        if config["server-round"] in (3, 4) and self.client_id:
+            raise RuntimeError("the site is being moved")
+        return train(self, config)
+
+    settings = [*QUICK, "num-rounds=6", "checkpoint-every=5", "clients-per-round=0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvgClient, "train", fails)
+        assert run(*settings, "min-replies=2", "max-failed-rounds=2", "--out", tmp_path / "r") == 1
+    assert "round 4: fewer than min-replies = 2 sound replies for 2 rounds in a row; client 1: " in capsys.readouterr().err
+    assert (tmp_path / "r" / "checkpoint" / "4" / "model.safetensors").exists()
+    assert run("--resume", "min-replies=1", "--out", tmp_path / "r") == 0
+    assert [len(row["failures"]) for row in rounds(tmp_path / "r")] == [0, 0, 5, 5, 0, 0]
+
+
+def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    assert run(*QUICK, "num-rounds=2", "--out", tmp_path / "r") == 0
+    path = tmp_path / "r" / "settings.toml"
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "update" not in line))
+    assert run("--resume", "--out", tmp_path / "r") == 0
 
 
 def test_a_library_from_a_folder(tmp_path, capsys):

@@ -1,0 +1,136 @@
+"""What breaks in a deployment, with real processes: sites and the SuperLink are killed or hang, and runs go on or are gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.deployment import Deployment
+from fedapps.processes import marked
+
+ROOT = Path(__file__).parents[2]
+SITES = {"oslo": 0, "paris": 1, "rome": 2}  # their ids as clients: the three share the settings' data
+WAIT = 30  # seconds for a phase: on a busy machine the processes of an answer take a dozen
+SMALL = ["train.local-epochs=1", "evaluate-every=0", "clients-per-round=0", "seed=5", "num-clients=3"]
+
+pytestmark = pytest.mark.deployment
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    sites = {name: {"partition-id": i, "num-partitions": 3} for name, i in SITES.items()}
+    with Deployment.create(tmp_path_factory.mktemp("faults") / "deployment", sites) as deployment:
+        deployment.start()
+        yield deployment
+    assert marked(deployment.mark) == []
+
+
+def command(*arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedapps", "run", *map(str, arguments)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def rows(folder):
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def wait_for(condition, process, folder, seconds):
+    """Wait until ``condition(rows)`` holds while ``process`` runs; fail with what was said if it does not within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition(rows(folder)):
+        log = (folder / "run.log").read_text()[-3000:] if (folder / "run.log").exists() else "no log"
+        assert process.poll() is None, log
+        assert time.monotonic() < deadline, log
+        time.sleep(0.2)
+
+
+def versions(site):
+    """Return round -> personal model of a site, as its store has it."""
+    return {
+        int(path.name.split(".")[1]): load_file(path) for path in sorted((site.folder / "store").glob("run-*/*/*.safetensors"))
+    }
+
+
+def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_path):
+    """In round 2 `paris` is killed and `rome` stops answering: both are left out and named, later both take part again."""
+    out, paris, rome = tmp_path / "r", deployment.sites["paris"], deployment.sites["rome"]
+    job = ["method=superfed-mm", "superfed.start=0.0", "num-rounds=50", f"timeout={WAIT}", "checkpoint-every=50", *SMALL]
+    process = command(*job, "--engine", "deployment", "--deployment", deployment.folder, "--out", out)
+    hung = []
+    try:
+        wait_for(lambda found: len(found) >= 1, process, out, 90)
+        before = versions(paris)
+        paris.kill()
+        hung = marked(rome.mark)
+        for one in hung:
+            os.kill(one, signal.SIGSTOP)
+        wait_for(lambda found: any(row["clients"] == [0] and len(row["failures"]) == 2 for row in found), process, out, 3 * WAIT)
+        for one in hung:
+            os.kill(one, signal.SIGCONT)
+        hung = []
+        back = threading.Thread(target=paris.start)  # refused until the SuperLink has missed the old one for a minute
+        back.start()
+        bad = next(row["round"] for row in rows(out) if row["failures"])
+        wait_for(lambda found: [0, 1, 2] in [row["clients"] for row in found if row["round"] > bad], process, out, 180)
+        back.join(10)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, said
+    finally:
+        for one in hung:
+            os.kill(one, signal.SIGCONT)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    found = rows(out)
+    failures = {(f["client"], row["round"]): f["reason"] for row in found for f in row["failures"]}
+    assert {client for client, _ in failures} == {SITES["paris"], SITES["rome"]}
+    assert failures[SITES["rome"], bad] == f"no answer within {WAIT} s"
+    assert json.loads((out / "summary.json").read_text())["failures"] == len(failures)
+    again = max(row["round"] for row in found if SITES["paris"] in row["clients"])
+    after = versions(paris)
+    assert set(before) <= set(after)  # what it had learnt is still there ...
+    for number, model in before.items():
+        assert all(np.array_equal(array, after[number][name]) for name, array in model.items())
+    assert again > bad
+    assert again in after  # ... and what it has learnt since
+
+
+def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path):
+    """After its first checkpoint; the numbers are those of a run that nothing befell."""
+    job = ["method=superfed-mm", "superfed.start=0.0", "num-rounds=3", "checkpoint-every=1", *SMALL]
+    engine = ["--engine", "deployment", "--deployment", deployment.folder]
+    out = tmp_path / "sites"
+    process = command(*job, *engine, "--out", out)
+    wait_for(lambda found: len(found) >= 1 and (out / "checkpoint" / "1").exists(), process, out, 120)
+    deployment.superlink.kill()  # and the ServerApp, which it had started
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 1, said
+    assert len(rows(out)) < 3
+    deployment.start()
+    process = command("--resume", *engine, "--out", out)
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    whole = command(*job, "--engine", "inline", "--out", tmp_path / "inline")
+    said, _ = whole.communicate(timeout=100)
+    assert whole.returncode == 0, said
+    assert [row["failures"] for row in rows(out)] == [[]] * 3
+    left, right = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "inline"))
+    for name, array in right.items():
+        np.testing.assert_allclose(left[name], array, atol=1e-6)
+    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (out, tmp_path / "inline"))
+    for key in ("accuracy-mean", "global-accuracy-mean", "loss-mean"):
+        assert ours[key] == pytest.approx(theirs[key], abs=1e-6)
