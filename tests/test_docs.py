@@ -20,9 +20,11 @@ from flwr.serverapp import ServerApp
 
 from fedapps.cli import parse
 from fedapps.commands import check_sizes, settings_of
+from fedapps.errors import UserError
 from fedapps.inline import InlineGrid
-from fedapps.methods import METHODS
+from fedapps.methods import METHODS, build_strategy
 from fedapps.settings import default_config, read_settings, toml_value
+from fedapps.tasks import build_task
 from strategies import AAggFFD, FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -274,3 +276,19 @@ def test_snippets_run(code, own_project, capsys):
         assert len(set(fair.last_weights.values())) == 10  # every client has a loss of its own
     if "report" in names:
         assert capsys.readouterr().out.splitlines()[-1].startswith("round 20: 5 clients,")
+
+
+def test_the_page_on_privacy_says_of_every_method_whether_it_can_be_private():
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    said = {}
+    for row in re.findall(r"^\| (`.*?) \| (.*?) \|", page, re.M):
+        said |= dict.fromkeys(re.findall(r"`([\w-]+)`", row[0]), row[1])
+    assert [name for name in METHODS if name not in said] == []
+    for name in METHODS:
+        settings = read_settings({"method": name, "dp.noise-multiplier": 1.0})
+        try:
+            build_strategy(settings, build_task(settings))
+        except UserError:
+            assert not said[name].startswith("yes"), name
+        else:
+            assert said[name].startswith("yes"), name
