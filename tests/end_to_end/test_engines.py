@@ -61,7 +61,17 @@ FRANK_WOLFE = [
 ]
 
 
-@pytest.mark.parametrize("job", [JOB, BOOST, FRANK_WOLFE], ids=["superfed-mm", "fedboost", "fedfw-plus"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(JOB, id="superfed-mm"),
+        pytest.param(BOOST, id="fedboost"),
+        pytest.param(FRANK_WOLFE, id="fedfw-plus"),
+        # With SuperNodes, too, in test_deployment.py; like these they are left to `make test-deployment`.
+        pytest.param(["method=fedavg", *JOB[2:]], id="fedavg", marks=pytest.mark.deployment),
+        pytest.param(["method=aaggff-d", *JOB[2:]], id="aaggff-d", marks=pytest.mark.deployment),
+    ],
+)
 def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_path):
     before = set(os.listdir("/tmp"))
     done = fedapps("run", *job, "--engine", "ray", "--workers", "2", "--out", tmp_path / "ray")
