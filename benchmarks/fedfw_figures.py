@@ -1,12 +1,13 @@
 """The experiments of Dadras, Prakhya, Yurtsever 2022 (FedFW), section 5: runs, table and pictures.
 
-    python benchmarks/fedfw_figures.py --problem lasso|logistic|completion|qap --out DIR [--rounds N] [--processes 2] [--data FOLDER]
+    python benchmarks/fedfw_figures.py --problem lasso|logistic|completion|completion-large|qap --out DIR
+        [--rounds N] [--processes 2] [--data FOLDER]
 
 A cell is one method's run through the inline engine, with its own results folder below DIR; a second start skips the cells that are
 finished. What is early on a logarithmic axis comes from a short run of its own. Rounds: those of the paper. Methods: FedFW, FedFW+,
 local Frank-Wolfe steps averaged ("naive"), and FedAvg with projection where the domain has one (full singular value decompositions for
 `completion`: --without projected-fedavg). FOLDER: a table of ratings that `datasets.load_dataset` reads, for `completion`; without it
-a generated matrix of MovieLens-100k's size.
+pixels of the bundled digits. `completion-large`: a generated matrix of MovieLens-100k's size, for time and memory.
 
 Pictures: residual (or objective) and gap against rounds, seconds and bytes on logarithmic axes, with the slope that Theorem 1 or 2
 proves; what grows in x_bar: non-zeros or rank; for `lasso` the recovered x beside the true one.
@@ -55,8 +56,8 @@ class Study:
 
 def studies(data: str) -> dict[str, Study]:
     """Return the experiments by name."""
-    generated: Config = {f"matrix-completion.{key}": value for key, value in
-                         {"rows": 943, "columns": 1682, "observations": 100_000, "rank": 10}.items()}  # fmt: skip
+    large: Config = {f"matrix-completion.{key}": value for key, value in
+                     {"rows": 943, "columns": 1682, "observations": 100_000, "rank": 10}.items()}  # fmt: skip
     real: Config = {"matrix-completion.source": data, "matrix-completion.radius": 7000.0, "fedfw.lambda-0": 1e-5}
     return {
         "lasso": Study(
@@ -68,8 +69,12 @@ def studies(data: str) -> dict[str, Study]:
             ("gap", "consensus", "non-zeros", "accuracy-mean", "test-loss-mean"), "non-zeros",
         ),
         "completion": Study(
-            "Matrix completion, MovieLens-100k" if data else "Matrix completion, generated, 943 x 1682", 2000, 40,
-            {"task": "matrix-completion", **(real if data else generated)}, "test-rmse", "test RMSE",
+            "Matrix completion, MovieLens-100k" if data else "Matrix completion, pixels of digits, 1797 x 64", 2000, 40,
+            {"task": "matrix-completion", **(real if data else {"matrix-completion.source": "digits"})}, "test-rmse", "test RMSE",
+            ("objective", "gap", "consensus", "rmse", "rank"), "rank",
+        ),
+        "completion-large": Study(
+            "Matrix completion, generated, 943 x 1682", 2000, 40, {"task": "matrix-completion", **large}, "test-rmse", "test RMSE",
             ("objective", "gap", "consensus", "rmse", "rank"), "rank",
         ),
         "qap": Study(
