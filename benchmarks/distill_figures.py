@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checko
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullFormatter
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -148,15 +149,15 @@ def models_to(accuracy: np.ndarray, target: float) -> float:
 
 def table_of(arguments: argparse.Namespace) -> Table:
     """Return what each method reached."""
-    columns = ["method", *(f"s = {share:g}: models to {arguments.target:.0%} | after 1 | best" for share in SHARES)]
-    table = Table(*columns, title=f"{arguments.study}, {arguments.scale}, {arguments.seeds} seed(s)")
+    columns = ["method", *(f"s = {share:g}: models to {arguments.target:.0%}, after 1, best" for share in SHARES)]
+    table = Table(*columns, title=f"{arguments.study}, {arguments.scale}, {arguments.seeds} seed(s)", box=box.MARKDOWN)
     for line in STUDIES[arguments.study]:
         row = []
         for share in SHARES:
             accuracy = curves(arguments, line, share).mean(0)
             needed = models_to(accuracy, arguments.target)
             shown = f"{needed:.0f}" if np.isfinite(needed) else f"> {len(accuracy)}"
-            row.append(f"{shown} | {accuracy[0]:.1%} | {accuracy.max():.1%}")
+            row.append(f"{shown}, {accuracy[0]:.1%}, {accuracy.max():.1%}")
         table.add_row(line.label, *row)
     return table
 
