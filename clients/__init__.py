@@ -3,32 +3,47 @@
 from clients.adapter import to_client_app
 from clients.data import ClientData, Split
 from clients.fedavg import FedAvgClient
+from clients.fedcgan import FedCGANClient
+from clients.fedcvae import FedCVAEClient
 from clients.feddyn import FedDynClient
+from clients.fedevg import FedEvgClient
 from clients.fedfw import FedFWClient
 from clients.fedprox import FedProxClient
 from clients.ffgb import FFGBClient
 from clients.ffgb_distill import FFGBDistillClient
 from clients.local import LocalClient
+from clients.partial import FedRepClient, PartialClient
+from clients.personal import APFLClient, DittoClient, PFedMeClient
 from clients.projected import ProjectedClient
 from clients.propfair import PropFairClient
+from clients.scaffold import ScaffoldClient
 from clients.store import DiskStore, MessageStore, Store
 from clients.superfed import SuPerFedClient
 from clients.training import TrainOptions
 from clients.two_phase import TwoPhaseClient
 
 __all__ = [
+    "APFLClient",
     "ClientData",
     "DiskStore",
+    "DittoClient",
     "FFGBClient",
     "FFGBDistillClient",
     "FedAvgClient",
+    "FedCGANClient",
+    "FedCVAEClient",
     "FedDynClient",
+    "FedEvgClient",
     "FedFWClient",
     "FedProxClient",
+    "FedRepClient",
     "LocalClient",
     "MessageStore",
+    "PFedMeClient",
+    "PartialClient",
     "ProjectedClient",
     "PropFairClient",
+    "ScaffoldClient",
     "Split",
     "Store",
     "SuPerFedClient",

@@ -42,10 +42,11 @@ class PartialClient(FedAvgClient):
         if own is None:
             fresh = self.fresh_arrays("model", config, own=False)
             own = [a for a, travels in zip(fresh, shared, strict=True) if not travels]
-        if (len(received), len(own)) != (sum(shared), len(shared) - sum(shared)):
+        wanted = [tuple(t.shape) for t, travels in zip(self.model.state_dict().values(), shared, strict=True) if not travels]
+        if len(received) != sum(shared) or [a.shape for a in own] != wanted:
             raise ValueError(
                 f"client {self.client_id}: {len(received)} arrays received and {len(own)} kept, but the model shares {sum(shared)} of "
-                f"{len(shared)}: another architecture? Use another results folder"
+                f"{len(shared)}, or has other shapes: of another architecture? Use another results folder"
             )
         parts = {True: iter(received), False: iter(own)}
         set_arrays(self.model, [next(parts[travels]) for travels in shared])

@@ -13,11 +13,12 @@ from torch import Tensor
 from clients.fedavg import FedAvgClient, as_global
 from clients.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, set_arrays, trainable
 
-NAME = "personal"
-
 
 class PersonalClient(FedAvgClient):
-    """Base: scores the model that the client keeps as ``personal``."""
+    """Base: scores the model that the client keeps, under ``kept_as``."""
+
+    #: A name of the method's own: after a warm start by another method its model is not taken for this one's.
+    kept_as: str
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Return the scores of the client's own model, and those of the server's as ``global-...``."""
@@ -35,7 +36,7 @@ class PersonalClient(FedAvgClient):
 
     def kept(self, config: Config, before: bool) -> Arrays | None:
         """Return what the client keeps, if that fits the model."""
-        kept = self.store.load(NAME, config, before)
+        kept = self.store.load(self.kept_as, config, before)
         if kept is not None and [a.shape for a in kept] != self.shapes():
             raise ValueError(
                 f"client {self.client_id} keeps a personal model of another architecture: use another results folder"
@@ -50,6 +51,7 @@ class PersonalClient(FedAvgClient):
 class DittoClient(PersonalClient):
     """Trains the global model as FedAvg does, and its own on the loss plus ``(mu/2) ||v - w||^2``, w the model it was sent."""
 
+    kept_as = "ditto"
     _anchor: Sequence[Tensor] = ()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -62,7 +64,7 @@ class DittoClient(PersonalClient):
             set_arrays(self.model, kept)
         epochs = int(config["ditto-epochs"]) or int(config["local-epochs"])
         own = self.train({**config, "local-epochs": epochs})
-        self.store.save(NAME, get_arrays(self.model), config)
+        self.store.save(self.kept_as, get_arrays(self.model), config)
         return reply[0], reply[1], {**reply[2], "personal-loss": own}
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
@@ -78,8 +80,11 @@ class PFedMeClient(PersonalClient):
     costs; then ``w_i <- w_i - rate lambda (w_i - theta)``.
     """
 
+    kept_as = "pfedme"
+
     def train(self, config: Config) -> float:
         """Train w_i in ``self.model`` from what it was sent, keep theta; return the mean loss at theta."""
+        _ = self.kept(config, before=True)  # not needed, but what another net left is not replaced without a word
         options = TrainOptions.from_config(config)
         parameters = list(trainable(self.model).values())
         theta = [p.detach() for p in parameters]
@@ -104,7 +109,7 @@ class PFedMeClient(PersonalClient):
         loss = self.run_epochs(step, options, config)
         if steps % every:  # the last, shorter series
             torch._foreach_lerp_(w, theta, outer)
-        self.store.save(NAME, get_arrays(self.model), config)
+        self.store.save(self.kept_as, get_arrays(self.model), config)
         for t, value in zip(theta, w, strict=True):
             t.copy_(value)
         return loss
@@ -113,9 +118,13 @@ class PFedMeClient(PersonalClient):
 class APFLClient(PersonalClient):
     """Trains w as FedAvg does, and beside it its own v at the mixture ``alpha v + (1 - alpha) w``, by which it is scored.
 
-    A step takes both gradients at the same mini-batch and iterates; where alpha is learned it descends along
-    ``<v - w, gradient at the mixture>``. Statistics of normalisation layers are those of both passes.
+    A step takes both gradients at the same mini-batch and iterates. Where alpha is learned it descends along ``<v - w, gradient at the
+    mixture>`` once a round, at the first mini-batch: there w is the server's, with which v is mixed when it is scored, while later in
+    the round it is a model of this client already, which would draw alpha to 0. Statistics of normalisation layers are those of both
+    passes.
     """
+
+    kept_as = "apfl"
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return w; keep v and alpha."""
@@ -130,24 +139,26 @@ class APFLClient(PersonalClient):
         of_w, of_v = (SGD(tensors, rate, options.momentum, options.weight_decay) for tensors in (w, v))
 
         def step(x: Tensor, y: Tensor) -> Tensor:
-            nonlocal alpha
+            nonlocal alpha, adaptive
             _write(mixed, w)
             loss = self.loss(x, y)
             to_w = torch.autograd.grad(loss, parameters_)
             if alpha or adaptive:
                 _write(mixed, torch._foreach_lerp(w, v, alpha))
                 at_mixture = torch.autograd.grad(self.loss(x, y), parameters_)
-                slope = sum(torch.vdot((b - a).flatten(), g.flatten()) for a, b, g in zip(w, v, at_mixture, strict=True))
+                changed = alpha
+                if adaptive:
+                    slope = sum(torch.vdot((b - a).flatten(), g.flatten()) for a, b, g in zip(w, v, at_mixture, strict=True))
+                    changed, adaptive = min(1.0, max(0.0, alpha - rate * float(slope))), False
                 if alpha:
                     of_v.step(list(at_mixture), scale=alpha)
-                if adaptive:
-                    alpha = min(1.0, max(0.0, alpha - rate * float(slope)))
+                alpha = changed
             of_w.step(list(to_w))
             return loss.detach()
 
         loss = self.run_epochs(step, options, config)
         _write(mixed, w)
-        self.store.save(NAME, [*(t.cpu().numpy() for t in v), torch.tensor([alpha], dtype=torch.float64).numpy()], config)
+        self.store.save(self.kept_as, [*(t.cpu().numpy() for t in v), torch.tensor([alpha], dtype=torch.float64).numpy()], config)
         return get_arrays(self.model), len(self.data.train), {"loss": loss, "apfl-alpha": alpha, **before}
 
     def take_own(self, config: Config) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """SCAFFOLD's client: local SGD along ``g - c_i + c``; it keeps its control variate c_i between rounds.
 
-Source: Karimireddy et al. 2020, Algorithm 1, option II: ``c_i+ = c_i - c + (x - y_i) / (K eta)``, the mean gradient of the round. K is
-the number of steps that were really made. Momentum beta makes the k-th last step count ``(1 - beta^k) / (1 - beta)``
-times, so that the sum of these stands for K.
+Source: Karimireddy et al. 2020, Algorithm 1, option II: ``c_i+ = c_i - c + (x - y_i) / (K eta)``. So ``c + c_i+ - c_i``, which is
+what the server is sent, is the mean direction of the round's steps. K is the number of steps that were really made. Momentum beta
+makes the k-th last step count ``(1 - beta^k) / (1 - beta)`` times, so that the sum of these stands for K.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class ScaffoldClient(FedAvgClient):
     _correction: Sequence[Tensor] = ()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return y_i and, after it, c_i+ - c_i; keep c_i+."""
+        """Return y_i and, after it, c + c_i+ - c_i; keep c_i+."""
         state = self.model.state_dict()
         set_arrays(self.model, parameters[: len(state)])
         before = self.before(config)
@@ -35,13 +35,11 @@ class ScaffoldClient(FedAvgClient):
         self._correction = [c[name] - own[name] for name in moving]
         loss = self.train(config)
         scale = 1 / self.reach(TrainOptions.from_config(config), config)
-        change = {n: scale * (start[n] - t) - c[n] if n in moving else torch.zeros_like(t) for n, t in learned.items()}
-        if not all(
-            bool(torch.isfinite(values).all()) for values in change.values()
-        ):  # once kept, it would spoil every later round
+        direction = {n: scale * (start[n] - t) if n in moving else c[n] for n, t in learned.items()}
+        if not all(bool(torch.isfinite(d).all()) for d in direction.values()):  # once kept, it would spoil every later round
             raise ValueError("local training diverged: lower train.learning-rate")
-        self.store.save("control", [(own[name] + change[name]).cpu().numpy() for name in learned], config)
-        reply = get_arrays(self.model) + [values.cpu().numpy() for values in change.values()]
+        self.store.save("control", [(own[n] - c[n] + direction[n]).cpu().numpy() for n in learned], config)
+        reply = get_arrays(self.model) + [d.cpu().numpy() for d in direction.values()]
         return reply, len(self.data.train), {"loss": loss, **before}
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:

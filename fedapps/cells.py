@@ -7,12 +7,13 @@ does not stop the others.
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def run_cells(cells: Iterable[Cell], processes: int = 0, after: Callable[[Cell],
     if not jobs:
         return
     os.environ |= ONE_THREAD  # for the processes to come
-    with ProcessPoolExecutor(min(processes or os.cpu_count() or 1, len(jobs)), mp_context=get_context("spawn")) as pool:
+    size = min(processes or os.cpu_count() or 1, len(jobs))
+    others = set(active_children())
+    with ProcessPoolExecutor(size, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
         running = {pool.submit(run_cell, cell, after): cell for cell in jobs.values()}
         try:
             for future in as_completed(running):
@@ -73,8 +76,28 @@ def run_cells(cells: Iterable[Cell], processes: int = 0, after: Callable[[Cell],
                 except Exception as error:
                     yield Ended(running[future], {}, f"{type(error).__name__}: {error}")
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            # The pool would wait for the cells that run, and start some more: minutes, after Ctrl-C.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(active_children()) - others:
+                process.terminate()
+                process.join()
+            _mark_interrupted(jobs)
             raise
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the one that waits: it ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _mark_interrupted(folders: Iterable[Path]) -> None:
+    """Say of the cells whose processes were ended what became of them."""
+    from fedapps.recorder import set_status
+
+    for folder in folders:
+        path = folder / "summary.json"
+        if path.exists() and json.loads(path.read_text(encoding="utf-8")).get("status") == "running":
+            set_status(folder, "interrupted")
 
 
 def run_missing(cells: Sequence[Cell], processes: int = 0, rounds: int = 0, after: Callable[[Cell], None] | None = None) -> None:

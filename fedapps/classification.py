@@ -4,7 +4,7 @@ The data set is loaded once a process; a client's tensors are made once and kept
 """
 
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from algorithms.checks import nearest
+from algorithms.modules import get_arrays
+from algorithms.seeds import derived_seed, generator
 from clients.data import ClientData
 from clients.evaluation import CLASSIFICATION, Objective
 from fedapps import data, models
@@ -28,6 +30,7 @@ class Classification(TorchTask):
     """A data set of images, partitioned over clients as the settings say, and a model."""
 
     name = "classification"
+    flips_labels = True
 
     def __init__(self, settings: "Settings") -> None:
         if settings.model.name not in models.NAMES:
@@ -62,25 +65,53 @@ class Classification(TorchTask):
     def check(self, num_clients: int) -> None:
         """Load and partition the data and build the model, so that what is wrong is said before a run starts."""
         self.partition(num_clients)
-        self.initial_arrays()
+        if self.settings.data.synthetic:  # its training would be done twice
+            from fedapps.synthetic import load_set
+
+            load_set(self)
+            self.model_fn(0)
+        else:
+            self.initial_arrays()
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model."""
-        channels, height, width = self.images.pixels.shape[1:]
         chosen = self.settings.model
-        model = models.build_model(chosen.name, (channels, height, width), self.images.num_classes, seed, chosen.pretrained)
+        model = models.build_model(chosen.name, self.image_shape, self.images.num_classes, seed, chosen.pretrained)
         return model.to(self.device)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        channels, height, width = self.images.pixels.shape[1:]
+        return channels, height, width
 
     @property
     def num_outputs(self) -> int:
         """The number of classes."""
         return self.images.num_classes
 
+    def initial_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the model with which the run starts; with ``data.synthetic`` for pre-training, trained on that set."""
+        chosen = self.settings.data
+        if not chosen.synthetic or chosen.synthetic_use != "pretrain":
+            return super().initial_arrays()
+        from fedapps.synthetic import pretrain  # late: few runs start from a set
+
+        model = self.model_fn(derived_seed(self.settings.seed, "model"))
+        pretrain(self, model)
+        return dict(zip(model.state_dict(), get_arrays(model), strict=True))
+
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return one client's training, validation and test samples."""
-        return data.client_data(
+        """Return one client's training, validation and test samples; where a synthetic set is mixed in, that is trained on, too."""
+        own = data.client_data(
             self.images, self.partition(num_clients)[client], client, self.settings.seed, self.settings.data.validation
         )
+        own = data.noisy(own, self.settings.data, self.num_outputs, generator(self.settings.seed, "noise", client))
+        if self.settings.data.synthetic and self.settings.data.synthetic_use == "mix":
+            from fedapps.synthetic import mixed
+
+            return mixed(self, own)
+        return own
 
 
 class Digits(Classification):

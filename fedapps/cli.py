@@ -1,4 +1,4 @@
-"""The command `fedapps`: run, methods, compare, deploy.
+"""The command `fedapps`: run, sweep, methods, compare, deploy.
 
 Exit status: 0 the command did what it was asked; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -92,6 +92,25 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--overwrite", action="store_true", help="delete the run that DIR holds first")
     run.set_defaults(command=_run)
 
+    sweep = commands.add_parser(
+        "sweep",
+        help="run a grid of settings and seeds",
+        description="Run every combination of a file's lists, and make tables, plots and a page of them.",
+    )
+    sweep.add_argument("file", type=Path, metavar="FILE.toml", help="settings; a list is an axis of the grid")
+    sweep.add_argument(
+        "settings", nargs="*", metavar="key=value", help="settings that win over the file's; lists, too: seed=[0,1]"
+    )
+    sweep.add_argument("--scale", default="", metavar="NAME", help="use the file's table [scale.NAME]")
+    sweep.add_argument("--jobs", type=int, default=0, metavar="N", help="cells at a time (default: as many as there are cores)")
+    sweep.add_argument(
+        "--engine", choices=["inline", "ray"], default="inline", help="parallel processes (default), or Ray, cell after cell"
+    )
+    sweep.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
+    sweep.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/sweep-FILE)")
+    sweep.add_argument("--dry-run", action="store_true", help="list the cells and run none")
+    sweep.set_defaults(command=_sweep)
+
     methods = commands.add_parser("methods", help="list the methods")
     methods.add_argument("--names", action="store_true", help="only the names, one a line")
     methods.set_defaults(command=_methods)
@@ -115,6 +134,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from fedapps.commands import run
 
     return run(arguments)
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from fedapps.sweep import sweep
+
+    return sweep(arguments)
 
 
 def _methods(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import argparse
 import logging
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.engine == "deployment":
         settings = with_sites(settings, arguments)
-    if not settings.num_clients:
-        natural = getattr(build_task(settings), "natural_clients", None)
-        settings = replace(settings, num_clients=natural() if natural else 0)
-    settings = replace(settings, num_clients=settings.num_clients or DEFAULT_CLIENTS)
-    task = build_task(settings)
+    settings, task = checked(settings)
     settings = with_folder(settings, Path("results") / f"{settings.method}-{task.name}-seed{settings.seed}")
-    check_sizes(settings)
-    task.check(settings.num_clients)
-    check_strategy(settings, task)
     prepare_folder(settings, overwrite=arguments.overwrite)
     folder = Path(settings.out)
     label = f"{settings.method} on {task.name}"
@@ -83,16 +77,38 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     if arguments.gpus_per_client:
         given.setdefault("device", "cuda")
     given["resume"] = arguments.resume
+    return completed(given)
+
+
+def completed(given: Mapping[str, Any]) -> Settings:
+    """Return the settings that are given, before them the method's and the task's own defaults; folders of data get absolute paths."""
     method = find_method(given.get("method", Settings.method))
     task = TASKS[read_settings(given).task]
     settings = read_settings({**method.defaults, **task.defaults, **given})
     if settings.data.source != "digits" and is_folder(settings.data.source):  # workers run in another directory
         settings = replace(settings, data=with_absolute_source(settings.data))
+    if settings.data.synthetic:
+        settings = replace(
+            settings, data=replace(settings.data, synthetic=str(Path(settings.data.synthetic).expanduser().absolute()))
+        )
     if is_folder(settings.public.source):
         settings = replace(settings, public=with_absolute_source(settings.public))
     if (source := getattr(settings.problem, "source", "")) and (is_folder(source) or Path(source).is_file()):
         settings = replace(settings, problem=with_absolute_source(settings.problem))
     return settings
+
+
+def checked(settings: Settings) -> tuple[Settings, Task]:
+    """Return the settings with a number of clients, and the task, once data, model and strategy agree. Raises ``UserError``."""
+    if not settings.num_clients:
+        natural = getattr(build_task(settings), "natural_clients", None)
+        settings = replace(settings, num_clients=natural() if natural else 0)
+    settings = replace(settings, num_clients=settings.num_clients or DEFAULT_CLIENTS)
+    task = build_task(settings)
+    check_sizes(settings)
+    task.check(settings.num_clients)
+    check_strategy(settings, task)
+    return settings, task
 
 
 def with_absolute_source(options: Any) -> Any:

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from algorithms.checks import check_choice, check_range
+from algorithms.label_noise import KINDS, flipped
 from algorithms.partition import dirichlet_clients, iid, pathological, sorted_share, train_validation_test
 from algorithms.seeds import derived_seed, generator
 from clients.data import ClientData, Split
@@ -45,6 +47,10 @@ class DataSettings:
     resize: side to which the largest middle square of every image is brought; 0 leaves the images as they are.
     class_weights: weigh the training loss of a class by the samples of the set over (its own + 1), for rare classes.
     max_samples: use only so many samples, evenly spaced over the set; 0 for all.
+    noise, noise_ratio: labels of training samples are flipped with this probability, to the next class ("pair") or to any other one
+        ("symmetric"); validation and test labels stay right.
+    synthetic: folder of a synthetic set, as a run of fedevg, fedcgan or fedcvae leaves it; "": none.
+    synthetic_use: "pretrain" (the model at the start is trained on it), "mix" (every client trains on it beside its own samples).
     """
 
     source: str = "digits"
@@ -61,6 +67,10 @@ class DataSettings:
     resize: int = 0
     class_weights: bool = False
     max_samples: int = 0
+    noise: str = "none"
+    noise_ratio: float = 0.0
+    synthetic: str = ""
+    synthetic_use: str = "pretrain"
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -84,6 +94,13 @@ class DataSettings:
             raise ValueError(f"resize = {self.resize}: must be at least 0 (0 = as they are)")
         if self.max_samples < 0:
             raise ValueError(f"max-samples = {self.max_samples}: must be at least 0 (0 = all)")
+        check_choice("synthetic-use", self.synthetic_use, ["pretrain", "mix"])
+        check_choice("noise", self.noise, ["none", *KINDS])
+        check_range("noise-ratio", self.noise_ratio, 0, 1, open_high=True)
+        if self.noise == "none" and self.noise_ratio:
+            raise ValueError(
+                f"noise-ratio = {self.noise_ratio}, but noise = 'none': choose noise = pair or symmetric, or the ratio 0"
+            )
         if self.partition == "natural" and not self.natural_id:
             raise ValueError("natural-id = '': partition = 'natural' needs the column that names the client")
 
@@ -151,6 +168,15 @@ def client_data(images: Images, indices: Indices, client_id: int | str, seed: in
         train = _tensors(images, np.sort(np.concatenate(parts[:2])))
         return ClientData(train, train, _tensors(images, parts[2]))
     return ClientData(*(_tensors(images, part) for part in parts))
+
+
+def noisy(own: ClientData, settings: DataSettings, num_classes: int, rng: np.random.Generator) -> ClientData:
+    """Return a client's samples with the label noise of the settings in the training part, also where that stands in for validation."""
+    if settings.noise == "none":
+        return own
+    labels = torch.from_numpy(flipped(own.train.y.numpy(), num_classes, settings.noise, settings.noise_ratio, rng))
+    train = Split(own.train.x, labels)
+    return ClientData(train, train if own.validation is own.train else own.validation, own.test)
 
 
 def _tensors(images: Images, rows: Indices) -> Split:

@@ -9,16 +9,26 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from algorithms.checks import check_choice
+from algorithms.seeds import derived_seed
 from clients import (
+    APFLClient,
+    DittoClient,
     FedAvgClient,
+    FedCGANClient,
+    FedCVAEClient,
     FedDynClient,
+    FedEvgClient,
     FedFWClient,
     FedProxClient,
+    FedRepClient,
     FFGBClient,
     FFGBDistillClient,
     LocalClient,
+    PartialClient,
+    PFedMeClient,
     ProjectedClient,
     PropFairClient,
+    ScaffoldClient,
     SuPerFedClient,
     TwoPhaseClient,
 )
@@ -26,11 +36,14 @@ from clients.constrained import ConstrainedClient
 from clients.fedboost import FedBoostClient
 from clients.store import Store
 from fedapps.errors import UserError
+from fedapps.generative_nets import ACGAN, CVAE, ENERGY_NETS, build_energy_net, build_generator
 from fedapps.learners import check_learner, oracle_of
 from fedapps.library import Library
 from fedapps.public_data import distiller_of
+from fedapps.synthetic import SetJudge
 from strategies import (
     AFL,
+    APFL,
     FFGB,
     TERM,
     AAggFFD,
@@ -39,6 +52,9 @@ from strategies import (
     AFLBoost,
     AFLBoostOptions,
     AFLOptions,
+    APFLOptions,
+    Ditto,
+    DittoOptions,
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -49,18 +65,27 @@ from strategies import (
     FedBoostOptions,
     FedDyn,
     FedDynOptions,
+    FedEvg,
+    FedEvgOptions,
     FedFW,
     FedFWOptions,
+    FedGenerator,
     FedMGDA,
     FedMGDAOptions,
     FedOptOptions,
     FedProx,
     FedProxOptions,
+    FedRep,
+    FedRepOptions,
     FedYogi,
     FFGBDistill,
     FFGBDistillOptions,
     FFGBOptions,
+    GeneratorOptions,
     Local,
+    PartialSharing,
+    PFedMe,
+    PFedMeOptions,
     Private,
     ProjectedFedAvg,
     ProjectedOptions,
@@ -68,6 +93,8 @@ from strategies import (
     PropFairOptions,
     QFedAvg,
     QFedAvgOptions,
+    Scaffold,
+    ScaffoldOptions,
     SuPerFed,
     SuPerFedOptions,
     TERMOptions,
@@ -90,7 +117,8 @@ class Method:
     halves of that one. Or none of these: warm-start has the halves of two others. ``all_clients``: every client takes part in every
     round. ``public``: the server distils on its unlabelled images (table ``public``). ``options``: dataclass of the method's own
     table, or ``None``; ``tasks``: what it can run on, the first is its default; ``defaults``: settings of its small default job where
-    they differ from everyone's.
+    they differ from everyone's. ``model``: what ``model.name = "auto"`` means, where it is not the task's own.
+    ``synthetic``: it makes a set of images (table ``synthetic``), and the model is the classifier that is trained on it.
     """
 
     summary: str
@@ -105,6 +133,8 @@ class Method:
     table: str = ""
     tasks: tuple[str, ...] = ("classification", "digits", "tabular", "text", "speech", "text-pairs", "words")
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    model: str = ""
+    synthetic: bool = False
 
 
 def torch_client(kind: type[FedAvgClient]) -> Callable[[Any, int | str, int, Store], NumPyClient]:
@@ -115,6 +145,32 @@ def torch_client(kind: type[FedAvgClient]) -> Callable[[Any, int | str, int, Sto
         return kind(task.model_fn, data, client_id, store, task.work_model(), task.objective)
 
     return build
+
+
+def sharing(share: str) -> Callable[[Any, Any, int], Strategy]:
+    """Return a factory of the server half that shares one part of the task's model: "body" or "head"."""
+
+    def build(options: FedRepOptions | None, task: Any, seed: int) -> Strategy:
+        model = task.work_model()
+        strategy = FedRep(model.head, options) if options else PartialSharing(model.head, share)
+        try:
+            strategy.check(list(model.state_dict()))
+        except ValueError as error:
+            raise UserError(f"model.name = {task.settings.model.name!r}: {error}") from None
+        return strategy
+
+    return build
+
+
+def pfedme(options: PFedMeOptions, task: Any, seed: int) -> Strategy:
+    """Return the server half of pFedMe. Raises ``UserError`` where the step of w_i would go beyond theta_i."""
+    rate = options.rate or task.settings.train.learning_rate
+    if options.lambda_ * rate > 1:
+        raise UserError(
+            f"pfedme.lambda = {options.lambda_:g}, but the rate is {rate:g}: their product must be at most 1: choose "
+            f"pfedme.rate = {1 / options.lambda_:.3g} or less"
+        )
+    return PFedMe(options)
 
 
 def ensemble_client(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
@@ -175,10 +231,58 @@ def boosting_client(variant: str) -> Callable[[Any, int | str, int, Store], NumP
     return build
 
 
+def evg_strategy(options: FedEvgOptions, task: "Classification", seed: int) -> Strategy:
+    """Return the server half of FedEvg on the task's images."""
+    check_choice("net", options.net, ENERGY_NETS)
+    judge = SetJudge(task)
+    judge.check()
+    return FedEvg(task.image_shape, task.num_outputs, judge, options, task.settings.synthetic.samples, seed)
+
+
+def evg_client(task: "Classification", client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+    """Return a client with an energy net of its own."""
+    shape, name = task.image_shape, task.settings.options.net
+
+    def net_fn(seed: int) -> Any:
+        return build_energy_net(name, shape, task.num_outputs, seed).to(task.device)
+
+    data = task.client_data(client_id, num_clients)
+    return FedEvgClient(net_fn, task.model_fn, data, client_id, store, task.work_model(), task.objective)
+
+
+def generator_of(kind: type, task: "Classification", seed: int) -> Any:
+    """Return a generative net for the task's images, with weights drawn from ``seed``."""
+    shape, hidden = task.image_shape, task.settings.options.hidden
+    return build_generator(kind, shape, task.num_outputs, hidden, seed).to(task.device)
+
+
+def generator_strategy(kind: type) -> Callable[[Any, Any, int], Strategy]:
+    """Return a factory of the server half that averages such nets."""
+
+    def build(options: GeneratorOptions, task: "Classification", seed: int) -> Strategy:
+        judge = SetJudge(task)
+        judge.check()
+        net = generator_of(kind, task, derived_seed(seed, "model"))
+        return FedGenerator(net, judge, task.num_outputs, task.settings.synthetic.samples, seed)
+
+    return build
+
+
+def generator_client(half: Any, kind: type) -> Callable[[Any, int | str, int, Store], NumPyClient]:
+    """Return a factory of clients that train such a net."""
+
+    def build(task: "Classification", client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+        data, net = task.client_data(client_id, num_clients), generator_of(kind, task, 0)
+        client: NumPyClient = half(net, task.model_fn, data, client_id, store, task.work_model(), task.objective)
+        return client
+
+    return build
+
+
 # Methods that start from the task's torch model and send one like it to the clients: those that a warm start can compose.
 COMPOSABLE = (
     "fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "aaggff-s", "aaggff-d", "afl", "q-fedavg", "term", "fedmgda", "propfair",
-    "superfed-mm", "superfed-lm", "feddyn", "ffgb-distill", "fedavg-distill",
+    "superfed-mm", "superfed-lm", "apfl", "pfedme", "ditto", "scaffold", "feddyn", "ffgb-distill", "fedavg-distill",
 )  # fmt: skip
 
 
@@ -266,6 +370,18 @@ CONSTRAINED_JOB: dict[str, bool | int | float | str] = {
 BOOSTED_TASKS = ("classification", "digits", "tabular")
 
 IMAGE_TASKS = ("classification", "digits")
+SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
+    "num-clients": 10,
+    "clients-per-round": 0,
+    "data.partition": "dirichlet",
+    "data.alpha": 1.0,
+    "data.validation": 0.0,
+    "train.learning-rate": 0.001,
+    "train.lr-decay": 0.9,
+    "train.lr-decay-every": 50,
+    "train.local-epochs": 1,
+    "train.batch-size": 64,
+}
 
 METHODS: dict[str, Method] = {
     "fedavg": Method(
@@ -285,6 +401,15 @@ METHODS: dict[str, Method] = {
         client=torch_client(FedProxClient),
         options=FedProxOptions,
         table="fedprox",
+    ),
+    "scaffold": Method(
+        summary="control variates take the drift out of the clients' steps",
+        paper="Karimireddy et al. 2020",
+        trait="one global model",
+        strategy=lambda options, task, seed: Scaffold(options),
+        client=torch_client(ScaffoldClient),
+        options=ScaffoldOptions,
+        table="scaffold",
     ),
     "fedadam": Method(
         summary="the server takes the mean update as a gradient for Adam",
@@ -398,6 +523,56 @@ METHODS: dict[str, Method] = {
         client=torch_client(SuPerFedClient),
         options=SuPerFedOptions,
         table="superfed",
+    ),
+    "fedper": Method(
+        summary="averages the body of the model; every client keeps its own head",
+        paper="Arivazhagan et al. 2019",
+        trait="personalises",
+        strategy=sharing("body"),
+        client=torch_client(PartialClient),
+    ),
+    "lg-fedavg": Method(
+        summary="averages the head of the model; every client keeps its own body",
+        paper="Liang et al. 2020",
+        trait="personalises",
+        strategy=sharing("head"),
+        client=torch_client(PartialClient),
+    ),
+    "fedrep": Method(
+        summary="FedPer whose clients first fit their head, then the body",
+        paper="Collins et al. 2021",
+        trait="personalises",
+        strategy=sharing("body"),
+        client=torch_client(FedRepClient),
+        options=FedRepOptions,
+        table="fedrep",
+    ),
+    "apfl": Method(
+        summary="a mixture of the global model and the client's own, its weight fixed or learned",
+        paper="Deng, Kamani, Mahdavi 2020",
+        trait="personalises",
+        strategy=lambda options, task, seed: APFL(options),
+        client=torch_client(APFLClient),
+        options=APFLOptions,
+        table="apfl",
+    ),
+    "pfedme": Method(
+        summary="personal models near the global one, which descends their Moreau envelopes",
+        paper="Dinh, Tran, Nguyen 2020",
+        trait="personalises",
+        strategy=pfedme,
+        client=torch_client(PFedMeClient),
+        options=PFedMeOptions,
+        table="pfedme",
+    ),
+    "ditto": Method(
+        summary="FedAvg, and beside it a personal model that is pulled to the global one",
+        paper="Li et al. 2021",
+        trait="personalises",
+        strategy=lambda options, task, seed: Ditto(options),
+        client=torch_client(DittoClient),
+        options=DittoOptions,
+        table="ditto",
     ),
     "fedboost": Method(
         summary="weights of an ensemble of pre-trained predictors, a few of them sent a round",
@@ -529,6 +704,45 @@ METHODS: dict[str, Method] = {
         client=torch_client(FedDynClient),
         options=FedDynOptions,
         table="feddyn",
+    ),
+    "fedevg": Method(
+        summary="a synthetic data set refined by the clients' energy signals: no network travels",
+        paper="Hahn 2024 (FedEvg)",
+        trait="makes data",
+        strategy=evg_strategy,
+        client=evg_client,
+        options=FedEvgOptions,
+        table="fedevg",
+        tasks=IMAGE_TASKS,
+        model="small-cnn",
+        synthetic=True,
+        defaults=SYNTHETIC_JOB,
+    ),
+    "fedcgan": Method(
+        summary="a conditional GAN averaged over clients; the server draws synthetic data from it",
+        paper="Rasouli et al. 2020 (FedGAN)",
+        trait="makes data",
+        strategy=generator_strategy(ACGAN),
+        client=generator_client(FedCGANClient, ACGAN),
+        options=GeneratorOptions,
+        table="fedcgan",
+        tasks=IMAGE_TASKS,
+        model="small-cnn",
+        synthetic=True,
+        defaults=SYNTHETIC_JOB,
+    ),
+    "fedcvae": Method(
+        summary="a conditional variational autoencoder averaged over clients, used likewise",
+        paper="baseline of Hahn 2024",
+        trait="makes data",
+        strategy=generator_strategy(CVAE),
+        client=generator_client(FedCVAEClient, CVAE),
+        options=GeneratorOptions,
+        table="fedcvae",
+        tasks=IMAGE_TASKS,
+        model="small-cnn",
+        synthetic=True,
+        defaults=SYNTHETIC_JOB,
     ),
     "warm-start": Method(
         summary="a few rounds of one method, by default FFGB-distill, then another one from that model",

@@ -1,4 +1,4 @@
-"""The neural networks for images by their papers' names; those of AAggFF's chapter are in ``fedapps/paper_models.py``.
+"""The neural networks for images by their papers' names; deep ones are in ``deep_nets.py``, AAggFF's in ``paper_models.py``.
 
 A model is two parts run one after the other: ``body`` and ``classifier``. Methods that keep one part local
 ask the model which parameters are its head (``model.head``, prefixes of parameter names): it is stated here,
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fedapps import paper_models
+from fedapps import deep_nets, paper_models
 from fedapps.classifier import Classifier, Shape, draw_weights
 from fedapps.errors import UserError
 
@@ -113,6 +113,9 @@ MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
     "tutorial-cnn": tutorial_cnn,
     "conv-384-192": conv_384_192,
     "conv-120-84": conv_120_84,
+    "resnet9": deep_nets.resnet9,
+    "mobilenet": deep_nets.mobilenet,
+    "vgg9": deep_nets.vgg9,
     "celeba-cnn": paper_models.CelebACNN,
     "efficientnet-b0": paper_models.EfficientNetB0,
     "mobilevit-xxs": paper_models.MobileViTXXS,

@@ -49,6 +49,7 @@ p {{ margin: .4rem 0; max-width: 75ch; overflow-wrap: anywhere; }}
 .plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .75rem;
   align-items: start; }}
 figure {{ margin: 0; padding: .5rem; overflow: hidden; }}
+main > figure + figure {{ margin-top: .75rem; }}
 details figure {{ border: 0; max-width: 46rem; }}
 figure img {{ display: block; width: 100%; height: auto; }}
 details {{ margin: .75rem 0; padding: .2rem 1rem; }}
@@ -64,6 +65,7 @@ tr:last-child td {{ border-bottom: 0; }}
 th {{ color: var(--muted); font-weight: 500; font-size: .82rem; vertical-align: bottom; }}
 th.number, td.number {{ text-align: right; white-space: nowrap; }}
 td:not(.number) {{ overflow-wrap: anywhere; }}
+table:not(.pairs) td:first-child {{ min-width: 6.5rem; }}
 table.pairs {{ width: auto; }}
 td small {{ color: var(--muted); font-size: .82rem; }}
 td b {{ color: var(--accent); }}
@@ -123,6 +125,12 @@ def picture(description: str, light: bytes, dark: bytes) -> Html:
         f'<source media="(prefers-color-scheme: dark)" srcset="{dark_uri}">'
         f'<img alt="{text(description)}" src="{light_uri}"></picture></figure>'
     )
+
+
+def image(description: str, data: bytes) -> Html:
+    """A PNG that is the same in both colour schemes."""
+    uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return Html(f'<figure><img alt="{text(description)}" src="{uri}"></figure>')
 
 
 def pairs(rows: Iterable[tuple[object, object]]) -> Html:

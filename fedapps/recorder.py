@@ -38,7 +38,7 @@ FILES = (
     "model.safetensors",
     "run.log",
 )
-FOLDERS = ("plots", "checkpoint", "clients")
+FOLDERS = ("plots", "checkpoint", "clients", "synthetic")
 # Settings that may differ between a run and its continuation: they change no number.
 FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds")
 # About as many rows has weights.csv at most: where a run would have more, it keeps every second, third, ... round.

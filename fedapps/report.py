@@ -6,6 +6,7 @@ It is made from the run folder's files alone, so it exists for an interrupted ru
 from pathlib import Path
 
 from fedapps import page
+from fedapps.album import ANIMATION, FOLDER, grids
 from fedapps.drawing import DARK, png
 from fedapps.fair_plots import fair_measure
 from fedapps.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
@@ -29,6 +30,8 @@ _CARDS = {
     "parity-gap": "best to worst client",
     "gini": "Gini coefficient",
     "global-accuracy-mean": "accuracy of the global model",
+    "test-accuracy": "accuracy on the server's test images",
+    "frechet": "Fréchet distance",
     "ece-mean": "calibration error (ECE)",
     "bytes-up": "sent by clients",
     "bytes-down": "sent to clients",
@@ -75,6 +78,7 @@ def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes])
     measures = pictures.pop("measures", None)
     if pictures:
         body += [page.heading("Plots"), Html(f'<div class="plots">{"".join(pictures.values())}</div>')]
+    body += _synthetic(run)
     body.append(page.heading("Details"))
     if measures:
         names = "each a small plot over the rounds"
@@ -86,6 +90,15 @@ def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes])
         Html("<pre>fedapps run settings.toml --out again</pre>"),
     ]
     return page.page(f"{run.method} on {on}" if on else run.method, body)
+
+
+def _synthetic(run: RunFolder) -> list[Html]:
+    """The synthetic images: those of the last round, and how they came to be."""
+    drawn, animation = grids(run.path), run.path / FOLDER / ANIMATION
+    pictures = [page.image(f"Synthetic images, {drawn[-1].stem.replace('-', ' ')}", drawn[-1].read_bytes())] if drawn else []
+    if animation.is_file():
+        pictures.append(page.image("Synthetic images over the rounds, animated", animation.read_bytes()))
+    return [page.heading("Synthetic images"), Html(f'<div class="plots">{"".join(pictures)}</div>')] if pictures else []
 
 
 def state_sentence(run: RunFolder) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from fedapps.album import Album
 from fedapps.checkpoint import Checkpoints
 from fedapps.errors import UserError
 from fedapps.methods import build_strategy
@@ -15,7 +16,9 @@ from fedapps.recorder import FILES, Recorder, check_resumable
 from fedapps.settings import Settings
 from fedapps.tasks import build_task
 from strategies.cohort import Cohort
+from strategies.contents import innermost
 from strategies.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
+from strategies.synthetic import Synthetic
 
 
 def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -27,10 +30,13 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     task = build_task(settings)
     strategy = build_strategy(settings, task)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
+    inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)
     if not done:
-        arrays = ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()})
+        first = inner.first_arrays() if isinstance(inner, Synthetic) else task.initial_arrays()
+        arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     recorder = Recorder(folder, settings, task.name, done, strategy)
+    album = Album(folder, inner, settings.synthetic.every, len(set(inner.labels)), done) if isinstance(inner, Synthetic) else None
     cohort = Cohort(
         grid,
         seed=settings.seed,
@@ -51,7 +57,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
             strategy, cohort, arrays, settings.num_rounds, settings.timeout, train, evaluate,
             first_round=done + 1, evaluate_every=settings.evaluate_every,
             patience=Patience(settings.min_replies, settings.max_failed_rounds),
-            callbacks=[recorder, checkpoints, tell_clients, *callbacks],
+            callbacks=[recorder, checkpoints, *([album] if album else []), tell_clients, *callbacks],
         )  # fmt: skip
     except BaseException as error:
         if isinstance(error, TooFewReplies):  # between two rounds, so what there is can be gone on with
@@ -60,6 +66,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
         raise
     recorder.save_model(result.arrays)
+    if album:
+        album.close(result.arrays)
     return recorder.finish("completed")
 
 

@@ -19,6 +19,7 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS, Method, base_of
 from fedapps.public_data import PublicSettings
 from fedapps.sites import SiteOptions
+from fedapps.synthetic import SyntheticSettings
 from fedapps.tasks import TASKS, task_name
 from strategies import FedAvgOptions, PrivacyOptions, UpdateBound, WarmStartOptions
 
@@ -27,11 +28,13 @@ from strategies import FedAvgOptions, PrivacyOptions, UpdateBound, WarmStartOpti
 class ModelSettings:
     """``name``: a model of ``fedapps.models`` or of the task; in a configuration also "auto".
 
-    ``pretrained``: start from published weights, for the nets that have some.
+    ``pretrained``: start from published weights, for the nets that have some. ``head``: layers (or whole parts), with commas, that are
+    the head for the methods which share one part only; "": those that the net says itself.
     """
 
     name: str = "mlp"
     pretrained: bool = False
+    head: str = ""
 
 
 # Tables that every run has.
@@ -42,6 +45,7 @@ PARTS: dict[str, type] = {
     "public": PublicSettings,
     "dp": PrivacyOptions,
     "sites": SiteOptions,
+    "synthetic": SyntheticSettings,
 }
 
 
@@ -76,6 +80,7 @@ class Settings:
     public: PublicSettings = field(default_factory=PublicSettings)
     dp: PrivacyOptions = field(default_factory=PrivacyOptions)
     sites: SiteOptions = field(default_factory=SiteOptions)
+    synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
     options: Any = field(default_factory=FedAvgOptions)
     base_options: Any = None
     halves: tuple["Settings", ...] = ()
@@ -130,6 +135,7 @@ class Settings:
                 (part.name == "public" and not any(method.public for method in self.methods))
                 or (part.name == "dp" and not self.dp.noise_multiplier)
                 or (part.name == "sites" and not self.sites.own)
+                or (part.name == "synthetic" and not any(method.synthetic for method in self.methods) and not self.data.synthetic)
             ):
                 continue
             elif is_dataclass(value):
@@ -151,7 +157,7 @@ def _flatten(instance: Any, table: str) -> dict[str, Value]:
 def default_config() -> dict[str, Value]:
     """Return every key of every method with its default."""
     config = Settings().flat() | {"task": "auto", "model.name": "auto"} | _flatten(PublicSettings(), "public")
-    config |= _flatten(PrivacyOptions(), "dp") | _flatten(SiteOptions(), "sites")
+    config |= _flatten(PrivacyOptions(), "dp") | _flatten(SiteOptions(), "sites") | _flatten(SyntheticSettings(), "synthetic")
     kinds: list[Any] = [*METHODS.values(), *TASKS.values()]
     for kind in kinds:
         if kind.options is not None:
@@ -173,7 +179,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         task = "digits"
     config["task"] = task
     if config.get("model.name", "auto") == "auto":
-        config["model.name"] = TASKS[task].model
+        config["model.name"] = method.model or TASKS[task].model
     values: dict[str, Any] = {}
     for part in fields(Settings):
         if part.name in ("options", "base_options", "problem"):
@@ -187,6 +193,14 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         elif (key := kebab(part.name)) in config:
             values[part.name] = _typed(key, config[key], known[key])
     settings: Settings = _build(Settings, values, "")
+    if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
+        raise UserError(
+            "data.synthetic-use = 'mix': the sites have no such folder: choose 'pretrain', which only the server does"
+        )
+    if settings.data.synthetic and task not in ("classification", "digits"):
+        raise UserError(
+            f"data.synthetic = {settings.data.synthetic!r}: task {task!r} does not start from a set of images: set it to ''"
+        )
     return settings
 
 

@@ -86,6 +86,8 @@ class SiteOptions:
 class SiteImages(Classification):
     """Classification of one site's images; ``source`` is "" on the server, which makes the model and sees no data."""
 
+    flips_labels = False
+
     def __init__(self, settings: "Settings", source: str) -> None:
         super().__init__(settings)
         self.source = source
@@ -121,6 +123,17 @@ class SiteImages(Classification):
     def check(self, num_clients: int) -> None:
         """Build the model: that is all that the server can know."""
         self.initial_arrays()
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """As the settings say: the server has no image."""
+        channels, height, width = self.settings.sites.image
+        return channels, height, width
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of classes in the settings."""
+        return len(self.settings.sites.classes)
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model for the shape and classes of the settings."""

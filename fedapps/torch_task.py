@@ -20,8 +20,14 @@ class TorchTask:
     """Base of a task that trains a torch model. A task adds ``check``, ``objective``, ``model_fn`` and ``prepare``."""
 
     name: str
+    #: Whether training labels can be made wrong on purpose (``data.noise``).
+    flips_labels = False
 
     def __init__(self, settings: "Settings") -> None:
+        if settings.data.noise != "none" and not self.flips_labels:
+            raise UserError(
+                f"data.noise = {settings.data.noise!r}: flips classes of dealt images and sounds, not what this task has: choose none"
+            )
         self.settings = settings
         self.device = device_of(settings.device)
         self._client_data: dict[int, ClientData] = {}
@@ -45,7 +51,11 @@ class TorchTask:
 
     @cached_property
     def _work_model(self) -> nn.Module:
-        return self.model_fn(0)
+        model = self.model_fn(0)
+        if self.settings.model.head:
+            named: Any = model
+            named.head = head_of(model, self.settings.model.head)
+        return model
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the model with which the run starts, by array name."""
@@ -59,6 +69,18 @@ class TorchTask:
         if client_id not in self._client_data:
             self._client_data[client_id] = self.prepare(client_id, num_clients).to(self.device)
         return self._client_data[client_id]
+
+
+def head_of(model: nn.Module, names: str) -> tuple[str, ...]:
+    """Return the layers that a setting names, with commas, as prefixes of array names. Raises ``UserError`` for one that is missing."""
+    head = tuple(f"{name.strip().rstrip('.')}." for name in names.split(","))
+    for prefix in head:
+        if not any(name.startswith(prefix) for name in model.state_dict()):
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in model.state_dict()))
+            raise UserError(
+                f"model.head = {names!r}: there is no layer {prefix[:-1]!r}: choose among {layers}, or whole parts of these"
+            )
+    return head
 
 
 def device_of(name: str) -> torch.device:

@@ -8,19 +8,24 @@ from strategies.fedavg import FedAvg, FedAvgOptions
 from strategies.fedavg_distill import FedAvgDistill, FedAvgDistillOptions
 from strategies.fedboost import FedBoost, FedBoostOptions
 from strategies.feddyn import FedDyn, FedDynOptions
+from strategies.fedevg import FedEvg, FedEvgOptions
 from strategies.fedfw import FedFW, FedFWOptions
+from strategies.fedgenerator import FedGenerator, GeneratorOptions
 from strategies.fedmgda import FedMGDA, FedMGDAOptions
 from strategies.fedopt import FedAdagrad, FedAdam, FedOptOptions, FedYogi
 from strategies.fedprox import FedProx, FedProxOptions
 from strategies.ffgb import FFGB, FFGBOptions
 from strategies.ffgb_distill import FFGBDistill, FFGBDistillOptions
 from strategies.local import Local
+from strategies.partial import FedRep, FedRepOptions, PartialSharing
+from strategies.personal import APFL, APFLOptions, Ditto, DittoOptions, PFedMe, PFedMeOptions
 from strategies.private import PrivacyOptions, Private
 from strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
 from strategies.propfair import PropFair, PropFairOptions
 from strategies.qfedavg import QFedAvg, QFedAvgOptions
 from strategies.reweighting import Reweighting
 from strategies.rounds import Patience, Round, TooFewReplies, run_rounds
+from strategies.scaffold import Scaffold, ScaffoldOptions
 from strategies.soundness import UpdateBound
 from strategies.superfed import SuPerFed, SuPerFedOptions
 from strategies.term import TERM, TERMOptions
@@ -28,6 +33,7 @@ from strategies.warm_start import WarmStart, WarmStartOptions
 
 __all__ = [
     "AFL",
+    "APFL",
     "FFGB",
     "TERM",
     "AAggFFD",
@@ -36,7 +42,10 @@ __all__ = [
     "AFLBoost",
     "AFLBoostOptions",
     "AFLOptions",
+    "APFLOptions",
     "Cohort",
+    "Ditto",
+    "DittoOptions",
     "FFGBDistill",
     "FFGBDistillOptions",
     "FFGBOptions",
@@ -50,15 +59,24 @@ __all__ = [
     "FedBoostOptions",
     "FedDyn",
     "FedDynOptions",
+    "FedEvg",
+    "FedEvgOptions",
     "FedFW",
     "FedFWOptions",
+    "FedGenerator",
     "FedMGDA",
     "FedMGDAOptions",
     "FedOptOptions",
     "FedProx",
     "FedProxOptions",
+    "FedRep",
+    "FedRepOptions",
     "FedYogi",
+    "GeneratorOptions",
     "Local",
+    "PFedMe",
+    "PFedMeOptions",
+    "PartialSharing",
     "Patience",
     "PrivacyOptions",
     "Private",
@@ -70,6 +88,8 @@ __all__ = [
     "QFedAvgOptions",
     "Reweighting",
     "Round",
+    "Scaffold",
+    "ScaffoldOptions",
     "SuPerFed",
     "SuPerFedOptions",
     "TERMOptions",

@@ -58,12 +58,22 @@ class PartialSharing(FedAvg):
 
     def shared(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the part that travels. Raises ``ValueError`` where there is none, or nothing would stay."""
-        part = {name: array for name, array in arrays.items() if name.startswith(self.head) == (self.share == "head")}
-        if not 0 < len(part) < len(arrays):
+        self.check(list(arrays))
+        return ArrayRecord({name: array for name, array in arrays.items() if self.travels(name)})
+
+    def travels(self, name: str) -> bool:
+        """Whether the array of this name is shared."""
+        return name.startswith(self.head) == (self.share == "head")
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise ``ValueError`` unless some of these arrays are shared and some are not."""
+        number = sum(map(self.travels, names))
+        if not 0 < number < len(names):
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
             raise ValueError(
-                f"share = {self.share!r}: {len(part)} of {len(arrays)} arrays would be shared: choose a model with a body and a head"
+                f"the {self.share} is shared, which is {number} of {len(names)} arrays where the head is {', '.join(self.head)}: "
+                f"choose a model with a body and a head, or a head among the layers {layers}"
             )
-        return ArrayRecord(part)
 
 
 @dataclass(frozen=True)

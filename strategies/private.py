@@ -20,7 +20,8 @@ therefore not repeatable. The server sees the updates and must be trusted; metri
 Differs from Flower's wrappers (``DifferentialPrivacyServerSideFixedClipping``), which add the noise after the server's step, divide by
 the number of replies, trip over integer arrays, and account for their own FedAvg only.
 
-Contract: that of the wrapped strategy, FedAvg or one that averages like it, or FedBoost, whose update is the gradient in alpha.
+Contract: that of the wrapped strategy, FedAvg or one that averages like it, or FedBoost, whose update is the gradient in alpha, or
+FedEvg, whose update is ``e_i grad E_i`` at all samples: the noisy mean of these takes the place of their quotient with the mean of e_i.
 Counters stay what they were. Samples are not counted: all clients weigh alike.
 """
 
@@ -43,6 +44,7 @@ from strategies.averaging import averages_by_weight, weight_key
 from strategies.contents import arrays_of
 from strategies.fedavg import FedAvg, to_record
 from strategies.fedboost import FedBoost
+from strategies.fedevg import FedEvg, weighted_gradients
 from strategies.rounds import run_rounds
 from strategies.soundness import update_of
 
@@ -119,11 +121,15 @@ class Private(Strategy):
         sound = [reply for reply in replies if not reply.has_error()]
         if not sound:
             return None, None
-        boost = isinstance(self.strategy, FedBoost)
-        start = {"0": np.zeros_like(self._sent["alpha"])} if boost else self._sent
+        boost, energies = isinstance(self.strategy, FedBoost), isinstance(self.strategy, FedEvg)
+        start = self._sent
+        if boost or energies:  # a reply is no model: what is averaged of it counts from 0
+            start = {"0": np.zeros_like(self._sent["alpha" if boost else "x"])}
         total = {name: np.zeros(array.shape) for name, array in start.items() if array.dtype.kind == "f"}
         for reply in sound:
             arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+            if energies:
+                arrays = weighted_gradients(arrays, self._sent["x"])
             named = dict(zip(start, arrays, strict=False))  # of FedBoost's two arrays the first
             if _spec(named) != _spec(start):
                 continue
@@ -140,6 +146,8 @@ class Private(Strategy):
         }
         if boost:
             moved["1"] = np.zeros_like(moved["0"])
+        if energies:  # one client's signals: the weights are in them already
+            moved["1"] = np.zeros(len(moved["0"]), np.float32)
         self.releases += 1
         arrays_, metrics = self.strategy.aggregate_train(server_round, [self._one_reply(sound, moved)])
         return arrays_, MetricRecord({**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]})
@@ -190,6 +198,8 @@ def _spec(arrays: Named) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _check(strategy: Strategy) -> None:
+    if isinstance(strategy, FedEvg):
+        return
     if type(strategy) is FedBoost:
         o = strategy.options
         if o.gradient != "sampled" or o.repeats > 1 or o.cache or strategy.collecting:

@@ -10,7 +10,8 @@ clients of the round, N the number of all clients and K the steps of a client:
 Counters and running statistics of normalisation layers are averaged.
 
 Contract: the training message holds, after the model's arrays, c: one array a learned array of the model, named ``control.NAME``. The
-reply has the same names and shapes, y_i under the model's and c_i+ - c_i under the others. The client keeps c_i.
+reply has the same names and shapes, y_i under the model's and ``c + c_i+ - c_i`` under the others, so that what a client changed is
+what it replied less what it was sent. The client keeps c_i.
 """
 
 from collections.abc import Iterable
@@ -52,14 +53,16 @@ class Scaffold(FedAvg):
         #: c by the names of the learned arrays; empty before the first round, which is 0.
         self.c: dict[str, NDArray[Any]] = {}
         self._sent = ArrayRecord()
-        self._num_clients = 0
+        self._num_clients = self._asked = 0
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the model and c."""
         self._sent, self._num_clients = arrays, len(clients_of(grid))
         self.c = {name: self.c.get(name, np.zeros_like(values)) for name, values in learned(arrays).items()}
         both = ArrayRecord({**arrays, **{CONTROL + name: Array(*fields(values)) for name, values in self.c.items()}})
-        return super().configure_train(server_round, both, config, grid)
+        messages = list(super().configure_train(server_round, both, config, grid))
+        self._asked = len(messages)
+        return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Move model and c by the means of the clients' changes."""
@@ -69,10 +72,12 @@ class Scaffold(FedAvg):
             return None, metrics
         share = len(sound) / max(self._num_clients, len(sound))
         for name, values in self.c.items():
-            self.c[name] = np.asarray(values + share * read(average[CONTROL + name]), dtype=values.dtype)
+            self.c[name] = np.asarray(values + share * (read(average[CONTROL + name]) - values), dtype=values.dtype)
         model = ArrayRecord({name: average[name] for name in self._sent})
         (change,) = updates(self._sent, [model])
-        return moved(self._sent, self.options.server_learning_rate * change, model), metrics
+        traffic = {"models-up": 2 * len(sound), "models-down": 2 * self._asked}  # c is as large as the model
+        model = moved(self._sent, self.options.server_learning_rate * change, model)
+        return model, MetricRecord({**(metrics or {}), **traffic})
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return c."""

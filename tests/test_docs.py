@@ -24,6 +24,7 @@ from fedapps.errors import UserError
 from fedapps.inline import InlineGrid
 from fedapps.methods import METHODS, build_strategy
 from fedapps.settings import default_config, read_settings, toml_value
+from fedapps.sweep_plan import read_plan
 from fedapps.tasks import build_task
 from strategies import AAggFFD, FedAvg
 
@@ -90,11 +91,11 @@ def all_commands(program):
 
 
 @pytest.mark.parametrize("line", sorted({*all_commands("fedapps"), *experiment_commands()}))
-def test_commands_parse_and_their_settings_exist(line, monkeypatch):
+def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line, comments=True)
     if len(words) == 2 or "--help" in words:  # the bare name of a command
-        assert words[1] in ("run", "methods", "compare")
+        assert words[1] in ("run", "sweep", "methods", "compare")
         return
     if any(f"method={name}" in words for name in PROPOSED):
         return
@@ -104,6 +105,10 @@ def test_commands_parse_and_their_settings_exist(line, monkeypatch):
         check_sizes(
             replace(settings, num_clients=settings.num_clients or 20)
         )  # raises UserError for an unknown key, a wrong value, a missing file
+    if words[1] == "sweep":
+        (tmp_path / "grid.toml").write_text(blocks(ROOT / "docs" / "sweep.md", "toml")[0])
+        file = tmp_path / "grid.toml" if arguments.file.name == "grid.toml" else arguments.file
+        assert read_plan(file, arguments.settings, arguments.scale).points
 
 
 @pytest.mark.parametrize("line", all_commands("flwr run"))

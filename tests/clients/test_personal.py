@@ -5,17 +5,38 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
-from clients import FedAvgClient, LocalClient, to_client_app
-from clients.partial import FedRepClient, PartialClient
-from clients.personal import APFLClient, DittoClient, PFedMeClient
-from clients.scaffold import ScaffoldClient
+from clients import (
+    APFLClient,
+    DittoClient,
+    FedAvgClient,
+    FedRepClient,
+    LocalClient,
+    PartialClient,
+    PFedMeClient,
+    ScaffoldClient,
+    SuPerFedClient,
+    to_client_app,
+)
 from clients.store import MessageStore
 from fedapps.inline import InlineGrid
-from strategies import FedAvg, Local
-from strategies.cohort import Cohort
-from strategies.partial import FedRep, FedRepOptions, PartialSharing
-from strategies.personal import APFL, APFLOptions, Ditto, DittoOptions, PFedMe, PFedMeOptions
-from strategies.scaffold import Scaffold, ScaffoldOptions
+from strategies import (
+    APFL,
+    APFLOptions,
+    Cohort,
+    Ditto,
+    DittoOptions,
+    FedAvg,
+    FedRep,
+    FedRepOptions,
+    Local,
+    PartialSharing,
+    PFedMe,
+    PFedMeOptions,
+    Scaffold,
+    ScaffoldOptions,
+    SuPerFed,
+    SuPerFedOptions,
+)
 from tests.clients.test_fixed_points import CONFIG, CURVATURE, TARGET, quadratic
 from tests.helpers import arrays_of, blobs, simulate, small_net
 
@@ -53,7 +74,7 @@ def run_quadratics(strategy, kind, rounds, epochs, grid=None, **config):
 def test_scaffold_reaches_the_optimum_where_fedavg_is_biased(momentum):
     biased, _ = run_quadratics(FedAvg(), FedAvgClient, 80, 10, momentum=momentum)
     assert abs(biased - OPTIMUM) > 0.05
-    found, stores = run_quadratics(Scaffold(), ScaffoldClient, 300, 10, momentum=momentum)
+    found, stores = run_quadratics(Scaffold(), ScaffoldClient, 150, 10, momentum=momentum)
     assert found == pytest.approx(OPTIMUM, abs=1e-4)
     for i in range(2):  # at the optimum the variates are the gradients there
         assert stores[i].load("control", {}, before=False)[0] == pytest.approx(CURVATURE[i] * (OPTIMUM - TARGET[i]), abs=1e-2)
@@ -83,44 +104,45 @@ def test_dittos_personal_models_reach_their_fixed_point(mu):
     found, stores = run_quadratics(Ditto(DittoOptions(mu, 10)), DittoClient, 120, 1)
     assert found == pytest.approx(OPTIMUM, abs=1e-4)
     for i, (h, t) in enumerate(zip(CURVATURE, TARGET, strict=True)):
-        assert stores[i].load("personal", {}, before=False)[0][0] == pytest.approx((h * t + mu * OPTIMUM) / (h + mu), abs=1e-4)
+        assert stores[i].load("ditto", {}, before=False)[0][0] == pytest.approx((h * t + mu * OPTIMUM) / (h + mu), abs=1e-4)
 
 
 @pytest.mark.parametrize(("lambda_", "beta"), [(2.0, 1.0), (15.0, 0.5)])
 def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta):
     """The envelope of h/2 (w - t)^2 has the curvature h lambda / (h + lambda); theta = (h t + lambda w) / (h + lambda)."""
-    strategy = PFedMe(PFedMeOptions(lambda_, 150, 0.9 / lambda_, beta))
-    found, stores = run_quadratics(strategy, PFedMeClient, 150, 150)
+    strategy = PFedMe(PFedMeOptions(lambda_, 60, 0.9 / lambda_, beta))
+    found, stores = run_quadratics(strategy, PFedMeClient, 100, 60, **{"learning-rate": 1 / (10 + lambda_)})
     weights = [h * lambda_ / (h + lambda_) for h in CURVATURE]
     want = sum(c * t for c, t in zip(weights, TARGET, strict=True)) / sum(weights)
     assert found == pytest.approx(want, abs=1e-4)
     for i, (h, t) in enumerate(zip(CURVATURE, TARGET, strict=True)):
-        assert stores[i].load("personal", {}, before=False)[0][0] == pytest.approx(
+        assert stores[i].load("pfedme", {}, before=False)[0][0] == pytest.approx(
             (h * t + lambda_ * want) / (h + lambda_), abs=1e-4
         )
 
 
 def test_apfls_mixture_reaches_the_clients_own_optimum_beside_the_global_one():
-    found, stores = run_quadratics(APFL(APFLOptions(0.5)), APFLClient, 400, 1, **{"learning-rate": 0.1})
+    found, stores = run_quadratics(APFL(APFLOptions(0.5)), APFLClient, 200, 1, **{"learning-rate": 0.1})
     assert found == pytest.approx(OPTIMUM, abs=1e-4)
     for i, t in enumerate(TARGET):
-        v, alpha = stores[i].load("personal", {}, before=False)
+        v, alpha = stores[i].load("apfl", {}, before=False)
         assert alpha[0] == 0.5
         assert 0.5 * v[0] + 0.5 * found == pytest.approx(t, abs=1e-3)
 
 
-def test_apfls_alpha_follows_its_gradient():
-    """One step from w = 5 and v = 3 at alpha = 0.5 on h/2 (x - t)^2: the slope is (v - w) h (mixture - t)."""
+@pytest.mark.parametrize("steps", [1, 4])
+def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
+    """The first step from w = 5 and v = 3 at alpha = 0.5 on h/2 (x - t)^2: the slope is (v - w) h (mixture - t)."""
     store = MessageStore(RecordDict())
-    store.save("personal", [np.float32([3.0]), np.array([0.5])], {})
+    store.save("apfl", [np.float32([3.0]), np.array([0.5])], {})
     client = quadratic(APFLClient, 1, store)
     client.fit(
-        [np.float32([5.0])], {**CONFIG, "local-epochs": 1, "apfl-alpha": 0.1, "apfl-adaptive": True, "learning-rate": 0.001}
+        [np.float32([5.0])], {**CONFIG, "local-epochs": steps, "apfl-alpha": 0.1, "apfl-adaptive": True, "learning-rate": 0.001}
     )
-    v, alpha = store.load("personal", {}, before=False)
+    v, alpha = store.load("apfl", {}, before=False)
     gradient = 10 * (4.0 - 1.0)
     assert alpha[0] == pytest.approx(0.5 - 0.001 * (3 - 5) * gradient)
-    assert v[0] == pytest.approx(3 - 0.001 * 0.5 * gradient)
+    assert (v[0] == pytest.approx(3 - 0.001 * 0.5 * gradient)) == (steps == 1)
 
 
 # --- reductions, on a net ---------------------------------------------------------------------------------------------
@@ -164,8 +186,8 @@ def test_without_a_pull_ditto_is_local_training_and_with_alpha_one_so_is_apfl(mo
     _, apfl, _ = train_nets(APFL(APFLOptions(1.0)), APFLClient)
     for i in range(3):
         want = local[i].load("model", {}, before=False)
-        assert_equal(ditto[i].load("personal", {}, before=False), want)
-        assert_equal(apfl[i].load("personal", {}, before=False)[:-1], want)
+        assert_equal(ditto[i].load("ditto", {}, before=False), want)
+        assert_equal(apfl[i].load("apfl", {}, before=False)[:-1], want)
 
 
 def test_a_client_that_never_trained_is_scored_with_the_model_it_is_sent():
@@ -180,12 +202,49 @@ def test_a_client_that_never_trained_is_scored_with_the_model_it_is_sent():
 
 def test_the_personal_model_is_what_is_scored():
     _, stores, _ = train_nets(Ditto(DittoOptions(0.1, 3)), DittoClient)
-    own = stores[1].load("personal", {}, before=False)
+    own = stores[1].load("ditto", {}, before=False)
     client = DittoClient(small_net, blobs(1, shift=0.2), 1, stores[1])
     sent = [t.numpy() for t in small_net(4).state_dict().values()]
     found = client.evaluate(sent, TRAIN)[2]
     assert found["loss"] == pytest.approx(FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(own, TRAIN)[0])
     assert found["global-loss"] == pytest.approx(FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(sent, TRAIN)[0])
+
+
+KEPT = {
+    "ditto": (Ditto, DittoClient),
+    "apfl": (lambda: APFL(APFLOptions(0.4, True)), APFLClient),
+    "pfedme": (lambda: PFedMe(PFedMeOptions(beta=0.5)), PFedMeClient),
+    "superfed-mm": (lambda: SuPerFed(SuPerFedOptions(start=0.0)), SuPerFedClient),
+    "local": (Local, LocalClient),
+    "fedrep": (lambda: FedRep(["3."]), FedRepClient),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_client_keeps_is_in_no_message(name, monkeypatch):
+    """Every array of every message, in both directions, is compared with everything that any client kept."""
+    kept, travelled = set(), []
+    save, deliver = MessageStore.save, InlineGrid._answer
+
+    def note(self, store_name, arrays, config):
+        kept.update(np.asarray(array).tobytes() for array in arrays)
+        save(self, store_name, arrays, config)
+
+    def watch(self, message):
+        reply = deliver(self, message)
+        assert not reply.has_error()
+        for content in (message.content, reply.content):
+            travelled.extend(a.numpy().tobytes() for r in content.array_records.values() for a in r.values())
+            if message.metadata.message_type == "train":
+                assert all(isinstance(v, int | float) for r in content.metric_records.values() for v in r.values())
+        return reply
+
+    monkeypatch.setattr(MessageStore, "save", note)
+    monkeypatch.setattr(InlineGrid, "_answer", watch)
+    make, kind = KEPT[name]
+    train_nets(make(), kind)
+    assert len(kept) >= 3 * 3 * 2
+    assert not kept.intersection(travelled)
 
 
 # --- one part shared --------------------------------------------------------------------------------------------------
@@ -249,8 +308,8 @@ def test_fedrep_trains_the_head_first_and_then_the_body():
 
 
 def test_a_model_without_the_parts_is_refused():
-    with pytest.raises(ValueError, match="choose a model with a body and a head"):
-        train_nets(PartialSharing(["nowhere."], "body"), PartialClient)
+    with pytest.raises(ValueError, match=r"0 of 4 .* choose a model with a body and a head, or a head among the layers 1, 3$"):
+        train_nets(PartialSharing(["nowhere."], "head"), PartialClient)
     with pytest.raises(ValueError, match="has no head"):
         PartialClient(small_net, blobs()).head()
 
@@ -259,16 +318,19 @@ def test_what_another_architecture_left_is_refused_and_not_overwritten():
     wide = [t.numpy() for t in small_net(0, hidden=9).state_dict().values()]
     sent = [t.numpy() for t in small_net(0).state_dict().values()]
     config = {**TRAIN, "ditto-mu": 1.0, "ditto-epochs": 1, "apfl-alpha": 0.3, "apfl-adaptive": False, "share": "body"}
-    for kind, name in (
-        (DittoClient, "personal"),
-        (APFLClient, "personal"),
-        (ScaffoldClient, "control"),
-        (PartialClient, "private"),
+    config |= {"pfedme-lambda": 15.0, "pfedme-inner-steps": 5, "pfedme-rate": 0.0}
+    for kind, name, left in (
+        (DittoClient, "ditto", wide),
+        (APFLClient, "apfl", wide),
+        (PFedMeClient, "pfedme", wide),
+        (ScaffoldClient, "control", wide),
+        (PartialClient, "private", wide),
+        (PartialClient, "private", wide[2:]),
     ):
         client = kind(small_net, blobs())
         client.model.head = ("3.",)
-        client.store.save(name, wide, {})
+        client.store.save(name, left, {})
         arrays = {"control": sent + sent, "private": sent[:2]}.get(name, sent)
         with pytest.raises(ValueError, match="architecture"):
             client.fit(arrays, config)
-        assert_equal(client.store.load(name, {}, before=False), wide)
+        assert_equal(client.store.load(name, {}, before=False), left)

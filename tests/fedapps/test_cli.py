@@ -87,6 +87,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
 
     monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)  # seconds of drawing, tested elsewhere
     settings = [f"method={method}", "superfed.start=0.2", "fedboost.library=clients", "ffgb.fit-steps=20"]
+    settings += ["synthetic.steps=20", "fedcgan.hidden=4", "fedcvae.hidden=4"]
     settings += [*QUICK, "num-rounds=8", "checkpoint-every=3", f"clients-per-round={0 if METHODS[method].all_clients else 3}"]
     assert run(*settings, "--out", tmp_path / "whole") == 0
 
@@ -180,6 +181,17 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
             "fedapps: dp.max-epsilon = 1.0: one round with noise-multiplier = 1.0 spends 4.38",
         ),
         (["dp.delta=1.0"], "dp.delta = 1.0"),
+        (["data.noise=pair", "data.noise-ratio=1.0"], "data.noise-ratio = 1.0: choose a value in [0, 1)"),
+        (["data.noise-ratio=0.2"], "data.noise-ratio = 0.2, but noise = 'none': choose noise = pair or symmetric"),
+        (["task=tabular", "data.noise=pair"], "data.noise = 'pair': flips classes of dealt images and sounds"),
+        (["method=fedper", "model.name=logistic"], "model.name = 'logistic': the body is shared, which is 0 of 2 arrays"),
+        (["method=fedrep", "model.head=output"], "model.head = 'output': there is no layer 'output': choose among body.1, "),
+        (
+            ["method=fedper", "model.head=body,classifier"],
+            "0 of 4 arrays where the head is body., classifier.: choose a model with",
+        ),
+        (["method=pfedme", "pfedme.lambda=200"], "pfedme.lambda = 200, but the rate is 0.01: their product must be at most 1"),
+        (["method=scaffold", "dp.noise-multiplier=1.0"], "dp.noise-multiplier: of Scaffold only the average of updates"),
     ],
 )
 def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):

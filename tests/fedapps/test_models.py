@@ -9,8 +9,8 @@ from fedapps.models import MODELS, NAMES, PRETRAINED, build_model
 
 # What runs on images without an extra, and fast; tests/fedapps/test_paper_models.py has the others.
 IMAGE_NETS = [name for name in NAMES if name not in ("m5", "mobilevit-xxs", "efficientnet-b0")]
-# Two 5 x 5 convolutions without padding leave nothing of smaller images.
-LARGER = ("tutorial-cnn", "conv-384-192", "conv-120-84")
+# Two 5 x 5 convolutions without padding leave nothing of smaller images, and so do four halvings.
+LARGER = ("tutorial-cnn", "conv-384-192", "conv-120-84", "vgg9")
 IMAGE_NETS = [name for name in IMAGE_NETS if name not in LARGER]
 
 
@@ -89,6 +89,28 @@ def test_head_splits_the_layers_as_the_papers_do(name, body_layers, head_layers)
     head = [key for key in weights if key.startswith(model.head)]
     assert (len(weights) - len(head), len(head)) == (body_layers, head_layers)
     assert head == weights[body_layers:], "the head is the end of the net"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count", "body_layers"),
+    [
+        ("resnet9", (3, 32, 32), 100, 5_054_784, 12),
+        ("mobilenet", (3, 64, 64), 200, 364_480, 9),
+        ("vgg9", (1, 28, 28), 62, 1_718_416, 6),
+    ],
+)
+def test_the_deep_nets_of_superfed(name, shape, classes, count, body_layers):
+    """Their counts are those of the authors' nets with batch normalisation."""
+    model = build_model(name, shape, classes, seed=0)
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert list(model.buffers()) == []
+    weights = [key for key, p in model.named_parameters() if p.ndim > 1]
+    head = [key for key in weights if key.startswith(model.head)]
+    assert (len(weights) - len(head), len(head)) == (body_layers, 2)
+    x = torch.rand(3, *shape)
+    together, alone = model(x), torch.cat([model(x[i : i + 1]) for i in range(3)])
+    assert together.shape == (3, classes)
+    assert torch.allclose(together, alone, atol=1e-4), "no sample sees the others"
 
 
 def test_paper_nets_have_no_biases_and_xavier_weights():

@@ -1,0 +1,39 @@
+"""Random directions through a net, along which the loss shows how wide its minimum is.
+
+Source: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets", section 4. A net with ReLU is the same function when a layer
+is scaled up and the next one down, so a step of fixed length means nothing. Every filter of a random direction is therefore given the
+length of the net's filter: d_ij <- d_ij ||theta_ij|| / ||d_ij||. Biases, scales and shifts do not move.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Named = Mapping[str, NDArray[Any]]
+
+
+def filter_normalised(arrays: Named, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """Return a direction with the names, shapes and types of ``arrays``.
+
+    The first axis of a weight counts its filters (the outputs of a dense layer). Arrays of fewer than two axes, and such that are not
+    floats, are 0. The draws depend on names and shapes only, so nets of one architecture get the same direction before scaling.
+    """
+    return {name: _scaled(theta, rng) for name, theta in arrays.items()}
+
+
+def _scaled(theta: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    if theta.ndim < 2 or theta.dtype.kind != "f":
+        return np.zeros_like(theta)
+    d = rng.normal(size=theta.shape).reshape(len(theta), -1)
+    wanted = np.linalg.norm(theta.reshape(len(theta), -1), axis=1, keepdims=True)
+    return np.asarray(d * (wanted / np.linalg.norm(d, axis=1, keepdims=True)), theta.dtype).reshape(theta.shape)
+
+
+def on_plane(arrays: Named, first: Named, second: Named, a: float, b: float) -> dict[str, NDArray[Any]]:
+    """Return ``theta + a d_1 + b d_2``, array by array; what is not a float stays."""
+    return {
+        name: np.asarray(theta + a * first[name] + b * second[name], theta.dtype) if theta.dtype.kind == "f" else theta
+        for name, theta in arrays.items()
+    }

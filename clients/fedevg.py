@@ -1,0 +1,101 @@
+"""FedEvg's client: trains a classifier of its own as an energy, and answers with energy signals at the server's synthetic samples.
+
+Source: Hahn 2024 (dissertation), Algorithm 4.2. The client draws a new net every round, or keeps its own (``evg-persistent``). For
+each mini-batch of its data it takes a batch of its copy of the synthetic samples, moves it by R Langevin steps and writes it back, and
+makes one step of Adam on the joint loss (``algorithms.energies``). At the samples as they were received it then answers with ``log e``
+and the gradient of the energy. No parameter of its net leaves the client.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from algorithms.energies import energies_and_gradients, joint_loss, langevin_step, log_weights
+from algorithms.seeds import derived_seed, generator
+from clients.fedavg import FedAvgClient
+from clients.training import Arrays, Config, TrainOptions, get_arrays, mini_batches, set_arrays
+
+NetFn = Callable[[int], nn.Module]
+
+
+class FedEvgClient(FedAvgClient):
+    """``net_fn``: seed -> the net read as an energy; it stays here. ``model_fn``: the server's classifier, which is only scored."""
+
+    def __init__(self, net_fn: NetFn, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net_fn = net_fn
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return (gradients (M, C, H, W), ``log e`` (M,)) at the samples (x (M, C, H, W), y (M,)), and the number of own samples."""
+        device, low = self.data.train.y.device, float(config["evg-low"])
+        x, y = torch.tensor(parameters[0], device=device), torch.tensor(parameters[1], device=device).long()
+        self._check(x, low)
+        net, optimiser = self._net(config)
+        net.train()
+        loss = self._train_energy(net, optimiser, x.clamp(low, 1.0), y, config)
+        if config["evg-persistent"]:
+            self._keep(net, optimiser, config)
+        net.eval()
+        energies, gradients = energies_and_gradients(net, x, y)
+        logs = log_weights(energies.cpu().numpy(), str(config["evg-weights"]))
+        return [gradients.cpu().numpy(), logs], len(self.data.train), {"loss": loss}
+
+    def _train_energy(self, net: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor, config: Config) -> float:
+        """Train the net for one round; return the mean loss over mini-batches. ``x``: the local copy, which moves."""
+        options = TrainOptions.from_config(config)
+        place = (int(config.get("seed", 0)), self.client_id, self.round(config))
+        rng, noise = (generator(place[0], purpose, *place[1:]) for purpose in ("batches", "langevin"))
+        low, size = float(config["evg-low"]), min(options.batch_size, len(x))
+        step, scale, clip = (float(config[f"evg-{key}"]) for key in ("step", "noise", "clip"))
+        x, total, count = x.clone(), torch.zeros((), device=x.device), 0
+        for real in mini_batches(self.data.train, options, rng):
+            # Labels of real and synthetic samples are not matched: every batch sees all classes.
+            rows = torch.from_numpy(noise.permutation(len(x))[:size]).to(x.device)
+            start = moved = x[rows]
+            for _ in range(int(config["evg-langevin-steps"])):
+                normal = torch.from_numpy(noise.standard_normal(start.shape, np.float32)).to(x.device)
+                moved = langevin_step(net, moved, y[rows], normal, step, scale, clip, low, 1.0)
+            x[rows] = moved
+            loss = joint_loss(net, real, start, moved, y[rows], float(config["evg-lambda"]))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total, count = total + loss.detach(), count + 1
+        return float(total) / count
+
+    def _net(self, config: Config) -> tuple[nn.Module, torch.optim.Adam]:
+        """Return a new net, or the one of the round before, and its optimiser."""
+        options = TrainOptions.from_config(config)
+        persistent = bool(config["evg-persistent"])
+        place = (self.client_id, 0 if persistent else self.round(config))
+        net = self.net_fn(derived_seed(int(config.get("seed", 0)), "energy net", *place))
+        rate = options.rate(self.round(config))
+        optimiser = torch.optim.Adam(net.parameters(), rate, (0.5, 0.999), weight_decay=options.weight_decay)
+        if persistent and (kept := self.store.load("energy", config, before=True)):
+            size = len(net.state_dict())
+            set_arrays(net, kept[:size])
+            moments = [torch.tensor(array, device=self.data.train.y.device) for array in kept[size:]]
+            for k, parameter in enumerate(net.parameters()):
+                first, second, steps = moments[3 * k : 3 * k + 3]
+                optimiser.state[parameter] = {"exp_avg": first, "exp_avg_sq": second, "step": steps.cpu()}
+        return net, optimiser
+
+    def _keep(self, net: nn.Module, optimiser: torch.optim.Adam, config: Config) -> None:
+        states = [optimiser.state[parameter] for parameter in net.parameters()]
+        moments = [state[name].cpu().numpy() for state in states for name in ("exp_avg", "exp_avg_sq", "step")]
+        self.store.save("energy", [*get_arrays(net), *moments], config)
+
+    def _check(self, x: Tensor, low: float) -> None:
+        own = self.data.train.x
+        if x.shape[1:] != own.shape[1:]:
+            sent, mine = (f"{s[1]} channel(s) of {s[2]} x {s[3]}" for s in (x.shape, own.shape))
+            raise ValueError(
+                f"synthetic images with {sent}, but this client's have {mine}: bring all clients' images to one form"
+            )
+        if own.min() < low or own.max() > 1:
+            raise ValueError(
+                f"images with values in [{float(own.min()):g}, {float(own.max()):g}], but low = {low:g}: bring them to [{low:g}, 1]"
+            )

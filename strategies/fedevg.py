@@ -1,0 +1,152 @@
+"""FedEvg: a synthetic data set that the server refines with the clients' energy signals. No parameter of a client's net ever travels.
+
+Source: Hahn 2024 (dissertation), Chapter IV, Algorithm 4.1. The server owns M labelled samples, as many of each class, noise at
+first. Every round the clients train classifiers of their own and answer, for each sample, with the weight and the gradient of its
+energy; the server makes one Langevin step along the mixture's (``algorithms.energies``). What a round costs does not depend on the size
+of the nets.
+
+Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and in its configuration the options of the client's steps
+(``evg-...``). The reply holds the energy's gradients at x (M, ...) and ``log e`` (M,), in this order, and ``num-examples``. Evaluation:
+``strategies.synthetic``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from algorithms.checks import check_choice, check_range
+from algorithms.energies import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
+from algorithms.seeds import generator
+from algorithms.wire import read
+from strategies.cohort import ClientId, clients_of
+from strategies.contents import arrays_of
+from strategies.fedavg import to_record
+from strategies.synthetic import Arrays, Judge, Synthetic
+
+#: Beyond this e overflows with noise around it; clipping makes it meaningless long before.
+LARGEST_LOG = 50.0
+
+
+@dataclass(frozen=True)
+class FedEvgOptions:
+    """``beta_first``, ``beta_last``, ``schedule``: the server's steps, by cosine or "ddpm"; ``delta``: its noise.
+
+    ``lambda_``: weight of the cross-entropy on synthetic samples. ``langevin_steps`` R, ``langevin_step`` gamma, ``langevin_noise``
+    sigma and ``clip``: the clients' steps. ``weights``: e, of the energy's sign or its exponential. ``persistent``: a client keeps its
+    net from round to round. ``net``: which. ``low``: least value of the images, 0 or -1; the greatest is 1.
+    """
+
+    beta_first: float = 10.0
+    beta_last: float = 0.01
+    schedule: str = "cosine"
+    delta: float = 0.01
+    lambda_: float = 0.1
+    langevin_steps: int = 1
+    langevin_step: float = 1.0
+    langevin_noise: float = 0.01
+    clip: float = 3.0
+    weights: str = "sign"
+    persistent: bool = False
+    net: str = "energy-cnn"
+    low: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("beta_first", "beta_last", "delta", "lambda_", "langevin_step", "langevin_noise"):
+            check_range(name.rstrip("_").replace("_", "-"), getattr(self, name), 0)
+        check_range("langevin-steps", self.langevin_steps, 1)
+        check_range("clip", self.clip, 0, open_low=True)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("weights", self.weights, WEIGHTS)
+        if self.low not in (0.0, -1.0):
+            raise ValueError(f"low = {self.low:g}: images have values in [0, 1] or [-1, 1]: choose 0 or -1")
+
+
+class FedEvg(Synthetic):
+    """Server half. ``shape``: of a sample, (C, H, W)."""
+
+    replies_like_model = False
+    averages_by_weight = False
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        num_classes: int,
+        judge: Judge,
+        options: FedEvgOptions | None = None,
+        samples: int = 100,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(judge, num_classes, samples, seed, **kwargs)
+        self.options = options or FedEvgOptions()
+        self.shape = tuple(shape)
+        self._x: NDArray[np.float32] = np.zeros((0,), np.float32)
+        self._names: dict[int, ClientId] = {}
+        self._num_rounds = 1
+
+    def first_arrays(self) -> Arrays:
+        """Return x ~ N(0, I), equation (4.12), and the labels."""
+        rng = generator(self.seed, "synthetic start")
+        return {"x": rng.standard_normal((len(self.labels), *self.shape), np.float32), "y": self.labels}
+
+    def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the set, within the range of images also before the first step."""
+        return np.clip(read(arrays["x"]), self.options.low, 1), read(arrays["y"])
+
+    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send the options of the clients' steps."""
+        o = self.options
+        return {
+            "evg-lambda": o.lambda_,
+            "evg-langevin-steps": o.langevin_steps,
+            "evg-step": o.langevin_step,
+            "evg-noise": o.langevin_noise,
+            "evg-clip": o.clip,
+            "evg-weights": o.weights,
+            "evg-persistent": o.persistent,
+            "evg-low": o.low,
+        }
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send the set to the sampled clients."""
+        self._x, self._names = read(arrays["x"]), clients_of(grid)
+        self._num_rounds = int(str(config.get("num-rounds", server_round)))
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Make one step along the mixture's energy, equations (4.13) and (4.14)."""
+        sound, logs, gradients = [], [], []
+        for reply in (reply for reply in replies if not reply.has_error()):
+            signals = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+            if [signal.shape for signal in signals] != [self._x.shape, self._x.shape[:1]]:
+                client = self._names.get(reply.metadata.src_node_id, "?")
+                log(WARNING, "client %s left out: its signals are not one gradient and one weight a sample", client)
+                continue
+            sound.append(reply.content)
+            gradients.append(signals[0])
+            logs.append(signals[1])
+        if not sound:
+            return None, None
+        o = self.options
+        gradient = mixture_gradient(logs, gradients, [self._weight(content) for content in sound])
+        noise = generator(self.seed, "server noise", server_round=server_round).standard_normal(self._x.shape, np.float32)
+        beta = step_size(o.schedule, o.beta_first, o.beta_last, server_round - 1, self._num_rounds)
+        x = server_step(self._x, gradient, noise, beta, o.delta, o.low, 1.0)
+        metrics = self.train_metrics_aggr_fn(sound, self.weighted_by_key)
+        measures = {"beta": beta, "moved": float(np.abs(x - self._x).mean()), "agreement": float(np.mean(np.stack(logs) > 0))}
+        return to_record(["x", "y"], [x, self.labels]), MetricRecord({**metrics, **measures})
+
+
+def weighted_gradients(signals: Sequence[NDArray[Any]], x: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return ``e_i grad E_i`` (M, ...) of a client's signals, for a mean with noise; nothing for signals that do not fit x."""
+    if [signal.shape for signal in signals] != [x.shape, x.shape[:1]]:
+        return []
+    e = np.exp(np.minimum(signals[1], LARGEST_LOG)).reshape(-1, *[1] * (x.ndim - 1))
+    return [np.asarray(e * signals[0], x.dtype)]

@@ -1,0 +1,55 @@
+"""FedCGAN and FedCVAE: the clients' generative nets are averaged, and the server draws the synthetic samples from the average.
+
+Baselines of Hahn 2024 (dissertation), Chapter IV: an auxiliary-classifier GAN, both nets of which travel, and a conditional variational
+autoencoder.
+
+Contract: FedAvg's; evaluation as in ``strategies.synthetic``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from torch import nn
+
+from algorithms.checks import check_range
+from algorithms.modules import get_arrays, set_arrays
+from algorithms.seeds import generator
+from algorithms.wire import read
+from strategies.synthetic import Arrays, Judge, Synthetic
+
+
+@dataclass(frozen=True)
+class GeneratorOptions:
+    """``hidden``: channels of the nets' first stage; the paper has 64."""
+
+    hidden: int = 32
+
+    def __post_init__(self) -> None:
+        check_range("hidden", self.hidden, 1)
+
+
+class FedGenerator(Synthetic):
+    """Server half of both. ``net``: with the weights of the start; ``images(y, rng)`` makes an image for each label."""
+
+    def __init__(self, net: nn.Module, judge: Judge, num_classes: int, samples: int = 100, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(judge, num_classes, samples, seed, **kwargs)
+        self.net = net
+        self._names = list(net.state_dict())
+        self._first = get_arrays(net)
+
+    def first_arrays(self) -> Arrays:
+        """Return the nets' weights at the start."""
+        return dict(zip(self._names, self._first, strict=True))
+
+    @torch.no_grad()
+    def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return images drawn from the average, with the same codes whatever the round."""
+        set_arrays(self.net, [read(array) for array in arrays.values()])
+        self.net.eval()
+        device = next(self.net.parameters()).device
+        net: Any = self.net
+        x = net.images(torch.tensor(self.labels, device=device).long(), generator(self.seed, "synthetic codes"))
+        return x.cpu().numpy(), self.labels

@@ -1,0 +1,315 @@
+"""What travels in FedEvg, its step by hand, who is left out, and the two baselines that average generative nets."""
+
+import logging
+import re
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import MessageType
+from flwr.client import NumPyClient
+
+from clients import ClientData, FedCGANClient, FedCVAEClient, FedEvgClient, MessageStore, Split, to_client_app
+from clients.fedcvae import divergence
+from fedapps.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
+from fedapps.inline import InlineGrid
+from fedapps.models import build_model
+from strategies import Cohort, FedEvg, FedEvgOptions, FedGenerator, PrivacyOptions, Private
+from strategies.contents import arrays_of as records_of
+from tests.helpers import arrays_of, simulate
+
+SHAPE, CLASSES, M = (1, 8, 8), 4, 8
+TRAIN = {"batch-size": 16, "learning-rate": 0.001, "local-epochs": 1, "seed": 3}
+
+
+def images(seed=0, n=24, shape=SHAPE):
+    rng = np.random.default_rng(seed)
+
+    def split():
+        return Split(torch.tensor(rng.random((n, *shape)), dtype=torch.float32), torch.tensor(rng.integers(0, CLASSES, n)))
+
+    return ClientData(split(), split(), split())
+
+
+def model_fn(seed):
+    return build_model("small-cnn", SHAPE, CLASSES, seed)
+
+
+def net_fn(seed):
+    return build_energy_net("energy-cnn", SHAPE, CLASSES, seed)
+
+
+def judge(x, y, server_round):
+    model = model_fn(1)
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}, {"of-the-server": float(server_round)}
+
+
+def evg(options=None, samples=M):
+    return FedEvg(SHAPE, CLASSES, judge, options, samples, seed=3)
+
+
+def evg_client(i, context=None):
+    store = MessageStore(context.state) if context else None
+    return FedEvgClient(net_fn, model_fn, images(i), i, store)
+
+
+class Signals(NumPyClient):
+    """Answers with signals that are known by hand."""
+
+    def __init__(self, log, slope, n=1):
+        self.answer, self.n = (log, slope), n
+
+    def fit(self, parameters, config):
+        x = parameters[0]
+        return [np.full_like(x, self.answer[1]), np.full(len(x), self.answer[0], np.float32)], self.n, {"loss": 0.0}
+
+    def evaluate(self, parameters, config):
+        return 0.0, 1, {"accuracy": 0.5}
+
+
+def run(strategy, client_fn=evg_client, clients=3, rounds=2, **options):
+    return simulate(strategy, client_fn, clients, strategy.first_arrays(), rounds, TRAIN, **options)
+
+
+def test_no_parameter_of_a_clients_net_ever_travels():
+    """Every message of a run is looked at: what goes down and up, and that none of it is a part of any client's net."""
+    kept, seen = [], []
+
+    class Spied(FedEvgClient):
+        def _net(self, config):
+            kept.append(super()._net(config))
+            return kept[-1]
+
+    class Spy(Cohort):
+        def send_and_receive(self, messages, *, timeout=None):
+            sent = list(messages)
+            replies = super().send_and_receive(sent, timeout=timeout)
+            seen.extend([(m.metadata.message_type, "down", m.content) for m in sent])
+            seen.extend([(m.metadata.message_type, "up", m.content) for m in replies])
+            return replies
+
+    app = to_client_app(lambda context: Spied(net_fn, model_fn, images(0), context.node_config["partition-id"]))
+    result = run(evg(), grid=Spy(InlineGrid(app, 3)))
+    assert len(kept) == 6
+    shapes = {
+        (MessageType.TRAIN, "down"): [(M, *SHAPE), (M,)],
+        (MessageType.TRAIN, "up"): [(M, *SHAPE), (M,)],
+        (MessageType.EVALUATE, "down"): [tuple(t.shape) for t in model_fn(0).state_dict().values()],
+        (MessageType.EVALUATE, "up"): [],
+    }
+    assert {(kind, way) for kind, way, _ in seen} == set(shapes)
+    nets = np.concatenate([p.detach().numpy().ravel() for net, _ in kept for p in net.parameters()])
+    nets = nets[np.abs(nets) > 1e-6]  # other arrays hold zeros and ones as well
+    nets = nets[np.abs(nets - 1) > 1e-6]
+    for kind, way, content in seen:
+        arrays = [array.numpy() for record in records_of(content) for array in record.values()]
+        assert [array.shape for array in arrays] == shapes[kind, way]
+        for array in arrays:
+            assert np.isin(array.astype(np.float32), nets).mean() < 0.01
+    assert sorted(arrays_of(result)) == ["x", "y"]
+    assert result.evaluate_metrics_clientapp[2]["of-the-server"] == 2.0
+
+
+def test_a_client_sends_m_times_d_plus_one_numbers():
+    cohort = Cohort(InlineGrid(to_client_app(lambda context: Signals(1, 0.0)), 3))
+    strategy = evg()
+    seen = []
+    simulate(strategy, None, 3, strategy.first_arrays(), 1, grid=cohort, callbacks=[lambda now: seen.append(now.trained)])
+    numbers = 4 * M * (np.prod(SHAPE) + 1)
+    assert 3 * numbers <= seen[0].bytes_up < 3 * (numbers + 600)  # names, shapes and headers
+    assert 3 * numbers <= seen[0].bytes_down < 3 * (numbers + 1000)
+
+
+def test_the_start_is_noise_with_balanced_labels():
+    first = evg(samples=400).first_arrays()
+    assert np.bincount(first["y"]).tolist() == [100] * CLASSES
+    assert abs(first["x"].mean()) < 0.03
+    assert first["x"].std() == pytest.approx(1, abs=0.03)
+
+
+def test_a_round_by_hand():
+    """Three clients of 1, 1 and 2 samples; the second has no sample of any class and weighs e^-2 of the first."""
+    options = FedEvgOptions(beta_first=0.5, beta_last=0.5, delta=0.0)
+    clients = [Signals(1, -1.0), Signals(-1, 4.0), Signals(0, 0.2, 2)]
+    strategy = evg(options)
+    x = arrays_of(run(strategy, lambda i, _: clients[i], rounds=1))["x"]
+    weights = np.array([np.e, 1 / np.e, 2.0])
+    gradient = (weights * [-1.0, 4.0, 0.2]).sum() / weights.sum()
+    np.testing.assert_allclose(x, np.clip(strategy.first_arrays()["x"] - 0.5 * gradient, 0, 1), atol=1e-6)
+
+
+def test_low_is_the_end_of_the_range():
+    options = FedEvgOptions(beta_first=100.0, low=-1.0)
+    assert np.unique(arrays_of(run(evg(options), lambda i, _: Signals(0, 1.0), rounds=1))["x"]).tolist() == [-1.0]
+
+
+def test_what_is_said_of_wrong_options():
+    with pytest.raises(ValueError, match=r"samples = 10, but there are 4 classes, .* choose a multiple, 8 or 12"):
+        evg(samples=10)
+    with pytest.raises(ValueError, match=r"low = 0.5: images have values in \[0, 1\] or \[-1, 1\]"):
+        FedEvgOptions(low=0.5)
+    with pytest.raises(ValueError, match="schedule = 'linear'"):
+        FedEvgOptions(schedule="linear")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (Signals(np.nan, 1.0), "client 1 left out: array 'y' holds values that are not finite"),
+        (Signals(1, np.inf), "client 1 left out: array 'x' holds values that are not finite"),
+        (FedEvgClient(net_fn, model_fn, images(0, shape=(3, 8, 8))), "this client's have 3 channel.s. of 8 x 8"),
+    ],
+)
+def test_who_is_left_out_is_named_and_the_others_go_on(wrong, reason, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    clients = [Signals(1, -1.0), wrong, Signals(1, -1.0)]
+    with_it = run(evg(), lambda i, _: clients[i], rounds=1)
+    without = run(evg(), lambda i, _: clients[2 * i], clients=2, rounds=1)
+    np.testing.assert_array_equal(arrays_of(with_it)["x"], arrays_of(without)["x"])
+    assert any(re.search(reason, record.getMessage()) for record in caplog.records)
+
+
+def test_images_out_of_range_are_refused():
+    data = images(0)
+    wide = ClientData(Split(2 * data.train.x, data.train.y), data.validation, data.test)
+    config = {**TRAIN, **evg().train_options(1, 1)}
+    with pytest.raises(ValueError, match=r"images with values in \[.*\], but low = 0: bring them to \[0, 1\]"):
+        FedEvgClient(net_fn, model_fn, wide).fit(list(evg().first_arrays().values()), config)
+
+
+def test_a_kept_net_goes_on_from_the_round_before():
+    """Two rounds with a store are the rounds of one net; fresh nets forget, and a net that is not kept differs."""
+    start = list(evg().first_arrays().values())
+
+    def signals(persistent, rounds, client=None):
+        client = client or evg_client(0)
+        for server_round in range(1, rounds + 1):
+            config = {**TRAIN, **evg(FedEvgOptions(persistent=persistent)).train_options(1, 1), "server-round": server_round}
+            out = client.fit(start, config)[0][0]
+        return out
+
+    np.testing.assert_array_equal(signals(True, 2), signals(True, 2))
+    np.testing.assert_array_equal(signals(False, 2), signals(False, 2))
+    assert not np.allclose(signals(True, 2), signals(True, 1))
+    client = evg_client(0)
+    signals(False, 1, client)
+    assert not client.store.state  # nothing is kept of a fresh net
+    losses = []
+    for server_round in range(1, 9):
+        config = {**TRAIN, **evg(FedEvgOptions(persistent=True)).train_options(1, 1), "server-round": server_round}
+        losses.append(client.fit(start, config)[2]["loss"])
+    assert losses[-1] < losses[0]
+
+
+def test_noise_for_privacy_takes_the_place_of_the_quotient():
+    """The mean of clipped e_i grad E_i, over all clients asked; epsilon is told."""
+
+    class NoNoise:
+        def normal(self, mean, std, shape):
+            self.std = std
+            return np.zeros(shape)
+
+    clients, rng = [Signals(1, -0.001), Signals(-1, 0.5)], NoNoise()
+    strategy = evg(FedEvgOptions(beta_first=1.0, delta=0.0))
+    private = Private(strategy, PrivacyOptions(2.0, 1.0), rng)
+    result = simulate(private, lambda i, _: clients[i], 2, strategy.first_arrays(), 1)
+    size = M * np.prod(SHAPE)
+    entries = [np.e * -0.001, min(0.5 / np.e, 1 / np.sqrt(size))]  # the second is clipped to norm 1
+    wanted = np.clip(strategy.first_arrays()["x"] - np.mean(entries), 0, 1)
+    np.testing.assert_allclose(arrays_of(result)["x"], wanted, atol=1e-6)
+    assert rng.std == 2.0
+    assert private.privacy_spent()["epsilon"] > 0
+
+
+# --- the nets and the baselines --------------------------------------------------------------------------------------
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "number"),
+    [((1, 32, 32), 10, 4_979_914), ((3, 32, 32), 10, 4_981_066), ((3, 64, 64), 7, 5_128_519), ((1, 64, 64), 11, 5_258_443)],
+)
+def test_resnet10_has_the_papers_size(shape, classes, number):
+    net = build_energy_net("energy-resnet10", shape, classes, 0)
+    assert count(net) == number
+
+
+def test_the_last_layer_has_spectral_norm_one():
+    layer = net_fn(0).classifier
+    layer.bias.data.zero_()
+    layer.weight.data *= 7.0
+    effective = layer(torch.eye(layer.weight.shape[1])).detach()
+    assert float(torch.linalg.matrix_norm(effective, 2)) == pytest.approx(1, abs=1e-5)
+
+
+def test_generators_have_the_papers_sizes():
+    small, large = ACGAN((1, 32, 32), 10), ACGAN((3, 64, 64), 10)
+    assert [round(count(part) / 1e6, 2) for part in (small.generator, small.discriminator)] == [1.22, 1.71]
+    assert [round(count(part) / 1e6, 2) for part in (large.generator, large.discriminator)] == [1.49, 2.76]
+    assert round(count(CVAE((1, 32, 32), 10)) / 1e6, 2) == 1.85
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 20, 24)])
+@pytest.mark.parametrize("kind", [ACGAN, CVAE])
+def test_generated_images_have_the_tasks_form(kind, shape):
+    net = build_generator(kind, shape, CLASSES, 4, 0).eval()
+    made = net.images(torch.arange(CLASSES), np.random.default_rng(0)).detach()
+    assert made.shape == (CLASSES, *shape)
+    assert made.min() >= 0
+    assert made.max() <= 1
+    if kind is ACGAN:
+        source, logits = net.judge(made)
+        assert (source.shape, logits.shape) == ((CLASSES,), (CLASSES, CLASSES))
+
+
+def test_the_divergence_is_torchs():
+    mean, sigma = torch.randn(4, 3), torch.rand(4, 3) + 0.1
+    normal = torch.distributions.Normal
+    wanted = torch.distributions.kl_divergence(normal(mean, sigma), normal(torch.zeros(4, 3), torch.ones(4, 3))).sum(1)
+    torch.testing.assert_close(divergence(mean, sigma), wanted)
+
+
+def test_a_fake_is_to_be_recognised_as_what_it_was_made_as(monkeypatch):
+    """The label with which a generated image is judged is the one that it was generated with."""
+    net = build_generator(ACGAN, SHAPE, CLASSES, 4, 0)
+    made, judged = [], []
+
+    def generate(z, y):
+        made.append(y)
+        return torch.zeros(len(y), *SHAPE) + y[:, None, None, None] / 10 + 0 * net.generator[0].weight.sum()
+
+    monkeypatch.setattr(net, "generate", generate)
+    monkeypatch.setattr(
+        "clients.fedcgan._judged", lambda net, x, y, real: judged.append((x, y)) or 0 * x.sum() + 0 * count_grad(net)
+    )
+    client = FedCGANClient(net, model_fn, images(0), 0)
+    client.train({**TRAIN, "server-round": 1})
+    fakes = [(x, y) for x, y in judged if torch.equal(x[:, 0, 0, 0], x[:, 0, 1, 1])]  # those without texture
+    assert len(fakes) == 2 * len(made) > 0
+    for x, y in fakes:
+        torch.testing.assert_close(x[:, 0, 0, 0], y / 10)
+
+
+def count_grad(net):
+    return sum(p.sum() for p in net.parameters())
+
+
+@pytest.mark.parametrize(("kind", "half"), [(ACGAN, FedCGANClient), (CVAE, FedCVAEClient)])
+def test_baselines_average_nets_and_draw_from_them(kind, half):
+    def generator_client(i, context):
+        return half(build_generator(kind, SHAPE, CLASSES, 4, 9), model_fn, images(i, n=17), i)  # a batch of one at the end
+
+    strategy = FedGenerator(build_generator(kind, SHAPE, CLASSES, 4, 0), judge, CLASSES, M, seed=3)
+    result = run(strategy, generator_client, rounds=1)
+    alone = [
+        generator_client(i, None).fit(list(strategy.first_arrays().values()), {**TRAIN, "server-round": 1})[0] for i in range(3)
+    ]
+    for k, array in enumerate(arrays_of(result).values()):
+        np.testing.assert_allclose(array, np.mean([arrays[k] for arrays in alone], 0), atol=1e-5)
+    x, y = strategy.samples(result.arrays)
+    assert x.shape == (M, *SHAPE)
+    np.testing.assert_array_equal(strategy.samples(result.arrays)[0], x)
+    assert np.bincount(y).tolist() == [M // CLASSES] * CLASSES
