@@ -122,7 +122,7 @@ def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta):
 
 
 def test_apfls_mixture_reaches_the_clients_own_optimum_beside_the_global_one():
-    found, stores = run_quadratics(APFL(APFLOptions(0.5)), APFLClient, 200, 1, **{"learning-rate": 0.1})
+    found, stores = run_quadratics(APFL(APFLOptions(0.5)), APFLClient, 400, 1, **{"learning-rate": 0.1})
     assert found == pytest.approx(OPTIMUM, abs=1e-4)
     for i, t in enumerate(TARGET):
         v, alpha = stores[i].load("apfl", {}, before=False)
