@@ -128,6 +128,9 @@ def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, 
     monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
     assert [row["failures"] for row in rows(out)] == [[]] * 2
+    run_folder = max((deployment.sites["oslo"].folder / "store").glob("run-*"), key=lambda path: path.stat().st_mtime).name
+    for name, site in deployment.sites.items():  # every site has its personal model on its own disk, and only its own
+        assert [path.name for path in (site.folder / "store" / run_folder).iterdir()] == [f"client-{SITES[name]}"]
     left, right = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "inline"))
     for name, array in right.items():
         np.testing.assert_allclose(left[name], array, atol=1e-6)
