@@ -464,7 +464,7 @@ def test_two_processes_and_an_interrupt(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 100
-    while len(list(out.glob("cells/*/checkpoint/[0-9]*"))) < 2 and time.monotonic() < deadline:
+    while len({found.parents[1] for found in out.glob("cells/*/checkpoint/[0-9]*")}) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, error = process.communicate(timeout=60)
