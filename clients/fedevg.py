@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from algorithms.energies import energies_and_gradients, joint_loss, langevin_step, log_weights
 from algorithms.seeds import derived_seed, generator
 from clients.fedavg import FedAvgClient
+from clients.generator import adam
 from clients.training import Arrays, Config, TrainOptions, get_arrays, mini_batches, set_arrays
 
 NetFn = Callable[[int], nn.Module]
@@ -72,8 +73,7 @@ class FedEvgClient(FedAvgClient):
         persistent = bool(config["evg-persistent"])
         place = (self.client_id, 0 if persistent else self.round(config))
         net = self.net_fn(derived_seed(int(config.get("seed", 0)), "energy net", *place))
-        rate = options.rate(self.round(config))
-        optimiser = torch.optim.Adam(net.parameters(), rate, (0.5, 0.999), weight_decay=options.weight_decay)
+        optimiser = adam(net, options.rate(self.round(config)), options)
         if persistent and (kept := self.store.load("energy", config, before=True)):
             size = len(net.state_dict())
             set_arrays(net, kept[:size])

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.checks import check_range
@@ -45,8 +45,8 @@ from strategies.contents import arrays_of
 from strategies.fedavg import FedAvg, to_record
 from strategies.fedboost import FedBoost
 from strategies.fedevg import FedEvg, weighted_gradients
-from strategies.rounds import run_rounds
 from strategies.soundness import update_of
+from strategies.wrapper import Wrapper
 
 Named = dict[str, NDArray[Any]]
 
@@ -70,7 +70,7 @@ class PrivacyOptions:
         check_range("max-epsilon", self.max_epsilon, 0)
 
 
-class Private(Strategy):
+class Private(Wrapper):
     """Wraps ``strategy``; ``ValueError`` for one whose model is not a function of the average of the updates."""
 
     averages_by_weight = False  # a wrapper's weights would have no effect
@@ -161,22 +161,6 @@ class Private(Strategy):
         reply.content = RecordDict({"arrays": to_record(list(arrays), list(arrays.values())), "metrics": metrics})
         metrics[key] = 1.0
         return reply
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Leave evaluation to the wrapped strategy."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Leave evaluation to the wrapped strategy."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        """Leave the summary to the wrapped strategy."""
-        self.strategy.summary()
-
-    def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the rounds; arguments as in :func:`strategies.rounds.run_rounds`."""
-        return run_rounds(self, *args, **kwargs)
 
     # --- saved state ---------------------------------------------------------------------------------------------
 

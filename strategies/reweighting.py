@@ -21,20 +21,20 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.portfolio import Maker
 from strategies.averaging import averages_by_weight, ignores_weights, weight_key, with_weight
 from strategies.cohort import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.contents import LOSS_BEFORE, innermost, sound_losses
-from strategies.rounds import run_rounds
+from strategies.wrapper import Wrapper
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 
-class Reweighting(Strategy):
+class Reweighting(Wrapper):
     """Wraps ``strategy``, which must average by weight: ``ValueError`` at once, or in the first round where only a trial can tell."""
 
     replies_like_model = True
@@ -101,22 +101,6 @@ class Reweighting(Strategy):
         with _metrics_as_replied(self.strategy, [reply.content for reply in whole]):
             arrays, metrics = self.strategy.aggregate_train(server_round, [*weighted, *failed])
         return arrays, MetricRecord({**(metrics or {}), **facts, "weight-max": float(weights.max())})
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Leave evaluation to the wrapped strategy."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Leave evaluation to the wrapped strategy."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        """Leave the summary to the wrapped strategy."""
-        self.strategy.summary()
-
-    def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the rounds; arguments as in :func:`strategies.rounds.run_rounds`."""
-        return run_rounds(self, *args, **kwargs)
 
     # --- saved state ---------------------------------------------------------------------------------------------
 

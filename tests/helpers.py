@@ -1,12 +1,26 @@
 """What several tests share: runs on the in-process grid, clients whose result is known by hand, small data and nets."""
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.client import NumPyClient
 
 from clients import ClientData, Split, to_client_app
 from fedapps.inline import InlineGrid
+
+
+def assert_same(a, b, where="", skip=lambda key: key == "seconds"):
+    """Compare nested values, numbers to 1e-6, but for the keys that ``skip`` names."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            if not skip(key):
+                assert_same(a[key], b[key], f"{where}.{key}", skip)
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, rel=1e-6, abs=1e-6), where
+    else:
+        assert a == b, where
 
 
 def simulate(strategy, client_fn, num_clients, initial, num_rounds=3, config=None, grid=None, **options):

@@ -19,6 +19,7 @@ from fedapps.cli import main
 from fedapps.deployment import Deployment, Site
 from fedapps.errors import RunFailed, UserError
 from fedapps.processes import free_port, marked, program
+from tests.helpers import assert_same
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["train.local-epochs=1", "evaluate-every=0", "clients-per-round=0", "seed=5", "num-clients=3"]
@@ -29,6 +30,11 @@ JOBS = {  # and SuPerFed-MM, which keeps state at the sites, in test_faults.py
 }
 
 pytestmark = pytest.mark.deployment
+
+
+def not_compared(key):
+    """Leave out what hangs on time and on the length of a path."""
+    return key == "seconds" or "bytes" in key
 
 
 def fedapps(*arguments):
@@ -57,19 +63,6 @@ def rows(folder):
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
-def assert_same(a, b, where=""):
-    """Compare nested values, numbers to 1e-6; not the seconds, nor the bytes, in which the length of a path counts."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a.keys() - {"seconds"}:
-            if "bytes" not in key:
-                assert_same(a[key], b[key], f"{where}.{key}")
-    elif isinstance(a, float):
-        assert a == pytest.approx(b, rel=1e-6, abs=1e-6), where
-    else:
-        assert a == b, where
-
-
 @pytest.mark.parametrize("method", JOBS)
 def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path, monkeypatch):
     monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
@@ -92,7 +85,7 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         assert one["failures"] == other["failures"]
-        assert_same(one, other, f"round {one['round']}")
+        assert_same(one, other, f"round {one['round']}", not_compared)
 
 
 def test_status_logs_and_what_is_private(deployment):

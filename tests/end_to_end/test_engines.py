@@ -14,6 +14,7 @@ import pytest
 from fedapps.bundle import copy_app
 from fedapps.launch import run_simulation
 from fedapps.processes import end_marked, free_port, program
+from tests.helpers import assert_same
 
 ROOT = Path(__file__).parents[2]
 JOB = ["method=superfed-mm", "superfed.start=0.3", "num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "seed=5"]
@@ -34,18 +35,6 @@ def fedapps(*arguments, **environment):
 
 def rows(folder):
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
-def assert_same(a, b, where=""):
-    """Compare nested values, numbers to 1e-6."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a.keys() - {"seconds"}:
-            assert_same(a[key], b[key], f"{where}.{key}")
-    elif isinstance(a, float):
-        assert a == pytest.approx(b, rel=1e-6, abs=1e-6), where
-    else:
-        assert a == b, where
 
 
 BOOST = ["method=fedboost", "task=unigram", "num-clients=6", "clients-per-round=4", "num-rounds=4", "evaluate-every=2"]
