@@ -1,6 +1,6 @@
 # make run    the main job: FedAvg and SuPerFed-MM on the handwritten digits, through Flower's Ray simulation
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
-# make test-deployment  the tests with a real SuperLink and SuperNodes (some minutes)
+# make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
 # make lint   ruff (lint and format) and mypy
 # make clean  removes what these made, but not results/
 #
@@ -22,6 +22,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PIP = $(BIN)/python -m pip --disable-pip-version-check $(if $(wildcard $(VENV)/.installed*),--quiet)
 RUN := $(BIN)/fedapps run experiments/default.toml
 ARGS ?=
+# Two tests at a time, those of a file in one process.
+TOGETHER := -n 2 --dist loadfile
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -35,10 +37,10 @@ run: $(VENV)/.installed
 	@$(BIN)/fedapps compare results/main/fedavg results/main/superfed-mm --out results/main/comparison
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS)
 
 test-deployment: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest -m deployment $(ARGS)
+	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

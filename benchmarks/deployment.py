@@ -25,7 +25,7 @@ from fedapps.deployment import Deployment  # noqa: E402
 
 JOB = ["num-clients=3", "clients-per-round=0", "evaluate-every=0", "train.local-epochs=1", "checkpoint-every=0"]
 # As a ClientApp process does: Flower's program and what it needs, then the app.
-START = "import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp; import fedapps.client_app"
+START = "import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp; import fedapps.client_app, fedapps.client_side"
 
 
 def main() -> None:

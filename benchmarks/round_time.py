@@ -34,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checko
 from clients import ClientData, FedAvgClient, Split, SuPerFedClient
 from clients.training import get_arrays
 from fedapps import image_cache, launch
-from fedapps.client_app import app, prepare
+from fedapps.client_app import app
+from fedapps.client_side import prepare
 from fedapps.images import read_images
 from fedapps.inline import InlineGrid
 from fedapps.models import build_model

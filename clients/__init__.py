@@ -1,26 +1,33 @@
 """Client halves of the methods, as Flower NumPyClients: a model and data are handed in. And what they share."""
 
-from clients.adapter import to_client_app
-from clients.data import ClientData, Split
-from clients.fedavg import FedAvgClient
-from clients.fedcgan import FedCGANClient
-from clients.fedcvae import FedCVAEClient
-from clients.feddyn import FedDynClient
-from clients.fedevg import FedEvgClient
-from clients.fedfw import FedFWClient
-from clients.fedprox import FedProxClient
-from clients.ffgb import FFGBClient
-from clients.ffgb_distill import FFGBDistillClient
-from clients.local import LocalClient
-from clients.partial import FedRepClient, PartialClient
-from clients.personal import APFLClient, DittoClient, PFedMeClient
-from clients.projected import ProjectedClient
-from clients.propfair import PropFairClient
-from clients.scaffold import ScaffoldClient
-from clients.store import DiskStore, MessageStore, Store
-from clients.superfed import SuPerFedClient
-from clients.training import TrainOptions
-from clients.two_phase import TwoPhaseClient
+from typing import TYPE_CHECKING
+
+from algorithms.lazy import late_exports
+
+if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which takes seconds and 200 MB
+    from clients.adapter import to_client_app
+    from clients.data import ClientData, Split
+    from clients.fedavg import FedAvgClient
+    from clients.fedcgan import FedCGANClient
+    from clients.fedcvae import FedCVAEClient
+    from clients.feddyn import FedDynClient
+    from clients.fedevg import FedEvgClient
+    from clients.fedfw import FedFWClient
+    from clients.fedprox import FedProxClient
+    from clients.ffgb import FFGBClient
+    from clients.ffgb_distill import FFGBDistillClient
+    from clients.local import LocalClient
+    from clients.partial import FedRepClient, PartialClient
+    from clients.personal import APFLClient, DittoClient, PFedMeClient
+    from clients.projected import ProjectedClient
+    from clients.propfair import PropFairClient
+    from clients.scaffold import ScaffoldClient
+    from clients.store import DiskStore, MessageStore, Store
+    from clients.superfed import SuPerFedClient
+    from clients.training import TrainOptions
+    from clients.two_phase import TwoPhaseClient
+
+__getattr__, __dir__ = late_exports(__name__, __file__)
 
 __all__ = [
     "APFLClient",

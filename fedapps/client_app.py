@@ -1,64 +1,28 @@
-"""Flower's ClientApp: what runs for every client. Task, data and module are built once a process and shared by its clients."""
+"""Flower's ClientApp: what runs for every client.
 
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
+A SuperNode starts a process for every message. The first one only asks who the client is: what trains is imported when it is needed.
+"""
 
-import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
 
-from algorithms.seeds import derived_seed
-from clients.adapter import client_id, to_client_app
-from clients.store import DiskStore, MessageStore, Store
-from fedapps.errors import UserError
-from fedapps.methods import build_client
-from fedapps.settings import Settings, read_settings
-from fedapps.tasks import Task, build_task
-
-
-@lru_cache(maxsize=4)
-def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
-    """Return settings and task of a run configuration; ``site_data``: where this site has its own data."""
-    torch.set_num_threads(1)  # a virtual client has one CPU; more threads wait for each other where cores are shared
-    settings = read_settings(dict(config))
-    return settings, build_task(settings, site_data)
+from clients.adapter import to_client_app
 
 
 def client_fn(context: Context) -> NumPyClient:
     """Return the client that answers one message."""
-    settings, task = task_of(context)
-    name = client_id(context)
-    num_clients = int(str(context.node_config.get("num-partitions", settings.num_clients)))
-    return build_client(settings, task, name, num_clients, store_of(settings, context, name))
+    from fedapps.client_side import client_of
+
+    return client_of(context)
 
 
-def task_of(context: Context) -> tuple[Settings, Task]:
-    """Return settings and task of a message's run, on this site's own data where it has some."""
-    settings, task = prepare(frozenset(context.run_config.items()), str(context.node_config.get("data", "")))
-    if settings.sites.own and "data" not in context.node_config:
-        raise UserError(
-            'the settings describe sites\' own data, but this site names none: add data="/path" to its node configuration'
-        )
-    return settings, task
-
-
-def check_data(context: Context) -> None:
+def check(context: Context) -> None:
     """Read this site's own data, so that what is wrong with them is said before the first round. Dealt data the server has checked."""
-    settings, task = task_of(context)
-    if settings.sites.own:
-        task.client_data(client_id(context), settings.num_clients)  # type: ignore[attr-defined]
+    described = any(context.run_config.get(f"sites.{key}") for key in ("labels", "columns"))
+    if described or "data" in context.node_config:
+        from fedapps.client_side import check_data
+
+        check_data(context)
 
 
-def store_of(settings: Settings, context: Context, name: int | str) -> Store:
-    """Return where this client keeps its state: its own folder, or the context."""
-    folder = Path(settings.out) / "clients" if settings.out else None
-    if "store-dir" in context.node_config:  # a site's own disk: one folder a results folder, which a resumed run shares
-        run = derived_seed(0, settings.out) if settings.out else context.run_id
-        folder = Path(str(context.node_config["store-dir"])) / f"run-{run:x}"
-    if settings.keeps_clients_on_disk and folder:
-        return DiskStore(folder / f"client-{name}", context.run_id)
-    return MessageStore(context.state)
-
-
-app = to_client_app(client_fn, writable=False, check=check_data)
+app = to_client_app(client_fn, writable=False, check=check)

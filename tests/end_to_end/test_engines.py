@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -21,6 +23,14 @@ JOB = ["method=superfed-mm", "superfed.start=0.3", "num-rounds=4", "evaluate-eve
 JOB += ["train.local-epochs=2", "clients-per-round=4", "num-clients=8"]
 
 pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def short_folder():
+    """Return a folder whose path leaves room for the names of Ray's sockets."""
+    folder = tempfile.mkdtemp(prefix="fr-", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def fedapps(*arguments, **environment):
@@ -56,14 +66,12 @@ FRANK_WOLFE = [
         pytest.param(JOB, id="superfed-mm"),
         pytest.param(BOOST, id="fedboost"),
         pytest.param(FRANK_WOLFE, id="fedfw-plus"),
-        # With SuperNodes, too, in test_deployment.py; like these they are left to `make test-deployment`.
-        pytest.param(["method=fedavg", *JOB[2:]], id="fedavg", marks=pytest.mark.deployment),
-        pytest.param(["method=aaggff-d", *JOB[2:]], id="aaggff-d", marks=pytest.mark.deployment),
+        pytest.param(["method=fedavg", *JOB[2:]], id="fedavg"),
+        pytest.param(["method=aaggff-d", *JOB[2:]], id="aaggff-d"),
     ],
 )
-def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_path):
-    before = set(os.listdir("/tmp"))
-    done = fedapps("run", *job, "--engine", "ray", "--workers", "2", "--out", tmp_path / "ray")
+def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_path, short_folder):
+    done = fedapps("run", *job, "--engine", "ray", "--workers", "2", "--out", tmp_path / "ray", TMPDIR=short_folder)
     assert done.returncode == 0, done.stderr + (tmp_path / "ray" / "run.log").read_text()[-3000:]
     assert "round 4/4" in done.stdout
     assert str(tmp_path / "ray" / "report.html") in done.stdout
@@ -74,16 +82,16 @@ def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_
     for one, other in zip(left, right, strict=True):
         assert_same(one, other, f"round {one['round']}")
     assert {p.name for p in (tmp_path / "ray").iterdir()} == {p.name for p in (tmp_path / "inline").iterdir()}
-    assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("fl-")]
+    assert not [name for name in os.listdir(short_folder) if name.startswith("fl-")]
 
 
-def test_plain_flwr_run(tmp_path):
+def test_plain_flwr_run(tmp_path, short_folder):
     """As a Flower user would, in a copy of the project: `flwr run .` with a home and ports of the test's own."""
     app = copy_app(tmp_path)
     home, ports = tmp_path / "home", (free_port(), free_port())
     (home / "x").mkdir(parents=True)
     environment = os.environ | {
-        "HOME": str(home), "FLWR_HOME": str(home), "RAY_TMPDIR": short_folder(), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "HOME": str(home), "FLWR_HOME": str(home), "RAY_TMPDIR": short_folder, "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(ports[0]), "FLWR_LOCAL_CONTROL_API_PORT": str(ports[1]),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
@@ -177,10 +185,3 @@ def test_ctrl_c_under_ray_and_resume(tmp_path):
     settings = tomllib.loads((out / "settings.toml").read_text())
     assert settings["num-rounds"] == 400
     assert done[-1]["round"] >= 2
-
-
-def short_folder():
-    """Return a folder whose path leaves room for the names of Ray's sockets."""
-    import tempfile
-
-    return tempfile.mkdtemp(prefix="fr-", dir="/tmp")

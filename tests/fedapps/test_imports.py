@@ -1,11 +1,15 @@
 """What a client process imports: a SuperNode starts one for every message, so nothing that takes long and is not needed."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 LATE = {
+    "torch",
     "scipy",
     "sklearn",
     "pandas",
@@ -18,15 +22,35 @@ LATE = {
     "transformers",
     "ray",
 }
-IMPORT = """
-import sys
+IMPORTED = "import sys\nprint(*sorted({name.partition('.')[0] for name in sys.modules}))\n"
+
+
+def imported(code):
+    done = subprocess.run([sys.executable, "-c", code + IMPORTED], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_who_a_client_is_can_be_asked_without_what_trains():
+    code = """
+from flwr.app import RecordDict
 from fedapps.client_app import app
-print(*sorted({name.partition('.')[0] for name in sys.modules}))
+from fedapps.inline import InlineGrid
+grid = InlineGrid(app, 3)
+(answer,) = grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1002, "1")])
+assert dict(answer.content["config"]) == {"client-id": 2, "num-clients": 3}
 """
+    assert LATE & imported(code) == set()
 
 
-def test_the_client_app_imports_nothing_that_it_can_do_without():
-    done = subprocess.run([sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=True)
-    imported = set(done.stdout.split())
-    assert "torch" in imported
-    assert LATE & imported == set()
+def test_the_side_that_trains_imports_nothing_that_it_can_do_without():
+    assert LATE & imported("import fedapps.client_side\n") == {"torch"}
+
+
+@pytest.mark.parametrize("name", ["clients", "strategies"])
+def test_what_a_package_offers_is_imported_on_use(name):
+    assert "torch" not in imported(f"import {name}\nfrom {name} import {'to_client_app' if name == 'clients' else 'FedAvg'}\n")
+    package = importlib.import_module(name)
+    assert sorted(package.__all__) == dir(package)
+    assert {getattr(package, one).__name__ for one in package.__all__} == set(package.__all__)
+    with pytest.raises(ImportError, match="cannot import name 'Fedavg'"):
+        exec(f"from {name} import Fedavg")

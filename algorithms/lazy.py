@@ -1,0 +1,24 @@
+"""Names of a package that are imported when they are first used: who wants one class does not pay for the imports of all others."""
+
+import ast
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def late_exports(package: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562): what its file ``path`` imports under ``if TYPE_CHECKING:``.
+
+    Type checkers and editors read that list as it stands, so a name is written once.
+    """
+    blocks = [node for node in ast.parse(Path(path).read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    modules = {alias.name: str(node.module) for node in imports for alias in node.names}
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return find, lambda: sorted(modules)
