@@ -16,7 +16,8 @@ from clients.training import TrainOptions
 from fedapps.bundle import Value, toml_value
 from fedapps.data import DataSettings
 from fedapps.errors import UserError
-from fedapps.methods import METHODS, Method, base_of
+from fedapps.methods import METHODS, base_of
+from fedapps.methods.method import Method
 from fedapps.public_data import PublicSettings
 from fedapps.sites import SiteOptions
 from fedapps.synthetic import SyntheticSettings

@@ -1,7 +1,7 @@
 """Every task, by name: data, model and objective together. To add one, add an entry.
 
 A task is built once a process from the settings. Beside the three members of ``Task`` it has whatever the methods that run on it
-ask for (``fedapps/methods.py``): a torch model and tensors, an objective and a domain, predictors.
+ask for (``fedapps/methods``): a torch model and tensors, an objective and a domain, predictors.
 """
 
 from collections.abc import Callable, Mapping

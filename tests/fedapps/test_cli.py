@@ -15,7 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedapps.cli import main
-from fedapps.methods import BASES, METHODS
+from fedapps.methods import METHODS
+from fedapps.methods.fair import BASES
 
 QUICK = ["num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "train.local-epochs=1", "--nodes", "6", "clients-per-round=2"]
 # 6 clients of digits hold enough of each class for any partition

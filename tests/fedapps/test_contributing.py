@@ -33,10 +33,10 @@ def extended(tmp_path_factory):
     (copy / "strategies/finetune.py").write_text(SERVER, encoding="utf-8")
     (copy / "clients/finetune.py").write_text(CLIENT, encoding="utf-8")
     (copy / "tests/clients/test_finetune.py").write_text(EXAM, encoding="utf-8")
-    methods = (ROOT / "fedapps/methods.py").read_text(encoding="utf-8")
-    methods = methods.replace("from clients.store import Store\n", f"from clients.store import Store\n{IMPORTS}\n", 1)
+    methods = (ROOT / "fedapps/methods/personal.py").read_text(encoding="utf-8")
     head, opening, entries = methods.partition("METHODS: dict[str, Method] = {\n")
-    (copy / "fedapps/methods.py").write_text(head + opening + ENTRY + entries, encoding="utf-8")
+    head = head.replace("from fedapps.errors", f"{IMPORTS}\nfrom fedapps.errors", 1)
+    (copy / "fedapps/methods/personal.py").write_text(head + opening + ENTRY + entries, encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (copy / "pyproject.toml").write_text(project.replace("[tool.ruff]", f"{DEFAULTS}\n[tool.ruff]", 1), encoding="utf-8")
     for name in ("CHANGELOG.md", "CONTRIBUTING.md"):

@@ -1,0 +1,73 @@
+"""Methods that average the clients' models into one: FedAvg, FedProx, SCAFFOLD and those whose server steps like an optimiser."""
+
+from clients import FedAvgClient, FedProxClient, ScaffoldClient
+from fedapps.methods.method import Method, torch_client
+from strategies import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgOptions,
+    FedOptOptions,
+    FedProx,
+    FedProxOptions,
+    FedYogi,
+    Scaffold,
+    ScaffoldOptions,
+)
+
+METHODS: dict[str, Method] = {
+    "fedavg": Method(
+        summary="weighted average of the clients' models",
+        paper="McMahan et al. 2017",
+        trait="one global model",
+        strategy=lambda options, task, seed: FedAvg(weights=options.weights),
+        client=torch_client(FedAvgClient),
+        options=FedAvgOptions,
+        table="fedavg",
+    ),
+    "fedprox": Method(
+        summary="FedAvg with a squared proximal term that keeps clients near the global model",
+        paper="Li et al. 2020",
+        trait="one global model",
+        strategy=lambda options, task, seed: FedProx(options),
+        client=torch_client(FedProxClient),
+        options=FedProxOptions,
+        table="fedprox",
+    ),
+    "scaffold": Method(
+        summary="control variates take the drift out of the clients' steps",
+        paper="Karimireddy et al. 2020",
+        trait="one global model",
+        strategy=lambda options, task, seed: Scaffold(options),
+        client=torch_client(ScaffoldClient),
+        options=ScaffoldOptions,
+        table="scaffold",
+    ),
+    "fedadam": Method(
+        summary="the server takes the mean update as a gradient for Adam",
+        paper="Reddi et al. 2021",
+        trait="one global model",
+        strategy=lambda options, task, seed: FedAdam(options),
+        client=torch_client(FedAvgClient),
+        options=FedOptOptions,
+        table="fedopt",
+    ),
+    "fedyogi": Method(
+        summary="the same for Yogi",
+        paper="Reddi et al. 2021",
+        trait="one global model",
+        strategy=lambda options, task, seed: FedYogi(options),
+        client=torch_client(FedAvgClient),
+        options=FedOptOptions,
+        table="fedopt",
+    ),
+    "fedadagrad": Method(
+        summary="the same for Adagrad",
+        paper="Reddi et al. 2021",
+        trait="one global model",
+        strategy=lambda options, task, seed: FedAdagrad(options),
+        client=torch_client(FedAvgClient),
+        options=FedOptOptions,
+        table="fedopt",
+    ),
+}

@@ -1,0 +1,94 @@
+"""Methods for constrained problems: Frank-Wolfe and projections."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import Strategy
+
+from clients import FedFWClient, ProjectedClient
+from clients.constrained import ConstrainedClient
+from clients.store import Store
+from fedapps.methods.method import Method
+from strategies import FedFW, FedFWOptions, ProjectedFedAvg, ProjectedOptions
+
+CONSTRAINED_TASKS = ("lasso", "sparse-logistic", "matrix-completion", "qap", "constrained-classification")
+
+
+CONSTRAINED_JOB: dict[str, bool | int | float | str] = {
+    "num-clients": 10,
+    "clients-per-round": 0,
+    "num-rounds": 300,
+    "evaluate-every": 20,
+    "checkpoint-every": 50,
+    "data.partition": "iid",
+}
+
+
+def constrained_client(kind: type[ConstrainedClient]) -> Callable[[Any, int | str, int, Store], NumPyClient]:
+    """Return a factory of clients with the task's f_i and domain."""
+
+    def build(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+        return kind(task.problem(client_id, num_clients), task.domain, client_id, store)
+
+    return build
+
+
+def frank_wolfe(variant: str) -> Callable[[Any, Any, int], Strategy]:
+    """Return a factory of the server half of a variant; the task says what the options leave to it."""
+
+    def build(options: FedFWOptions, task: Any, seed: int) -> Strategy:
+        lambda_0 = task.lambda_0[variant == "fedfw-plus"]
+        return FedFW(task.domain, options, variant, lambda_0=lambda_0, measure=task.measure)
+
+    return build
+
+
+METHODS: dict[str, Method] = {
+    "fedfw": Method(
+        summary="federated Frank-Wolfe: constraints without projections, clients send a few numbers",
+        paper="Dadras, Prakhya, Yurtsever 2022",
+        trait="constrains",
+        strategy=frank_wolfe("fedfw"),
+        client=constrained_client(FedFWClient),
+        options=FedFWOptions,
+        table="fedfw",
+        tasks=CONSTRAINED_TASKS,
+        defaults=CONSTRAINED_JOB,
+    ),
+    "fedfw-plus": Method(
+        summary="FedFW with dual variables: closer to consensus, faster",
+        paper="Dadras, Prakhya, Yurtsever 2022 (FedFW+)",
+        trait="constrains",
+        strategy=frank_wolfe("fedfw-plus"),
+        client=constrained_client(FedFWClient),
+        options=FedFWOptions,
+        table="fedfw",
+        tasks=CONSTRAINED_TASKS,
+        defaults=CONSTRAINED_JOB,
+    ),
+    "naive-fw": Method(
+        summary="local Frank-Wolfe steps, averaged: a baseline that fails",
+        paper="Dadras, Prakhya, Yurtsever 2022 (equation 3)",
+        trait="constrains",
+        strategy=frank_wolfe("naive-fw"),
+        client=constrained_client(FedFWClient),
+        options=FedFWOptions,
+        table="fedfw",
+        tasks=CONSTRAINED_TASKS,
+        defaults=CONSTRAINED_JOB,
+    ),
+    "projected-fedavg": Method(
+        summary="FedAvg with a projection onto the constraint after every step",
+        paper="baseline",
+        trait="constrains",
+        strategy=lambda options, task, seed: ProjectedFedAvg(
+            task.domain, options, learning_rate=task.learning_rate, measure=task.measure
+        ),
+        client=constrained_client(ProjectedClient),
+        options=ProjectedOptions,
+        table="projected",
+        tasks=CONSTRAINED_TASKS,
+        defaults=CONSTRAINED_JOB,
+    ),
+}

@@ -1,0 +1,58 @@
+"""Weights of an ensemble of predictors that are there before: FedBoost and AFLBoost."""
+
+from typing import Any
+
+from flwr.client import NumPyClient
+
+from clients.fedboost import FedBoostClient
+from clients.store import Store
+from fedapps.library import Library
+from fedapps.methods.method import Method
+from strategies import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
+
+ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
+
+
+ENSEMBLE_JOB = {"num-clients": 100, "clients-per-round": 0, "num-rounds": 200, "evaluate-every": 20, "checkpoint-every": 100}
+
+
+def ensemble_client(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+    """Return a client that scores ensembles on the task's samples."""
+    return FedBoostClient(task.client_data(client_id, num_clients), store)
+
+
+def library_of(task: Any, options: FedBoostOptions) -> Any:
+    """Return the task's predictors, those of a folder, or what makes a library of the clients' own."""
+    if options.library == "clients":
+        return Library.from_arrays
+    if options.library == "task":
+        return task.library()
+    library = Library.open(options.library)
+    task.check_library(library)
+    return library
+
+
+METHODS: dict[str, Method] = {
+    "fedboost": Method(
+        summary="weights of an ensemble of pre-trained predictors, a few of them sent a round",
+        paper="Hamer, Mohri, Suresh 2020",
+        trait="boosts",
+        strategy=lambda options, task, seed: FedBoost(library_of(task, options), options, seed),
+        client=ensemble_client,
+        options=FedBoostOptions,
+        table="fedboost",
+        tasks=ENSEMBLE_TASKS,
+        defaults=ENSEMBLE_JOB,
+    ),
+    "aflboost": Method(
+        summary="FedBoost for the worst client: weights of clients rise with their losses",
+        paper="Hamer, Mohri, Suresh 2020",
+        trait="boosts, re-weights",
+        strategy=lambda options, task, seed: AFLBoost(library_of(task, options), options, seed),
+        client=ensemble_client,
+        options=AFLBoostOptions,
+        table="aflboost",
+        tasks=ENSEMBLE_TASKS,
+        defaults=ENSEMBLE_JOB,
+    ),
+}

@@ -1,0 +1,103 @@
+"""Methods that weigh clients for fairness: around another method (AAggFF, AFL, TERM), or with a rule of their own."""
+
+from dataclasses import make_dataclass
+from typing import Any
+
+from algorithms.checks import check_choice
+from clients import FedAvgClient, PropFairClient
+from fedapps.methods.method import Method, torch_client
+from strategies import (
+    AFL,
+    TERM,
+    AAggFFD,
+    AAggFFOptions,
+    AAggFFS,
+    AFLOptions,
+    FedMGDA,
+    FedMGDAOptions,
+    PropFair,
+    PropFairOptions,
+    QFedAvg,
+    QFedAvgOptions,
+    TERMOptions,
+)
+
+# Methods whose weights another one can decide.
+BASES = ("fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad")
+
+
+def with_base(kind: type) -> type:
+    """Return options like ``kind`` that also name, as ``base``, the method whose weights are decided."""
+
+    def check(self: Any) -> None:
+        kind.__post_init__(self)  # type: ignore[attr-defined]
+        check_choice("base", self.base, BASES)
+
+    return make_dataclass(
+        kind.__name__, [("base", str, "fedavg")], bases=(kind,), namespace={"__post_init__": check}, frozen=True
+    )
+
+
+METHODS: dict[str, Method] = {
+    "aaggff-s": Method(
+        summary="weights of all clients decided by the online Newton step, around another method",
+        paper="Hahn 2024 (AAggFF-S)",
+        trait="re-weights",
+        wrap=AAggFFS,
+        all_clients=True,
+        options=with_base(AAggFFOptions),
+        table="aaggff",
+        defaults={"clients-per-round": 0},
+    ),
+    "aaggff-d": Method(
+        summary="weights of sampled clients decided by the regularised leader, around another method",
+        paper="Hahn 2024 (AAggFF-D)",
+        trait="re-weights",
+        wrap=AAggFFD,
+        options=with_base(AAggFFOptions),
+        table="aaggff",
+    ),
+    "afl": Method(
+        summary="weights climb the losses: the model for the worst mixture of clients",
+        paper="Mohri et al. 2019",
+        trait="re-weights",
+        wrap=AFL,
+        options=with_base(AFLOptions),
+        table="afl",
+    ),
+    "q-fedavg": Method(
+        summary="clients count by a power of their loss, the step by a Lipschitz estimate",
+        paper="Li et al. 2020 (q-FFL)",
+        trait="re-weights",
+        strategy=lambda options, task, seed: QFedAvg(options),
+        client=torch_client(FedAvgClient),
+        options=QFedAvgOptions,
+        table="q-fedavg",
+    ),
+    "term": Method(
+        summary="clients count by the exponential of their loss",
+        paper="Li et al. 2021",
+        trait="re-weights",
+        wrap=TERM,
+        options=with_base(TERMOptions),
+        table="term",
+    ),
+    "fedmgda": Method(
+        summary="shortest mixture of the clients' unit updates (FedMGDA+)",
+        paper="Hu et al. 2022",
+        trait="re-weights",
+        strategy=lambda options, task, seed: FedMGDA(options),
+        client=torch_client(FedAvgClient),
+        options=FedMGDAOptions,
+        table="fedmgda",
+    ),
+    "propfair": Method(
+        summary="clients minimise -log(M - loss): proportional fairness",
+        paper="Zhang et al. 2022",
+        trait="re-weights",
+        strategy=lambda options, task, seed: PropFair(options),
+        client=torch_client(PropFairClient),
+        options=PropFairOptions,
+        table="propfair",
+    ),
+}
