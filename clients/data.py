@@ -29,6 +29,14 @@ class ClientData:
     validation: Split
     test: Split
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all parts; one that stands in for another counts once."""
+        parts = {id(part): part for part in (self.train, self.validation, self.test)}
+        return sum(part.x.nbytes + part.y.nbytes for part in parts.values())
+
     def to(self, device: torch.device) -> "ClientData":
-        """Return all parts on a device."""
-        return ClientData(self.train.to(device), self.validation.to(device), self.test.to(device))
+        """Return all parts on a device; one that stands in for another does so there, too."""
+        parts = (self.train, self.validation, self.test)
+        moved = {id(part): part.to(device) for part in parts}
+        return ClientData(*(moved[id(part)] for part in parts))

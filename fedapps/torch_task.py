@@ -1,4 +1,4 @@
-"""What the tasks with a torch model share: one working model a process, the model at the start, clients' tensors made once and kept."""
+"""What the tasks with a torch model share: one working model a process, the model at the start, clients' tensors kept."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fedapps.settings import Settings
 
 
+#: Bytes of clients' samples that a process keeps as tensors; beyond, those used longest ago are made again when they are wanted.
+KEPT_BYTES = 2**30
+
+
 class TorchTask:
     """Base of a task that trains a torch model. A task adds ``check``, ``objective``, ``model_fn`` and ``prepare``."""
 
@@ -31,6 +35,7 @@ class TorchTask:
         self.settings = settings
         self.device = device_of(settings.device)
         self._client_data: dict[int, ClientData] = {}
+        self._kept_bytes = 0
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model on the device."""
@@ -42,7 +47,7 @@ class TorchTask:
         raise NotImplementedError
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return what client ``client`` of ``num_clients`` holds, on any device; called once a client."""
+        """Return what client ``client`` of ``num_clients`` holds, on any device, always the same."""
         raise NotImplementedError
 
     def work_model(self) -> nn.Module:
@@ -66,9 +71,15 @@ class TorchTask:
         """Return one client's training, validation and test samples, on the device."""
         if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
             raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
-        if client_id not in self._client_data:
-            self._client_data[client_id] = self.prepare(client_id, num_clients).to(self.device)
-        return self._client_data[client_id]
+        kept = self._client_data
+        data = kept.pop(client_id, None)
+        if data is None:
+            data = self.prepare(client_id, num_clients).to(self.device)
+            self._kept_bytes += data.nbytes
+            while kept and self._kept_bytes > KEPT_BYTES:
+                self._kept_bytes -= kept.pop(next(iter(kept))).nbytes
+        kept[client_id] = data  # at the end: the first is the one used longest ago
+        return data
 
 
 def head_of(model: nn.Module, names: str) -> tuple[str, ...]:

@@ -497,3 +497,28 @@ def test_name_unknown_to_the_hub(monkeypatch):
         load_images(DataSettings(source="digit"))
     with pytest.raises(UserError, match="use its owner/name, a folder, or digits"):
         load_images(DataSettings(source="a/b/c"))
+
+
+def test_tensors_of_clients_are_kept_up_to_a_limit_and_made_again(monkeypatch):
+    """Three of six fit: the one used longest ago goes, what is made again is the same, parts that stand in count once."""
+    settings = read_settings(
+        {"num-clients": 6, "data.partition": "iid", "data.validation": 0.0, "data.noise": "pair", "data.noise-ratio": 0.3}
+    )
+    task = build_task(settings)
+    first = [task.client_data(client, 6) for client in range(6)]
+    assert first[0].validation is first[0].train
+    assert first[0].nbytes == sum(t.nbytes for part in (first[0].train, first[0].test) for t in (part.x, part.y))
+    assert all(task.client_data(client, 6) is data for client, data in enumerate(first))
+    made = []
+    prepare = task.prepare
+    monkeypatch.setattr("fedapps.torch_task.KEPT_BYTES", 3 * first[0].nbytes + 1000)
+    task = build_task(settings)
+    monkeypatch.setattr(task, "prepare", lambda client, number: made.append(client) or prepare(client, number))
+    for client in (0, 1, 2, 0, 3, 0, 1):  # 3 sends 1 away, 1 sends 2 away
+        data = task.client_data(client, 6)
+        assert torch.equal(data.train.x, first[client].train.x)
+        assert torch.equal(data.train.y, first[client].train.y)
+        assert torch.equal(data.test.x, first[client].test.x)
+    assert made == [0, 1, 2, 3, 1]
+    monkeypatch.setattr("fedapps.torch_task.KEPT_BYTES", 1)
+    assert torch.equal(task.client_data(5, 6).test.y, first[5].test.y)  # too large for any limit: used all the same
