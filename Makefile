@@ -22,8 +22,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PIP = $(BIN)/python -m pip --disable-pip-version-check $(if $(wildcard $(VENV)/.installed*),--quiet)
 RUN := $(BIN)/fedapps run experiments/default.toml
 ARGS ?=
-# Two tests at a time, those of a file in one process.
-TOGETHER := -n 2 --dist loadfile
+# Two tests at a time, those of a file in one process, files in the order of their names: the long ones come early.
+TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
