@@ -18,7 +18,7 @@ def client_fn(context: Context) -> NumPyClient:
 
 def check(context: Context) -> None:
     """Read this site's own data, so that what is wrong with them is said before the first round. Dealt data the server has checked."""
-    described = any(context.run_config.get(f"sites.{key}") for key in ("labels", "columns"))
+    described = any(value for key, value in context.run_config.items() if key.startswith("sites."))
     if described or "data" in context.node_config:
         from fedapps.client_side import check_data
 

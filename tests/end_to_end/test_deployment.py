@@ -119,10 +119,10 @@ def test_who_is_refused_and_what_is_said(deployment, tmp_path):
 
 
 def test_sites_with_data_of_their_own(tmp_path):
-    """Two tables; one names a category that the settings do not know: said by name, here and there. Mended, it takes part."""
-    for number, name in enumerate(["rome", "oslo"]):
+    """Three tables; one names a category that the settings do not know: said by name, here and there. Mended, it takes part."""
+    for number, name in enumerate(["rome", "oslo", "bern"]):
         write_table(tmp_path / f"{name}.csv", number, kinds="abx" if name == "oslo" else "abc")
-    sites = {name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")} for name in ("rome", "oslo")}
+    sites = {name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")} for name in ("rome", "oslo", "bern")}
     job = ["method=fedavg", "task=tabular", "sites.columns=age,kind=a|b|c", "num-rounds=1", "evaluate-every=0"]
     with Deployment.create(tmp_path / "deployment", sites) as deployment:
         deployment.start()
@@ -137,7 +137,7 @@ def test_sites_with_data_of_their_own(tmp_path):
         done = fedapps("run", *job, *engine, "--out", tmp_path / "good")
         assert done.returncode == 0, done.stderr
         with (tmp_path / "good" / "clients.csv").open() as file:
-            assert [row["client"] for row in csv.DictReader(file)] == ["oslo", "rome"]
+            assert [row["client"] for row in csv.DictReader(file)] == ["bern", "oslo", "rome"]
     assert marked(deployment.mark) == []
 
 
