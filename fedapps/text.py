@@ -7,6 +7,7 @@ nor scored.
 """
 
 import logging
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 class TextOptions:
     """``source``: a folder that ``datasets.load_dataset`` reads, with the splits train and test and the columns ``role`` and ``text``;
     "": a small generated corpus. ``length``: characters of a sequence. ``min_characters``: roles with fewer in training are left out.
+    ``validation``: part of a role's training sequences, the last ones; without any the training sequences stand in for them.
     """  # fmt: skip
 
     source: str = ""
@@ -45,10 +47,12 @@ class TextOptions:
     text: str = "text"
     length: int = 80
     min_characters: int = 2
+    validation: float = 0.0
 
     def __post_init__(self) -> None:
         check_range("length", self.length, 1, 10_000)
         check_range("min-characters", self.min_characters, 2)
+        check_range("validation", self.validation, 0, 1, open_high=True)
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,15 @@ class Text(TorchTask):
         return build_lstm(VOCABULARY, *SIZES[self.settings.model.name], seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return the sequences of a role. There is no validation part: the training part stands in for it."""
+        """Return the sequences of a role; those of training stand in for validation where there are none to spare."""
         play = self.play(num_clients)
         if client >= len(play.roles):
             raise UserError(f"client {client}: {self.options.source} has {len(play.roles)} roles: choose at most so many nodes")
         train, test = (Split(*sequences(part[client], self.options.length)) for part in (play.train, play.test))
-        return ClientData(train, train, test)
+        kept = len(train) - math.ceil(self.options.validation * len(train))
+        if kept in (0, len(train)):
+            return ClientData(train, train, test)
+        return ClientData(Split(train.x[:kept], train.y[:kept]), Split(train.x[kept:], train.y[kept:]), test)
 
 
 def encode(text: str) -> Tokens:

@@ -172,6 +172,19 @@ def test_a_folder_becomes_sequences_of_each_role(play):
     assert task.client_data(1, 2) is data
 
 
+def test_the_end_of_a_role_is_kept_for_validation(play):
+    whole, split = (text(source=play, length=4, validation=share).client_data(1, 2) for share in (0.0, 0.3))
+    assert [len(part) for part in (split.train, split.validation, split.test)] == [2, 1, 1]
+    for part in ("x", "y"):
+        joined = torch.cat([getattr(split.train, part), getattr(split.validation, part)])
+        assert torch.equal(joined, getattr(whole.train, part))
+    assert torch.equal(split.test.x, whole.test.x)
+    short = text(source=play, validation=0.9).client_data(1, 2)  # a single sequence of 80
+    assert (len(short.train), short.validation is short.train) == (1, True)
+    with pytest.raises(UserError, match=r"text\.validation = 1"):
+        text(validation=1.0)
+
+
 def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
     with pytest.raises(UserError, match=r"num-clients = 3, but .* has 2 roles .*\(3 have fewer\): choose at most 2"):
         text(source=play).check(3)
