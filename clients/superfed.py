@@ -7,8 +7,8 @@ a layer: LM), takes the gradient g of the loss at ``theta = (1 - lambda) theta_f
 The mixed model is written into the module's own parameters; no module is copied, one backward pass serves both. theta_l has its own
 initialisation and never leaves the client. Before the start round lambda = 0 and the cosine term is off: FedProx on theta_f.
 
-Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda with the best validation accuracy (the
-reference picks it on the test set), beside lambda = 0.5 and the global model alone (lambda = 0).
+Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda with the best validation accuracy, beside
+lambda = 0.5, the global model alone (lambda = 0) and, as the reference has it, the best lambda on the test set ("oracle").
 """
 
 from collections.abc import Callable
@@ -58,7 +58,8 @@ class SuPerFedClient(FedProxClient):
         best = max(range(len(LAMBDAS)), key=lambda i: (validated[i]["accuracy"], -validated[i]["loss"]))
         curves = {f"lambda-{name}": [scores[name] for scores in tested] for name in CURVES if name in tested[0]}
         half = {"half-accuracy": tested[5]["accuracy"], "half-loss": tested[5]["loss"]}
-        scores = {**tested[best], **as_global(tested[0]), **half, "lambda": LAMBDAS[best]}
+        oracle = {"oracle-accuracy": max(scores["accuracy"] for scores in tested)}
+        scores = {**tested[best], **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
         return scores["loss"], len(self.data.test), {**scores, **curves, "lambda-grid": LAMBDAS}
 
     def personal(self, config: Config, before: bool) -> list[Tensor]:

@@ -141,6 +141,7 @@ def test_evaluation_chooses_lambda_on_validation_only():
     assert metrics["accuracy"] == metrics["lambda-accuracy"][round(metrics["lambda"] * 10)]
     assert metrics["global-accuracy"] == metrics["lambda-accuracy"][0]
     assert metrics["half-accuracy"] == metrics["lambda-accuracy"][5]
+    assert metrics["oracle-accuracy"] == max(metrics["lambda-accuracy"])
     flipped = SuPerFedClient(small_net, type(data)(data.train, type(data.test)(data.test.x, 2 - data.test.y), data.test), 0)
     flipped.store = client.store
     _, _, other = flipped.evaluate(sent, {"server-round": 1})
