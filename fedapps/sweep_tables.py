@@ -13,7 +13,6 @@ from pathlib import Path
 
 from algorithms.checks import nearest
 from fedapps.comparison import AUROC_COLUMNS, COLUMNS
-from fedapps.errors import UserError
 from fedapps.formats import bytes_text, is_percent, metric_name, one_line
 from fedapps.runs import RunFolder
 from fedapps.sweep_file import SEED
@@ -106,7 +105,7 @@ class Results:
     """What a sweep has found so far, in rows and columns."""
 
     def __init__(self, plan: Plan, runs: Mapping[str, RunFolder]) -> None:
-        """Arrange; ``runs``: the finished cells by name. Raises ``UserError`` where a measure is asked for that none of them has."""
+        """Arrange; ``runs``: the finished cells by name."""
         self.plan = plan
         self.row_axes, self.column_axes = _axes(plan)
         self.entries: dict[tuple[Labels, Labels], Entry] = {}
@@ -120,20 +119,17 @@ class Results:
         self.rows = list(dict.fromkeys(row for row, _ in self.entries))
         self.columns = list(dict.fromkeys(column for _, column in self.entries))
         self.known = list(dict.fromkeys(key for run in runs.values() for key in run.numbers))
+        asked = plan.grid.options.measures
+        self.absent = [measure for measure in asked if self.known and measure not in self.known]
         self.measures = self._measures()
 
     def _labels(self, axes: Sequence[str], point: Point) -> Labels:
         return tuple(point.place.get(axis, "") for axis in axes)
 
     def _measures(self) -> list[str]:
-        """Return the measures of the tables: those asked for, or those that fit."""
-        if asked := self.plan.grid.options.measures:
-            for measure in asked:
-                if self.known and measure not in self.known:
-                    raise UserError(
-                        f"sweep.measures: no cell has {measure!r}: {nearest(measure, self.known)}each cell's summary.json lists its own"
-                    )
-            return list(asked)
+        """Return the measures of the tables: those asked for that some cell has, or those that fit."""
+        if asked := [measure for measure in self.plan.grid.options.measures if measure not in self.absent]:
+            return asked
         for names in DEFAULTS:
             if found := [name for name in names if name in self.known]:
                 return found
@@ -210,7 +206,8 @@ class Results:
         """Return what a reader must know besides the numbers."""
         seeds = max(len(entry.points) for entry in self.entries.values())
         over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One run each"
-        return f"{over}, at the end of the runs. The best value of a column is bold."
+        absent = [f" Left out, since no cell has it: {m} ({nearest(m, self.known)}see summary.json)." for m in self.absent]
+        return f"{over}, at the end of the runs. The best value of a column is bold.{''.join(absent)}"
 
     def write_csv(self, path: Path) -> None:
         """Write one line a place: its labels, how many seeds it has, and every measure at full precision."""

@@ -16,7 +16,6 @@ import pytest
 from fedapps import sweep as sweep_module
 from fedapps.cells import Ended, run_cell
 from fedapps.cli import main
-from fedapps.errors import UserError
 from fedapps.runs import read_run
 from fedapps.sweep import SweepProgress
 from fedapps.sweep_page import write_page
@@ -314,9 +313,11 @@ def test_rows_can_be_chosen(results_of):
     assert rows == [["0.0", "50.00", "50.00"], ["1.0", "*75.00*", "missing"]]
 
 
-def test_a_measure_that_no_cell_has(results_of):
-    with pytest.raises(UserError, match="no cell has 'acuracy-mean': did you mean 'accuracy-mean'"):
-        results_of("[sweep]\nmeasures = ['acuracy-mean']\n", {"run": 0.5})
+@pytest.mark.parametrize("others", ["", ", 'accuracy-mean'"])
+def test_a_measure_that_no_cell_has_is_left_out_and_said(results_of, others):
+    results = results_of(f"[sweep]\nmeasures = ['acuracy-mean'{others}]\n", {"run": 0.5})
+    assert results.measures[0] == "accuracy-mean"
+    assert "no cell has it: acuracy-mean (did you mean 'accuracy-mean'?" in results.markdown()
 
 
 def test_which_end_of_a_measure_is_best():
