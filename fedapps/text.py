@@ -112,8 +112,8 @@ class Text(TorchTask):
         if client >= len(play.roles):
             raise UserError(f"client {client}: {self.options.source} has {len(play.roles)} roles: choose at most so many nodes")
         train, test = (Split(*sequences(part[client], self.options.length)) for part in (play.train, play.test))
-        kept = len(train) - math.ceil(self.options.validation * len(train))
-        if kept in (0, len(train)):
+        kept = max(1, len(train) - math.ceil(self.options.validation * len(train)))
+        if kept == len(train):
             return ClientData(train, train, test)
         return ClientData(Split(train.x[:kept], train.y[:kept]), Split(train.x[kept:], train.y[kept:]), test)
 

@@ -179,6 +179,8 @@ def test_the_end_of_a_role_is_kept_for_validation(play):
         joined = torch.cat([getattr(split.train, part), getattr(split.validation, part)])
         assert torch.equal(joined, getattr(whole.train, part))
     assert torch.equal(split.test.x, whole.test.x)
+    most = text(source=play, length=4, validation=0.9).client_data(1, 2)
+    assert (len(most.train), len(most.validation)) == (1, 2)
     short = text(source=play, validation=0.9).client_data(1, 2)  # a single sequence of 80
     assert (len(short.train), short.validation is short.train) == (1, True)
     with pytest.raises(UserError, match=r"text\.validation = 1"):
