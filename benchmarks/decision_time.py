@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import minimize
 
-from algorithms.portfolio import LinearisedFTRL, OnlineNewtonStep
-from algorithms.responses import respond
+from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
+from algorithms.fairness.responses import respond
 
 Array = NDArray[np.float64]
 SLOWEST = 100  # clients up to which SLSQP is asked: with 300 it takes half a minute a program

@@ -21,11 +21,14 @@ SITES = 3
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedapps.deployment import Deployment  # noqa: E402
+from fedapps.deployment.local import Deployment  # noqa: E402
 
 JOB = ["num-clients=3", "clients-per-round=0", "evaluate-every=0", "train.local-epochs=1", "checkpoint-every=0"]
 # As a ClientApp process does: Flower's program and what it needs, then the app.
-START = "import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp; import fedapps.client_app, fedapps.client_side"
+START = (
+    "import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp; "
+    "import fedapps.client_app, fedapps.client_factory"
+)
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedapps import drawing
-from fedapps.cells import Cell, run_missing
-from fedapps.recorder import read_rounds
+from fedapps.results import drawing
+from fedapps.results.writer import read_rounds
+from fedapps.sweep.pool import Cell, run_missing
 
 Config = dict[str, Any]
 SHARES = (0.1, 0.2, 0.3)

@@ -31,13 +31,14 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
-from algorithms.responses import CDFS
-from fedapps import drawing, fair_plots, plots
-from fedapps.cells import Cell, run_missing
-from fedapps.recorder import read_rounds
-from fedapps.runs import read_run
-from fedapps.settings import read_settings, read_toml
-from fedapps.tasks import build_task
+from algorithms.fairness.responses import CDFS
+from fedapps.results import drawing, fair_plots, run_plots
+from fedapps.results.reader import read_run
+from fedapps.results.writer import read_rounds
+from fedapps.settings import read_settings
+from fedapps.sweep.pool import Cell, run_missing
+from fedapps.tasks.registry import build_task
+from fedapps.toml_text import read_toml
 
 Config = dict[str, Any]
 WORST_LOSS = "largest training loss"
@@ -285,7 +286,7 @@ def draw(spec: TableSpec, folders: dict[str, list[Path]], path: Path) -> list[Pa
     shown = [(read_run(folder), line.label) for line in spec.lines if line.pictured for folder in folders[line.label]]
     runs, labels = [run for run, _ in shown], [label for _, label in shown]
     if spec.kind == "curves":
-        figures = {"": plots.comparison_figure(runs, labels, theme)}
+        figures = {"": run_plots.comparison_figure(runs, labels, theme)}
     elif spec.kind == "pairs":
         figures = {"": pairs_figure(spec, folders)}
     elif spec.kind == "objective":

@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
-from clients.adapter import client_id, to_client_app
-from clients.ensemble_data import DensityData, Histogram
+from clients.base.adapter import client_id, to_client_app
+from clients.families.ensemble_data import DensityData, Histogram
 from clients.fedboost import FedBoostClient
-from fedapps.inline import InlineGrid
-from fedapps.library import Library
-from strategies.cohort import Cohort
+from fedapps.engines.inline import InlineGrid
+from fedapps.tasks.predictor_library import Library
+from strategies.base.client_grid import Cohort
+from strategies.base.rounds import Round, run_rounds
 from strategies.fedboost import FedBoost, FedBoostOptions
-from strategies.rounds import Round, run_rounds
 
 OUTCOMES, WORDS = 10_000, 500
 

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
-from fedapps import drawing
-from fedapps.cells import Cell, run_missing
-from fedapps.recorder import read_rounds
+from fedapps.results import drawing
+from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
-from fedapps.tasks import build_task
+from fedapps.sweep.pool import Cell, run_missing
+from fedapps.tasks.registry import build_task
 
 Config = dict[str, Any]
 

@@ -19,11 +19,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.energies import mixture_gradient, server_step
+from algorithms.synthetic.energies import mixture_gradient, server_step
 from clients import ClientData, FedEvgClient, Split
-from fedapps.formats import bytes_text
-from fedapps.generative_nets import ACGAN, CVAE, build_energy_net
-from fedapps.models import build_model
+from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net
+from fedapps.models.image_nets import build_model
+from fedapps.results.formats import bytes_text
 from strategies import FedEvg
 
 SHAPES = ((1, 28, 28), (1, 32, 32), (3, 32, 32))

@@ -29,16 +29,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.seeds import generator
-from clients.data import Split
-from fedapps.album import grid
-from fedapps.cells import Cell, run_missing
-from fedapps.images import read_images
+from algorithms.common.seeds import generator
+from clients.base.data import Split
+from fedapps.data.images import read_images
 from fedapps.methods import build_strategy
-from fedapps.runs import read_run
+from fedapps.results.image_grids import grid
+from fedapps.results.reader import read_run
 from fedapps.settings import read_settings
-from fedapps.synthetic import SetJudge
-from fedapps.tasks import build_task
+from fedapps.sweep.pool import Cell, run_missing
+from fedapps.tasks.registry import build_task
+from fedapps.tasks.synthetic_sets import SetJudge
 
 Config = dict[str, Any]
 SAMPLES = 100

@@ -43,18 +43,19 @@ from rich.table import Table
 from safetensors.numpy import load_file
 from torch import nn
 
-from algorithms.additive import advance
+from algorithms.boosting.additive import advance
 from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
-from fedapps import drawing
-from fedapps.cells import Cell, run_missing
-from fedapps.inline import InlineGrid
-from fedapps.learners import load_function, oracle_of, predictor
+from fedapps.engines.inline import InlineGrid
 from fedapps.methods import build_strategy
-from fedapps.recorder import read_rounds
-from fedapps.runs import RunFolder, read_run
-from fedapps.settings import read_settings, read_toml
-from fedapps.tasks import build_task
-from strategies.rounds import run_rounds
+from fedapps.results import drawing
+from fedapps.results.reader import RunFolder, read_run
+from fedapps.results.writer import read_rounds
+from fedapps.settings import read_settings
+from fedapps.sweep.pool import Cell, run_missing
+from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
+from fedapps.tasks.registry import build_task
+from fedapps.toml_text import read_toml
+from strategies.base.rounds import run_rounds
 
 Config = dict[str, Any]
 ACCURACY = "global-accuracy-weighted"

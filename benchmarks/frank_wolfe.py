@@ -32,18 +32,18 @@ from rich.table import Table
 from scipy.sparse import random_array
 from scipy.sparse.linalg import aslinearoperator
 
-from algorithms.atoms import Array
-from algorithms.domain import Domain
-from algorithms.domains import KSparse, L1Ball, Simplex
-from algorithms.frank_wolfe import Schedule, move
-from algorithms.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
-from algorithms.objectives import SparseGradient
+from algorithms.frank_wolfe.atoms import Array
+from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
+from algorithms.frank_wolfe.objectives import SparseGradient
+from algorithms.frank_wolfe.steps import Schedule, move
+from algorithms.frank_wolfe.vector_domains import KSparse, L1Ball, Simplex
 from fedapps.client_app import app
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 from fedapps.run import execute
 from fedapps.settings import read_settings
-from fedapps.tasks import build_task
-from strategies.rounds import Round
+from fedapps.tasks.registry import build_task
+from strategies.base.rounds import Round
 
 BUDGET = 1.0  # seconds that a cell may take, beyond one call
 

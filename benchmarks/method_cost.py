@@ -28,15 +28,15 @@ from rich.console import Console
 from rich.table import Table
 
 from clients import FedAvgClient
-from clients.store import MessageStore
+from clients.base.store import MessageStore
 from fedapps.client_app import app
-from fedapps.commands import prepare_folder
+from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.inline import InlineGrid
 from fedapps.methods import METHODS, build_client
 from fedapps.run import execute
+from fedapps.run_command import prepare_folder
 from fedapps.settings import read_settings
-from fedapps.tasks import build_task
+from fedapps.tasks.registry import build_task
 
 JOB: dict[str, Any] = {
     "num-clients": 20,

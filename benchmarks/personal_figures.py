@@ -29,19 +29,20 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
-from algorithms.landscape import filter_normalised, on_plane
-from algorithms.modules import set_arrays
-from algorithms.seeds import generator
+from algorithms.common.modules import set_arrays
+from algorithms.common.seeds import generator
+from algorithms.personal.landscape import filter_normalised, on_plane
 from clients import APFLClient
-from clients.store import DiskStore
+from clients.base.store import DiskStore
+from clients.base.training import trainable
 from clients.superfed import LAMBDAS
-from clients.training import trainable
-from fedapps import drawing
-from fedapps.cells import Cell, run_missing
 from fedapps.errors import RunFailed, UserError
 from fedapps.methods import build_client
-from fedapps.settings import read_settings, read_toml
-from fedapps.tasks import build_task
+from fedapps.results import drawing
+from fedapps.settings import read_settings
+from fedapps.sweep.pool import Cell, run_missing
+from fedapps.tasks.registry import build_task
+from fedapps.toml_text import read_toml
 
 METHODS = {
     "lambda": {

@@ -32,14 +32,15 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
 from clients import ClientData, FedAvgClient, Split, SuPerFedClient
-from clients.training import get_arrays
-from fedapps import image_cache, launch
+from clients.base.training import get_arrays
 from fedapps.client_app import app
-from fedapps.client_side import prepare
-from fedapps.images import read_images
-from fedapps.inline import InlineGrid
-from fedapps.models import build_model
-from fedapps.recorder import read_rounds
+from fedapps.client_factory import prepare
+from fedapps.data import cache
+from fedapps.data.images import read_images
+from fedapps.engines import flower
+from fedapps.engines.inline import InlineGrid
+from fedapps.models.image_nets import build_model
+from fedapps.results.writer import read_rounds
 from fedapps.run import execute
 from fedapps.settings import Settings, read_settings
 
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--no-steps", dest="steps", action="store_false", help="leave out the comparison of single steps")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in ("flwr", "fedapps.image_cache"):
+    for name in ("flwr", "fedapps.data.cache"):
         logging.getLogger(name).setLevel(logging.ERROR)
     console = Console(width=None if sys.stdout.isatty() else 100)
     with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as name:
@@ -92,10 +93,10 @@ def prepare_data(source: Path | None, folder: Path) -> Path:
         rows = np.arange(number) % len(images.labels)
         pixels, labels = images.pixels[rows], images.labels[rows]
     (stand_in := folder / "images").mkdir()
-    key = image_cache.fingerprint(stand_in, {"split": "train", "image": "", "label": "", "natural-id": ""})
-    kept = image_cache.save(key, {"pixels": pixels, "labels": labels}, {"num-classes": CLASSES, "names": []})
+    key = cache.fingerprint(stand_in, {"split": "train", "image": "", "label": "", "natural-id": ""})
+    kept = cache.save(key, {"pixels": pixels, "labels": labels}, {"num-classes": CLASSES, "names": []})
     if kept is None or read_images(str(stand_in), "train").pixels.shape != pixels.shape:
-        raise SystemExit(f"the images cannot be written to {image_cache.folder()}: is the disk full?")
+        raise SystemExit(f"the images cannot be written to {cache.folder()}: is the disk full?")
     return stand_in
 
 
@@ -179,7 +180,7 @@ def inline_rounds(settings: Settings) -> tuple[list[float], list[float]]:
 def ray_rounds(settings: Settings, folder: Path, workers: int) -> list[float]:
     """Return seconds of each round of `--engine ray`; its workers load their data in more rounds than one."""
     config = {**settings.flat(), "out": str(folder), "num-rounds": settings.num_rounds + 4}
-    outcome = launch.run_simulation(None, config, num_nodes=CLIENTS, ray_cpus=workers, log_path=folder / "run.log")
+    outcome = flower.run_simulation(None, config, num_nodes=CLIENTS, ray_cpus=workers, log_path=folder / "run.log")
     if outcome.status != "completed":
         raise SystemExit(f"the Ray run {outcome.status}: {outcome.details}")
     return [row["seconds"] for row in read_rounds(folder)][WARM_UP + 4 : -1]

@@ -31,17 +31,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.seeds import generator
+from algorithms.common.seeds import generator
 from clients import FedAvgClient
-from clients.adapter import client_id, to_client_app
-from clients.data import ClientData, Split
-from fedapps.classification import Classification
-from fedapps.images import Images, read_images
-from fedapps.inline import InlineGrid
+from clients.base.adapter import client_id, to_client_app
+from clients.base.data import ClientData, Split
+from fedapps.data.images import Images, read_images
+from fedapps.engines.inline import InlineGrid
 from fedapps.settings import Settings, read_settings
+from fedapps.tasks.classification import Classification
 from strategies import FedAvg
-from strategies.cohort import Cohort
-from strategies.rounds import Round, run_rounds
+from strategies.base.client_grid import Cohort
+from strategies.base.rounds import Round, run_rounds
 
 CLIENTS, PER_ROUND, SHARDS = 100, 10, 2
 TARGET = 0.97

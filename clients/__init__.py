@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from algorithms.lazy import late_exports
+from algorithms.common.lazy import late_exports
 
 if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which takes seconds and 200 MB
-    from clients.adapter import to_client_app
-    from clients.data import ClientData, Split
+    from clients.base.adapter import to_client_app
+    from clients.base.data import ClientData, Split
+    from clients.base.store import DiskStore, MessageStore, Store
+    from clients.base.training import TrainOptions
     from clients.fedavg import FedAvgClient
     from clients.fedcgan import FedCGANClient
     from clients.fedcvae import FedCVAEClient
@@ -17,15 +19,13 @@ if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which
     from clients.ffgb import FFGBClient
     from clients.ffgb_distill import FFGBDistillClient
     from clients.local import LocalClient
-    from clients.partial import FedRepClient, PartialClient
+    from clients.partial_sharing import FedRepClient, PartialClient
     from clients.personal import APFLClient, DittoClient, PFedMeClient
     from clients.projected import ProjectedClient
     from clients.propfair import PropFairClient
     from clients.scaffold import ScaffoldClient
-    from clients.store import DiskStore, MessageStore, Store
     from clients.superfed import SuPerFedClient
-    from clients.training import TrainOptions
-    from clients.two_phase import TwoPhaseClient
+    from clients.warm_start import TwoPhaseClient
 
 __getattr__, __dir__ = late_exports(__name__, __file__)
 

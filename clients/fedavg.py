@@ -1,7 +1,7 @@
 """FedAvg's client: local SGD from the server's model. Base of every client that trains a torch model.
 
 Source: McMahan et al. 2017, Algorithm 1, ClientUpdate. The options of local training arrive in the message's configuration
-(``clients.training.TrainOptions``), beside ``seed`` and ``server-round``, which name the random draws of the round.
+(``clients.base.training.TrainOptions``), beside ``seed`` and ``server-round``, which name the random draws of the round.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
-from algorithms.seeds import derived_seed, generator
-from clients.data import ClientData, Split
-from clients.evaluation import CLASSIFICATION, Objective
-from clients.store import MessageStore, Store
-from clients.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, mini_batches, set_arrays, trainable
+from algorithms.common.seeds import derived_seed, generator
+from clients.base.data import ClientData, Split
+from clients.base.evaluation import CLASSIFICATION, Objective
+from clients.base.store import MessageStore, Store
+from clients.base.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, mini_batches, set_arrays, trainable
 
 ModelFn = Callable[[int], nn.Module]
 

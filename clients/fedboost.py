@@ -1,7 +1,7 @@
 """FedBoost's client: the loss of an ensemble on its own samples, and the gradient with respect to the ensemble's weights.
 
 Source: Hamer, Mohri, Suresh 2020, Figure 1, line 5. Stateless unless it caches predictors; what it computes lies in
-``clients/ensemble_data.py``. AFLBoost's client is the same one.
+``clients/families/ensemble_data.py``. AFLBoost's client is the same one.
 """
 
 from typing import Any, Protocol
@@ -11,10 +11,10 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from algorithms.lru import remember
-from algorithms.tables import is_packed, unpack
-from clients.store import MessageStore, Store
-from clients.training import Arrays, Config
+from algorithms.ensembles.predictor_cache import remember
+from algorithms.ensembles.sparse_tables import is_packed, unpack
+from clients.base.store import MessageStore, Store
+from clients.base.training import Arrays, Config
 
 
 class EnsembleData(Protocol):

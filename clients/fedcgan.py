@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clients.generator import GeneratorClient, adam
-from clients.training import TrainOptions
+from clients.base.training import TrainOptions
+from clients.families.generative import GeneratorClient, adam
 
 
 class FedCGANClient(GeneratorClient):

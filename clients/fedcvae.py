@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.generator import GeneratorClient, adam
-from clients.training import TrainOptions
+from clients.base.training import TrainOptions
+from clients.families.generative import GeneratorClient, adam
 
 
 class FedCVAEClient(GeneratorClient):

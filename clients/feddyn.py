@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clients.base.training import Arrays, Config, Terms, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
-from clients.training import Arrays, Config, Terms, get_arrays, set_arrays, trainable
 
 
 class FedDynClient(FedAvgClient):

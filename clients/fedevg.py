@@ -2,8 +2,8 @@
 
 Source: Hahn 2024 (dissertation), Algorithm 4.2. The client draws a new net every round, or keeps its own (``evg-persistent``). For
 each mini-batch of its data it takes a batch of its copy of the synthetic samples, moves it by R Langevin steps and writes it back, and
-makes one step of Adam on the joint loss (``algorithms.energies``). At the samples as they were received it then answers with ``log e``
-and the gradient of the energy. No parameter of its net leaves the client.
+makes one step of Adam on the joint loss (``algorithms.synthetic.energies``). At the samples as they were received it then answers
+with ``log e`` and the gradient of the energy. No parameter of its net leaves the client.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algorithms.energies import energies_and_gradients, joint_loss, langevin_step, log_weights
-from algorithms.seeds import derived_seed, generator
+from algorithms.common.seeds import derived_seed, generator
+from algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step, log_weights
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, mini_batches, set_arrays
+from clients.families.generative import adam
 from clients.fedavg import FedAvgClient
-from clients.generator import adam
-from clients.training import Arrays, Config, TrainOptions, get_arrays, mini_batches, set_arrays
 
 NetFn = Callable[[int], nn.Module]
 

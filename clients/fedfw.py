@@ -1,8 +1,9 @@
 """FedFW's client: keeps a point of its own and sends the atoms towards which it moves it.
 
 Source: Dadras, Prakhya, Yurtsever, FL-NeurIPS 2022, Algorithms 1 and 2 and equation (3); the step itself is
-``algorithms.frank_wolfe.client_step``. What is kept: x_i; y_i for FedFW+, from 0; the averaged gradient for stochastic ones; the last
-atom, where the oracle starts from it. A client that has nothing yet, or lost it, starts at the x_bar that it was sent and says so.
+``algorithms.frank_wolfe.steps.client_step``. What is kept: x_i; y_i for FedFW+, from 0; the averaged gradient for stochastic ones;
+the last atom, where the oracle starts from it. A client that has nothing yet, or lost it, starts at the x_bar that it was sent and
+says so.
 """
 
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.atoms import Array, Atom, Parts, RankOne
-from algorithms.frank_wolfe import Step, average_gradient, client_step
-from clients.constrained import ConstrainedClient
-from clients.training import Arrays, Config
+from algorithms.frank_wolfe.atoms import Array, Atom, Parts, RankOne
+from algorithms.frank_wolfe.steps import Step, average_gradient, client_step
+from clients.base.training import Arrays, Config
+from clients.families.problems import ConstrainedClient
 
 NAME = "frank-wolfe"
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from clients.base.training import Config, Terms
 from clients.fedavg import FedAvgClient
-from clients.training import Config, Terms
 
 
 class FedProxClient(FedAvgClient):

@@ -1,8 +1,8 @@
 """FFGB's client: local steps in function space, each with a weak learner fitted to the gradient at the client's own points.
 
 Source: Shen, Hassani, Kale, Karbasi 2022, Algorithm 2, and Algorithms 3 and 4 of its first version (FFGB.C, FFGB.L); the steps are
-``algorithms.functional.boost``. The client keeps the values of the server's function at its own points, training and test, as boosting
-libraries do: (n, outputs) float32. A message brings the learners that it has not seen; only these are evaluated.
+``algorithms.boosting.functional.boost``. The client keeps the values of the server's function at its own points, training and test,
+as boosting libraries do: (n, outputs) float32. A message brings the learners that it has not seen; only these are evaluated.
 """
 
 from typing import Any
@@ -13,15 +13,15 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
-from algorithms.additive import advance, unpack_blocks
-from algorithms.functional import LOSSES, LipschitzExtension, Plan, boost, check_labels, coded, lipschitz_constant
-from algorithms.seeds import generator
-from algorithms.weak_learners import Learner, Oracle, Target, combined
-from clients.data import ClientData, Split
-from clients.evaluation import CLASSIFICATION, Objective
+from algorithms.boosting.additive import advance, unpack_blocks
+from algorithms.boosting.functional import LOSSES, LipschitzExtension, Plan, boost, check_labels, coded, lipschitz_constant
+from algorithms.boosting.weak_learners import Learner, Oracle, Target, combined
+from algorithms.common.seeds import generator
+from clients.base.data import ClientData, Split
+from clients.base.evaluation import CLASSIFICATION, Objective
+from clients.base.store import MessageStore, Store
+from clients.base.training import Arrays, Config
 from clients.fedavg import as_global
-from clients.store import MessageStore, Store
-from clients.training import Arrays, Config
 
 
 class LostValues(RuntimeError):

@@ -2,20 +2,20 @@
 
 Source: Shen et al. 2022, Algorithm 2 with K = 1. The target at a training point is ``softmax(f_t(x)) - onehot(y)``; the regulariser's
 part ``mu f_t`` is known exactly and applied by the server. Every client draws a new initialisation every round. The weak-learning
-oracle is the clipped Adam of ``algorithms.regression``; what it leaves, as a part of the target's norm, is reported as ``oracle-error``
-(1 - gamma).
+oracle is the clipped Adam of ``algorithms.boosting.regression``; what it leaves, as a part of the target's norm, is reported as
+``oracle-error`` (1 - gamma).
 """
 
 from typing import Any
 
 import torch
 
-from algorithms.functional import LOSSES, check_labels
-from algorithms.modules import outputs_of
-from algorithms.regression import FitOptions, fit_network
-from algorithms.seeds import derived_seed, generator
+from algorithms.boosting.functional import LOSSES, check_labels
+from algorithms.boosting.regression import FitOptions, fit_network
+from algorithms.common.modules import outputs_of
+from algorithms.common.seeds import derived_seed, generator
+from clients.base.training import Arrays, Config, get_arrays, set_arrays
 from clients.fedavg import FedAvgClient
-from clients.training import Arrays, Config, get_arrays, set_arrays
 
 
 class FFGBDistillClient(FedAvgClient):

@@ -5,8 +5,8 @@ It starts from the initialisation that a federated run of the same seed would st
 
 from typing import Any
 
+from clients.base.training import Arrays, Config, get_arrays, set_arrays
 from clients.fedavg import FedAvgClient, as_global
-from clients.training import Arrays, Config, get_arrays, set_arrays
 
 
 class LocalClient(FedAvgClient):

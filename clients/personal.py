@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clients.base.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient, as_global
-from clients.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, set_arrays, trainable
 
 
 class PersonalClient(FedAvgClient):

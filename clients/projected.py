@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from algorithms.atoms import Array
-from clients.constrained import ConstrainedClient
-from clients.training import Arrays, Config
+from algorithms.frank_wolfe.atoms import Array
+from clients.base.training import Arrays, Config
+from clients.families.problems import ConstrainedClient
 
 
 class ProjectedClient(ConstrainedClient):

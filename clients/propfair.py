@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from clients.base.training import Config
 from clients.fedavg import FedAvgClient
-from clients.training import Config
 
 EPSILON = 0.2
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.averaging import STATISTICS
+from algorithms.common.averaging import STATISTICS
+from clients.base.training import Arrays, Config, Terms, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
-from clients.training import Arrays, Config, Terms, TrainOptions, get_arrays, set_arrays, trainable
 
 
 class ScaffoldClient(FedAvgClient):

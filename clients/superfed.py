@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.mixing import cosine_squared_gradient, draw_lambda, layer_of
-from algorithms.seeds import generator
+from algorithms.common.seeds import generator
+from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
+from clients.base.training import SGD, Arrays, Config, Tensors, TrainOptions, flatten, get_arrays, set_arrays, trainable
 from clients.fedavg import as_global
 from clients.fedprox import FedProxClient
-from clients.training import SGD, Arrays, Config, Tensors, TrainOptions, flatten, get_arrays, set_arrays, trainable
 
 # Below this lambda (1 - lambda) the two models are stepped one by one.
 EDGE = 1e-3

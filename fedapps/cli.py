@@ -124,20 +124,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.set_defaults(command=_compare)
 
-    from fedapps.deploy import add_parser
+    from fedapps.deployment.command import add_parser
 
     add_parser(commands)
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from fedapps.commands import run
+    from fedapps.run_command import run
 
     return run(arguments)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from fedapps.sweep import sweep
+    from fedapps.sweep.command import sweep
 
     return sweep(arguments)
 
@@ -163,7 +163,7 @@ def _methods(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from fedapps.compare import compare
+    from fedapps.results.compare import compare
 
     result = compare(arguments.runs, arguments.out)
     Console(width=None if sys.stdout.isatty() else 160).print(result.table)

@@ -6,12 +6,12 @@ A SuperNode starts a process for every message. The first one only asks who the 
 from flwr.app import Context
 from flwr.client import NumPyClient
 
-from clients.adapter import to_client_app
+from clients.base.adapter import to_client_app
 
 
 def client_fn(context: Context) -> NumPyClient:
     """Return the client that answers one message."""
-    from fedapps.client_side import client_of
+    from fedapps.client_factory import client_of
 
     return client_of(context)
 
@@ -20,7 +20,7 @@ def check(context: Context) -> None:
     """Read this site's own data, so that what is wrong with them is said before the first round. Dealt data the server has checked."""
     described = any(value for key, value in context.run_config.items() if key.startswith("sites."))
     if described or "data" in context.node_config:
-        from fedapps.client_side import check_data
+        from fedapps.client_factory import check_data
 
         check_data(context)
 

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
-from fedapps.formats import one_line, percent_text, seconds_text, three_digits
-from fedapps.runs import is_number, numbers, parse_round
+from fedapps.results.formats import one_line, percent_text, seconds_text, three_digits
+from fedapps.results.reader import is_number, numbers, parse_round
 
 _LINE_EVERY = 2.0  # seconds between two plain lines
 _EVALUATION_EVERY = 0.5  # ... if there is a new evaluation to tell

@@ -8,17 +8,17 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedapps.album import Album
-from fedapps.checkpoint import Checkpoints
 from fedapps.errors import UserError
 from fedapps.methods import build_strategy
-from fedapps.recorder import FILES, Recorder, check_resumable
+from fedapps.results.checkpoint import Checkpoints
+from fedapps.results.image_grids import Album
+from fedapps.results.writer import FILES, Recorder, check_resumable
 from fedapps.settings import Settings
-from fedapps.tasks import build_task
-from strategies.cohort import Cohort
-from strategies.contents import innermost
-from strategies.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
-from strategies.synthetic import Synthetic
+from fedapps.tasks.registry import build_task
+from strategies.base.client_grid import Cohort
+from strategies.base.messages import innermost
+from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
+from strategies.families.sample_sets import Synthetic
 
 
 def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedapps.polling import PollingGrid
-from fedapps.report import write_report
+from fedapps.engines.fast_polling import PollingGrid
+from fedapps.results.report import write_report
 from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
 

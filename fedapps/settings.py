@@ -5,29 +5,27 @@ Keys are the kebab-case of field names, with the table in front: ``num-rounds``,
 line that names the key, the value and what is allowed, before anything is downloaded or started.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
-from algorithms.checks import check_choice, check_range, nearest
-from clients.training import TrainOptions
-from fedapps.bundle import Value, toml_value
-from fedapps.data import DataSettings
+from algorithms.common.checks import check_choice, check_range, nearest
+from clients.base.training import TrainOptions
+from fedapps.data.partition import DataSettings
+from fedapps.data.public import PublicSettings
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, base_of
 from fedapps.methods.method import Method
-from fedapps.public_data import PublicSettings
-from fedapps.sites import SiteOptions
-from fedapps.synthetic import SyntheticSettings
-from fedapps.tasks import TASKS, task_name
+from fedapps.tasks.registry import TASKS, task_name
+from fedapps.tasks.site_data import SiteOptions
+from fedapps.tasks.synthetic_sets import SyntheticSettings
+from fedapps.toml_text import Value
 from strategies import FedAvgOptions, PrivacyOptions, UpdateBound, WarmStartOptions
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """``name``: a model of ``fedapps.models`` or of the task; in a configuration also "auto".
+    """``name``: a model of ``fedapps.models.image_nets`` or of the task; in a configuration also "auto".
 
     ``pretrained``: start from published weights, for the nets that have some. ``head``: layers (or whole parts), with commas, that are
     the head for the methods which share one part only; "": those that the net says itself.
@@ -247,46 +245,3 @@ def _typed(key: str, value: Any, default: Value) -> Value:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         raise UserError(f"{key} = {value!r}: must be {words[wanted]}, like the default {default!r}")
     return value
-
-
-# --- text ------------------------------------------------------------------------------------------------------------
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file as flat keys. Raises ``UserError`` for a missing or broken file."""
-    try:
-        return flatten_toml(tomllib.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
-
-
-def flatten_toml(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one level of dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in tables.items():
-        out |= flatten_toml(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return out
-
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """Return key and value of ``key=value``; the value is TOML where it reads as TOML (3, 0.1, true, "text"), else text."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
-        raise UserError(f"{text!r}: write key=value, for example num-rounds=20 (files end in .toml)")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    return key.strip(), parsed
-
-
-def to_toml(config: Mapping[str, Value]) -> str:
-    """Return a flat configuration as TOML text with one level of tables."""
-    tables: dict[str, list[str]] = {"": []}
-    for key, value in config.items():
-        table, _, name = key.rpartition(".")
-        tables.setdefault(table, []).append(f"{name} = {toml_value(value)}")
-    blocks = ["\n".join(lines) if not table else "\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
-    return "\n\n".join(block for block in blocks if block) + "\n"

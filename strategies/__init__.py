@@ -2,13 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from algorithms.lazy import late_exports
+from algorithms.common.lazy import late_exports
 
 if TYPE_CHECKING:  # imported when they are first used: some need PyTorch, which takes seconds and 200 MB
     from strategies.aaggff import AAggFFD, AAggFFOptions, AAggFFS
     from strategies.afl import AFL, AFLOptions
     from strategies.aflboost import AFLBoost, AFLBoostOptions
-    from strategies.cohort import Cohort
+    from strategies.base.client_grid import Cohort
+    from strategies.base.reply_validation import UpdateBound
+    from strategies.base.rounds import Patience, Round, TooFewReplies, run_rounds
+    from strategies.families.reweighting import Reweighting
     from strategies.fedavg import FedAvg, FedAvgOptions
     from strategies.fedavg_distill import FedAvgDistill, FedAvgDistillOptions
     from strategies.fedboost import FedBoost, FedBoostOptions
@@ -22,16 +25,13 @@ if TYPE_CHECKING:  # imported when they are first used: some need PyTorch, which
     from strategies.ffgb import FFGB, FFGBOptions
     from strategies.ffgb_distill import FFGBDistill, FFGBDistillOptions
     from strategies.local import Local
-    from strategies.partial import FedRep, FedRepOptions, PartialSharing
+    from strategies.partial_sharing import FedRep, FedRepOptions, PartialSharing
     from strategies.personal import APFL, APFLOptions, Ditto, DittoOptions, PFedMe, PFedMeOptions
     from strategies.private import PrivacyOptions, Private
     from strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
     from strategies.propfair import PropFair, PropFairOptions
     from strategies.qfedavg import QFedAvg, QFedAvgOptions
-    from strategies.reweighting import Reweighting
-    from strategies.rounds import Patience, Round, TooFewReplies, run_rounds
     from strategies.scaffold import Scaffold, ScaffoldOptions
-    from strategies.soundness import UpdateBound
     from strategies.superfed import SuPerFed, SuPerFedOptions
     from strategies.term import TERM, TERMOptions
     from strategies.warm_start import WarmStart, WarmStartOptions

@@ -2,10 +2,10 @@
 
 Source: the dissertation's Chapter III: responses (3.8); Algorithm 3.1 (AAggFF-S: every client in every round, online Newton step,
 (3.7)); Algorithm 3.2 (AAggFF-D: a sample of many clients, doubly robust responses (3.10), closed form (3.12)). The round's own losses
-decide the weights of its replies. The decision makers are in ``algorithms/portfolio.py``.
+decide the weights of its replies. The decision makers are in ``algorithms/fairness/portfolio.py``.
 
-Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/reweighting.py``). One number more in a reply, no state on
-the client.
+Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``). One number more in a reply,
+no state on the client.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.checks import check_choice, check_range
-from algorithms.portfolio import RIDGES, LinearisedFTRL, OnlineNewtonStep, normalise
-from algorithms.responses import CDFS, check_bounds, decision_loss, respond
-from strategies.reweighting import Floats, Places, Reweighting
+from algorithms.common.checks import check_choice, check_range
+from algorithms.fairness.portfolio import RIDGES, LinearisedFTRL, OnlineNewtonStep, normalise
+from algorithms.fairness.responses import CDFS, check_bounds, decision_loss, respond
+from strategies.families.reweighting import Floats, Places, Reweighting
 
 
 @dataclass(frozen=True)
 class AAggFFOptions:
-    """``cdf``: how losses become responses, a name in ``algorithms.responses.CDFS``; ``c1``, ``c2``: their range.
+    """``cdf``: how losses become responses, a name in ``algorithms.fairness.responses.CDFS``; ``c1``, ``c2``: their range.
 
     ``c2`` 0 is the paper's: 1/K for AAggFF-S, the sampling ratio C for AAggFF-D. ``ridge``: AAggFF-S only, "paper" is (3.7),
     "reference" the milder form of the reference implementation.

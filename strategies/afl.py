@@ -4,17 +4,17 @@ Source: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", Algorithm 1 (S
 single gradient step: ``p <- Pi(p + gamma F)``, F being 0 for clients that were not sampled. The round's weights are the new p of its
 clients, renormalised.
 
-Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/reweighting.py``).
+Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
 """
 
 from dataclasses import dataclass
 
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.checks import check_range
-from algorithms.fairness import ProjectedAscent
-from algorithms.portfolio import normalise
-from strategies.reweighting import Floats, Places, Reweighting
+from algorithms.common.checks import check_range
+from algorithms.fairness.portfolio import normalise
+from algorithms.fairness.weight_rules import ProjectedAscent
+from strategies.families.reweighting import Floats, Places, Reweighting
 
 
 @dataclass(frozen=True)

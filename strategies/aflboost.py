@@ -16,9 +16,9 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.checks import check_range
-from algorithms.mirror import MIRRORS
-from strategies.cohort import ClientId, clients_of, pack_ids, unpack_ids
+from algorithms.common.checks import check_range
+from algorithms.common.mirror import MIRRORS
+from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.fedavg import to_record
 from strategies.fedboost import FedBoost, FedBoostOptions, Floats, PredictorLibrary, Reply
 

@@ -20,12 +20,12 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from algorithms.averaging import weighted_average
-from algorithms.checks import check_choice
-from algorithms.wire import fields, read
-from strategies.cohort import Cohort
-from strategies.contents import arrays_of, metrics_of
-from strategies.rounds import Callback, Patience, run_rounds
+from algorithms.common.averaging import weighted_average
+from algorithms.common.checks import check_choice
+from algorithms.common.wire import fields, read
+from strategies.base.client_grid import Cohort
+from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.rounds import Callback, Patience, run_rounds
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FedAvg(FlowerFedAvg):
     ``weights``: as in :class:`FedAvgOptions`; metrics are averaged by ``num-examples`` either way.
     """
 
-    #: A sound training reply has the names and shapes of the model that was sent (see ``strategies.soundness``).
+    #: A sound training reply has the names and shapes of the model that was sent (see ``strategies.base.reply_validation``).
     replies_like_model = True
 
     def __init__(self, *, weights: str = "samples", **kwargs: Any) -> None:
@@ -123,7 +123,7 @@ class FedAvg(FlowerFedAvg):
         patience: Patience | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Result:
-        """Run the rounds; see :func:`strategies.rounds.run_rounds`, which takes any strategy."""
+        """Run the rounds; see :func:`strategies.base.rounds.run_rounds`, which takes any strategy."""
         return run_rounds(
             self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn,
             first_round=first_round, evaluate_every=evaluate_every, patience=patience, callbacks=callbacks,

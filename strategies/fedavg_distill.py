@@ -15,10 +15,10 @@ from typing import Any
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from algorithms.checks import check_choice
-from algorithms.distillation import Distiller, DistillOptions
-from strategies.contents import metrics_of
-from strategies.distilled import Distilled, networks_of
+from algorithms.boosting.distillation import Distiller, DistillOptions
+from algorithms.common.checks import check_choice
+from strategies.base.messages import metrics_of
+from strategies.families.distilling import Distilled, networks_of
 from strategies.fedavg import average_arrays
 
 

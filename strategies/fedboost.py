@@ -6,10 +6,10 @@ t: draw the predictors H_t (each with probability gamma_k), send them with ``alp
 clients' losses at those weights, and make one mirror step. The output is the running average of alpha.
 
 Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the predictors, stacked along their first axis, by the
-names in ``predictor-arrays`` (tables that are mostly zeros packed by ``algorithms.tables``); nothing in it grows with the size q of the
-library. The reply holds two arrays of length h, the gradient
-with respect to the sent weights and the mean squared norms of the predictors' outputs, and the metrics ``num-examples``, ``loss`` and
-``draw`` (as received). Clients need no state.
+names in ``predictor-arrays`` (tables that are mostly zeros packed by ``algorithms.ensembles.sparse_tables``); nothing in it grows
+with the size q of the library. The reply holds two arrays of length h, the gradient with respect to the sent weights and the mean
+squared norms of the predictors' outputs, and the metrics ``num-examples``, ``loss`` and ``draw`` (as received). Clients need no
+state.
 """
 
 from collections import Counter
@@ -24,14 +24,21 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.checks import check_choice, check_range
-from algorithms.ensembles import bias_correction, chain_rule, draw_exact, draw_independent, inclusion, sampled_weights
-from algorithms.lru import remember
-from algorithms.mirror import MIRRORS
-from algorithms.seeds import generator
-from algorithms.tables import compact
-from algorithms.wire import read
-from strategies.contents import arrays_of, metrics_of
+from algorithms.common.checks import check_choice, check_range
+from algorithms.common.mirror import MIRRORS
+from algorithms.common.seeds import generator
+from algorithms.common.wire import read
+from algorithms.ensembles.mixture_losses import (
+    bias_correction,
+    chain_rule,
+    draw_exact,
+    draw_independent,
+    inclusion,
+    sampled_weights,
+)
+from algorithms.ensembles.predictor_cache import remember
+from algorithms.ensembles.sparse_tables import compact
+from strategies.base.messages import arrays_of, metrics_of
 from strategies.fedavg import FedAvg, to_record
 
 Floats = NDArray[np.float64]

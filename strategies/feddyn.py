@@ -23,10 +23,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.checks import check_range
-from strategies.cohort import clients_of
+from algorithms.common.checks import check_range
+from strategies.base.client_grid import clients_of
+from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
-from strategies.updates import moved, updates
 
 
 @dataclass(frozen=True)

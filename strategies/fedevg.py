@@ -2,12 +2,12 @@
 
 Source: Hahn 2024 (dissertation), Chapter IV, Algorithm 4.1. The server owns M labelled samples, as many of each class, noise at
 first. Every round the clients train classifiers of their own and answer, for each sample, with the weight and the gradient of its
-energy; the server makes one Langevin step along the mixture's (``algorithms.energies``). What a round costs does not depend on the size
-of the nets.
+energy; the server makes one Langevin step along the mixture's (``algorithms.synthetic.energies``). What a round costs does not
+depend on the size of the nets.
 
 Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and in its configuration the options of the client's steps
 (``evg-...``). The reply holds the energy's gradients at x (M, ...) and ``log e`` (M,), in this order, and ``num-examples``. Evaluation:
-``strategies.synthetic``.
+``strategies.families.sample_sets``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,14 +21,14 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.checks import check_choice, check_range
-from algorithms.energies import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
-from algorithms.seeds import generator
-from algorithms.wire import read
-from strategies.cohort import ClientId, clients_of
-from strategies.contents import arrays_of
+from algorithms.common.checks import check_choice, check_range
+from algorithms.common.seeds import generator
+from algorithms.common.wire import read
+from algorithms.synthetic.energies import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
+from strategies.base.client_grid import ClientId, clients_of
+from strategies.base.messages import arrays_of
+from strategies.families.sample_sets import Arrays, Judge, Synthetic
 from strategies.fedavg import to_record
-from strategies.synthetic import Arrays, Judge, Synthetic
 
 #: Beyond this e overflows with noise around it; clipping makes it meaningless long before.
 LARGEST_LOG = 50.0

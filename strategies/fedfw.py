@@ -25,14 +25,14 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.atoms import Array, Atom
-from algorithms.checks import check_choice, check_range
-from algorithms.domain import Domain
-from algorithms.frank_wolfe import SCHEDULES, Schedule, server_step, server_step_partial
-from algorithms.wire import read
-from strategies.cohort import ClientId, clients_of, pack_ids, unpack_ids
-from strategies.constrained import Constrained, Measure
-from strategies.contents import arrays_of, metrics_of
+from algorithms.common.checks import check_choice, check_range
+from algorithms.common.wire import read
+from algorithms.frank_wolfe.atoms import Array, Atom
+from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, server_step, server_step_partial
+from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.messages import arrays_of, metrics_of
+from strategies.families.consensus import Constrained, Measure
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 

@@ -3,7 +3,7 @@
 Baselines of Hahn 2024 (dissertation), Chapter IV: an auxiliary-classifier GAN, both nets of which travel, and a conditional variational
 autoencoder.
 
-Contract: FedAvg's; evaluation as in ``strategies.synthetic``.
+Contract: FedAvg's; evaluation as in ``strategies.families.sample_sets``.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
 
-from algorithms.checks import check_range
-from algorithms.modules import get_arrays, set_arrays
-from algorithms.seeds import generator
-from algorithms.wire import read
-from strategies.synthetic import Arrays, Judge, Synthetic
+from algorithms.common.checks import check_range
+from algorithms.common.modules import get_arrays, set_arrays
+from algorithms.common.seeds import generator
+from algorithms.common.wire import read
+from strategies.families.sample_sets import Arrays, Judge, Synthetic
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from algorithms.checks import check_range
-from algorithms.fairness import min_norm_in_box
-from strategies.cohort import ClientId, clients_of
-from strategies.contents import arrays_of
+from algorithms.common.checks import check_range
+from algorithms.fairness.weight_rules import min_norm_in_box
+from strategies.base.client_grid import ClientId, clients_of
+from strategies.base.messages import arrays_of
+from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg, average_arrays
-from strategies.updates import moved, updates
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.checks import check_range
+from algorithms.common.checks import check_range
+from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
-from strategies.updates import moved, updates
 
 Floats = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ Contract: FedAvg's, and the client adds the term with the weight it finds as ``p
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.checks import check_range
+from algorithms.common.checks import check_range
 from strategies.fedavg import FedAvg
 
 

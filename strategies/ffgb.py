@@ -9,7 +9,7 @@ function space from f^t; each adds a learner h_i^k. What the steps come to is li
 A client keeps the values of f^t at its own points, so it is sent only the learners that it has not seen: as many a round, whatever
 t is.
 
-Contract. A training message holds the blocks of the function (``algorithms.additive.pack_blocks``) from version ``base`` to
+Contract. A training message holds the blocks of the function (``algorithms.boosting.additive.pack_blocks``) from version ``base`` to
 ``version`` and, in its configuration, the names of the learners' arrays (``learner-arrays``), the step sizes (``etas``) and the
 options of the local steps. The reply holds K learners stacked, their names in ``learner-arrays``, and the metrics ``num-examples`` and
 ``holds``: the version of the values that the client now keeps. One that keeps none from which the message leads on says 0 and sends no
@@ -28,12 +28,12 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.additive import Additive, Block, Learners, named, pack_blocks, shapes, stacked
-from algorithms.checks import check_choice, check_range
-from algorithms.functional import LOSSES, SCHEDULES, clip_bounds, step_sizes, summed_steps
-from algorithms.wire import fields, read
-from strategies.cohort import ClientId, clients_of, pack_ids, unpack_ids
-from strategies.contents import arrays_of, metrics_of
+from algorithms.boosting.additive import Additive, Block, Learners, named, pack_blocks, shapes, stacked
+from algorithms.boosting.functional import LOSSES, SCHEDULES, clip_bounds, step_sizes, summed_steps
+from algorithms.common.checks import check_choice, check_range
+from algorithms.common.wire import fields, read
+from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.messages import arrays_of, metrics_of
 from strategies.fedavg import FedAvg, to_record
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")

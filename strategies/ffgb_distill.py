@@ -20,9 +20,9 @@ from typing import Any
 from flwr.app import RecordDict
 from torch import Tensor
 
-from algorithms.checks import check_range
-from algorithms.distillation import Distiller, DistillOptions
-from strategies.distilled import Distilled, networks_of, values_of
+from algorithms.boosting.distillation import Distiller, DistillOptions
+from algorithms.common.checks import check_range
+from strategies.families.distilling import Distilled, networks_of, values_of
 
 
 @dataclass(frozen=True)

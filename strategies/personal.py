@@ -17,9 +17,9 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from algorithms.checks import check_range
+from algorithms.common.checks import check_range
+from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
-from strategies.updates import moved, updates
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ The wrapped strategy is handed one reply, the model that was sent moved by D, an
 the noise
 costs no privacy, so the steps of FedAdam are as private as the average. Adding or removing a client changes the sum by at most C,
 whoever else answers and whatever they send, and sampling is not counted: the seed says who is sampled, and every client knows it.
-So epsilon after T rounds is that of T Gaussian releases (``algorithms.privacy``).
+So epsilon after T rounds is that of T Gaussian releases (``algorithms.common.privacy``).
 
 The noise is drawn from the entropy of the operating system, not from the run's seed: whoever knows the seed could subtract it. Runs are
 therefore not repeatable. The server sees the updates and must be trusted; metrics are not protected.
@@ -37,16 +37,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.checks import check_range
-from algorithms.privacy import gaussian_epsilon
-from algorithms.wire import read
-from strategies.averaging import averages_by_weight, weight_key
-from strategies.contents import arrays_of
+from algorithms.common.checks import check_range
+from algorithms.common.privacy import gaussian_epsilon
+from algorithms.common.wire import read
+from strategies.base.messages import arrays_of
+from strategies.base.reply_validation import update_of
+from strategies.base.weights import averages_by_weight, weight_key
+from strategies.base.wrapper import Wrapper
 from strategies.fedavg import FedAvg, to_record
 from strategies.fedboost import FedBoost
 from strategies.fedevg import FedEvg, weighted_gradients
-from strategies.soundness import update_of
-from strategies.wrapper import Wrapper
 
 Named = dict[str, NDArray[Any]]
 

@@ -16,11 +16,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from algorithms.checks import check_range
-from algorithms.domain import Domain
-from algorithms.wire import read
-from strategies.constrained import Constrained, Measure
-from strategies.contents import arrays_of
+from algorithms.common.checks import check_range
+from algorithms.common.wire import read
+from algorithms.frank_wolfe.domain import Domain
+from strategies.base.messages import arrays_of
+from strategies.families.consensus import Constrained, Measure
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Contract: FedAvg's, and the client minimises that loss with the M it finds as ``
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.checks import check_range
+from algorithms.common.checks import check_range
 from strategies.fedavg import FedAvg
 
 

@@ -24,12 +24,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from algorithms.checks import check_range
-from algorithms.schedule import decayed
-from strategies.cohort import ClientId, clients_of
-from strategies.contents import LOSS_BEFORE, arrays_of, sound_losses
+from algorithms.common.checks import check_range
+from algorithms.common.schedule import decayed
+from strategies.base.client_grid import ClientId, clients_of
+from strategies.base.messages import LOSS_BEFORE, arrays_of, sound_losses
+from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg, average_arrays
-from strategies.updates import moved, updates
 
 # Added to the losses: F^(q-1) of a client without loss must not be infinite.
 LEAST_LOSS = 1e-10

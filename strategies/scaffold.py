@@ -23,11 +23,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.checks import check_range
-from algorithms.wire import fields, read
-from strategies.cohort import clients_of
+from algorithms.common.checks import check_range
+from algorithms.common.wire import fields, read
+from strategies.base.client_grid import clients_of
+from strategies.base.updates import learned, moved, updates
 from strategies.fedavg import FedAvg
-from strategies.updates import learned, moved, updates
 
 CONTROL = "control."
 

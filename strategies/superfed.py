@@ -11,7 +11,7 @@ Contract: FedAvg's. The client keeps its personal model and never sends it; it f
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.checks import check_choice, check_range
+from algorithms.common.checks import check_choice, check_range
 from strategies.fedavg import FedAvg
 
 

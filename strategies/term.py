@@ -3,16 +3,16 @@
 Source: Li et al. 2021, "Tilted Empirical Risk Minimization", the objective ``(1/lambda) log mean_k exp(lambda F_k)``, whose gradient
 weighs client k by its share of ``exp(lambda F_k)``. lambda = 0 is the uniform average. Nothing is remembered from round to round.
 
-Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/reweighting.py``).
+Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
 """
 
 from dataclasses import dataclass
 
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.checks import check_range
-from algorithms.fairness import tilt
-from strategies.reweighting import Floats, Places, Reweighting
+from algorithms.common.checks import check_range
+from algorithms.fairness.weight_rules import tilt
+from strategies.families.reweighting import Floats, Places, Reweighting
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
-from algorithms.checks import check_range
-from strategies.contents import innermost
-from strategies.rounds import run_rounds
+from algorithms.common.checks import check_range
+from strategies.base.messages import innermost
+from strategies.base.rounds import run_rounds
 
 HALF = "warm-start-half"
 
@@ -74,7 +74,7 @@ class WarmStart(Strategy):
         self.then.summary()
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the rounds; arguments as in :func:`strategies.rounds.run_rounds`."""
+        """Run the rounds; arguments as in :func:`strategies.base.rounds.run_rounds`."""
         return run_rounds(self, *args, **kwargs)
 
     # --- what the round loop and the recorder ask of a strategy ---------------------------------------------------

@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.client import NumPyClient
 
 from clients import ClientData, Split, to_client_app
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 
 
 def assert_same(a, b, where="", skip=lambda key: key == "seconds"):

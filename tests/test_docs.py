@@ -19,13 +19,14 @@ from flwr.proto.federation_config_pb2 import SimulationConfig
 from flwr.serverapp import ServerApp
 
 from fedapps.cli import parse
-from fedapps.commands import check_sizes, settings_of
+from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.inline import InlineGrid
 from fedapps.methods import METHODS, build_strategy
-from fedapps.settings import default_config, read_settings, toml_value
-from fedapps.sweep_plan import read_plan
-from fedapps.tasks import build_task
+from fedapps.run_command import check_sizes, settings_of
+from fedapps.settings import default_config, read_settings
+from fedapps.sweep.plan import read_plan
+from fedapps.tasks.registry import build_task
+from fedapps.toml_text import toml_value
 from strategies import AAggFFD, FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent

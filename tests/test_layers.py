@@ -53,14 +53,14 @@ def test_every_package_is_looked_at():
 @pytest.mark.parametrize(
     ("package", "source"),
     [
-        ("strategies", "from clients.training import SGD"),
+        ("strategies", "from clients.base.training import SGD"),
         ("strategies", "import clients"),
         ("clients", "from strategies import FedAvg"),
         ("clients", "def f():\n    import fedapps.settings"),
         ("strategies", "import importlib\nimportlib.import_module('fedapps')"),
         ("algorithms", "import numpy, flwr.app"),
         ("algorithms", "if TYPE_CHECKING:\n    from flwr.app import ArrayRecord"),
-        ("algorithms", "from strategies.cohort import Cohort"),
+        ("algorithms", "from strategies.base.client_grid import Cohort"),
         ("clients", "from datasets import load_dataset"),
         ("fedapps", "from . import settings"),
         ("clients", "from .data import Split"),
@@ -74,8 +74,8 @@ def test_a_wrong_import_is_found(package, source):
     ("package", "source"),
     [
         ("fedapps", "from clients import FedAvgClient\nfrom strategies import FedAvg\nimport datasets"),
-        ("clients", "from clients.data import Split\nfrom algorithms.seeds import generator\nimport flwr"),
-        ("strategies", "from flwr.app import Message\nimport algorithms.averaging"),
+        ("clients", "from clients.base.data import Split\nfrom algorithms.common.seeds import generator\nimport flwr"),
+        ("strategies", "from flwr.app import Message\nimport algorithms.common.averaging"),
     ],
 )
 def test_a_right_import_is_let_through(package, source):

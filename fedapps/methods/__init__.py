@@ -7,12 +7,12 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from clients import TwoPhaseClient
-from clients.store import Store
+from clients.base.store import Store
 from fedapps.errors import UserError
 from fedapps.methods import averaging, boosting, constrained, distilled, ensembles, fair, personal, synthetic, warm_start
 from fedapps.methods.method import Method
 from strategies import Private, WarmStart
-from strategies.contents import innermost
+from strategies.base.messages import innermost
 
 if TYPE_CHECKING:
     from fedapps.settings import Settings

@@ -7,9 +7,9 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from clients import FFGBClient
-from clients.store import Store
-from fedapps.learners import check_learner, oracle_of
+from clients.base.store import Store
 from fedapps.methods.method import Method
+from fedapps.tasks.boosting_oracles import check_learner, oracle_of
 from strategies import FFGB, FFGBOptions
 
 BOOSTED_TASKS = ("classification", "digits", "tabular")

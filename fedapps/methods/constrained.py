@@ -7,8 +7,8 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from clients import FedFWClient, ProjectedClient
-from clients.constrained import ConstrainedClient
-from clients.store import Store
+from clients.base.store import Store
+from clients.families.problems import ConstrainedClient
 from fedapps.methods.method import Method
 from strategies import FedFW, FedFWOptions, ProjectedFedAvg, ProjectedOptions
 

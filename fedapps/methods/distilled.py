@@ -1,8 +1,8 @@
 """FFGB-distill and what its paper compares it with, which learn one network."""
 
 from clients import FedAvgClient, FedDynClient, FFGBDistillClient
+from fedapps.data.public import distiller_of
 from fedapps.methods.method import IMAGE_TASKS, Method, torch_client
-from fedapps.public_data import distiller_of
 from strategies import FedAvgDistill, FedAvgDistillOptions, FedDyn, FedDynOptions, FFGBDistill, FFGBDistillOptions
 
 METHODS: dict[str, Method] = {

@@ -4,10 +4,10 @@ from typing import Any
 
 from flwr.client import NumPyClient
 
+from clients.base.store import Store
 from clients.fedboost import FedBoostClient
-from clients.store import Store
-from fedapps.library import Library
 from fedapps.methods.method import Method
+from fedapps.tasks.predictor_library import Library
 from strategies import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
 
 ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")

@@ -3,7 +3,7 @@
 from dataclasses import make_dataclass
 from typing import Any
 
-from algorithms.checks import check_choice
+from algorithms.common.checks import check_choice
 from clients import FedAvgClient, PropFairClient
 from fedapps.methods.method import Method, torch_client
 from strategies import (

@@ -8,10 +8,10 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from clients import FedAvgClient
-from clients.store import Store
+from clients.base.store import Store
 
 if TYPE_CHECKING:
-    from fedapps.classification import Classification
+    from fedapps.tasks.classification import Classification
 
 
 IMAGE_TASKS = ("classification", "digits")

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.checks import check_choice
-from algorithms.seeds import derived_seed
+from algorithms.common.checks import check_choice
+from algorithms.common.seeds import derived_seed
 from clients import FedCGANClient, FedCVAEClient, FedEvgClient
-from clients.store import Store
-from fedapps.generative_nets import ACGAN, CVAE, ENERGY_NETS, build_energy_net, build_generator
+from clients.base.store import Store
 from fedapps.methods.method import IMAGE_TASKS, Method
-from fedapps.synthetic import SetJudge
+from fedapps.models.generative_nets import ACGAN, CVAE, ENERGY_NETS, build_energy_net, build_generator
+from fedapps.tasks.synthetic_sets import SetJudge
 from strategies import FedEvg, FedEvgOptions, FedGenerator, GeneratorOptions
 
 if TYPE_CHECKING:
-    from fedapps.classification import Classification
+    from fedapps.tasks.classification import Classification
 
 
 SYNTHETIC_JOB: dict[str, bool | int | float | str] = {

@@ -1,6 +1,6 @@
 """A few rounds of one method, then another."""
 
-from algorithms.checks import check_choice
+from algorithms.common.checks import check_choice
 from fedapps.methods.method import Method
 from strategies import WarmStartOptions
 

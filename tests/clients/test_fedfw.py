@@ -5,12 +5,12 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from algorithms.domains import L1Ball, L2Ball
-from algorithms.matrix_domains import NuclearBall
-from algorithms.objectives import LeastSquares, MatrixCompletion
-from algorithms.product import Product
+from algorithms.frank_wolfe.matrix_domains import NuclearBall
+from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
+from algorithms.frank_wolfe.product_domain import Product
+from algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from clients import DiskStore, FedFWClient, MessageStore, ProjectedClient
-from clients.constrained import ObjectiveProblem, TorchProblem
+from clients.families.problems import ObjectiveProblem, TorchProblem
 from tests.helpers import blobs, small_net
 
 RNG = np.random.default_rng(0)

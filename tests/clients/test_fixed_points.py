@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from clients import ClientData, FedAvgClient, FedProxClient, LocalClient, Split
-from clients.store import MessageStore
+from clients.base.store import MessageStore
 from strategies import FedAvg, FedProx, FedProxOptions, Local
 from tests.helpers import arrays_of, simulate
 

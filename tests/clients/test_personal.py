@@ -17,8 +17,8 @@ from clients import (
     SuPerFedClient,
     to_client_app,
 )
-from clients.store import MessageStore
-from fedapps.inline import InlineGrid
+from clients.base.store import MessageStore
+from fedapps.engines.inline import InlineGrid
 from strategies import (
     APFL,
     APFLOptions,

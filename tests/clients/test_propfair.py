@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from clients import FedAvgClient, PropFairClient
-from clients.training import get_arrays
+from clients.base.training import get_arrays
 from tests.helpers import blobs, small_net
 
 

@@ -7,8 +7,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from clients import FedAvgClient, SuPerFedClient, to_client_app
-from clients.training import get_arrays
-from fedapps.inline import InlineGrid
+from clients.base.training import get_arrays
+from fedapps.engines.inline import InlineGrid
 from strategies import FedAvg, SuPerFed, SuPerFedOptions
 from tests.helpers import arrays_of, blobs, simulate, small_net
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapps.bundle import copy_app
-from fedapps.certificates import make_certificates, make_site_key
 from fedapps.cli import main
-from fedapps.deployment import Deployment, Site
+from fedapps.deployment.certificates import make_certificates, make_site_key
+from fedapps.deployment.local import Deployment, Site
+from fedapps.engines.app_folder import copy_app
+from fedapps.engines.processes import free_port, marked, program
 from fedapps.errors import RunFailed, UserError
-from fedapps.processes import free_port, marked, program
 from tests.helpers import assert_same
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def rows(folder):
 
 @pytest.mark.parametrize("method", JOBS)
 def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     job = [*JOBS[method], *SMALL]
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
     if method == "fedavg":  # as a Flower user would: `flwr run . own`, with the printed home

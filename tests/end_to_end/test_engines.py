@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fedapps.bundle import copy_app
-from fedapps.launch import run_simulation
-from fedapps.processes import end_marked, free_port, program
+from fedapps.engines.app_folder import copy_app
+from fedapps.engines.flower import run_simulation
+from fedapps.engines.processes import end_marked, free_port, program
 from tests.helpers import assert_same
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.client import NumPyClient
 from flwr.serverapp import ServerApp
 import numpy as np
-from clients.adapter import to_client_app
+from clients.base.adapter import to_client_app
 from strategies import Cohort, FedAvg
 
 class Client(NumPyClient):

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedapps.cli import main
-from fedapps.deployment import Deployment
-from fedapps.processes import marked
+from fedapps.deployment.local import Deployment
+from fedapps.engines.processes import marked
 
 ROOT = Path(__file__).parents[2]
 SITES = {"oslo": 0, "paris": 1, "rome": 2}  # their ids as clients: the three share the settings' data
@@ -125,7 +125,7 @@ def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, 
     process = command("--resume", *engine, "--out", out)
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
     assert [row["failures"] for row in rows(out)] == [[]] * 2
     run_folder = max((deployment.sites["oslo"].folder / "store").glob("run-*"), key=lambda path: path.stat().st_mtime).name

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fedapps import launch, superlink
+from fedapps.engines import flower, superlink
+from fedapps.engines.processes import free_port, marked
 from fedapps.errors import UserError
-from fedapps.processes import free_port, marked
 
 PYPROJECT = """
 [project]
@@ -141,7 +141,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     lines, polls = [], []
     text = "two\nlines, \"quotes\", 'more', back\\slash, ünï 😀"
     log, out, port = tmp_path / "new" / "run.log", tmp_path / "seen.jsonl", free_port()
-    outcome = launch.run_simulation(
+    outcome = flower.run_simulation(
         app,
         {"out": str(out), "text": text, "nested.rate": 1e-05},
         num_nodes=3,
@@ -152,7 +152,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         poll=lambda: polls.append(threading.current_thread()),
         env={"EXTRA": "given", "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"},
     )
-    assert outcome == launch.Outcome("completed", "", log)
+    assert outcome == flower.Outcome("completed", "", log)
     assert log.read_text(encoding="utf-8").splitlines() == lines
     assert any(line.startswith("finished round 1") for line in lines)
     assert not any("\x1b" in line for line in lines)
@@ -176,7 +176,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
 
 @pytest.mark.ray
 def test_a_server_app_that_raises_is_a_failure_with_its_reason(app, tmp_path):
-    outcome = launch.run_simulation(app, {"fail": True}, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log")
+    outcome = flower.run_simulation(app, {"fail": True}, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log")
     assert (outcome.status, outcome.details) == ("failed", "ValueError: the kettle is empty")
     assert "Traceback" in (tmp_path / "log").read_text()
 
@@ -186,13 +186,13 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp
     out = tmp_path / "seen.jsonl"
     script = tmp_path / "script.py"
     script.write_text(
-        "from pathlib import Path\nfrom fedapps.launch import run_simulation\n"
+        "from pathlib import Path\nfrom fedapps.engines.flower import run_simulation\n"
         f"config = {{'out': {str(out)!r}, 'rounds': 1_000_000}}\n"
         f"outcome = run_simulation(Path({str(app)!r}), config, num_nodes=3, ray_cpus=1,\n"
         f"    log_path=Path({str(tmp_path / 'log')!r}), on_line=lambda line: print(line, flush=True))\n"
         "print('outcome', outcome.status, flush=True)\n"
     )
-    root = Path(launch.__file__).parent.parent
+    root = Path(flower.__file__).parent.parent.parent
     environment = os.environ | {"PYTHONPATH": str(root)}
     process = subprocess.Popen(
         [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -205,7 +205,9 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp
             assert name in programs
         started, _ = descendants(process.pid)  # whether marked or not
         unmarked = {one for one, _ in started & descendants(process.pid)[0]} - set(marked(mark))
-        assert [b"fedapps.processes" in Path(f"/proc/{one}/cmdline").read_bytes() for one in unmarked] == [True]  # the guard
+        assert [b"fedapps.engines.processes" in Path(f"/proc/{one}/cmdline").read_bytes() for one in unmarked] == [
+            True
+        ]  # the guard
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the whole foreground group
         time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)
@@ -223,11 +225,11 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp
 
 def test_killed_outright_nothing_survives(tmp_path):
     script = (
-        "import os, time; from fedapps.processes import free_port; from fedapps.superlink import SuperLink\n"
+        "import os, time; from fedapps.engines.processes import free_port; from fedapps.engines.superlink import SuperLink\n"
         "one = SuperLink(free_port(), os.environ, 1, lambda: None); one.start()\n"
         "print(one.mark, one.base, flush=True); time.sleep(60)"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(launch.__file__).parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(flower.__file__).parent.parent.parent)}
     process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
     mark, base = process.stdout.readline().split()
     assert marked(mark)
@@ -241,7 +243,7 @@ def test_killed_outright_nothing_survives(tmp_path):
 
 
 def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
-    outcome = launch.run_simulation(app, {"nested.rat": 1}, num_nodes=3, log_path=tmp_path / "log")
+    outcome = flower.run_simulation(app, {"nested.rat": 1}, num_nodes=3, log_path=tmp_path / "log")
     assert outcome.status == "rejected"
     assert outcome.details.startswith("Key 'nested.rat' is not present")
 
@@ -252,7 +254,7 @@ def test_a_superlink_that_dies_is_a_failure_with_its_last_words(app, tmp_path, m
     broken.chmod(0o755)
     find = superlink.program
     monkeypatch.setattr(superlink, "program", lambda name: broken if name == broken.name else find(name))
-    outcome = launch.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log")
+    outcome = flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log")
     assert outcome.status == "failed"
     assert outcome.details == "Flower's SuperLink has ended: OSError: the disk is full"
     assert "the disk is full" in (tmp_path / "log").read_text()
@@ -263,7 +265,7 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
         raise RuntimeError("the display broke")
 
     with pytest.raises(RuntimeError, match="the display broke"):
-        launch.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", poll=poll)
+        flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", poll=poll)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, envir
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started"))
     with pytest.raises(UserError, match=message):
-        launch.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", env=environment, **options)
+        flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", env=environment, **options)
 
 
 def test_a_taken_port(app, tmp_path):
@@ -289,7 +291,7 @@ def test_a_taken_port(app, tmp_path):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with pytest.raises(UserError, match=r"^port = \d+, but it cannot be used"):
-            launch.run_simulation(app, {}, num_nodes=3, port=listener.getsockname()[1], log_path=tmp_path / "log")
+            flower.run_simulation(app, {}, num_nodes=3, port=listener.getsockname()[1], log_path=tmp_path / "log")
 
 
 def test_the_last_error_is_the_cause_not_its_wrapper():
@@ -309,6 +311,6 @@ Traceback (most recent call last):
   File "b.py", line 2, in <module>
 RuntimeError: An error was encountered. Ending simulation.
 ERROR : Exit Code: 700"""
-    assert launch.last_error(log.splitlines()) == "Wrong: the pool is empty: 3.5"
-    assert launch.last_error(["all is well"]) is None
-    assert launch.last_error(["Traceback (most recent call last):", "  x", "KeyError"]) == "KeyError"
+    assert flower.last_error(log.splitlines()) == "Wrong: the pool is empty: 3.5"
+    assert flower.last_error(["all is well"]) is None
+    assert flower.last_error(["Traceback (most recent call last):", "  x", "KeyError"]) == "KeyError"

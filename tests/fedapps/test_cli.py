@@ -74,7 +74,7 @@ def test_the_results_folder(tmp_path):
 
 
 def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)  # seconds of drawing, tested elsewhere
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)  # seconds of drawing, tested elsewhere
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert run("method=superfed-lm", f"seed={seed}", *QUICK, "--out", tmp_path / name) == 0
     assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
@@ -86,7 +86,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
     """The run dies in the middle of round 6, two rounds after its last checkpoint, with client state newer than that."""
     from fedapps import run as run_module
 
-    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)  # seconds of drawing, tested elsewhere
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)  # seconds of drawing, tested elsewhere
     settings = [f"method={method}", "superfed.start=0.2", "fedboost.library=clients", "ffgb.fit-steps=20"]
     settings += ["synthetic.steps=20", "fedcgan.hidden=4", "fedcvae.hidden=4"]
     settings += [*QUICK, "num-rounds=8", "checkpoint-every=3", f"clients-per-round={0 if METHODS[method].all_clients else 3}"]
@@ -112,7 +112,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
 
 
 def test_the_settings_of_a_folder_repeat_its_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     assert run("method=fedprox", "fedprox.mu=0.5", *QUICK, "--out", tmp_path / "a") == 0
     assert run(tmp_path / "a" / "settings.toml", "--out", tmp_path / "b") == 0
     assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
@@ -236,7 +236,7 @@ def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch):
-    from fedapps import checkpoint
+    from fedapps.results import checkpoint
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -272,7 +272,7 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
     """Five of six clients fail from round 3 on: exit status 1 after two such rounds; with less asked it goes on from there."""
     from clients import FedAvgClient
 
-    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     train = FedAvgClient.train
 
     def fails(self, config):
@@ -291,7 +291,7 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
 
 
 def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     assert run(*QUICK, "num-rounds=2", "--out", tmp_path / "r") == 0
     path = tmp_path / "r" / "settings.toml"
     path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "update" not in line))
@@ -299,7 +299,7 @@ def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path, monkeypatc
 
 
 def test_a_library_from_a_folder(tmp_path, capsys):
-    from fedapps.library import Library
+    from fedapps.tasks.predictor_library import Library
 
     tables = np.random.default_rng(0).dirichlet(np.ones(100), 40).astype(np.float32)
     Library.from_arrays({"table": tables}).save(tmp_path / "library")

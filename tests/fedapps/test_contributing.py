@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedapps.bundle import PACKAGES
+from fedapps.engines.app_folder import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -11,21 +11,21 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_st
+from tests.algorithms.frank_wolfe.test_vector_domains import ALL
 
-from algorithms import tables
-from algorithms.additive import Block, pack_blocks, unpack_blocks
-from algorithms.wire import WireError, fields, read
-from clients.store import DiskStore, MessageStore
-from fedapps.checkpoint import Checkpoints
+from algorithms.boosting.additive import Block, pack_blocks, unpack_blocks
+from algorithms.common.wire import WireError, fields, read
+from algorithms.ensembles import sparse_tables
+from clients.base.store import DiskStore, MessageStore
 from fedapps.errors import UserError
-from fedapps.library import Library
-from fedapps.recorder import Recorder, read_rounds
-from fedapps.runs import read_run
+from fedapps.results.checkpoint import Checkpoints
+from fedapps.results.reader import read_run
+from fedapps.results.writer import Recorder, read_rounds
 from fedapps.settings import Settings
+from fedapps.tasks.predictor_library import Library
 from strategies import FedAdam, PrivacyOptions, Private
-from strategies.cohort import pack_ids, unpack_ids
+from strategies.base.client_grid import pack_ids, unpack_ids
 from strategies.fedavg import to_record
-from tests.algorithms.test_domains import ALL
 from tests.strange import mutate_bytes
 
 OURS = (ValueError, UserError)  # WireError is a ValueError; NumPy's and Python's own show with which file or client they came
@@ -41,11 +41,14 @@ def formats():
     """Return name -> (arrays that travel, what reads them) of every format."""
     rng = np.random.default_rng(0)
     dense = np.where(rng.random((3, 50)) < 0.1, rng.random((3, 50)), 0.0)
-    packed = tables.pack(dense)
+    packed = sparse_tables.pack(dense)
     blocks = [Block(0.5, np.ones(2), {"w": rng.normal(size=(2, 3))}), Block(1.0, np.ones(1), {"w": rng.normal(size=(1, 3))})]
     found = {f"{type(d).__name__} {i}": (d.lmo(rng.normal(size=d.shape)).pack(), d.unpack) for i, d in enumerate(ALL)}
-    found["tables"] = (list(packed.values()), lambda a: tables.unpack(dict(zip(tables.FIELDS, a, strict=True))))
-    found["columns"] = (list(packed.values()), lambda a: tables.columns(dict(zip(tables.FIELDS, a, strict=True)), np.arange(3)))
+    found["tables"] = (list(packed.values()), lambda a: sparse_tables.unpack(dict(zip(sparse_tables.FIELDS, a, strict=True))))
+    found["columns"] = (
+        list(packed.values()),
+        lambda a: sparse_tables.columns(dict(zip(sparse_tables.FIELDS, a, strict=True)), np.arange(3)),
+    )
     found["blocks"] = (pack_blocks(blocks)[0], lambda a: unpack_blocks(a, ["w"]))
     found["ids"] = ([pack_ids([3, "site-a", 12])], lambda a: [unpack_ids(one) for one in a])
     return found

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 import fedapps
-from fedapps.bundle import PACKAGES
-from fedapps.processes import program
-from fedapps.settings import default_config, flatten_toml
+from fedapps.engines.app_folder import PACKAGES
+from fedapps.engines.processes import program
+from fedapps.settings import default_config
+from fedapps.toml_text import flatten_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

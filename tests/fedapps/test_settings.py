@@ -3,15 +3,8 @@ import tomllib
 import pytest
 
 from fedapps.errors import UserError
-from fedapps.settings import (
-    Settings,
-    default_config,
-    flatten_toml,
-    parse_assignment,
-    read_settings,
-    read_toml,
-    to_toml,
-)
+from fedapps.settings import Settings, default_config, read_settings
+from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedapps.client_app import app
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS, build_strategy
-from fedapps.recorder import mean_curves, summarise
+from fedapps.results.writer import mean_curves, summarise
 from fedapps.settings import read_settings
-from fedapps.tasks import TASKS, build_task
-from strategies.cohort import Cohort
-from strategies.rounds import run_rounds
+from fedapps.tasks.registry import TASKS, build_task
+from strategies.base.client_grid import Cohort
+from strategies.base.rounds import run_rounds
 from tests.strange import mutate
 
 SMALL = {

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from algorithms.portfolio import LinearisedFTRL, OnlineNewtonStep
-from algorithms.responses import CDFS, decision_loss, respond
+from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
+from algorithms.fairness.responses import CDFS, decision_loss, respond
 from clients import FedAvgClient, to_client_app
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 from strategies import AAggFFD, AAggFFOptions, AAggFFS, Cohort, FedAvg
 from tests.helpers import LossyClient, arrays_of, blobs, simulate, small_net
 

@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
 from clients import ClientData, FedAvgClient, PropFairClient, Split, to_client_app
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 from strategies import (
     AFL,
     TERM,

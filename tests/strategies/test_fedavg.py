@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from clients.fedavg import FedAvgClient
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 from strategies import Cohort, FedAvg, FedProx, FedProxOptions
 from tests.helpers import EchoClient, arrays_of, blobs, simulate, small_net
 

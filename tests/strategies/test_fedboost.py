@@ -5,7 +5,7 @@ import pytest
 
 from clients import MessageStore, to_client_app
 from clients.fedboost import FedBoostClient
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 from strategies import Cohort
 from strategies.aflboost import AFLBoost, AFLBoostOptions
 from strategies.fedboost import FedBoost, FedBoostOptions

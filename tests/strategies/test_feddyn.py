@@ -6,7 +6,7 @@ import torch
 from flwr.client import NumPyClient
 
 from clients import ClientData, FedAvgClient, FedDynClient, Split
-from clients.store import MessageStore
+from clients.base.store import MessageStore
 from strategies import Cohort, FedAvg, FedDyn, FedDynOptions
 from tests.helpers import EchoClient, arrays_of, simulate
 
@@ -53,7 +53,7 @@ def final(kind, rounds=300, sampled=2, memory=None, **options):
 
 def sampled_grid(client_fn, count, sampled):
     from clients import to_client_app
-    from fedapps.inline import InlineGrid
+    from fedapps.engines.inline import InlineGrid
 
     app = to_client_app(lambda context: client_fn(int(context.node_config["partition-id"]), context))
     return Cohort(InlineGrid(app, count), seed=3, clients_per_round=sampled)

@@ -11,11 +11,11 @@ from flwr.client import NumPyClient
 
 from clients import ClientData, FedCGANClient, FedCVAEClient, FedEvgClient, MessageStore, Split, to_client_app
 from clients.fedcvae import divergence
-from fedapps.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
-from fedapps.inline import InlineGrid
-from fedapps.models import build_model
+from fedapps.engines.inline import InlineGrid
+from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
+from fedapps.models.image_nets import build_model
 from strategies import Cohort, FedEvg, FedEvgOptions, FedGenerator, PrivacyOptions, Private
-from strategies.contents import arrays_of as records_of
+from strategies.base.messages import arrays_of as records_of
 from tests.helpers import arrays_of, simulate
 
 SHAPE, CLASSES, M = (1, 8, 8), 4, 8

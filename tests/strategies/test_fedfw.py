@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from algorithms.atoms import DensePoint
-from algorithms.domain import Domain
-from algorithms.domains import Box, L1Ball, L2Ball, Simplex
-from algorithms.matrix_domains import NuclearBall
-from algorithms.objectives import LeastSquares, MatrixCompletion
-from algorithms.product import Product
+from algorithms.frank_wolfe.atoms import DensePoint
+from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.matrix_domains import NuclearBall
+from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
+from algorithms.frank_wolfe.product_domain import Product
+from algorithms.frank_wolfe.vector_domains import Box, L1Ball, L2Ball, Simplex
 from clients import MessageStore, to_client_app
-from clients.constrained import ObjectiveProblem
+from clients.families.problems import ObjectiveProblem
 from clients.fedfw import FedFWClient
 from clients.projected import ProjectedClient
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 from strategies import Cohort
 from strategies.fedfw import FedFW, FedFWOptions
 from strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions

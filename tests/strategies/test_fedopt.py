@@ -6,8 +6,8 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
 from clients import to_client_app
-from fedapps.checkpoint import Checkpoints
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
+from fedapps.results.checkpoint import Checkpoints
 from strategies import Cohort, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
 from tests.helpers import EchoClient, arrays_of, simulate
 

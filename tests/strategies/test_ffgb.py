@@ -5,12 +5,12 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
-from algorithms.additive import Additive
-from algorithms.functional import LOSSES, coded
-from algorithms.regression import FitOptions
-from algorithms.weak_learners import NetOptions, NetOracle, RidgeOracle
+from algorithms.boosting.additive import Additive
+from algorithms.boosting.functional import LOSSES, coded
+from algorithms.boosting.regression import FitOptions
+from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
 from clients import ClientData, FFGBClient, MessageStore, Split
-from clients.evaluation import BINARY, CLASSIFICATION
+from clients.base.evaluation import BINARY, CLASSIFICATION
 from strategies import FFGB, Cohort, FFGBOptions
 from tests.helpers import arrays_of, blobs, simulate, small_net
 
@@ -69,7 +69,7 @@ class Federation:
 
     def run(self, strategy, rounds, clients_per_round=0, **options):
         from clients import to_client_app
-        from fedapps.inline import InlineGrid
+        from fedapps.engines.inline import InlineGrid
 
         app = to_client_app(lambda context: self.client(int(context.node_config["partition-id"])), writable=False)
         grid = Cohort(InlineGrid(app, len(self.datas)), seed=3, clients_per_round=clients_per_round)
@@ -365,7 +365,7 @@ def parts_continue(federation, strategy, arrays):
     from flwr.app import ConfigRecord
 
     from clients import to_client_app
-    from fedapps.inline import InlineGrid
+    from fedapps.engines.inline import InlineGrid
 
     app = to_client_app(lambda context: federation.client(int(context.node_config["partition-id"])), writable=False)
     grid = Cohort(InlineGrid(app, 4), seed=3, clients_per_round=2)

@@ -10,10 +10,10 @@ from flwr.app import Array, ArrayRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
-from algorithms.privacy import gaussian_epsilon
+from algorithms.common.privacy import gaussian_epsilon
 from clients import to_client_app
 from fedapps.cli import main
-from fedapps.inline import InlineGrid
+from fedapps.engines.inline import InlineGrid
 from strategies import (
     AFL,
     TERM,
@@ -189,7 +189,7 @@ def test_fedboosts_gradient():
 
 
 def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     job = [
         "run",
         "--engine",

@@ -24,7 +24,7 @@ def test_it_is_one_strategy_and_then_the_other_from_its_model():
 
 def simulate_flowers(strategy, client, arrays):
     from clients import to_client_app
-    from fedapps.inline import InlineGrid
+    from fedapps.engines.inline import InlineGrid
 
     app = to_client_app(lambda context: client(int(context.node_config["partition-id"]), context))
     return run_rounds(strategy, InlineGrid(app, 3), arrays, 5, first_round=3)

@@ -1,0 +1,1 @@
+"""Functional gradient boosting: weak learners, their sums, distillation into one network."""

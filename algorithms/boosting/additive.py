@@ -1,0 +1,173 @@
+"""The additive function of functional boosting: ``f^{t+1} = c_t f^t + sum_j w_j h_j``, a block of learners a round.
+
+Who knows the values of f^t at some points needs only the blocks from t on. Learners are packed: named arrays, stacked along their first
+axis; what turns them into values is an oracle's ``predict`` (``algorithms.boosting.weak_learners``).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.boosting.functional import clipped
+
+Learners = Mapping[str, NDArray[Any]]
+#: (learners stacked (m, ...), points (n, ...)) -> values (m, n, outputs)
+Predict = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+#: Values of learners that are in memory at once.
+BATCH = 4_000_000
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one round did to the function: multiplied it by ``shrink``, then added ``coefficients`` (m,) times the learners."""
+
+    shrink: float
+    coefficients: NDArray[np.float64]
+    learners: Learners
+
+    def __post_init__(self) -> None:
+        sizes = {name: len(array) for name, array in self.learners.items()}
+        if set(sizes.values()) - {len(self.coefficients)}:
+            raise ValueError(f"{len(self.coefficients)} coefficients for learners whose arrays hold {sizes}: one for each")
+
+    def __len__(self) -> int:
+        """Return the number of learners."""
+        return len(self.coefficients)
+
+
+@dataclass
+class Additive:
+    """The function: 0 before its first block. ``clip``: every learner is cut to [-clip, clip] before it counts (FFGB.C)."""
+
+    clip: float | None = None
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def version(self) -> int:
+        """The number of blocks: t of f^t."""
+        return len(self.blocks)
+
+    def __len__(self) -> int:
+        """Return the number of learners."""
+        return sum(map(len, self.blocks))
+
+    def weights(self) -> list[NDArray[np.float64]]:
+        """Return, block by block, what each learner counts in the whole function."""
+        out, rest = [], 1.0
+        for block in reversed(self.blocks):
+            out.append(block.coefficients * rest)
+            rest *= block.shrink
+        return out[::-1]
+
+    def __call__(self, x: Tensor, outputs: int, predict: Predict, points: int = 4096) -> Tensor:
+        """Return the values (n, outputs) at the points x (n, ...), computed in batches of ``points``."""
+        parts = [self._values(part, outputs, predict) for part in x.split(points)]
+        return torch.cat(parts) if parts else torch.zeros((0, outputs), device=x.device)
+
+    def _values(self, x: Tensor, outputs: int, predict: Predict) -> Tensor:
+        values = torch.zeros((len(x), outputs), device=x.device)
+        for block in self.blocks:
+            values = advance(values, block, x, predict, self.clip)
+        return values
+
+    def pruned(self, share: float) -> "Additive":
+        """Return the function of one block without the learners that count least, so that their counts are at most ``share`` of all."""
+        weights = np.concatenate([np.zeros(0), *self.weights()])
+        order = np.argsort(np.abs(weights), kind="stable")
+        total = np.abs(weights[order]).cumsum()
+        kept = np.sort(order[total > share * total[-1]]) if len(weights) else order
+        learners = {name: array[kept] for name, array in stacked([block.learners for block in self.blocks if len(block)]).items()}
+        return Additive(self.clip, [Block(1.0, weights[kept], learners)] if len(kept) else [])
+
+    # --- as named arrays ---------------------------------------------------------------------------------------------
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the function as named arrays: those of :meth:`head`, and those of every block."""
+        out = self.head()
+        for number, block in enumerate(self.blocks):
+            out |= named(number, block)
+        return out
+
+    def head(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that are not of one block: ``shrinks`` (t,) and, where learners are cut, ``clip``."""
+        out = {"shrinks": np.array([block.shrink for block in self.blocks], np.float64)}
+        return out if self.clip is None else out | {"clip": np.array([self.clip])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Additive":
+        """Return the function of :meth:`to_arrays`; ``ValueError`` if these arrays are none."""
+        if "shrinks" not in arrays:
+            raise ValueError(f"no array 'shrinks' among {list(arrays)[:4]}: this is not the model of a boosted function")
+        of_blocks: list[dict[str, NDArray[Any]]] = [{} for _ in arrays["shrinks"]]
+        for name, array in arrays.items():
+            if name.startswith("block."):
+                _, number, rest = name.split(".", 2)
+                of_blocks[int(number)][rest] = array
+        blocks = [
+            Block(float(shrink), own.pop("coefficients"), own) for shrink, own in zip(arrays["shrinks"], of_blocks, strict=True)
+        ]
+        return cls(float(arrays["clip"][0]) if "clip" in arrays else None, blocks)
+
+
+def named(number: int, block: Block) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a block under their names in the whole function."""
+    return {f"block.{number:06d}.{name}": array for name, array in {"coefficients": block.coefficients, **block.learners}.items()}
+
+
+def advance(values: Tensor, block: Block, x: Tensor, predict: Predict, clip: float | None = None) -> Tensor:
+    """Return the values (n, outputs) at x after a block, from those before it."""
+    values = block.shrink * values
+    for start, learners in _chunks(block, max(1, BATCH // max(1, values.numel())), x.device):
+        found = clipped(predict(learners, x), clip)
+        weights = torch.tensor(block.coefficients[start : start + len(found)], dtype=values.dtype, device=x.device)
+        values = values + torch.tensordot(weights, found.to(values.dtype), 1)
+    return values
+
+
+def _chunks(block: Block, size: int, device: torch.device) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    for start in range(0, len(block), size):
+        yield start, {name: torch.tensor(array[start : start + size], device=device) for name, array in block.learners.items()}
+
+
+def stacked(groups: Sequence[Learners]) -> dict[str, NDArray[Any]]:
+    """Return groups of stacked learners as one; ``ValueError`` where their arrays differ in name or shape."""
+    for group in groups[1:]:
+        if shapes(group) != shapes(groups[0]):
+            raise ValueError(f"learners of arrays {shapes(group)} beside {shapes(groups[0])}: all must be of one kind")
+    return {name: np.concatenate([group[name] for group in groups]) for name in groups[0]} if groups else {}
+
+
+def shapes(learners: Learners) -> dict[str, tuple[Any, ...]]:
+    """Return name -> (type, shape) of one learner."""
+    return {name: (str(array.dtype), *array.shape[1:]) for name, array in learners.items()}
+
+
+# --- as part of a message --------------------------------------------------------------------------------------------
+
+
+def pack_blocks(blocks: Sequence[Block]) -> tuple[list[NDArray[Any]], list[str]]:
+    """Return blocks as arrays (``shrinks``, ``sizes`` (t,), coefficients, learners stacked) and the names of the learners' arrays."""
+    learners = stacked([block.learners for block in blocks if len(block)])
+    coefficients = np.concatenate([np.zeros(0), *(block.coefficients for block in blocks)])
+    facts = [np.array([block.shrink for block in blocks], np.float64), np.array([len(block) for block in blocks], np.int64)]
+    return [*facts, coefficients, *learners.values()], list(learners)
+
+
+def unpack_blocks(arrays: Sequence[NDArray[Any]], names: Sequence[str]) -> list[Block]:
+    """Return the blocks of :func:`pack_blocks`; ``ValueError`` for arrays that are none."""
+    shrinks, sizes, coefficients, *rest = arrays
+    rows = shrinks.ndim == sizes.ndim == coefficients.ndim == 1 and all(array.ndim for array in rest)
+    kinds = shrinks.dtype.kind + sizes.dtype.kind + coefficients.dtype.kind
+    if not rows or kinds != "fif" or (sizes < 0).any():
+        raise ValueError(f"packed blocks: arrays of kinds {kinds!r}, or not in rows: shrinks, sizes, coefficients, learners")
+    learners, ends = dict(zip(names, rest, strict=True)), np.cumsum(sizes)
+    parts = [slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)]
+    return [
+        Block(float(shrink), coefficients[part], {name: array[part] for name, array in learners.items()})
+        for shrink, part in zip(shrinks, parts, strict=True)
+    ]

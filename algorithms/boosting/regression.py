@@ -1,0 +1,125 @@
+"""Fitting a network to given outputs: Adam on the distance between what it says and what it should say, on tensors.
+
+The oracle of functional boosting (a client fits a weak learner to a functional gradient) and of distillation (the server fits one
+network to an ensemble's outputs) are this one loop. Inputs and targets stay on their device, nothing is copied or synchronised within a
+pass, and the order of the samples comes from the generator that is handed in: the same arguments give the same network.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.common.checks import check_choice, check_range
+
+
+class Diverged(ValueError):
+    """A fit that ended in values that are not finite; its network must not be used."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """``epochs`` passes in batches of ``batch_size``, or, where ``steps`` is above 0, so many steps instead.
+
+    ``clip``: greatest norm of a step's gradient, 0 for any. ``loss``: "mse", the squared error averaged over samples and outputs, or
+    "kl", the divergence of the softmax of the outputs from that of the targets. ``weight_decay`` is added to the gradient.
+    """
+
+    epochs: int = 100
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    clip: float = 5.0
+    steps: int = 0
+    loss: str = "mse"
+
+    def __post_init__(self) -> None:
+        check_range("epochs", self.epochs, 1)
+        check_range("batch-size", self.batch_size, 1)
+        check_range("learning-rate", self.learning_rate, 0, open_low=True)
+        check_range("weight-decay", self.weight_decay, 0)
+        check_range("clip", self.clip, 0)
+        check_range("steps", self.steps, 0)
+        check_choice("loss", self.loss, LOSSES)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over samples and outputs of the squared difference; both (n, ...)."""
+    return functional.mse_loss(outputs, targets)
+
+
+def divergence(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return ``KL(softmax(targets) || softmax(outputs))``, a mean over samples; both logits (n, classes)."""
+    return functional.kl_div(outputs.log_softmax(1), targets.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": squared_error, "kl": divergence}
+
+
+def fit_network(module: nn.Module, inputs: Tensor, targets: Tensor, options: FitOptions, generator: np.random.Generator) -> float:
+    """Fit ``module`` in place so that its outputs for ``inputs`` (n, ...) come near ``targets`` (n, ...).
+
+    Return the mean loss of the last pass, as it was made. Raises ``Diverged`` where the loss or a parameter is not finite after a pass,
+    ``ValueError`` where targets and inputs do not match.
+    """
+    count = len(inputs)
+    if not count or len(targets) != count:
+        raise ValueError(f"{count} inputs and {len(targets)} targets: give one target for each input, at least one")
+    loss_of = LOSSES[options.loss]
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    adam = Adam([p.detach() for p in parameters], options.learning_rate, options.weight_decay, options.clip)
+    batches = -(-count // options.batch_size)
+    left = options.steps or options.epochs * batches
+    mean = 0.0
+    was_training = module.training
+    module.train()
+    with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+        torch.manual_seed(int(generator.integers(2**63)))  # layers that draw know torch's own generator only
+        while left > 0:
+            order = torch.from_numpy(generator.permutation(count)[: left * options.batch_size]).to(inputs.device)
+            total = torch.zeros((), device=inputs.device)
+            for x, y in zip(inputs[order].split(options.batch_size), targets[order].split(options.batch_size), strict=True):
+                outputs = module(x)
+                if outputs.shape != y.shape:  # a broadcast would fit something else without a word
+                    raise ValueError(f"outputs of shape {tuple(outputs.shape)}, but targets of shape {tuple(y.shape)}")
+                loss = loss_of(outputs, y)
+                adam.step(list(torch.autograd.grad(loss, parameters)))
+                total += loss.detach() * len(x)
+            left -= batches
+            mean = float(total) / len(order)
+            _check_finite(mean, [], options)
+    _check_finite(mean, adam.parameters, options)  # the last step may have spoilt what no loss has seen
+    module.train(was_training)
+    return mean
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015, beta = 0.9, 0.999) on a list of tensors, in one pass over them; gradients are cut to norm ``clip``."""
+
+    def __init__(self, parameters: list[Tensor], rate: float, weight_decay: float = 0.0, clip: float = 0.0) -> None:
+        self.parameters = parameters
+        self.rate, self.weight_decay, self.clip = rate, weight_decay, clip
+        self.first = [torch.zeros_like(p) for p in parameters]
+        self.second = [torch.zeros_like(p) for p in parameters]
+        self.steps = [torch.zeros((), device=p.device) for p in parameters]
+
+    def step(self, gradients: list[Tensor]) -> None:
+        """Make one step; overwrites ``gradients``."""
+        if self.clip:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1))
+        torch._foreach_add_(self.steps, 1)
+        torch._fused_adam_(
+            self.parameters, gradients, self.first, self.second, [], self.steps, lr=self.rate, beta1=0.9, beta2=0.999,
+            weight_decay=self.weight_decay, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+def _check_finite(loss: float, parameters: list[Tensor], options: FitOptions) -> None:
+    if not np.isfinite(loss) or not all(bool(torch.isfinite(p).all()) for p in parameters):
+        raise Diverged(
+            f"the fit diverged (loss {loss:g} at learning-rate = {options.learning_rate:g}): lower it, or check the inputs and targets"
+        )

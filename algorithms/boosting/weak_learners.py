@@ -1,0 +1,187 @@
+"""Weak-learning oracles: what fits a learner to a function known at a client's points, and evaluates many learners at once.
+
+An oracle is anything with ``fit`` and ``predict`` whose learners pack to named arrays of a fixed shape. Here: networks by the L2, the
+L-infinity and the Lipschitz oracle (Shen et al. 2022, appendix B, equations 20 and 21), and ridge regression;
+``algorithms.boosting.trees`` has trees.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from algorithms.boosting.regression import Adam, Diverged, FitOptions, fit_network
+from algorithms.common.checks import check_choice, check_range
+
+#: A packed learner: arrays by name, the same names and shapes for every learner of an oracle.
+Learner = dict[str, NDArray[Any]]
+#: Numbers that evaluating learners may hold in memory at once.
+BATCH = 16_000_000
+# The L-infinity oracle minimises the mean squared error of this share of the points, the worst ones.
+WORST = 0.1
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an oracle is asked to come near: ``values`` (n, outputs) at the points, and the ``function`` itself where it is known."""
+
+    values: Tensor
+    function: Callable[[Tensor], Tensor] | None = None
+
+
+class Oracle(Protocol):
+    """A weak-learning oracle Q."""
+
+    def fit(self, x: Tensor, target: Target, rng: np.random.Generator) -> Learner:
+        """Return a learner near the target at the points x (n, ...). ``Diverged`` if it came to values that are not finite."""
+
+    def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return the values (m, n, outputs) of m learners, stacked along their first axis, at the points x (n, ...)."""
+
+
+@dataclass(frozen=True)
+class NetOptions:
+    """``kind``: "l2" (least squares), "linf" (the worst tenth of the points), "lipschitz" (those, and the gradients by the inputs).
+
+    ``fit``: Adam's steps, rate and batch. ``sobolev``: weight of the gradients.
+    """
+
+    kind: str = "l2"
+    fit: FitOptions = field(default_factory=lambda: FitOptions(steps=200, learning_rate=0.005, clip=0.0))
+    sobolev: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choice("oracle", self.kind, ["l2", "linf", "lipschitz"])
+        check_range("sobolev", self.sobolev, 0)
+
+
+def in_chunks(
+    one: Callable[[Mapping[str, Tensor], Tensor], Tensor], learners: Mapping[str, Tensor], x: Tensor, width: int
+) -> Tensor:
+    """Return ``one(learners, x)`` (m, n, outputs), computed in parts that hold about ``BATCH`` numbers.
+
+    ``width``: how many numbers a learner holds for a point.
+    """
+    points = max(1, BATCH // width)
+    some = max(1, BATCH // (width * max(1, min(len(x), points))))
+    parts = zip(*(array.split(some) for array in learners.values()), strict=True)
+    groups = [dict(zip(learners, part, strict=True)) for part in parts]
+    return torch.cat([torch.cat([one(group, part) for part in x.split(points)], 1) for group in groups])
+
+
+class NetOracle:
+    """Fits a fresh network; ``model_fn``: seed -> module."""
+
+    def __init__(self, model_fn: Callable[[int], nn.Module], options: NetOptions | None = None) -> None:
+        self.model_fn, self.options = model_fn, options or NetOptions()
+        self.module = model_fn(0).eval()  # the shape of all of them
+        self._width: int | None = None
+        for parameter in self.module.parameters():
+            parameter.requires_grad_(False)
+
+    def fit(self, x: Tensor, target: Target, rng: np.random.Generator) -> Learner:
+        """Return a network's parameters and buffers."""
+        module = self.model_fn(int(rng.integers(2**62)))
+        if self.options.kind == "l2":
+            fit_network(module, x, target.values, self.options.fit, rng)
+        else:
+            self._fit_worst(module, x, target, rng)
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
+
+    def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Run the networks side by side."""
+
+        def one(state: dict[str, Tensor], points: Tensor) -> Tensor:
+            values: Tensor = functional_call(self.module, state, (points,))
+            return values
+
+        def some(states: Mapping[str, Tensor], points: Tensor) -> Tensor:
+            found: Tensor = torch.vmap(one, in_dims=(0, None))(dict(states), points)
+            return found
+
+        return in_chunks(some, learners, x, self.width(x))
+
+    def width(self, x: Tensor) -> int:
+        """Return the size of the largest layer's output for one point."""
+        if self._width is None:
+            sizes = [x[0].numel()]
+            hooks = [m.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel())) for m in self.module.modules()]
+            self.module(x[:1])
+            for hook in hooks:
+                hook.remove()
+            self._width = max(sizes)
+        return self._width
+
+    def _fit_worst(self, module: nn.Module, x: Tensor, target: Target, rng: np.random.Generator) -> None:
+        """Minimise the mean squared error of the worst points (a smoothed maximum); with "lipschitz" also that of the gradients."""
+        function = target.function if self.options.kind == "lipschitz" else None
+        if self.options.kind == "lipschitz" and function is None:
+            raise ValueError("oracle = 'lipschitz' needs the target as a function, which only ffgb-l has: choose l2 or linf")
+        options, module = self.options.fit, module.train()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        adam = Adam([p.detach() for p in parameters], options.learning_rate, options.weight_decay, options.clip)
+        worst = max(1, round(WORST * len(x)))
+        loss = torch.zeros(())
+        for _ in range(options.steps or options.epochs):
+            loss = (module(x) - target.values).square().sum(1).topk(worst).values.mean()
+            if function is not None:
+                points = points_between(x, options.batch_size, rng)
+                loss = loss + self.options.sobolev * gradient_gap(module, function, points, rng)
+            adam.step(list(torch.autograd.grad(loss, parameters)))
+        if not all(bool(torch.isfinite(p).all()) for p in [loss, *parameters]):
+            raise Diverged(f"the fit diverged (loss {float(loss):g} at learning-rate = {options.learning_rate:g}): lower it")
+
+
+def points_between(x: Tensor, count: int, rng: np.random.Generator) -> Tensor:
+    """Return ``count`` random points on the lines between random pairs of the points x (n, ...)."""
+    i, j = (torch.from_numpy(rng.integers(len(x), size=count)).to(x.device) for _ in range(2))
+    share = torch.from_numpy(rng.random(count)).to(x).reshape(-1, *[1] * (x.ndim - 1))
+    return torch.lerp(x[i], x[j], share)
+
+
+def gradient_gap(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return the mean over x of ``||v' (D function - D module)||^2`` for one random v: on average that of the whole Jacobians."""
+    points = x.detach().requires_grad_()
+    outputs = module(points)
+    v = torch.from_numpy(rng.normal(size=outputs.shape[1])).to(outputs)
+    wanted = torch.autograd.grad((function(points) @ v).sum(), points)[0]
+    found = torch.autograd.grad((outputs @ v).sum(), points, create_graph=True)[0]
+    return (wanted - found).flatten(1).square().sum(1).mean()
+
+
+class RidgeOracle:
+    """Ridge regression with an intercept, which is not penalised: an L2 oracle in closed form."""
+
+    def __init__(self, penalty: float = 1.0) -> None:
+        self.penalty = penalty
+
+    def fit(self, x: Tensor, target: Target, rng: np.random.Generator) -> Learner:
+        """Return the arrays ``weight`` (features, outputs) and ``bias`` (outputs,)."""
+        points, values = x.flatten(1).double(), target.values.double()
+        x0, y0 = points.mean(0), values.mean(0)
+        centred = points - x0
+        gram = centred.T @ centred + self.penalty * torch.eye(points.shape[1], dtype=torch.float64, device=x.device)
+        weight = torch.linalg.solve(gram, centred.T @ (values - y0))
+        bias = y0 - x0 @ weight
+        if not bool(torch.isfinite(weight).all()):
+            raise Diverged("ridge regression came to values that are not finite: choose ridge > 0, or check the inputs")
+        return {"weight": weight.float().cpu().numpy(), "bias": bias.float().cpu().numpy()}
+
+    def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return ``x weight + bias`` of every learner."""
+        return torch.matmul(x.flatten(1), learners["weight"]) + learners["bias"][:, None]
+
+
+def combined(oracle: Oracle, learners: list[Learner]) -> Callable[[Tensor], Tensor]:
+    """Return the sum of learners as a function of points; differentiable where the learners are."""
+
+    def values(x: Tensor) -> Tensor:
+        stacks = {name: torch.tensor(np.stack([h[name] for h in learners]), device=x.device) for name in learners[0]}
+        return oracle.predict(stacks, x).sum(0)
+
+    return values

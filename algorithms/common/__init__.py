@@ -1,0 +1,1 @@
+"""What several families share: checks, seeds, wire format, averages, measures, mirror steps."""

@@ -1,0 +1,1 @@
+"""Ensembles of frozen predictors: losses, gradients, the best mixture."""

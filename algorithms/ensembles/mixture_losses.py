@@ -1,0 +1,197 @@
+"""Ensembles of frozen predictors: which ones a round sends, and the losses and gradients of their mixture.
+
+The model is ``h_alpha = sum_k alpha_k h_k``, alpha on the simplex. A round draws a set H of predictors, k with inclusion
+probability gamma_k, and works with ``alpha~_k = alpha_k / gamma_k`` on H, whose mixture has mean h_alpha. Here are the
+probabilities gamma, the draws, the losses at weights that need not sum to 1, and what makes the gradient of the squared
+loss unbiased. q is the number of predictors, h that of the drawn ones, m of samples, L of outputs, V of outcomes.
+Source: Hamer, Mohri, Suresh, FedBoost, ICML 2020, equations (6)-(10). Its section 4.2 prints alpha_l for h_l in the
+gradient of the squared loss, and a correction (10) without the factor 2 and with alpha_l^2 h_l for alpha_l ||h_l||^2.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from algorithms.common.checks import check_choice, check_range
+from algorithms.common.mirror import Array, check_distribution
+
+Floats = NDArray[np.floating[Any]]
+Ids = NDArray[np.int64]
+
+SAMPLINGS = ("none", "uniform", "weighted")
+
+
+def inclusion(alpha: ArrayLike, budget: float, sampling: str = "weighted", floor: float = 1e-3) -> Array:
+    """Return the inclusion probabilities gamma (q,); they sum to at most ``budget`` = C, the expected number sent.
+
+    ``none``: 1 each, whatever the budget. ``uniform``: C/q. ``weighted``: ``min(1, alpha_k C)``, equation (8), but at least
+    ``floor`` (at most C/q): a weight that reached 0 could never be drawn again. Where the floor would lift the sum over C,
+    everything above the floor gives way in proportion.
+    Raises ``ValueError`` unless alpha is a distribution, 0 < C <= q and 0 <= floor <= 1.
+    """
+    weights = check_distribution("alpha", alpha)
+    q = len(weights)
+    check_choice("sampling", sampling, SAMPLINGS)
+    check_range("floor", floor, 0, 1)
+    if sampling == "none":
+        return np.ones(q)
+    if not 0 < budget <= q:
+        raise ValueError(f"budget = {budget}, but there are {q} predictors: choose a number above 0 and at most {q}")
+    if sampling == "uniform":
+        return np.full(q, budget / q)
+    low = min(floor, budget / q)
+    gamma = np.clip(weights * budget, low, 1.0)
+    excess = gamma.sum() - budget
+    if excess > 0:
+        room = gamma - low
+        gamma -= room * min(1.0, excess / room.sum()) if room.any() else 0.0
+    return gamma
+
+
+def draw_independent(gamma: ArrayLike, rng: np.random.Generator, allow_empty: bool = False) -> Ids:
+    """Return the ids of a draw in which each k is included independently with probability gamma_k, in rising order.
+
+    An empty draw is repeated, since an ensemble of nothing has no log loss. That raises every inclusion probability by
+    the factor 1/(1 - prod_k(1 - gamma_k)), at most 1 + e^-C/(1 - e^-C) for sum gamma = C: 1.16 for C = 2, 1.0003 for C = 8.
+    With ``allow_empty`` it is returned: its gradient is zero, and the corrected gradient is then unbiased at any C.
+    """
+    chances = _chances(gamma)
+    while True:
+        ids = np.flatnonzero(rng.random(len(chances)) < chances)
+        if len(ids) or allow_empty:
+            return ids
+
+
+def draw_exact(gamma: ArrayLike, budget: float, rng: np.random.Generator) -> Ids:
+    """Return the ids of a draw of fixed size with the same inclusion probabilities, in rising order.
+
+    Systematic sampling in random order: ``sum gamma`` ids are drawn where that is whole (C, unless ``min(1, alpha_k C)``
+    cut something off), else one of the two whole numbers beside it, never an empty draw. The ensemble stays unbiased; of the
+    corrected gradient, which supposes independent draws, the terms of two predictors are a factor of about 1 - 1/C + 1/q.
+    Raises ``ValueError`` where the probabilities sum to more than ``budget``.
+    """
+    chances = _chances(gamma)
+    total = float(chances.sum())
+    if total > budget * (1 + 1e-9):
+        raise ValueError(f"inclusion probabilities sum to {total:g}, but the budget is {budget}: lower them")
+    # Certain ones first: an interval of length 1 could catch two of the equally spaced points by rounding.
+    certain = np.flatnonzero(chances >= 1)
+    order = rng.permutation(np.flatnonzero(chances < 1))
+    ends = np.cumsum(chances[order])
+    length = float(ends[-1]) if len(ends) else 0.0
+    if abs(length - round(length)) < 1e-9 * max(1.0, length):
+        length = float(round(length))  # C points for a sum of C, also where the sum has lost its last digit
+    while True:
+        start = rng.random()
+        points = start + np.arange(int(length) + (start < length - int(length)))
+        hit = np.minimum(np.searchsorted(ends, points, side="right"), len(ends) - 1)  # a last point rounded up to the end
+        ids = np.sort(np.concatenate([certain, order[hit]]))
+        if len(ids):
+            return ids
+
+
+def sampled_weights(alpha: ArrayLike, ids: Ids, gamma: ArrayLike) -> Array:
+    """Return ``alpha~ = alpha_k / gamma_k`` (h,) of the drawn ids, from alpha and gamma of all (q,); equation (6)."""
+    return np.asarray(np.asarray(alpha, np.float64)[ids] / _chances(gamma)[ids])
+
+
+def log_loss(alpha: ArrayLike, outputs: Floats, weights: ArrayLike) -> tuple[float, Array]:
+    """Return ``-sum_i w_i log h_alpha(y_i)`` and its gradient (h,) with respect to ``alpha`` (h,).
+
+    ``outputs`` (h, m): the probability that each predictor gives the outcome observed in sample i; ``weights`` (m,) sum
+    to 1. A density over V outcomes is the case of ``outputs`` = its tables (h, V), ``weights`` = the frequencies; outcomes
+    that never occurred may be left out. float32 outputs are multiplied as they are, without a float64 copy.
+    Raises ``ValueError`` where an outcome that occurred has probability 0: mix the densities with a uniform share first.
+    """
+    coefficients, shares = _mixture_inputs(alpha, outputs, 2), _shares(weights, outputs.shape[1])
+    seen = shares > 0
+    mixture = (coefficients @ outputs).astype(np.float64)
+    if not (mixture[seen] > 0).all():
+        raise ValueError(
+            "the ensemble gives an outcome that occurred probability 0: mix the densities with a uniform share (epsilon above 0)"
+        )
+    loss = -float(shares[seen] @ np.log(mixture[seen]))
+    # What did not occur has no share in the gradient, whatever its probability.
+    ratios = np.divide(shares, mixture, out=np.zeros_like(shares), where=seen)
+    return loss, -(outputs @ ratios.astype(outputs.dtype)).astype(np.float64)
+
+
+def squared_loss(alpha: ArrayLike, outputs: Floats, targets: ArrayLike, weights: ArrayLike) -> tuple[float, Array]:
+    """Return ``sum_i w_i ||h_alpha(x_i) - y_i||^2`` and its gradient ``2 sum_i w_i <h_alpha(x_i) - y_i, h_l(x_i)>`` (h,).
+
+    ``alpha`` (h,), ``outputs`` (h, m, L), ``targets`` (m, L), ``weights`` (m,) that sum to 1.
+    """
+    coefficients, shares = _mixture_inputs(alpha, outputs, 3), _shares(weights, outputs.shape[1])
+    wanted = np.asarray(targets, np.float64)
+    if wanted.shape != outputs.shape[1:]:
+        raise ValueError(f"targets have shape {wanted.shape}, but the predictors' outputs {outputs.shape[1:]}: must be equal")
+    flat = outputs.reshape(len(outputs), wanted.size)
+    residual = (coefficients @ flat).reshape(wanted.shape) - wanted
+    weighted = shares[:, None] * residual
+    loss = float((weighted * residual).sum())
+    return loss, 2 * (flat @ weighted.ravel().astype(outputs.dtype)).astype(np.float64)
+
+
+def squared_loss_density(alpha: ArrayLike, tables: Floats, frequencies: ArrayLike) -> tuple[float, Array]:
+    """Return the squared loss of a density against one-hot outcomes, and its gradient (h,).
+
+    ``alpha`` (h,), ``tables`` (h, V), ``frequencies`` f (V,) of the outcomes: the mean over y ~ f of ``||h_alpha - e_y||^2``
+    is ``||h_alpha||^2 - 2 <h_alpha, f> + 1``.
+    """
+    coefficients, shares = _mixture_inputs(alpha, tables, 2), _shares(frequencies, tables.shape[1])
+    mixture = (coefficients @ tables).astype(np.float64)
+    loss = float(mixture @ mixture - 2 * (mixture @ shares) + 1)
+    return loss, 2 * (tables @ (mixture - shares).astype(tables.dtype)).astype(np.float64)
+
+
+def squared_norms(outputs: Floats, weights: ArrayLike | None = None) -> Array:
+    """Return ``||h_l||^2`` (h,) of tables (h, V), or its mean over samples for outputs (h, m, L) and ``weights`` (m,)."""
+    if outputs.ndim == 2:
+        return np.asarray(np.einsum("hv,hv->h", outputs, outputs, dtype=np.float64))
+    if outputs.ndim != 3 or weights is None:
+        raise ValueError(f"outputs have shape {outputs.shape}: must be (h, V), or (h, m, L) with weights (m,)")
+    per_sample = np.einsum("hml,hml->hm", outputs, outputs)
+    return np.asarray(per_sample.astype(np.float64) @ _shares(weights, outputs.shape[1]))
+
+
+def chain_rule(gradient: ArrayLike, gamma: ArrayLike) -> Array:
+    """Return the gradient with respect to alpha from that with respect to ``alpha~ = alpha / gamma``; all of the drawn ids, (h,)."""
+    return np.asarray(np.asarray(gradient, np.float64) / _chances(gamma))
+
+
+def bias_correction(alpha: ArrayLike, norms: ArrayLike, gamma: ArrayLike) -> Array:
+    """Return ``b_l = 2 alpha_l ||h_l||^2 (1/gamma_l - 1) / gamma_l``, (10) as it should read; all of the drawn ids, (h,).
+
+    ``norms``: squared norms, as from :func:`squared_norms`. For the squared loss and independent draws, the gradient of
+    :func:`chain_rule` minus b has the full gradient as its mean. It is linear in the norms: average them over the clients
+    with the weights of the gradients, and correct once.
+    """
+    chances = _chances(gamma)
+    return np.asarray(2 * np.asarray(alpha, np.float64) * np.asarray(norms, np.float64) * (1 / chances - 1) / chances)
+
+
+def _chances(gamma: ArrayLike) -> Array:
+    chances = np.asarray(gamma, np.float64)
+    if chances.ndim != 1 or not ((chances >= 0) & (chances <= 1)).all() or (chances.size and not chances.any()):
+        raise ValueError(f"gamma of shape {chances.shape}: must be one row of probabilities in [0, 1], not all of them 0")
+    return chances
+
+
+def _mixture_inputs(alpha: ArrayLike, outputs: Floats, dimensions: int) -> Floats:
+    """Return alpha in the type of the outputs, so that a product does not copy all of them into another one."""
+    coefficients = np.asarray(alpha, np.float64)
+    if not np.issubdtype(outputs.dtype, np.floating):
+        raise ValueError(f"the predictors' outputs are {outputs.dtype}: must be floating point; convert them")
+    if outputs.ndim != dimensions or coefficients.shape != outputs.shape[:1]:
+        raise ValueError(f"{coefficients.shape} weights for outputs of shape {outputs.shape}: must be one weight a predictor")
+    if not np.isfinite(coefficients).all():
+        raise ValueError(f"alpha has {np.count_nonzero(~np.isfinite(coefficients))} entries that are not finite: leave it out")
+    return coefficients.astype(outputs.dtype)
+
+
+def _shares(weights: ArrayLike, count: int) -> Array:
+    shares = check_distribution("weights of the samples", weights)
+    if len(shares) != count:
+        raise ValueError(f"{len(shares)} frequencies or weights, but predictors of output size {count}: must be equal")
+    return shares

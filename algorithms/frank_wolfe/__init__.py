@@ -1,0 +1,1 @@
+"""Federated Frank-Wolfe: domains and their oracles, atoms, objectives, steps."""

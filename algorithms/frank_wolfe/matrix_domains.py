@@ -1,0 +1,327 @@
+"""Domains of matrices: per-column l1 balls, nuclear-norm ball, spectrahedron, Birkhoff polytope.
+
+The oracles of the nuclear-norm ball and the spectrahedron need one singular or eigenvector and find it with Lanczos' method: a full
+decomposition never. They take the gradient as an array, or as an operator that is never made dense.
+Source: Jaggi, Revisiting Frank-Wolfe, ICML 2013, section 4; Dadras, Prakhya, Yurtsever, FL-NeurIPS 2022, section 5.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_range
+from algorithms.common.mirror import project_simplex
+from algorithms.frank_wolfe.atoms import Array, Atom, Entries, Float64, Permutation, RankOne, SymmetricRankOne
+from algorithms.frank_wolfe.domain import Domain, as_gradient, as_point, check_packed, check_shape
+from algorithms.frank_wolfe.lanczos import generic_vector, smallest_eigenvector
+from algorithms.frank_wolfe.vector_domains import project_l1
+
+# How much of the last atom and how much of a vector without structure an iteration starts from: the last atom alone could be
+# orthogonal to what is wanted, and would stay so.
+FRESH = 0.3
+UNIT_TOLERANCE = 1e-4  # how far the norm of a vector that came as float32 (or half that) may be from 1
+
+
+class Operator(Protocol):
+    """A p x q matrix that is known by its products (``scipy.sparse.linalg.LinearOperator`` is one)."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(p, q)."""
+
+    def matvec(self, v: Array) -> Array:
+        """Return G v (p,) for v (q,)."""
+
+    def rmatvec(self, u: Array) -> Array:
+        """Return G' u (q,) for u (p,)."""
+
+
+@dataclass(frozen=True)
+class DenseOperator:
+    """An array as an operator: products in its own precision."""
+
+    values: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(p, q)."""
+        return self.values.shape[0], self.values.shape[1]
+
+    def matvec(self, v: Array) -> Array:
+        """Return G v."""
+        return np.asarray(self.values @ v.astype(self.values.dtype, copy=False))
+
+    def rmatvec(self, u: Array) -> Array:
+        """Return G' u."""
+        return np.asarray(u.astype(self.values.dtype, copy=False) @ self.values)
+
+
+def as_operator(domain: Domain, gradient: Any) -> Operator:
+    """Return the gradient as an operator, or raise ``ValueError`` unless it fits the domain."""
+    operator: Operator = gradient if hasattr(gradient, "matvec") else DenseOperator(_floating(gradient))
+    if tuple(operator.shape) != domain.shape:
+        raise ValueError(f"a gradient of shape {tuple(operator.shape)} for {type(domain).__name__} of shape {domain.shape}")
+    return operator
+
+
+def _floating(gradient: Any) -> NDArray[np.floating[Any]]:
+    array = np.asarray(gradient)
+    if array.ndim != 2:
+        raise ValueError(f"a gradient of shape {array.shape}: must be a matrix")
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+
+
+def _begin(size: int, last: Array | None) -> Float64:
+    fresh = generic_vector(size)
+    return fresh if last is None else last + FRESH * fresh
+
+
+def _scale(probe: Array) -> float:
+    """Return the size of a matrix's product with a vector without structure: 0 only for a zero matrix."""
+    scale = float(np.abs(probe).max())
+    if not math.isfinite(scale):
+        raise ValueError("the gradient has entries that are not finite")
+    return scale
+
+
+def _axis(size: int) -> Float64:
+    vector = np.zeros(size)
+    vector[0] = 1.0
+    return vector
+
+
+def _unit(domain: Domain, *vectors: Array) -> None:
+    for vector in vectors:
+        norm = float(np.linalg.norm(vector))
+        if not abs(norm - 1) <= UNIT_TOLERANCE:
+            raise ValueError(f"a packed atom of {type(domain).__name__} has a vector of norm {norm:g}: it must be 1")
+
+
+@dataclass(frozen=True)
+class GroupL1(Domain):
+    """d x L matrices with ``sum |column| <= radius`` in every column (a class, a group). Atom: one entry a column."""
+
+    shape: tuple[int, int]
+    radius: float
+    num_arrays = 2
+
+    def __post_init__(self) -> None:
+        if len(check_shape(self.shape)) != 2:
+            raise ValueError(f"shape = {self.shape}: GroupL1 needs (rows, columns)")
+        check_range("radius", self.radius, 0, open_low=True)
+
+    def lmo(self, gradient: Any, warm: Atom | None = None) -> Entries:
+        """Return the entry with the largest ``|gradient|`` of every column, against its sign."""
+        g = as_gradient(self, gradient)
+        return self._entries(np.abs(g).argmax(axis=0), g)
+
+    def _entries(self, rows: NDArray[np.integer[Any]], g: Array) -> Entries:
+        flat = rows * self.shape[1] + np.arange(self.shape[1])
+        return Entries(flat.astype(np.int32), np.where(g.flat[flat] < 0, self.radius, -self.radius), self.shape)
+
+    def unpack(self, arrays: Sequence[Array]) -> Entries:
+        """Read one index and one value of size ``radius`` a column."""
+        d, columns = self.shape
+        flat, values = check_packed(self, arrays, ("i", columns), ("f", columns))
+        if flat.min() < 0 or flat.max() >= d * columns or (flat % columns != np.arange(columns)).any():
+            raise ValueError(
+                f"a packed atom of GroupL1: give one index below {d * columns} in each of {columns} columns, in order"
+            )
+        if not np.allclose(np.abs(values), self.radius, rtol=1e-9, atol=0):
+            raise ValueError(f"a packed atom of GroupL1 has other values than plus or minus {self.radius:g}")
+        return Entries(flat.astype(np.int32), values.astype(np.float64), self.shape)
+
+    def project(self, x: Array) -> Float64:
+        """Project every column."""
+        return np.stack([project_l1(column, self.radius) for column in as_point(self, x).T], axis=1)
+
+    def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
+        """Compare the sums of sizes of all columns."""
+        return bool((np.abs(as_point(self, x)).sum(axis=0, dtype=np.float64) <= self.radius * (1 + tolerance)).all())
+
+    @property
+    def diameter(self) -> float:
+        """From a vertex to its opposite."""
+        return 2 * self.radius * math.sqrt(self.shape[1])
+
+    def start(self) -> Float64:
+        """Return 0."""
+        return np.zeros(self.shape)
+
+
+@dataclass(frozen=True)
+class NuclearBall(Domain):
+    """p x q matrices whose singular values sum to at most ``radius``. Atom: ``-radius u v'``, p + q numbers.
+
+    ``tolerance`` ends the iteration of the oracle (relative residual of the singular pair), ``max_steps`` bounds it.
+    """
+
+    shape: tuple[int, int]
+    radius: float
+    tolerance: float = 0.01
+    max_steps: int = 100
+    num_arrays = 2
+
+    def __post_init__(self) -> None:
+        if len(check_shape(self.shape)) != 2:
+            raise ValueError(f"shape = {self.shape}: NuclearBall needs (rows, columns)")
+        check_range("radius", self.radius, 0, open_low=True)
+        check_range("tolerance", self.tolerance, 0, 1)
+        check_range("max_steps", self.max_steps, 1)
+
+    def lmo(self, gradient: Any, warm: Atom | None = None) -> RankOne:
+        """Return ``-radius u v'`` with the top singular pair of the gradient (array or operator), in the gradient's precision.
+
+        Works on the shorter of G G' and G' G: ``||G' u||`` is then at least the square root of the eigenvalue found.
+        """
+        g = as_operator(self, gradient)
+        p, q = self.shape
+        there, back = (g.rmatvec, g.matvec) if p <= q else (g.matvec, g.rmatvec)
+        probe = np.asarray(there(generic_vector(min(p, q))))
+        scale = _scale(probe)
+        if scale == 0:
+            u, v = _axis(p), _axis(q)
+        else:
+            last = None if not isinstance(warm, RankOne) or warm.shape != self.shape else (warm.u if p <= q else warm.v)
+
+            def product(vector: Float64) -> Float64:
+                image = np.asarray(there(vector), np.float64) / scale
+                norm = float(np.linalg.norm(image)) or 1.0
+                return np.asarray(back(image / norm), np.float64) * (-norm / scale)
+
+            _, near, _ = smallest_eigenvector(product, _begin(min(p, q), last), self.tolerance, self.max_steps)
+            far = np.asarray(there(near), np.float64) / scale
+            far /= np.linalg.norm(far)
+            u, v = (near, far) if p <= q else (far, near)
+        kind = getattr(g, "dtype", probe.dtype)  # a product with a float64 vector may be float64 where the entries are not
+        return RankOne(u.astype(kind), v.astype(kind), -self.radius)
+
+    def unpack(self, arrays: Sequence[Array]) -> RankOne:
+        """Read two unit vectors."""
+        u, v = check_packed(self, arrays, ("f", self.shape[0]), ("f", self.shape[1]))
+        _unit(self, u, v)
+        return RankOne(u, v, -self.radius)
+
+    def project(self, x: Array) -> Float64:
+        """Project the singular values: a full decomposition, which is what Frank-Wolfe avoids."""
+        u, sizes, vt = np.linalg.svd(np.asarray(as_point(self, x), np.float64), full_matrices=False)
+        return np.asarray((u * project_l1(sizes, self.radius)) @ vt)
+
+    def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
+        """Compare the sum of singular values: as slow as the projection."""
+        point = np.asarray(as_point(self, x), np.float64)
+        return bool(np.isfinite(point).all() and np.linalg.norm(point, "nuc") <= self.radius * (1 + tolerance))
+
+    @property
+    def diameter(self) -> float:
+        """From an atom to its opposite."""
+        return 2 * self.radius
+
+    def start(self) -> Float64:
+        """Return 0."""
+        return np.zeros(self.shape)
+
+
+@dataclass(frozen=True)
+class Spectrahedron(Domain):
+    """Symmetric q x q matrices without negative eigenvalues and with trace ``radius``. Atom: ``radius v v'``, q numbers."""
+
+    shape: tuple[int, int]
+    radius: float = 1.0
+    tolerance: float = 1e-3
+    max_steps: int = 200
+
+    def __post_init__(self) -> None:
+        if len(set(check_shape(self.shape))) != 1 or len(self.shape) != 2:
+            raise ValueError(f"shape = {self.shape}: Spectrahedron needs (q, q)")
+        check_range("radius", self.radius, 0, open_low=True)
+        check_range("tolerance", self.tolerance, 0, 1)
+        check_range("max_steps", self.max_steps, 1)
+
+    def lmo(self, gradient: Any, warm: Atom | None = None) -> SymmetricRankOne:
+        """Return ``radius v v'`` with the eigenvector v of the smallest eigenvalue of the gradient's symmetric part."""
+        g = as_operator(self, gradient)
+        q = self.shape[0]
+        last = warm.v if isinstance(warm, RankOne) and warm.shape == self.shape else None
+        scale = 1.0
+
+        def product(vector: Float64) -> Float64:
+            return (np.asarray(g.matvec(vector), np.float64) / scale + np.asarray(g.rmatvec(vector), np.float64) / scale) / 2
+
+        scale = _scale(probe := product(generic_vector(q))) or 1.0
+        v = smallest_eigenvector(product, _begin(q, last), self.tolerance, self.max_steps)[1] if probe.any() else _axis(q)
+        return self._atom(v.astype(np.asarray(g.matvec(v)).dtype))
+
+    def _atom(self, v: Array) -> SymmetricRankOne:
+        return SymmetricRankOne(v, v, self.radius)
+
+    def unpack(self, arrays: Sequence[Array]) -> SymmetricRankOne:
+        """Read a unit vector."""
+        (v,) = check_packed(self, arrays, ("f", self.shape[0]))
+        _unit(self, v)
+        return self._atom(v)
+
+    def project(self, x: Array) -> Float64:
+        """Project the eigenvalues of the symmetric part."""
+        point = np.asarray(as_point(self, x), np.float64)
+        values, vectors = np.linalg.eigh((point + point.T) / 2)
+        return np.asarray((vectors * (self.radius * project_simplex(values / self.radius))) @ vectors.T)
+
+    def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
+        """Look at asymmetry, trace and the smallest eigenvalue."""
+        point, slack = np.asarray(as_point(self, x), np.float64), tolerance * self.radius
+        symmetric = bool(np.isfinite(point).all() and np.abs(point - point.T).max() <= slack)
+        return symmetric and bool(abs(np.trace(point) - self.radius) <= slack and np.linalg.eigvalsh(point)[0] >= -slack)
+
+    @property
+    def diameter(self) -> float:
+        """From one atom to another."""
+        return math.sqrt(2) * self.radius if self.shape[0] > 1 else 0.0
+
+    def start(self) -> Float64:
+        """Return the centre."""
+        return np.eye(self.shape[0]) * (self.radius / self.shape[0])
+
+
+@dataclass(frozen=True)
+class Birkhoff(Domain):
+    """q x q matrices without negative entries whose rows and columns sum to 1. Atom: a permutation, q numbers."""
+
+    shape: tuple[int, int]
+    projects = False
+
+    def __post_init__(self) -> None:
+        if len(set(check_shape(self.shape))) != 1 or len(self.shape) != 2:
+            raise ValueError(f"shape = {self.shape}: Birkhoff needs (q, q)")
+
+    def lmo(self, gradient: Any, warm: Atom | None = None) -> Permutation:
+        """Return the cheapest assignment of columns to rows."""
+        from scipy.optimize import linear_sum_assignment  # late: SciPy takes long to import, and most runs do without
+
+        return Permutation(linear_sum_assignment(as_gradient(self, gradient))[1].astype(np.int32))
+
+    def unpack(self, arrays: Sequence[Array]) -> Permutation:
+        """Read a permutation."""
+        (columns,) = check_packed(self, arrays, ("i", self.shape[0]))
+        if not np.array_equal(np.sort(columns), np.arange(self.shape[0])):
+            raise ValueError(f"a packed atom of Birkhoff is no permutation of 0..{self.shape[0] - 1}")
+        return Permutation(columns.astype(np.int32))
+
+    def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
+        """Look at the least entry and all sums."""
+        point = np.asarray(as_point(self, x), np.float64)
+        sums = np.concatenate([point.sum(axis=0), point.sum(axis=1)])
+        return bool(point.min() >= -tolerance and np.abs(sums - 1).max() <= tolerance)
+
+    @property
+    def diameter(self) -> float:
+        """From one permutation to another that moves everything."""
+        return math.sqrt(2 * self.shape[0]) if self.shape[0] > 1 else 0.0
+
+    def start(self) -> Float64:
+        """Return the centre."""
+        return np.full(self.shape, 1 / self.shape[0])

@@ -1,0 +1,146 @@
+"""Federated Frank-Wolfe: step sizes and penalties, one client's step, the server's step, and what is measured.
+
+Clients minimise ``F(x) = (1/n) sum_i f_i(x)`` over a domain, each with its own iterate x_i and the penalty
+``(lambda/2) ||x_i - x_bar||^2`` that pulls it to the mean; what travels up is the atom of each step. All functions are for one
+array and any domain (``algorithms/frank_wolfe/domain.py``).
+Source: Dadras, Prakhya, Yurtsever, Federated Frank-Wolfe Algorithm, FL-NeurIPS 2022, Algorithms 1 and 2, Theorems 1 and 2.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from algorithms.common.checks import check_choice, check_range
+from algorithms.frank_wolfe.atoms import Array, Atom
+from algorithms.frank_wolfe.domain import Domain
+
+SCHEDULES = ("convex", "non-convex", "stochastic")
+
+
+class Step(NamedTuple):
+    """The numbers of one round: step size, penalty, and the weight of a new gradient in the averaged one."""
+
+    eta: float
+    lambda_: float
+    rho: float = 1.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Step sizes and penalties by round.
+
+    - convex (Theorem 1): ``eta = 2/(t+1)``, ``lambda = lambda_0 sqrt(t+1)``;
+    - non-convex (Theorem 2): ``eta = T^(-2/3)``, ``lambda = lambda_0 T^(1/3)`` for T = ``rounds``;
+    - stochastic: ``eta = 9/(t+8)``, ``lambda = lambda_0 sqrt(t+8)``, ``rho = 4/(t+7)^(2/3)``.
+
+    With a share ``participation`` of the clients in a round, t - 1 becomes ``participation * (t - 1)``, the steps a client has
+    made: ``eta = 2/(p(t-1)+2)``, ``lambda = lambda_0 sqrt(p(t-1)+2)``.
+    """
+
+    lambda_0: float
+    kind: str = "convex"
+    rounds: int = 0
+    participation: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("lambda_0", self.lambda_0, 0)
+        check_choice("schedule", self.kind, SCHEDULES)
+        check_range("participation", self.participation, 0, 1, open_low=True)
+        if self.kind == "non-convex":
+            check_range("rounds", self.rounds, 1)
+
+    def at(self, t: int) -> Step:
+        """Return the numbers of round t = 1, 2, ..."""
+        if self.kind == "non-convex":
+            return Step(self.rounds ** (-2 / 3), self.lambda_0 * self.rounds ** (1 / 3))
+        steps = self.participation * (t - 1)
+        if self.kind == "stochastic":
+            return Step(9 / (steps + 9), self.lambda_0 * math.sqrt(steps + 9), 4 / (steps + 8) ** (2 / 3))
+        return Step(2 / (steps + 2), self.lambda_0 * math.sqrt(steps + 2))
+
+
+def client_step(
+    domain: Domain,
+    x: Array,
+    x_bar: Array,
+    gradient: Any,
+    num_clients: int,
+    step: Step,
+    *,
+    y: Array | None = None,
+    lambda_0: float = 0.0,
+    warm: Atom | None = None,
+) -> Atom:
+    """Do one step of Algorithm 1, lines 3-5, on ``x`` in place and return the atom, which is all that the server needs.
+
+    ``gradient``: of f_i at x, not divided by n; an array or something with ``add_to`` (a sparse gradient). ``y``: the dual variable
+    of Algorithm 2 (FedFW+), changed in place with the step ``lambda_0``; ``None`` is Algorithm 1. ``warm``: the client's last atom.
+    Raises ``ValueError`` as ``domain.lmo`` does; x and y are as they were then, if the gradient was the reason.
+    """
+    pull = x - x_bar
+    if y is not None:
+        dual = y + lambda_0 * pull  # y_i <- y_i + lambda_0 (x_i - x_bar), before the gradient
+        pull *= step.lambda_
+        pull += dual
+    else:
+        pull *= step.lambda_
+    if hasattr(gradient, "add_to"):
+        gradient.add_to(pull, 1 / num_clients)
+    else:
+        pull += gradient * (1 / num_clients)
+    atom = domain.lmo(pull, warm)
+    if y is not None:
+        y[...] = dual
+    move(x, atom, step.eta)
+    return atom
+
+
+def move(x: Array, atom: Atom, eta: float) -> None:
+    """Set x to ``(1 - eta) x + eta atom``, in place."""
+    x *= 1 - eta
+    atom.add_to(x, eta)
+
+
+def server_step(x_bar: Array, atoms: Sequence[Atom], eta: float) -> None:
+    """Set x_bar to ``(1 - eta) x_bar + eta mean(atoms)``, in place: the mean of the x_i where every client sent its atom."""
+    if not atoms:
+        raise ValueError("no atoms: a server's step needs one from every client")
+    x_bar *= 1 - eta
+    for atom in atoms:
+        atom.add_to(x_bar, eta / len(atoms))
+
+
+def server_step_partial(x_bar: Array, points: Sequence[Array], atoms: Sequence[Atom], eta: float, num_clients: int) -> None:
+    """Add to x_bar, in place, the mean over all ``num_clients`` clients of their change, absent ones having none.
+
+    ``points``: the server's copies of the x_i of the clients whose ``atoms`` came, in the same order; they are moved, too, so
+    that they stay what these clients hold, and x_bar stays the mean of all x_i.
+    """
+    for point, atom in zip(points, atoms, strict=True):
+        x_bar -= (eta / num_clients) * point
+        atom.add_to(x_bar, eta / num_clients)
+        move(point, atom, eta)
+
+
+def average_gradient(average: Array, gradient: Array, rho: float) -> None:
+    """Set ``average`` to ``(1 - rho) average + rho gradient``, in place: the estimator of the stochastic schedule."""
+    average *= 1 - rho
+    average += rho * gradient
+
+
+def duality_gap(domain: Domain, x: Array, gradient: Any, warm: Atom | None = None) -> float:
+    """Return ``<g, x - lmo(g)>``, at least the distance of a convex F(x) from its minimum; 0 exactly at stationary points.
+
+    ``gradient``: of F at x, an array or something with ``inner`` (a sparse gradient). With an oracle that iterates the gap is a
+    little too small.
+    """
+    here = gradient.inner(x) if hasattr(gradient, "inner") else float(np.vdot(gradient, x))
+    return float(here - domain.lmo(gradient, warm).inner(gradient))
+
+
+def consensus_distance(points: Iterable[Array], x_bar: Array) -> float:
+    """Return ``sqrt(sum_i ||x_i - x_bar||^2)``, the distance of all clients' points from consensus (equation (6))."""
+    return math.sqrt(sum(float(np.sum(np.square(x - x_bar, dtype=np.float64))) for x in points))

@@ -1,0 +1,1 @@
+"""Mixtures of two models, and the loss around a model."""

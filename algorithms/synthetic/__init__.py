@@ -1,0 +1,1 @@
+"""Synthetic samples: energies that refine them, and the distance between two sets."""

@@ -1,0 +1,110 @@
+"""From a NumPyClient to a message-API ClientApp: the bridge that lets any NumPyClient answer today's strategies.
+
+    app = to_client_app(client_fn)          # client_fn(context) -> NumPyClient, as in older Flower apps
+
+Array names of the server's model come back with the reply, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep
+their types: numbers and lists of numbers travel in the MetricRecord ``metrics``; text (and lists of it), bytes and booleans in the
+ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.Cohort`` asks for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from logging import ERROR
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import Client, NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common import log
+
+from algorithms.common.wire import fields, read
+
+ClientFn = Callable[[Context], NumPyClient | Client]
+
+
+def to_client_app(
+    client_fn: ClientFn,
+    mods: Sequence[Any] | None = None,
+    writable: bool = True,
+    check: Callable[[Context], None] | None = None,
+) -> ClientApp:
+    """Return a ClientApp whose ``train`` and ``evaluate`` call ``fit`` and ``evaluate`` of ``client_fn(context)``.
+
+    ``client_fn`` may also return ``numpy_client.to_client()``, as apps of older Flower versions do. ``mods`` wrap training only:
+    Flower's clipping and privacy mods reject evaluation messages. ``writable=False`` hands the server's arrays over without a copy, for
+    clients that do not change them in place. ``check(context)`` raises where a client cannot take part, for its data say: it is called
+    before the first round, and what it says goes into this client's log and the server's.
+    """
+    app = ClientApp()
+
+    @app.train(mods=list(mods or []))
+    def train(message: Message, context: Context) -> Message:
+        names, arrays, config = _open(message, writable)
+        new_arrays, num_examples, metrics = _numpy_client(client_fn(context)).fit(arrays, config)
+        content = _metric_records(num_examples, metrics)
+        if len(names) != len(new_arrays):  # not the model: a method with a wire format of its own
+            names = [str(i) for i in range(len(new_arrays))]
+        content["arrays"] = ArrayRecord({n: Array(*fields(np.asarray(a))) for n, a in zip(names, new_arrays, strict=True)})
+        return Message(content=content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        _, arrays, config = _open(message, writable)
+        loss, num_examples, metrics = _numpy_client(client_fn(context)).evaluate(arrays, config)
+        return Message(content=_metric_records(num_examples, {"loss": float(loss), **metrics}), reply_to=message)
+
+    @app.query("identity")
+    def identity(message: Message, context: Context) -> Message:
+        answer = ConfigRecord({"client-id": client_id(context)})
+        if isinstance(size := context.node_config.get("num-partitions"), int):
+            answer["num-clients"] = size
+        if check is not None:
+            try:
+                check(context)
+            except Exception as error:  # whatever is wrong with a site's data, the server must hear of it
+                log(ERROR, "client %s cannot take part: %s", answer["client-id"], error)
+                answer["fault"] = str(error) or type(error).__name__
+        return Message(content=RecordDict({"config": answer}), reply_to=message)
+
+    return app
+
+
+def client_id(context: Context) -> int | str:
+    """Return the stable id of the client: ``client-id`` or ``partition-id`` of the node's configuration, else its node id."""
+    for key in ("client-id", "partition-id"):
+        value = context.node_config.get(key)
+        if isinstance(value, int | str):
+            return value
+    return context.node_id
+
+
+def _open(message: Message, writable: bool) -> tuple[list[str], list[Any], dict[str, Any]]:
+    records = list(message.content.values())  # Flower's typed views of a message cost more than a small client's whole answer
+    (arrays,) = (record for record in records if isinstance(record, ArrayRecord))
+    (config,) = (record for record in records if isinstance(record, ConfigRecord))
+    return list(arrays), [read(array).copy() if writable else read(array) for array in arrays.values()], dict(config)
+
+
+def _numpy_client(client: NumPyClient | Client) -> NumPyClient:
+    inner = getattr(client, "numpy_client", client)
+    if not isinstance(inner, NumPyClient):
+        raise TypeError(f"client_fn returned {type(client).__name__}: return a flwr.client.NumPyClient")
+    return inner
+
+
+def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict:
+    numbers, info = MetricRecord({"num-examples": int(num_examples)}), ConfigRecord()
+    for name, value in metrics.items():
+        if isinstance(value, np.generic | np.ndarray):
+            value = value.tolist()
+        if isinstance(value, bool | str | bytes) or (isinstance(value, list) and value and all(type(v) is str for v in value)):
+            info[name] = value
+        elif isinstance(value, int | float):
+            numbers[name] = value
+        elif isinstance(value, list | tuple) and all(type(v) in (int, float) for v in value):
+            whole = all(type(v) is int for v in value)  # Flower takes lists of one type only
+            numbers[name] = [v if whole else float(v) for v in value]
+        else:
+            kind = type(value).__name__
+            raise TypeError(f"metric {name!r} is a {kind}: return a number, a flat list of numbers, text, bytes or a boolean")
+    return RecordDict({"metrics": numbers, **({"info": info} if info else {})})

@@ -1,0 +1,112 @@
+"""What a client minimises and how it is scored: for classifiers, for yes-or-no questions on one logit, for the next token of a text.
+
+Measures are taken over the whole set, never as a mean over mini-batches.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import exp
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.common.measures import auroc, calibration_errors, topk_accuracy
+from algorithms.common.modules import outputs_of
+from clients.base.data import Split
+
+# A target that torch leaves out of the loss.
+IGNORED = -100
+
+
+def score(model: nn.Module, data: Split) -> dict[str, float]:
+    """Return accuracy, top5, ece, mce (15 bins) and loss (mean cross-entropy) over all samples of ``data``."""
+    logits = outputs_of(model, data.x)
+    labels = data.y.cpu().numpy()
+    probabilities = logits.softmax(1).cpu().double().numpy()
+    ece, mce = calibration_errors(probabilities, labels)
+    return {
+        "accuracy": topk_accuracy(probabilities, labels, 1),
+        "top5": topk_accuracy(probabilities, labels, min(5, probabilities.shape[1])),
+        "ece": ece,
+        "mce": mce,
+        "loss": float(functional.cross_entropy(logits, data.y)),
+    }
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A kind of problem: ``loss(outputs, y)`` is what a client minimises, a mean over samples; ``score(model, data)`` its measures.
+
+    ``score`` returns ``accuracy`` and ``loss`` at least, over all samples of a split.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    score: Callable[[nn.Module, Split], dict[str, float]]
+
+
+CLASSIFICATION = Objective(functional.cross_entropy, score)
+
+
+# --- one logit -------------------------------------------------------------------------------------------------------
+
+
+def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits ``outputs`` (n, 1) or (n,) of label 1: a softmax over (0, logit)."""
+    logits = outputs.reshape(-1)
+    return functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
+
+
+def score_binary(model: nn.Module, data: Split) -> dict[str, float]:
+    """Return accuracy, loss and auroc over all samples; auroc is left out where it is undefined: one class only, or NaN.
+
+    A logit of 0 is a prediction of 0, as the first of equal scores is elsewhere. A logit that is NaN is no prediction: wrong.
+    """
+    logits = outputs_of(model, data.x).reshape(-1)
+    labels, scores = data.y.cpu().numpy(), logits.cpu().double().numpy()
+    right = ((scores > 0) == (labels == 1)) & ~np.isnan(scores)
+    out = {"accuracy": float(right.mean()), "loss": float(binary_loss(logits, data.y))}
+    if 0 < labels.sum() < len(labels) and not np.isnan(scores).any():
+        out["auroc"] = auroc(scores, labels)
+    return out
+
+
+BINARY = Objective(binary_loss, score_binary)
+
+
+# --- the next token --------------------------------------------------------------------------------------------------
+
+
+def token_loss(outputs: Tensor, y: Tensor, special: int) -> Tensor:
+    """Return the mean cross-entropy of logits ``outputs`` (n, length, vocabulary) over the targets ``y`` (n, length) >= ``special``."""
+    return functional.cross_entropy(outputs.flatten(0, 1), y.masked_fill(y < special, IGNORED).flatten(), ignore_index=IGNORED)
+
+
+@torch.no_grad()
+def score_tokens(model: nn.Module, data: Split, special: int, batch_size: int = 64) -> dict[str, float]:
+    """Return accuracy, loss (per token) and perplexity = exp(loss) over all targets >= ``special``."""
+    was_training = model.training
+    model.eval()
+    count = right = 0
+    loss = 0.0
+    for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):
+        outputs, wanted = model(x), y >= special
+        number = int(wanted.sum())
+        count += number
+        right += int(((outputs.argmax(2) == y) & wanted).sum())
+        loss += float(token_loss(outputs, y, special)) * number if number else 0.0
+    model.train(was_training)
+    if not count:
+        raise ValueError(f"no target of at least {special} among {data.y.numel()}: nothing to score")
+    return {"accuracy": right / count, "loss": loss / count, "perplexity": exp(min(loss / count, 700))}
+
+
+def next_token(special: int) -> Objective:
+    """Return the objective of predicting tokens; those below ``special`` (padding, unknown) are no targets."""
+    return Objective(partial(token_loss, special=special), partial(score_tokens, special=special))
+
+
+#: Token 0 is padding.
+NEXT_TOKEN = next_token(1)

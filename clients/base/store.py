@@ -1,0 +1,100 @@
+"""What a client keeps between rounds (a personal model, dual variables): one small interface, two places to keep it.
+
+``MessageStore`` keeps it in Flower's ``context.state``: nothing to set up, but the whole state travels with every message in a
+simulation and is lost when a SuperNode restarts. ``DiskStore`` keeps it in safetensors files on the client's disk, written
+atomically, one version a round, so that a run resumed from a checkpoint finds what the client had at that checkpoint.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from algorithms.common.wire import fields, read
+from clients.base.training import Arrays, Config
+
+
+class Store(Protocol):
+    """Named lists of arrays of one client. ``config`` is the configuration of the message being answered."""
+
+    def load(self, name: str, config: Config, before: bool) -> Arrays | None:
+        """Return what was saved last (``before``: in earlier rounds only, as training wants it), or ``None``."""
+
+    def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
+        """Save under ``name`` for the message's round."""
+
+
+class MessageStore:
+    """Keeps arrays in ``context.state``."""
+
+    def __init__(self, state: RecordDict) -> None:
+        self.state = state
+
+    def load(self, name: str, config: Config, before: bool) -> Arrays | None:
+        """Return what was saved last, or ``None``."""
+        record = self.state.get(f"store.{name}")
+        return [read(array).copy() for array in record.values()] if isinstance(record, ArrayRecord) else None
+
+    def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
+        """Save into the context."""
+        self.state[f"store.{name}"] = ArrayRecord({str(i): Array(*fields(array)) for i, array in enumerate(arrays)})
+
+
+class DiskStore:
+    """Keeps arrays in ``folder``, as ``NAME.ROUND.RUN.safetensors``.
+
+    ``run``: an id that differs between an interrupted run and its continuation. A version of another run counts only if its
+    round lies before the round with which this run began (``first-round`` in the configuration): what the interrupted run did
+    after its last checkpoint never happened. Versions older than the last checkpoint (``checkpoint-round``) needs are deleted.
+    """
+
+    def __init__(self, folder: Path, run: str | int) -> None:
+        self.folder, self.run = folder, str(run)
+
+    def load(self, name: str, config: Config, before: bool) -> Arrays | None:
+        """Return the newest version that counts, or ``None``; a file that cannot be read is a clear error."""
+        now = int(config.get("server-round", 0))
+        versions = self._versions(name, config)
+        rounds = [r for r in versions if (r < now if before else r <= now)]
+        if not rounds:
+            return None
+        path = versions[max(rounds)]
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} cannot be read ({error}): delete it to start this client's state anew") from error
+        return [tensors[str(i)] for i in range(len(tensors))]
+
+    def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
+        """Write this round's version, then drop the ones that no resume can need."""
+        now = int(config.get("server-round", 0))
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a personal model is nobody else's business
+        path = self.folder / f"{name}.{now}.{self.run}.safetensors"
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        save_file({str(i): np.asarray(array, order="C") for i, array in enumerate(arrays)}, partial)
+        partial.replace(path)
+        needed = min(now, int(config.get("checkpoint-round", now)))
+        versions = self._versions(name, config)
+        keep_from = max((r for r in versions if r <= needed), default=0)
+        for server_round, old in versions.items():
+            if server_round < keep_from:
+                old.unlink(missing_ok=True)
+
+    def _versions(self, name: str, config: Config) -> dict[int, Path]:
+        """Return round -> file of the versions that count in this run; its own come before another run's."""
+        first = int(config.get("first-round", 1))
+        pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.(.+)\.safetensors")
+        found: dict[int, Path] = {}
+        for entry in sorted(os.listdir(self.folder)) if self.folder.is_dir() else []:
+            if match := pattern.fullmatch(entry):
+                server_round, run = int(match[1]), match[2]
+                if run == self.run or (server_round < first and server_round not in found):
+                    found[server_round] = self.folder / entry
+        return found

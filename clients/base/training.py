@@ -1,0 +1,110 @@
+"""Local training shared by all gradient methods: options, mini-batches, SGD with momentum on lists of tensors, moving arrays.
+
+Written for speed on small models: tensors are indexed once an epoch, nothing is copied or synchronised in a step, and one call
+updates all tensors. The order of operations is the same for every method, so that a method whose extra terms vanish equals FedAvg to
+the last bit.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from algorithms.common.checks import check_range
+from algorithms.common.modules import Arrays as Arrays
+from algorithms.common.modules import get_arrays as get_arrays
+from algorithms.common.modules import set_arrays as set_arrays
+from algorithms.common.schedule import decayed
+from clients.base.data import Split
+
+Config = Mapping[str, Any]
+Tensors = list[Tensor] | tuple[Tensor, ...]
+Terms = Sequence[tuple[Tensors, float]]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Local SGD. ``learning_rate`` is multiplied by ``lr_decay`` after every ``lr_decay_every`` rounds.
+
+    Momentum buffers start at 0 every round.
+    """
+
+    learning_rate: float = 0.01
+    lr_decay: float = 0.99
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    local_epochs: int = 10
+    batch_size: int = 10
+    lr_decay_every: int = 1
+
+    def __post_init__(self) -> None:
+        check_range("learning-rate", self.learning_rate, 0, open_low=True)
+        check_range("lr-decay", self.lr_decay, 0, 1, open_low=True)
+        check_range("lr-decay-every", self.lr_decay_every, 1)
+        check_range("momentum", self.momentum, 0, 1, open_high=True)
+        check_range("weight-decay", self.weight_decay, 0)
+        check_range("local-epochs", self.local_epochs, 1)
+        check_range("batch-size", self.batch_size, 1)
+
+    @classmethod
+    def from_config(cls, config: Config) -> "TrainOptions":
+        """Read the options that a server sent in a message's configuration; what it did not send keeps its default."""
+        keys = {field.name: field.name.replace("_", "-") for field in fields(cls)}
+        return cls(**{name: config[key] for name, key in keys.items() if key in config})
+
+    def to_config(self) -> dict[str, int | float]:
+        """Return the options under the keys of a message's configuration."""
+        return {name.replace("_", "-"): value for name, value in asdict(self).items()}
+
+    def rate(self, server_round: int) -> float:
+        """Return the learning rate of a round (the first is 1)."""
+        return decayed(self.learning_rate, self.lr_decay, self.lr_decay_every, server_round)
+
+
+class SGD:
+    """SGD with momentum on a list of tensors, in one pass over them: ``v <- momentum v + d``, ``p <- p - rate v``."""
+
+    def __init__(self, parameters: Sequence[Tensor], rate: float, momentum: float, weight_decay: float) -> None:
+        self.parameters = list(parameters)
+        self.rate, self.momentum, self.weight_decay = rate, momentum, weight_decay
+        self.velocity = [torch.zeros_like(p) for p in self.parameters] if momentum else []
+
+    def step(self, gradients: Tensors, decay: float = 0.0, terms: Terms = (), scale: float = 1.0) -> None:
+        """Make one step along ``d = scale gradients + (weight_decay + decay) p + sum_j c_j t_j`` for ``terms`` (t_j, c_j).
+
+        ``scale`` > 0. Overwrites ``gradients`` where there are terms.
+        """
+        for tensors, coefficient in terms:
+            if coefficient:
+                torch._foreach_add_(gradients, tensors, alpha=coefficient / scale)
+        decay = (self.weight_decay + decay) / scale
+        if not self.momentum and not decay:
+            torch._foreach_add_(self.parameters, gradients, alpha=-self.rate * scale)
+            return
+        # The kernel adds (1 - dampening) (g + weight_decay p) to the velocity; without momentum it knows no dampening.
+        torch._fused_sgd_(
+            self.parameters, gradients, self.velocity, weight_decay=decay, momentum=self.momentum,
+            lr=self.rate if self.momentum else self.rate * scale, dampening=1 - scale if self.momentum else 0.0,
+            nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip
+
+
+def flatten(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return a copy of the tensors as one vector, and views of its parts in their shapes."""
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    return flat, [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]
+
+
+def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches of ``local_epochs`` passes, each in a new random order; the last batch of a pass may be smaller."""
+    for _ in range(options.local_epochs):
+        order = torch.from_numpy(rng.permutation(len(data))).to(data.y.device)
+        yield from zip(data.x[order].split(options.batch_size), data.y[order].split(options.batch_size), strict=True)
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """Return name -> parameter of what training changes."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -1,0 +1,250 @@
+"""What a client of an ensemble method scores predictors on: a histogram of outcomes, or samples for torch classifiers.
+
+Both have the members a client needs: ``num_examples``, ``loss_and_gradient(predictors, alpha)`` on the training data and
+``score(predictors, alpha)`` on the test data. ``predictors`` are stacked along axis 0: densities ``{"table": (h, V)}`` (or packed by
+``algorithms.ensembles.sparse_tables``), networks ``{parameter name: (h, ...)}``; ``alpha`` (h,) are their weights.
+
+Under the log loss every predictor is mixed with a uniform share ``epsilon`` (Hamer et al. 2020, whose theory wants all probabilities
+positive): a mixture of predictors none of which covers an outcome is then still a density. The squared loss needs none.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from algorithms.common.checks import check_choice, check_range
+from algorithms.common.seeds import derived_seed, generator
+from algorithms.ensembles.mixture_losses import log_loss, squared_loss, squared_loss_density, squared_norms
+from algorithms.ensembles.sparse_tables import columns, is_packed, unpack
+from clients.base.data import Split
+from clients.base.training import SGD, Config, TrainOptions, get_arrays, mini_batches
+
+Predictors = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+Answer = tuple[float, Floats, Floats]
+
+LOSSES = ("log", "squared")
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often each outcome occurs: distinct ``outcomes`` (m,) of 0..size-1, ``weights`` (m,) that sum to 1, from ``num_examples``."""
+
+    outcomes: NDArray[np.int64]
+    weights: Floats
+    size: int
+    num_examples: int
+
+    @classmethod
+    def of_counts(cls, counts: Mapping[int, int], size: int) -> "Histogram":
+        """Return the histogram of counted outcomes; it may be empty. ``ValueError`` for an outcome outside 0..size-1."""
+        outcomes = np.array(sorted(counts), np.int64)
+        if len(outcomes) and not 0 <= outcomes[0] <= outcomes[-1] < size:
+            raise ValueError(f"outcomes {outcomes[0]}..{outcomes[-1]}, but the vocabulary has {size} entries")
+        numbers = np.array([counts[int(y)] for y in outcomes], np.float64)
+        total = int(numbers.sum())
+        return cls(outcomes, numbers / max(1, total), size, total)
+
+    @classmethod
+    def of_frequencies(cls, frequencies: ArrayLike, num_examples: int) -> "Histogram":
+        """Return the histogram with these relative frequencies (V,), which need not sum to 1."""
+        values = np.asarray(frequencies, np.float64)
+        (outcomes,) = np.nonzero(values)
+        return cls(outcomes.astype(np.int64), values[outcomes] / values.sum(), len(values), num_examples)
+
+    def dense(self) -> Floats:
+        """Return the frequencies of all outcomes, shape (V,)."""
+        out = np.zeros(self.size)
+        out[self.outcomes] = self.weights
+        return out
+
+
+class DensityData:
+    """Outcomes of a finite set, without inputs; the predictors are distributions over it."""
+
+    def __init__(self, train: Histogram, test: Histogram | None = None, epsilon: float = 0.01, loss: str = "log") -> None:
+        """Without test data (``None``, or an empty histogram) the client is scored on its training data."""
+        check_loss(loss, epsilon)
+        if train.num_examples < 1:
+            raise ValueError("no training data: give the client at least one outcome")
+        self.train = train
+        self.test = test if test is not None and test.num_examples else train
+        self.epsilon = epsilon
+        self.loss = loss
+
+    @property
+    def num_examples(self) -> int:
+        """The number of training samples m_k."""
+        return self.train.num_examples
+
+    @property
+    def num_test(self) -> int:
+        """The number of samples that ``score`` looks at."""
+        return self.test.num_examples
+
+    def loss_and_gradient(self, predictors: Predictors, alpha: ArrayLike) -> Answer:
+        """Return (loss, gradient (h,), norms (h,)) on the training data.
+
+        ``norms``: mean over samples of ``|h_k(x)|^2``, which the bias correction of the squared loss needs; zeros under the log loss.
+        """
+        return self._on(self.train, predictors, np.asarray(alpha, np.float64))
+
+    def score(self, predictors: Predictors, alpha: ArrayLike) -> dict[str, float]:
+        """Return ``loss`` on the test data (``perplexity`` is its exponential, under the log loss), and ``train-loss``.
+
+        With several predictors also ``uniform-loss`` of their plain mean, and ``best-single-loss`` of the one that is best on this
+        client's training data. A mixed table (``Library.mixture``) is scored as one predictor of weight 1.
+        """
+        weights = np.asarray(alpha, np.float64)
+        out = self._named(self._on(self.test, predictors, weights)[0], "")
+        out["train-loss"] = self._on(self.train, predictors, weights)[0]
+        if len(weights) > 1:
+            best = np.eye(len(weights))[np.argmin(self.singles(predictors))]
+            uniform = np.full(len(weights), 1 / len(weights))
+            for name, chosen in (("uniform-", uniform), ("best-single-", best)):
+                out |= self._named(self._on(self.test, predictors, chosen)[0], name)
+        return out
+
+    def _on(self, data: Histogram, predictors: Predictors, alpha: Floats) -> Answer:
+        if self.loss == "log":
+            loss, gradient = log_loss(alpha, self.outputs(predictors, data), data.weights)
+            return float(loss), gradient, np.zeros(len(alpha))
+        tables = self._tables(predictors)
+        loss, gradient = squared_loss_density(alpha, tables, data.dense())
+        return float(loss), gradient, squared_norms(tables)
+
+    def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
+        """Return the distribution of this client's own training samples, ``{"table": (V,)}``."""
+        return {"table": self.train.dense().astype(np.float32)}
+
+    def singles(self, predictors: Predictors) -> Floats:
+        """Return the training loss of every predictor alone, shape (h,)."""
+        if self.loss == "log":
+            return np.asarray(-(np.log(self.outputs(predictors, self.train)) @ self.train.weights))
+        tables = self._tables(predictors)
+        hits = tables[:, self.train.outcomes] @ self.train.weights
+        return np.asarray(squared_norms(tables) - 2 * hits + 1)
+
+    def outputs(self, predictors: Predictors, data: Histogram) -> Floats:
+        """Return the probability that each predictor, smoothed, gives each outcome that occurs in ``data``, shape (h, m)."""
+        if is_packed(predictors):
+            self._check_size(int(predictors["size"][0]))
+            found = columns(predictors, data.outcomes)
+        else:
+            found = self._tables(predictors)[:, data.outcomes].astype(np.float64)
+        found *= 1 - self.epsilon
+        found += self.epsilon / data.size
+        return found
+
+    def _tables(self, predictors: Predictors) -> NDArray[Any]:
+        tables = unpack(predictors) if is_packed(predictors) else predictors["table"]
+        if tables.ndim != 2:
+            raise ValueError(f"a table of shape {tables.shape}: stack the predictors along the first axis, (h, V)")
+        self._check_size(tables.shape[1])
+        return tables
+
+    def _check_size(self, size: int) -> None:
+        if size != self.train.size:
+            raise ValueError(f"predictors over {size} outcomes, but the client counts {self.train.size}: use the same vocabulary")
+
+    def _named(self, loss: float, prefix: str) -> dict[str, float]:
+        with np.errstate(over="ignore"):
+            return {f"{prefix}loss": loss} | ({f"{prefix}perplexity": float(np.exp(loss))} if self.loss == "log" else {})
+
+
+class TorchEnsembleData:
+    """Labelled samples; the predictors are parameters of one torch classifier, whose softmax is what mixes."""
+
+    def __init__(self, model: nn.Module, train: Split, test: Split, loss: str = "log", epsilon: float = 0.01) -> None:
+        check_loss(loss, epsilon)
+        self.model = model.eval()
+        self.train = train
+        self.test = test
+        self.loss = loss
+        self.epsilon = epsilon
+
+    @property
+    def num_examples(self) -> int:
+        """The number of training samples m_k."""
+        return len(self.train)
+
+    @property
+    def num_test(self) -> int:
+        """The number of samples that ``score`` looks at."""
+        return len(self.test)
+
+    def loss_and_gradient(self, predictors: Predictors, alpha: ArrayLike) -> Answer:
+        """Return (loss, gradient (h,), norms (h,)) on the training data, as ``DensityData`` does."""
+        return self._on(self.probabilities(predictors, self.train), self.train, np.asarray(alpha, np.float64))
+
+    def score(self, predictors: Predictors, alpha: ArrayLike) -> dict[str, float]:
+        """Return ``loss`` and ``accuracy`` on the test data, and ``train-loss``; with several predictors also those of their plain
+        mean (``uniform-``) and of the one with the least loss on this client's training data (``best-single-``).
+        """  # fmt: skip
+        weights = np.asarray(alpha, np.float64)
+        seen, unseen = self.probabilities(predictors, self.train), self.probabilities(predictors, self.test)
+        chosen = {"": weights}
+        if len(weights) > 1:
+            singles = np.eye(len(weights))
+            losses = [self._on(seen, self.train, single)[0] for single in singles]
+            chosen |= {"uniform-": np.full(len(weights), 1 / len(weights)), "best-single-": singles[int(np.argmin(losses))]}
+        out = {"train-loss": self._on(seen, self.train, weights)[0]}
+        labels = self.test.y.cpu().numpy()
+        for name, alpha_ in chosen.items():
+            out[f"{name}loss"] = self._on(unseen, self.test, alpha_)[0]
+            out[f"{name}accuracy"] = float(np.mean(np.tensordot(alpha_, unseen, 1).argmax(1) == labels))
+        return out
+
+    def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
+        """Return the parameters of a net trained on this client's samples, with the ``train`` options of the configuration."""
+        net = copy.deepcopy(self.model)
+        draws = torch.Generator().manual_seed(derived_seed(int(config.get("seed", 0)), "predictor"))
+        for tensor in net.parameters():
+            tensor.data = torch.empty(tensor.shape)
+            torch.nn.init.zeros_(tensor) if tensor.dim() < 2 else torch.nn.init.xavier_normal_(tensor, generator=draws)
+        options, parameters = TrainOptions.from_config(config), list(net.parameters())
+        optimiser = SGD([p.detach() for p in parameters], options.learning_rate, options.momentum, options.weight_decay)
+        for x, y in mini_batches(self.train, options, generator(int(config.get("seed", 0)), "predictor batches")):
+            optimiser.step(torch.autograd.grad(functional.cross_entropy(net(x), y), parameters))
+        return dict(zip(net.state_dict(), get_arrays(net), strict=True))
+
+    @torch.no_grad()
+    def probabilities(self, predictors: Predictors, data: Split) -> Floats:
+        """Return every predictor's class probabilities, shape (h, n, L). ``ValueError`` if they are not parameters of the model."""
+        state = self.model.state_dict()
+        shapes = {name: tuple(values.shape) for name, values in state.items()}
+        given = {name: tuple(array.shape[1:]) for name, array in predictors.items()}
+        if given != shapes:
+            name = next(name for name in [*shapes, *given] if given.get(name) != shapes.get(name))
+            raise ValueError(f"array {name!r} of a predictor has shape {given.get(name)}, the client's model {shapes.get(name)}")
+        out = []
+        for k in range(len(next(iter(predictors.values())))):
+            own = {name: torch.from_numpy(np.array(array[k])).to(state[name].device) for name, array in predictors.items()}
+            out.append(functional_call(self.model, own, (data.x,)).softmax(1).double().cpu().numpy())
+        return np.stack(out)
+
+    def _on(self, probabilities: Floats, data: Split, alpha: Floats) -> Answer:
+        labels, (h, n, classes) = data.y.cpu().numpy(), probabilities.shape
+        if alpha.shape != (h,):
+            raise ValueError(f"{alpha.size} weights for {h} predictors: send one each")
+        weights = np.full(n, 1 / n)
+        if self.loss == "log":
+            outputs = (1 - self.epsilon) * probabilities[:, np.arange(n), labels] + self.epsilon / classes
+            loss, gradient = log_loss(alpha, outputs, weights)
+            return float(loss), gradient, np.zeros(h)
+        loss, gradient = squared_loss(alpha, probabilities, np.eye(classes)[labels], weights)
+        return float(loss), gradient, squared_norms(probabilities, weights)
+
+
+def check_loss(loss: str, epsilon: float) -> None:
+    """Check the two settings of an ensemble's loss; ``ValueError`` states what is allowed."""
+    check_choice("loss", loss, LOSSES)
+    check_range("epsilon", epsilon, 0, 1, open_low=True, open_high=True)

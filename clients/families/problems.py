@@ -1,0 +1,177 @@
+"""What clients of constrained problems share: their objective, mini-batches of it, and the answer to an evaluation.
+
+The message formats are those of ``strategies/families/consensus.py``.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from algorithms.common.seeds import generator
+from algorithms.frank_wolfe.atoms import Array
+from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.objectives import Objective, SparseGradient
+from clients.base.data import ClientData
+from clients.base.evaluation import CLASSIFICATION
+from clients.base.evaluation import Objective as TorchObjective
+from clients.base.store import MessageStore, Store
+from clients.base.training import Arrays, Config, trainable
+
+Draw = Callable[[NDArray[np.int64]], Objective]
+
+
+class Problem(Protocol):
+    """One client's f_i, a function of one array of the domain's shape."""
+
+    @property
+    def num_examples(self) -> int:
+        """The number of training samples."""
+
+    def value(self, x: Array) -> float:
+        """Return f_i(x)."""
+
+    def gradient(self, x: Array) -> Any:
+        """Return the gradient: an array of x's shape, or a ``SparseGradient``."""
+
+    def batch_gradient(self, x: Array, rows: NDArray[np.int64]) -> Array:
+        """Return the estimate of the gradient from some of the samples."""
+
+    def score(self, x: Array) -> Mapping[str, float]:
+        """Return further measures at x: on test samples, say."""
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectiveProblem:
+    """An objective of ``algorithms/frank_wolfe/objectives.py``.
+
+    ``batch``: rows -> an objective whose gradient estimates the whole one (``None``: there are no samples to draw); ``test``:
+    x -> measures.
+    """
+
+    objective: Objective
+    batch: Draw | None = None
+    test: Callable[[Array], Mapping[str, float]] | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """The number of training samples."""
+        return self.objective.num_examples
+
+    def value(self, x: Array) -> float:
+        """Return f_i(x)."""
+        return self.objective.value(x)
+
+    def gradient(self, x: Array) -> Any:
+        """Return the gradient."""
+        return self.objective.gradient(x)
+
+    def batch_gradient(self, x: Array, rows: NDArray[np.int64]) -> Array:
+        """Return the estimate of the gradient from some of the samples."""
+        if self.batch is None:
+            raise ValueError(f"{type(self.objective).__name__} has no samples to draw: set batch-size = 0")
+        return np.asarray(self.batch(rows).gradient(x))
+
+    def score(self, x: Array) -> Mapping[str, float]:
+        """Return the measures of ``test``."""
+        return self.test(x) if self.test else {}
+
+
+class TorchProblem:
+    """The mean training loss of a torch model as a function of its parameters, one layer after the other in one row.
+
+    ``model``: overwritten before use, so the clients of a process may share it; it must have no buffers (batch norm), which no oracle
+    could move.
+    """
+
+    def __init__(self, model: torch.nn.Module, data: ClientData, objective: TorchObjective = CLASSIFICATION) -> None:
+        if list(model.buffers()):
+            raise ValueError(f"{type(model).__name__} has buffers (batch norm?), which have no domain: choose a model without")
+        self.model, self.data, self.objective = model, data, objective
+        self.parameters = list(trainable(model).values())
+        self.num_examples = len(data.train)
+
+    def value(self, x: Array) -> float:
+        """Return the mean training loss."""
+        self._set(x)
+        with torch.no_grad():
+            return float(self.objective.loss(self.model(self.data.train.x), self.data.train.y))
+
+    def gradient(self, x: Array) -> Array:
+        """Return the gradient on all samples, as one row."""
+        return self.batch_gradient(x, np.arange(self.num_examples))
+
+    def batch_gradient(self, x: Array, rows: NDArray[np.int64]) -> Array:
+        """Return the gradient on some samples, as one row."""
+        self._set(x)
+        at = torch.from_numpy(rows).to(self.data.train.y.device)
+        loss = self.objective.loss(self.model(self.data.train.x[at]), self.data.train.y[at])
+        gradients = torch.autograd.grad(loss, self.parameters)
+        return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
+
+    def score(self, x: Array) -> Mapping[str, float]:
+        """Return the measures on the test samples; the loss is that of training."""
+        self._set(x)
+        scores = self.objective.score(self.model, self.data.test)
+        return {("test-loss" if name == "loss" else name): value for name, value in scores.items()}
+
+    def _set(self, x: Array) -> None:
+        row = torch.tensor(x)
+        pieces = row.split([p.numel() for p in self.parameters])
+        self.model.eval()  # no dropout: the gradient is that of one function
+        with torch.no_grad():
+            for p, piece in zip(self.parameters, pieces, strict=True):
+                p.copy_(piece.view(p.shape))
+
+
+class ConstrainedClient(NumPyClient):
+    """A client with an f_i over a domain. A method adds ``step``, and ``point`` where clients have points of their own.
+
+    ``client_id`` names the client's random draws; ``store``: where it keeps things between rounds.
+    """
+
+    def __init__(self, problem: Problem, domain: Domain, client_id: int | str = 0, store: Store | None = None) -> None:
+        self.problem, self.domain = problem, domain
+        self.client_id = client_id
+        self.store = store if store is not None else MessageStore(RecordDict())
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return what the method sends, or the gradient and measures at x_bar where an evaluation asks for them."""
+        x_bar = self.domain.join(parameters)
+        answer = self.report if config.get("phase") == "evaluate" else self.step
+        arrays, metrics = answer(x_bar, config)
+        return arrays, self.problem.num_examples, metrics
+
+    def step(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
+        """Return the arrays and metrics of a training reply."""
+        raise NotImplementedError
+
+    def point(self, config: Config) -> Array | None:
+        """Return the client's own point, if it has one."""
+        return None
+
+    def report(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
+        """Return gradient, f_i and further measures at x_bar, and the distance of the client's own point from it."""
+        metrics = {"loss": self.problem.value(x_bar), **self.problem.score(x_bar)}
+        own = self.point(config)
+        metrics["distance"] = 0.0 if own is None else math.sqrt(float(np.sum(np.square(own - x_bar, dtype=np.float64))))
+        gradient = self.problem.gradient(x_bar)
+        if isinstance(gradient, SparseGradient):
+            return [gradient.values, gradient.indices], metrics
+        return [np.asarray(gradient)], metrics
+
+    def gradient(self, x: Array, config: Config, batch_size: int, step: int) -> Any:
+        """Return the gradient at x: on ``batch_size`` samples drawn for this step, on all of them if that is 0."""
+        if not batch_size:
+            return self.problem.gradient(x)
+        rng = generator(
+            int(config.get("seed", 0)), f"constrained batches {step}", self.client_id, int(config.get("server-round", 1))
+        )
+        size = self.problem.num_examples
+        return self.problem.batch_gradient(x, rng.choice(size, min(batch_size, size), replace=False))

@@ -1,0 +1,32 @@
+"""A client that answers with one client half or another, as the message says: the client side of ``strategies.WarmStart``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.client import NumPyClient
+
+from clients.base.training import Arrays, Config
+
+
+class TwoPhaseClient(NumPyClient):
+    """Holds ``halves``, functions that make the clients "first" and "then"; the configuration names one as ``warm-start-half``."""
+
+    def __init__(self, halves: Mapping[str, Callable[[], NumPyClient]]) -> None:
+        self.halves = halves
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Let the named half train."""
+        arrays, num_examples, metrics = self.half(config).fit(parameters, dict(config))
+        return arrays, num_examples, dict(metrics)
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
+        """Let the named half score."""
+        loss, num_examples, metrics = self.half(config).evaluate(parameters, dict(config))
+        return loss, num_examples, dict(metrics)
+
+    def half(self, config: Config) -> NumPyClient:
+        """Return the client that the configuration names."""
+        name = config.get("warm-start-half")
+        if name not in self.halves:
+            raise ValueError(f"warm-start-half = {name!r} in the configuration: the server's strategy must be WarmStart")
+        return self.halves[str(name)]()

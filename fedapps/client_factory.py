@@ -1,0 +1,60 @@
+"""What answers for one client of a run: its task, built once a process and shared by the clients there, and where its state is kept."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from algorithms.common.seeds import derived_seed
+from clients.base.adapter import client_id
+from clients.base.store import DiskStore, MessageStore, Store
+from fedapps.errors import UserError
+from fedapps.methods import build_client
+from fedapps.settings import Settings, read_settings
+from fedapps.tasks.registry import Task, build_task
+
+
+@lru_cache(maxsize=4)
+def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
+    """Return settings and task of a run configuration; ``site_data``: where this site has its own data."""
+    torch.set_num_threads(1)  # a virtual client has one CPU; more threads wait for each other where cores are shared
+    settings = read_settings(dict(config))
+    return settings, build_task(settings, site_data)
+
+
+def client_of(context: Context) -> NumPyClient:
+    """Return the client that answers one message."""
+    settings, task = task_of(context)
+    name = client_id(context)
+    num_clients = int(str(context.node_config.get("num-partitions", settings.num_clients)))
+    return build_client(settings, task, name, num_clients, store_of(settings, context, name))
+
+
+def task_of(context: Context) -> tuple[Settings, Task]:
+    """Return settings and task of a message's run, on this site's own data where it has some."""
+    settings, task = prepare(frozenset(context.run_config.items()), str(context.node_config.get("data", "")))
+    if settings.sites.own and "data" not in context.node_config:
+        raise UserError(
+            'the settings describe sites\' own data, but this site names none: add data="/path" to its node configuration'
+        )
+    return settings, task
+
+
+def check_data(context: Context) -> None:
+    """Read this site's own data; raise where they are not what the settings describe."""
+    settings, task = task_of(context)
+    task.client_data(client_id(context), settings.num_clients)  # type: ignore[attr-defined]
+
+
+def store_of(settings: Settings, context: Context, name: int | str) -> Store:
+    """Return where this client keeps its state: its own folder, or the context."""
+    folder = Path(settings.out) / "clients" if settings.out else None
+    if "store-dir" in context.node_config:  # a site's own disk: one folder a results folder, which a resumed run shares
+        run = derived_seed(0, settings.out) if settings.out else context.run_id
+        folder = Path(str(context.node_config["store-dir"])) / f"run-{run:x}"
+    if settings.keeps_clients_on_disk and folder:
+        return DiskStore(folder / f"client-{name}", context.run_id)
+    return MessageStore(context.state)

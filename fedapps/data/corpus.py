@@ -1,0 +1,137 @@
+"""Texts by speaking role, counted as words: what the unigram task learns from.
+
+The paper's rule: punctuation is removed (``four-score`` becomes ``fourscore``, ``sav'd`` becomes ``savd``), words are lower case and
+lie between white space. The vocabulary holds the words of the training texts and one entry for all others, so that nothing of the
+test texts enters it: a test word never seen in training is counted there.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from algorithms.common.seeds import generator
+from clients.families.ensemble_data import Histogram
+from fedapps.errors import UserError
+
+UNKNOWN = "<unk>"
+DEFAULT_ROLES = 40  # of the generated corpus, where num-clients asks for no number
+TOPICS, WORDS, SHARED_PART, TEST_PART = 5, 300, 0.5, 0.2
+
+_PUNCTUATION = re.compile(r"[^\w\s]|_")
+Texts = dict[str, Counter[str]]  # role -> how often it says each word
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """``vocabulary`` (V words, the last one is ``<unk>``), ``roles`` in sorted order, and what each says in training and test."""
+
+    vocabulary: tuple[str, ...]
+    roles: tuple[str, ...]
+    train: tuple[Histogram, ...]
+    test: tuple[Histogram, ...]
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text by the rule above."""
+    return _PUNCTUATION.sub("", text.lower()).split()
+
+
+@lru_cache(maxsize=4)
+def read_corpus(source: str, role: str, text: str, num_roles: int) -> Corpus:
+    """Return the first ``num_roles`` roles (0: all) of a folder, or of the generated corpus where ``source`` is "".
+
+    A role without a word of training text is passed over; one without test text has an empty test histogram. ``UserError`` for
+    a folder that cannot be read, columns that it lacks, or fewer roles.
+    """
+    if source:
+        train, test = (count_words(read_rows(source, split, role, text, "unigram")) for split in ("train", "test"))
+    else:
+        train, test = generate(num_roles or DEFAULT_ROLES)
+    roles = sorted(name for name, counts in train.items() if counts)
+    if len(roles) < max(1, num_roles):
+        raise UserError(f"num-clients = {num_roles}, but {source} has {len(roles)} roles with text: choose 1..{len(roles)}")
+    roles = roles[: num_roles or None]
+    vocabulary = [*sorted(set().union(*(train[name] for name in roles))), UNKNOWN]
+    place = {word: number for number, word in enumerate(vocabulary)}
+    return Corpus(
+        tuple(vocabulary),
+        tuple(roles),
+        tuple(_histogram(train[name], place) for name in roles),
+        tuple(_histogram(test.get(name, Counter()), place) for name in roles),
+    )
+
+
+def count_words(rows: Iterable[tuple[str, str]]) -> Texts:
+    """Return how often each role says each word, of pairs (role, text)."""
+    out: Texts = {}
+    for role, text in rows:
+        out.setdefault(role, Counter()).update(words(text))
+    return out
+
+
+def generate(num_roles: int) -> tuple[Texts, Texts]:
+    """Return training and test texts of a small invented play: Zipf's law, one topic a role, and roles of unequal length.
+
+    The same for every run; role i is the same whatever their number.
+    """
+    train: Texts = {}
+    test: Texts = {}
+    for number in range(num_roles):
+        said, cut = speech(number)
+        name = f"role{number:05d}"
+        test[name], train[name] = Counter(said[:cut]), Counter(said[cut:])
+    return train, test
+
+
+def speech(number: int) -> tuple[list[str], int]:
+    """Return what one role of the invented play says, and how many of the first words are its test text."""
+    rank = 1 / np.arange(1, WORDS + 1)
+    rng = generator(0, "generated corpus", number)
+    topic = np.roll(rank, WORDS // TOPICS * (number % TOPICS))
+    chances = SHARED_PART * rank / rank.sum() + (1 - SHARED_PART) * topic / topic.sum()
+    said = rng.choice(WORDS, size=int(rng.integers(100, 200) * (1 + 10 / (1 + number % 10))), p=chances)
+    return [f"w{word}" for word in said], int(TEST_PART * len(said))
+
+
+def _histogram(counts: Counter[str], place: dict[str, int]) -> Histogram:
+    numbers: Counter[int] = Counter()
+    for word, count in counts.items():
+        numbers[place.get(word, len(place) - 1)] += count
+    return Histogram.of_counts(numbers, len(place))
+
+
+def read_rows(source: str, split: str, role: str, text: str, table: str) -> list[tuple[str, str]]:
+    """Return pairs (role, text) of one split of a `datasets` folder, in its order; rows without either are left out.
+
+    ``table``: that of the settings, for messages.
+    """
+    import datasets  # takes seconds to import, and only texts need it here
+
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"{table}.source = {source!r}: there is no such folder: name one that datasets.load_dataset reads, or leave it ''"
+        )
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        data: Any = datasets.load_dataset(str(folder.resolve()), split=split)
+    except Exception as error:  # the library lets errors of many kinds through
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(
+            f"{table}.source = {source!r}: split {split!r} cannot be read ({reason}): it needs train and test"
+        ) from error
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+    for key, column in (("role", role), ("text", text)):
+        if column not in data.column_names:
+            raise UserError(f"{table}.{key} = {column!r}: {source} has the columns {', '.join(data.column_names)}")
+    pairs = zip(data[role][:], data[text][:], strict=True)
+    return [(str(name), str(line)) for name, line in pairs if name is not None and line is not None]

@@ -1,0 +1,229 @@
+"""The loader: one split of a local folder or of a data set of the hub, its columns checked, what is made of it cached.
+
+``cached`` decodes a set once and keeps the arrays on disk (``fedapps.data.cache``), because every worker process of a simulation
+needs them: it then maps the file instead of decoding tens of thousands of PNGs again. A set that is in a cache is read without the
+network; otherwise the hub must answer within seconds or the run stops.
+"""
+
+import difflib
+import importlib.util
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapps.data import cache
+from fedapps.errors import UserError
+
+# The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache saves.
+LABEL_NAMES = ("label", "labels", "fine_label", "character", "y", "target", "class", "digit")
+HUB_SECONDS = 8.0
+
+
+def is_folder(source: str) -> bool:
+    """Tell a folder from a hub name: it exists, or is written as a path."""
+    return source.startswith(("/", "./", "../", "~")) or source in (".", "..") or Path(source).is_dir()
+
+
+def load_split(source: str, split: str, table: str = "data") -> Any:
+    """Return one split of a folder or of a hub data set, as a `datasets.Dataset`. ``table``: that of the settings, for UserErrors."""
+    try:
+        if not is_folder(source):
+            return _from_hub(source, split)
+        folder = Path(source).expanduser().resolve()
+        if not folder.is_dir():
+            raise UserError(f"data.source = {source!r}: there is no such folder")
+        return _from_folder(folder, source, split)
+    except UserError as error:
+        raise UserError(str(error).replace("data.so", f"{table}.so").replace("data.sp", f"{table}.sp")) from error
+
+
+def cached(source: str, asked: dict[str, str], decode: Callable[[Any], cache.Entry]) -> cache.Entry:
+    """Return arrays and facts that ``decode`` makes of a split (a `datasets.Dataset`); the second time from the cache.
+
+    ``asked``: its ``split``, and whatever else the arrays depend on. Raises UserError if the set cannot be had.
+    """
+    folder = _folder(source)
+    key = cache.fingerprint(folder if folder is not None else source, asked)
+    kept = cache.load(key)
+    if kept is None:
+        arrays, facts = decode(open_split(source, asked["split"]))
+        kept = cache.save(key, arrays, facts) or (arrays, facts)
+    return kept
+
+
+def open_split(source: str, split: str) -> Any:
+    """Return a split of a folder or of a hub data set as `datasets.Dataset`. Raises UserError if it cannot be had."""
+    folder = _folder(source)
+    return _from_folder(folder, source, split) if folder is not None else _from_hub(source, split)
+
+
+def _folder(source: str) -> Path | None:
+    if source == "digits":
+        raise UserError("data.source = 'digits': this task cannot use them: name a folder or a hub data set")
+    folder = Path(source).expanduser().resolve() if is_folder(source) else None
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"data.source = {source!r}: there is no such folder")
+    return folder
+
+
+def digits_table() -> npt.NDArray[np.float64]:
+    """Return scikit-learn's handwritten digits (1797, 65): 64 values of 0..16, then the digit.
+
+    The file is read where it lies: importing scikit-learn takes a second and a half, which a SuperNode would pay for every message.
+    """
+    spec = importlib.util.find_spec("sklearn")  # finds it without importing it
+    assert spec is not None, "scikit-learn is a dependency"
+    assert spec.submodule_search_locations is not None
+    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    return np.loadtxt(path, delimiter=",")
+
+
+def _from_folder(folder: Path, source: str, split: str) -> Any:
+    """Load a split from parquet files, a folder of images, or what `save_to_disk` wrote."""
+    import datasets
+
+    try:
+        if (folder / "dataset_dict.json").exists():
+            parts = datasets.load_from_disk(str(folder))
+            if split not in parts:
+                raise UserError(f"data.split = {split!r}: {source} has {', '.join(parts)}")
+            return parts[split]
+        if (folder / "state.json").exists():
+            return datasets.load_from_disk(str(folder))
+        return _load_dataset(str(folder), split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(_unreadable(source, split, error)) from error
+
+
+def _from_hub(source: str, split: str) -> Any:
+    """Load a split of a hub data set: from the library's own cache if it is there, else from the hub."""
+    import datasets
+
+    offline = datasets.config.HF_HUB_OFFLINE
+    # The library also keeps local folders, by their last name only: a bare name in its cache may be any of those.
+    if "/" in source:
+        try:
+            datasets.config.HF_HUB_OFFLINE = True
+            return _load_dataset(source, split)
+        except (ConnectionError, FileNotFoundError):
+            pass  # not in the cache
+        except Exception as error:
+            raise UserError(_unreadable(source, split, error)) from error
+        finally:
+            datasets.config.HF_HUB_OFFLINE = offline
+    _ask_hub(source)
+    try:
+        return _load_dataset(source, split)
+    except Exception as error:  # the library lets network, server and file errors of several kinds through
+        raise UserError(_unreadable(source, split, error)) from error
+
+
+def _load_dataset(path: str, split: str) -> Any:
+    """Call `datasets.load_dataset` without its progress bars: they would tear up the run's own."""
+    import datasets
+
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(path, split=split)
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _ask_hub(name: str) -> None:
+    """Raise UserError unless the hub knows the data set ``name`` and says so within HUB_SECONDS.
+
+    The request runs in a thread of its own because its own time limits leave out the look-up of the host's name.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    outcome: list[Exception | None] = []
+
+    def ask() -> None:
+        try:
+            api.dataset_info(name, timeout=HUB_SECONDS / 2)
+            outcome.append(None)
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS)
+    error = outcome[0] if outcome else TimeoutError("no answer")
+    if isinstance(error, RepositoryNotFoundError | HFValidationError):
+        near = difflib.get_close_matches(name, ["digits"], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "use its owner/name, a folder, or digits"
+        raise UserError(f"data.source = {name!r}: no such folder, nor such a data set on the hub: {hint}")
+    if error is not None:
+        raise UserError(
+            f"data.source = {name!r}: no such folder, and the hub at {api.endpoint} is not reachable "
+            f"({type(error).__name__}): check the network, or name a folder (./{name})"
+        ) from error
+
+
+def _unreadable(source: str, split: str, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"data.source = {source!r}, data.split = {split!r}: cannot be read: {reason[:300]}"
+
+
+def check_columns(data: Any, source: str, columns: dict[str, str]) -> None:
+    """Raise UserError unless the columns that settings name (setting -> column; "" is none) are there, and samples."""
+    if len(data) == 0:
+        raise UserError(f"data.source = {source!r}: has no samples in this split")
+    for setting, column in columns.items():
+        if column and column not in data.column_names:
+            raise UserError(f"{setting} = {column!r}: {source} has the columns {', '.join(data.column_names)}")
+
+
+def labels_of(data: Any, source: str, label: str) -> tuple[npt.NDArray[np.int64], int]:
+    """Return the class numbers (N,) in a column ("": found by its name) and how many classes there are."""
+    import datasets
+
+    label = label_column(data.features, source, label)
+    # Labels given by a ClassLabel are class numbers already; others (letters, 1..26) are numbered in sorted order.
+    raw = column_of(data, label)
+    declared = data.features[label]
+    if isinstance(declared, datasets.ClassLabel):
+        labels, num_classes = raw.astype(np.int64), int(declared.num_classes)
+        if labels.min() < 0:
+            raise UserError(f"data.label = {label!r}: {source} has samples without a label in this split")
+    else:
+        values, labels = np.unique(raw, return_inverse=True)
+        num_classes = len(values)
+    return labels.astype(np.int64), num_classes
+
+
+def groups_of(data: Any, column: str) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Return the natural client (N,) of every sample, as an index into the names returned beside it."""
+    ids, natural = np.unique(column_of(data, column), return_inverse=True)
+    return natural.astype(np.int64), [str(value) for value in ids]
+
+
+def label_column(features: Any, source: str, name: str) -> str:
+    """Return the label column: the named one, else one with a usual name, else the only ClassLabel."""
+    import datasets
+
+    classes = [column for column in features if isinstance(features[column], datasets.ClassLabel)]
+    usual = [column for column in LABEL_NAMES if column in features]
+    if not name and not usual and len(classes) != 1:
+        raise UserError(f"data.label: no label column found in {source}, name one of {', '.join(features)}")
+    column = name or (usual or classes)[0]
+    if not isinstance(features[column], datasets.ClassLabel | datasets.Value):
+        raise UserError(f"data.label = {column!r}: holds no plain value per sample, name another of {', '.join(features)}")
+    return column
+
+
+def column_of(data: Any, name: str) -> npt.NDArray[Any]:
+    """Return the values (N,) of a column. ``UserError`` where some are missing."""
+    values = data[name][:]
+    if any(value is None for value in values):
+        raise UserError(f"column {name!r}: {sum(value is None for value in values)} samples have no value in it")
+    return np.asarray(values)

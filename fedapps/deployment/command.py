@@ -1,0 +1,182 @@
+"""`fedapps deploy`: a SuperLink and SuperNodes as real processes on this machine, and what real machines need: certificates, keys."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedapps.toml_text import Value
+from fedapps.errors import UserError
+
+DEFAULT = Path("deployment")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and its own commands to the parser of `fedapps`."""
+    deploy = commands.add_parser(
+        "deploy",
+        help="a SuperLink and SuperNodes on this machine",
+        description="Real processes on the loopback interface, with TLS and node authentication.",
+    )
+    actions = deploy.add_subparsers(required=True, metavar="ACTION")
+
+    up = _action(actions, "up", _up, "start a deployment, or what is not running of one")
+    up.add_argument("--nodes", type=int, metavar="N", help="sites that share the data of the settings (default: 3)")
+    up.add_argument(
+        "--site", action="append", default=[], metavar="NAME=PATH", help="a site with data of its own; may stand several times"
+    )
+    up.add_argument("--port", type=int, help="port of the SuperLink on 127.0.0.1 (default: a free one)")
+    up.add_argument("--insecure", action="store_true", help="plain HTTP, and no keys: for trying only")
+
+    _action(actions, "status", _status, "say which sites run and are connected; exit status 1 if not all are")
+    logs = _action(actions, "logs", _logs, "print the log of the SuperLink or of a site")
+    logs.add_argument("site", nargs="?", metavar="SITE", help="default: the SuperLink")
+    logs.add_argument("--lines", type=int, default=50, metavar="N", help="so many from the end (default: 50)")
+    down = _action(actions, "down", _down, "end all processes and remove the folder")
+    down.add_argument("--keep", action="store_true", help="keep the folder: keys, data, what the clients have stored")
+
+    certificates = _action(
+        actions, "certificates", _certificates, "write a CA and a server certificate, for real machines", folder=False
+    )
+    certificates.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses by which the sites reach the server")
+    certificates.add_argument(
+        "--dir", type=Path, default=Path("certificates"), metavar="DIR", help="where (default: certificates)"
+    )
+    key = _action(actions, "key", _key, "write a key pair for a site, FILE and FILE.pub", folder=False)
+    key.add_argument("file", type=Path, metavar="FILE")
+    check = _action(actions, "check", _check, "say whether a SuperLink can be reached from here, and if not, why", folder=False)
+    check.add_argument("address", metavar="HOST:PORT")
+    check.add_argument("--ca", type=Path, metavar="FILE", help="the CA's certificate (default: none, plain HTTP)")
+
+
+def _action(actions: Any, name: str, command: Any, text: str, folder: bool = True) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    if folder:
+        parser.add_argument(
+            "--dir", type=Path, default=DEFAULT, metavar="DIR", help=f"folder of the deployment (default: {DEFAULT})"
+        )
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from fedapps.deployment.local import FACTS, Deployment
+    from fedapps.engines.processes import signals_ignored
+
+    folder = arguments.dir.expanduser().absolute()
+    again = (folder / FACTS).exists()
+    if again:
+        if arguments.nodes is not None or arguments.site or arguments.port or arguments.insecure:
+            raise UserError(
+                f"{folder} holds a deployment: `fedapps deploy down` first, or give nothing but --dir to start it again"
+            )
+        deployment = Deployment.open(folder)
+    else:
+        deployment = Deployment.create(folder, sites_of(arguments), arguments.port, arguments.insecure)
+    try:
+        deployment.start()
+    except BaseException:  # Ctrl-C too: no half of a deployment stays behind
+        with signals_ignored():
+            (deployment.stop if again else deployment.remove)()
+        raise
+    dir_option = "" if arguments.dir == DEFAULT else f" --deployment {arguments.dir}"
+    print(f"SuperLink 127.0.0.1:{deployment.port}, sites {', '.join(deployment.sites)}, in {folder}")
+    print(f"run:   fedapps run FILE.toml --engine deployment{dir_option}")
+    print(f"or:    FLWR_HOME={deployment.home} flwr run . own --stream --run-config 'num-clients={len(deployment.sites)} ...'")
+    print(f"end:   fedapps deploy down{dir_option.replace('deployment', 'dir')}")
+    return 0
+
+
+def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
+    """Return the node configurations that --nodes or --site ask for."""
+    if arguments.nodes is not None and arguments.site:
+        raise UserError("--nodes and --site: give one of them: the settings' data are dealt to sites, or sites have their own")
+    if not arguments.site:
+        nodes = 3 if arguments.nodes is None else arguments.nodes
+        if nodes < 1:
+            raise UserError(f"--nodes {nodes}: must be at least 1")
+        return {f"site-{i}": {"partition-id": i, "num-partitions": nodes} for i in range(nodes)}
+    sites: dict[str, dict[str, Value]] = {}
+    for text in arguments.site:
+        name, sign, path = text.partition("=")
+        source = Path(path).expanduser().absolute()
+        if not sign or not path:
+            raise UserError(f"--site {text}: write NAME=PATH, PATH being the site's data")
+        if name in sites:
+            raise UserError(f"--site {name}: named twice: every site needs a name of its own")
+        if not source.exists():
+            raise UserError(f"--site {name}: {source}: no such folder or file")
+        sites[name] = {"client-id": name, "data": str(source)}
+    return sites
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedapps.deployment.local import Deployment
+
+    deployment = Deployment.open(arguments.dir)
+    rows = deployment.status()
+    link = "answers" if deployment.healthy() else "running" if deployment.superlink.alive() else "stopped"
+    print(f"SuperLink 127.0.0.1:{deployment.port}: {link}, {'plain HTTP' if deployment.insecure else 'TLS, authenticated sites'}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("site", "node", "process", "superlink"):
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    well = link == "answers" and all(row["process"] == "running" and row["superlink"] == "online" for row in rows)
+    return 0 if well else 1
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from fedapps.deployment.local import Deployment
+
+    deployment = Deployment.open(arguments.dir)
+    if arguments.site and arguments.site not in deployment.sites:
+        raise UserError(f"no site {arguments.site!r}: there are {', '.join(deployment.sites)}")
+    program = deployment.sites[arguments.site] if arguments.site else deployment.superlink
+    print("\n".join(program.words().splitlines()[-arguments.lines :]))
+    return 0
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from fedapps.deployment.local import Deployment
+    from fedapps.engines.processes import signals_ignored
+
+    deployment = Deployment.open(arguments.dir)
+    with signals_ignored():
+        (deployment.stop if arguments.keep else deployment.remove)()
+    print(f"ended, {deployment.folder} " + ("kept" if arguments.keep else "removed"))
+    return 0
+
+
+def _certificates(arguments: argparse.Namespace) -> int:
+    from fedapps.deployment.certificates import CA, SERVER, SERVER_KEY, make_certificates
+
+    folder = arguments.dir.expanduser().absolute()
+    make_certificates(folder, arguments.hosts)
+    print(f"server: {folder / SERVER} and {folder / SERVER_KEY} (secret)\nsites:  {folder / CA}")
+    return 0
+
+
+def _key(arguments: argparse.Namespace) -> int:
+    from fedapps.deployment.certificates import make_site_key
+
+    public = make_site_key(arguments.file.expanduser().absolute())
+    print(f"stays at the site: {public.with_suffix('')} (secret)\nto the server:     {public}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from fedapps.deployment.certificates import check_connection
+
+    host, _, port = arguments.address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"{arguments.address!r}: write HOST:PORT")
+    if arguments.ca is not None and not arguments.ca.is_file():
+        raise UserError(f"--ca {arguments.ca}: no such file")
+    check_connection(host.strip("[]"), int(port), arguments.ca)
+    print(f"{arguments.address} can be reached" + (", and its certificate is good" if arguments.ca else ", over plain HTTP"))
+    return 0

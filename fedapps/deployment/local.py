@@ -1,0 +1,384 @@
+"""A deployment on this machine: a SuperLink and one SuperNode a site, real processes on the loopback interface, in one folder.
+
+    with Deployment.create(folder, {"a": {"partition-id": 0, "num-partitions": 1}}) as deployment:
+        deployment.start()      # TLS and node authentication, certificates and keys made on the spot
+        deployment.sites["a"].kill()
+        deployment.sites["a"].start()
+
+The folder holds all there is: `certificates/`, `superlink/` (database, log, Flower's home with the connection `own`), and
+`sites/NAME/`,
+each with the key, the log, the Flower home, the data and the store of one site, as it would be on a machine of its own.
+Programs outlive the process that starts them; any other finds them again by the folder (`Deployment.open`).
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any, Self
+
+from fedapps.toml_text import Value, toml_value
+from fedapps.deployment.certificates import CA, SERVER, SERVER_KEY, check_connection, make_certificates, make_site_key, private_folder
+from fedapps.errors import RunFailed, UserError
+from fedapps.engines.processes import Guard, checked_port, free_port, marked, program
+from fedapps.engines.superlink import START_SECONDS, Connection, environment_of, one_line
+
+HOST = "127.0.0.1"
+END_SECONDS = 10.0  # for programs to end after they were asked to
+FACTS = "deployment.json"
+ONLINE = re.compile(r"SuperNode ID: (\d+)")
+NOT_ACTIVATED = "[code: 2004]"  # Flower's, to a key that it does not know and to one that it believes to be connected already
+RETRY_SECONDS = 3.0
+
+
+class Program:
+    """One program that keeps running, and whatever it starts; `folder` holds its log, its process id and Flower's home for it."""
+
+    def __init__(self, folder: Path, deployment: Path, command: Sequence[str]) -> None:
+        self.folder, self.command = folder, list(command)
+        self.log = folder / "log"
+        self.environment = environment_of(os.environ, folder / "home", program("flwr").parent)
+        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # every look costs each site 2 ms, run or no run
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or a site would compile the app anew for every message
+        # By these its processes are found again; the second also finds those of the whole deployment.
+        self.mark = f"FEDAPPS_PROGRAM={folder}"
+        self.environment |= {"FEDAPPS_PROGRAM": str(folder), "FEDAPPS_DEPLOYMENT": str(deployment)}
+        for name in ("home", "cwd"):
+            private_folder(folder / name)
+
+    def launch(self) -> int:
+        """Start it in a session of its own; return where in the log its words begin."""
+        begin = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self.log.chmod(0o600)
+            started = subprocess.Popen(
+                self.command, cwd=self.folder / "cwd", env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        (self.folder / "pid").write_text(str(started.pid))
+        self.process = started  # kept, so that it is waited for when it ends
+        return begin
+
+    def alive(self) -> bool:
+        """Return whether the program itself is running, whoever started it."""
+        if isinstance(process := getattr(self, "process", None), subprocess.Popen):
+            return process.poll() is None
+        path = self.folder / "pid"
+        return path.exists() and int(path.read_text()) in marked(self.mark)
+
+    def words(self, begin: int = 0) -> str:
+        """Return what it has written, from byte `begin` on, without colours."""
+        text = self.log.read_bytes()[begin:].decode(errors="replace") if self.log.exists() else ""
+        return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+    def kill(self) -> None:
+        """End it and all it has started at once, as a power cut would (SIGKILL)."""
+        while alive := marked(self.mark):
+            for one in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+            time.sleep(0.02)
+        self._reap()
+
+    def end(self) -> None:
+        """End it in order, and all it has started."""
+        end_programs([self])
+
+    def _reap(self) -> None:
+        if isinstance(process := getattr(self, "process", None), subprocess.Popen):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+
+
+def end_programs(programs: Sequence[Program]) -> None:
+    """Ask programs to end, all at once, and kill what has not after END_SECONDS. A second SIGTERM would cut their farewell short."""
+    for one in programs:
+        for process in marked(one.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+    deadline = time.monotonic() + END_SECONDS
+    while any(marked(one.mark) for one in programs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for one in programs:
+        one.kill()
+
+
+class Site(Program):
+    """One SuperNode; `config`: its node configuration."""
+
+    def __init__(self, deployment: "Deployment", name: str, config: Mapping[str, Value], port: int) -> None:
+        self.name, self.config, self.deployment = name, dict(config), deployment
+        folder = deployment.folder / "sites" / name
+        command = [str(program("flower-supernode")), "--superlink", f"{HOST}:{deployment.port}", "--port", str(port)]
+        self.authority = None if deployment.insecure else folder / CA
+        if self.authority is None:
+            command += ["--insecure"]
+        else:
+            command += ["--root-certificates", str(folder / CA), "--auth-supernode-private-key", str(folder / "key")]
+        command += ["--node-config", " ".join(f"{key}={toml_value(value)}" for key, value in config.items())]
+        super().__init__(folder, deployment.folder, command)
+        self.begin = 0
+
+    def launch(self) -> int:
+        """Start the SuperNode without waiting for it."""
+        self.begin = super().launch()
+        return self.begin
+
+    def start(self) -> None:
+        """Start the SuperNode and wait until it is connected. Raises UserError or RunFailed with the reason if it is refused."""
+        check_connection(HOST, self.deployment.port, self.authority)
+        self.launch()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the SuperNode is connected.
+
+        After a SIGKILL the SuperLink holds the old one for connected, until it has heard nothing from it for a minute, and
+        refuses the new one so long.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not (said := ONLINE.findall(words := self.words(self.begin))):
+            if not self.alive():
+                refused = f"site {self.name!r} was not let in: {reason_of(words)}"
+                if NOT_ACTIVATED in words and not (self.folder / "registered").exists():
+                    raise RunFailed(
+                        f"{refused}; its key is not registered: flwr supernode register {self.folder / 'key.pub'} own"
+                    )
+                if NOT_ACTIVATED not in words or time.monotonic() > deadline:
+                    raise RunFailed(refused)
+                time.sleep(RETRY_SECONDS)
+                self.kill()  # what it started may be there still
+                self.launch()
+            if time.monotonic() > deadline:
+                raise RunFailed(f"site {self.name!r} did not connect within {START_SECONDS:.0f} s; see {self.log}")
+            time.sleep(0.1)
+        self.node_id = said[-1]
+        (self.folder / "node-id").write_text(self.node_id)
+
+
+class Deployment:
+    """A SuperLink and its sites; see the module docstring. Made by `create` or `open`."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self.folder, self.port, self.insecure = folder, int(facts["port"]), bool(facts["insecure"])
+        self.certificates = folder / "certificates"
+        link = folder / "superlink"
+        command = [str(program("flower-superlink")), "--host", HOST, "--port", str(self.port)]
+        command += ["--database", str(link / "state.db"), "--disable-runtime-dependency-installation"]
+        if self.insecure:
+            command += ["--insecure"]
+        else:
+            for option, name in {"ca-certfile": CA, "certfile": SERVER, "keyfile": SERVER_KEY}.items():
+                command += [f"--ssl-{option}", str(self.certificates / name)]
+            command += ["--enable-supernode-auth"]
+        self.superlink = Program(link, folder, command)
+        self.mark = f"FEDAPPS_DEPLOYMENT={folder}"
+        self.sites = {name: Site(self, name, one["config"], one["port"]) for name, one in facts["sites"].items()}
+        self.guard: Guard | None = None
+
+    @classmethod
+    def create(
+        cls, folder: Path, sites: Mapping[str, Mapping[str, Value]], port: int | None = None, insecure: bool = False
+    ) -> Self:
+        """Make the folder of a deployment, with certificates and keys, and start nothing.
+
+        sites: the node configuration of each; a `store-dir` on the site's own disk is added. port: None: a free one.
+        """
+        folder = folder.expanduser().absolute()
+        if (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())):
+            raise UserError(
+                f"{folder} is not empty: `fedapps deploy down --dir {folder}` removes a deployment, or choose another --dir"
+            )
+        if not sites:
+            raise UserError("a deployment needs at least one site: --nodes 3, or --site NAME=FOLDER")
+        for name in sites:
+            if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+                raise UserError(f"site {name!r}: a name has letters, digits, '.', '-' and '_', and begins with a letter or digit")
+        chosen = free_port() if port is None else checked_port(port)
+        private_folder(folder).chmod(0o700)
+        facts: dict[str, Any] = {"port": chosen, "insecure": insecure, "sites": {}}
+        taken = {chosen}
+        for name, config in sites.items():
+            site = private_folder(folder / "sites" / name)
+            private_folder(site / "store")
+            while (runtime := free_port()) in taken:
+                pass
+            taken.add(runtime)
+            facts["sites"][name] = {"config": {"store-dir": str(site / "store"), **config}, "port": runtime}
+        if not insecure:
+            make_certificates(folder / "certificates", [HOST, "localhost"])
+            for name in sites:
+                make_site_key(folder / "sites" / name / "key")
+                shutil.copy(folder / "certificates" / CA, folder / "sites" / name)
+        made = cls(folder, facts)
+        connection = "insecure = true" if insecure else f"root-certificates = {toml_value(str(made.certificates / CA))}"
+        text = f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "{HOST}:{chosen}"\n{connection}\n'
+        (made.home / "config.toml").write_text(text)
+        (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+        return made
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Return the deployment in a folder, running or not. Raises UserError if there is none."""
+        folder = folder.expanduser().absolute()
+        try:
+            return cls(folder, json.loads((folder / FACTS).read_text()))
+        except FileNotFoundError:
+            raise UserError(f"{folder}: no deployment there: `fedapps deploy up --dir {folder}` makes one") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder / FACTS}: cannot be read ({error}): remove the folder and make a new one") from None
+
+    @property
+    def home(self) -> Path:
+        """Flower's home with the connection `own`: `FLWR_HOME=... flwr run . own`."""
+        return self.superlink.folder / "home"
+
+    @property
+    def authority(self) -> Path | None:
+        """The certificate that the sites trust; None without TLS."""
+        return None if self.insecure else self.certificates / CA
+
+    # --- start and end ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start what is not running, register the sites' keys, and return when all sites are connected."""
+        self.start_superlink()
+        self.register()
+        waiting = [site for site in self.sites.values() if not site.alive()]
+        for site in waiting:
+            site.launch()
+        for site in waiting:
+            site.wait()
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, if it is not running, and wait until it answers."""
+        if self.superlink.alive():
+            return
+        self.superlink.launch()
+        deadline = time.monotonic() + START_SECONDS
+        while not self.healthy():
+            if not self.superlink.alive():
+                raise RunFailed(f"the SuperLink has ended: {reason_of(self.superlink.words())}")
+            if time.monotonic() > deadline:
+                raise RunFailed(f"the SuperLink did not answer within {START_SECONDS:.0f} s; see {self.superlink.log}")
+            time.sleep(0.1)
+
+    def register(self) -> None:
+        """Tell the SuperLink the public keys of the sites that it does not know yet."""
+        new = [site for site in self.sites.values() if not self.insecure and not (site.folder / "registered").exists()]
+        connection = self.connection()
+        try:
+            for site in new:
+                key = str(site.folder / "key.pub")
+                answer = connection.ask("supernode", "register", key, "own", "--name", site.name)
+                if not answer.get("success"):
+                    raise RunFailed(
+                        f"the key of site {site.name!r} was not registered: {one_line(str(answer.get('error-message')))}"
+                    )
+                (site.folder / "registered").write_text(str(answer["node-id"]))
+        finally:
+            connection.close()
+
+    def healthy(self) -> bool:
+        """Return whether the SuperLink answers."""
+        connection: HTTPConnection
+        if self.insecure:
+            connection = HTTPConnection(HOST, self.port, timeout=2)
+        else:
+            context = ssl.create_default_context(cafile=str(self.authority))
+            connection = HTTPSConnection(HOST, self.port, timeout=2, context=context)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def check(self) -> None:
+        """Raise UserError if a run could not be started here, with the reason."""
+        check_connection(HOST, self.port, self.authority)
+        down = [site.name for site in self.sites.values() if not site.alive()]
+        if down:
+            raise UserError(f"not running: {', '.join(down)}: `fedapps deploy up --dir {self.folder}` starts them again")
+
+    def stop(self) -> None:
+        """End every process; the folder stays, and `start` goes on from it."""
+        # Sites first: each tells the SuperLink that it goes, or could not come back for a minute.
+        end_programs(list(self.sites.values()))
+        end_programs([self.superlink])
+
+    def remove(self) -> None:
+        """End every process and remove the folder: nothing is left behind."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        self.guard = Guard(self.mark, self.folder)  # in case this process is killed before `remove`
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+        if self.guard is not None:
+            self.guard.release()
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def status(self) -> list[dict[str, str]]:
+        """Return of each site its name, its node id, whether its program runs and what the SuperLink says of it."""
+        seen: dict[str, str] = {}
+        if self.healthy():
+            connection = self.connection()
+            try:
+                seen = {node["node-id"]: node["status"] for node in connection.ask("supernode", "list", "own").get("nodes", [])}
+            finally:
+                connection.close()
+        rows = []
+        for site in self.sites.values():
+            path = site.folder / "node-id"
+            node = path.read_text() if path.exists() else ""
+            process = "running" if site.alive() else "stopped"
+            rows.append({"site": site.name, "node": node, "process": process, "superlink": seen.get(node, "unknown")})
+        return rows
+
+    def connection(self, poll: Callable[[], None] | None = None) -> "DeploymentConnection":
+        """Return the `flwr` command for this deployment; to be closed."""
+        return DeploymentConnection(self, poll or (lambda: None))
+
+
+class DeploymentConnection(Connection):
+    """`flwr` for a deployment; its answers lie in a folder that `close` removes."""
+
+    def __init__(self, deployment: Deployment, poll: Callable[[], None]) -> None:
+        self.deployment = deployment
+        base = deployment.folder / f"flwr-{os.getpid()}-{time.monotonic_ns()}"
+        private_folder(base / "cwd")
+        base.chmod(0o700)
+        super().__init__(base, deployment.superlink.environment, poll)
+
+    def alive(self) -> bool:
+        """Return whether the SuperLink is running."""
+        return self.deployment.superlink.alive()
+
+    def log_text(self) -> str:
+        """Return the SuperLink's log."""
+        return self.deployment.superlink.words()
+
+    def close(self) -> None:
+        """Remove what was needed to ask."""
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+def reason_of(words: str) -> str:
+    """Return what a Flower program's last words say of why it ended."""
+    found = re.findall(r"Exit Code: \d+\n(.*?)(?:\n\s*\n|For more information|\Z)", words, re.DOTALL)
+    said = found or re.findall(r"ERROR.*", words)
+    return one_line(said[-1] if said else words)

@@ -1,0 +1,289 @@
+"""Run one Flower simulation, isolated, with a truthful outcome.
+
+`flwr run` exits 0 when the simulation has died, cannot be waited for without the stream of its log, and goes on
+running after Ctrl-C. Here a run gets a SuperLink of its own (`superlink.py`), its log arrives line by line, its end
+is read from `flwr list`, and nothing is left behind: no process, no folder, in no case.
+"""
+
+import math
+import os
+import queue
+import re
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedapps.engines.app_folder import copy_app
+from fedapps.engines.processes import checked_port, free_port, signals_ignored
+from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
+from fedapps.errors import RunFailed, UserError
+from fedapps.toml_text import Value, quoted_toml
+
+if TYPE_CHECKING:
+    from fedapps.deployment.local import Deployment
+
+LINGER_SECONDS = 15.0  # for the simulation to end after its ServerApp has
+# Flower wraps the cause of a failure in these; they tell the reader nothing.
+WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime crashed.")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `completed`, `failed`, `rejected` (never started) or `interrupted`."""
+
+    status: str
+    details: str  # one line; the reason, empty after success
+    log: Path | None
+
+
+def run_simulation(
+    app_dir: Path | None,
+    run_config: Mapping[str, Value],
+    *,
+    num_nodes: int,
+    cpus_per_client: int = 1,
+    gpus_per_client: float = 0.0,
+    ray_cpus: int | None = None,
+    port: int | None = None,
+    log_path: Path,
+    on_line: Callable[[str], None] | None = None,
+    poll: Callable[[], None] | None = None,
+    ended: Callable[[], str | None] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run a Flower app with `num_nodes` virtual clients and wait for its end.
+
+    app_dir: the folder with the app's pyproject.toml; None: this project's app.
+    run_config: flat dotted keys, each present in the app's `[tool.flwr.app.config]`.
+    ray_cpus: CPUs that Ray believes in; None: those there are. ray_cpus / cpus_per_client clients run at a time.
+    port: of the SuperLink, on the loopback interface; None: a free one.
+    log_path: the run's log is appended here, line by line; `on_line` gets every line as well.
+    poll: called about ten times a second while waiting.
+    ended: what the ServerApp itself left behind about its end, `completed` or `failed`, None while it works. Flower's
+        simulation then still waits for every client to return; one that hangs would keep it for ever, so it is given
+        LINGER_SECONDS.
+    env: added to this process's environment. A RAY_ADDRESS set by the user is kept: it joins that cluster.
+
+    KeyboardInterrupt stops the run and is answered by status `interrupted`, it is not raised again.
+    Raises UserError before anything is started: no such GPU, too few CPUs, port taken, Flower not installed.
+    """
+    environment = os.environ | dict(env or {})
+    _check_resources(cpus_per_client, gpus_per_client, ray_cpus, environment)
+    chosen = free_port() if port is None else checked_port(port)
+    federation = (
+        f"num-supernodes={num_nodes} client-resources-num-cpus={cpus_per_client} "
+        f"client-resources-num-gpus={float(gpus_per_client)}"
+    )
+    if ray_cpus is not None:
+        federation += f" init-args-num-cpus={ray_cpus}"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore)
+    run = _Run(superlink, log_path, on_line or _ignore, ended or _nothing)
+    outcome = Outcome("failed", "", log_path)
+    try:
+        superlink.start()
+        outcome = run.carry_out(app_dir or copy_app(superlink.base / "app"), run_config, federation)
+    except KeyboardInterrupt:
+        outcome = Outcome("interrupted", "stopped before the end", log_path)
+    except RunFailed as error:
+        outcome = run.failed(error)
+    finally:
+        superlink.close(before=run.stop if outcome.status == "interrupted" else _ignore)
+    return outcome
+
+
+def run_on_deployment(
+    deployment: "Deployment",
+    run_config: Mapping[str, Value],
+    *,
+    log_path: Path,
+    on_line: Callable[[str], None] | None = None,
+    poll: Callable[[], None] | None = None,
+    ended: Callable[[], str | None] | None = None,
+) -> Outcome:
+    """Run this project's app on the SuperNodes of a deployment and wait for its end; the deployment goes on running.
+
+    The other arguments, Ctrl-C and the outcome are those of `run_simulation`. Raises UserError if the SuperLink cannot be reached or a
+    site is not running.
+    """
+    deployment.check()
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    connection = deployment.connection(poll)
+    run = _Run(connection, log_path, on_line or _ignore, ended or _nothing)
+    try:
+        with tempfile.TemporaryDirectory(prefix="app-", dir=connection.base) as folder:
+            return run.carry_out(copy_app(Path(folder) / "app"), run_config)
+    except KeyboardInterrupt:
+        with signals_ignored():
+            run.stop()
+        return Outcome("interrupted", "stopped before the end", log_path)
+    except RunFailed as error:
+        return run.failed(error)
+    finally:
+        connection.close()
+
+
+def last_error(lines: list[str]) -> str | None:
+    """Return the last line of a log that names an exception, as `Name: message`; None if there is none."""
+    found: list[str] = []
+    inside = False
+    for line in lines:
+        if line.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside and line and not line[0].isspace():
+            inside = False
+            if not line.endswith(WRAPPERS):
+                found.append(line)
+    # The module of the exception is noise: "fedapps.errors.RunFailed: ..." reads better without.
+    return re.sub(r"^[\w.]*\.(?=\w+(:|$))", "", found[-1]) if found else None
+
+
+class _Rejected(Exception):
+    """Flower did not accept the submission."""
+
+
+class _Run:
+    """One run on a SuperLink: submitted, followed, judged."""
+
+    def __init__(
+        self, superlink: Connection, log_path: Path, on_line: Callable[[str], None], ended: Callable[[], str | None]
+    ) -> None:
+        self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line, ended
+        self.lingered: str | None = None  # the ServerApp's own status, where the simulation would not end after it
+        self.run_id: str | None = None
+        self.reader: threading.Thread | None = None
+        self.lines: list[str] = []
+
+    def carry_out(self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None = None) -> Outcome:
+        """Submit, follow, judge. `federation`: what a simulation is made of."""
+        try:
+            self.submit(app_dir, run_config, federation)
+        except _Rejected as error:
+            return Outcome("rejected", str(error), self.log_path)
+        self.follow()
+        return self.outcome()
+
+    def failed(self, error: RunFailed) -> Outcome:
+        """Return the outcome of a run whose SuperLink failed it; the end of that one's log is kept."""
+        self.keep_superlink_log()
+        return Outcome("failed", str(error), self.log_path)
+
+    def submit(self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None) -> None:
+        """Hand the app to the SuperLink. Raises _Rejected with the reason."""
+        settings = self.superlink.base / "run-config.toml"
+        settings.write_text(quoted_toml(run_config), encoding="utf-8")
+        command = ["run", str(app_dir.resolve()), "own"]
+        if federation is not None:
+            command += ["--federation-config", federation]
+        if run_config:
+            command += ["--run-config", str(settings)]
+        answer = self.superlink.ask(*command)
+        if not answer.get("success"):
+            # Flower answers "Invalid run configuration." and writes the reason into the SuperLink's log only.
+            reasons = re.findall(r"Key '[^']*' is not present[^\n]*", self.superlink.log_text())
+            raise _Rejected(one_line(reasons[-1] if reasons else str(answer.get("error-message"))))
+        self.run_id = str(answer["run-id"])
+
+    def follow(self) -> None:
+        """Pass the run's log on until its end."""
+        assert self.run_id is not None
+        command = [str(self.superlink.flwr), "log", self.run_id, "own", "--stream"]
+        stream = self.superlink.spawn(command, subprocess.PIPE)
+        arrived: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def read() -> None:
+            assert stream.stdout is not None
+            with stream.stdout:
+                for line in stream.stdout:
+                    arrived.put(re.sub(r"\x1b\[[0-9;]*m", "", line.decode(errors="replace").rstrip("\n")))
+
+        self.reader = threading.Thread(target=read, daemon=True)
+        self.reader.start()
+        started, deadline = False, time.monotonic() + START_SECONDS
+        end_seen = math.inf
+        with self.log_path.open("a", encoding="utf-8") as log:
+            while True:
+                ended = not self.reader.is_alive()  # asked first: then what has arrived is all
+                while not arrived.empty():
+                    line = arrived.get()
+                    started = True
+                    self.lines.append(line)
+                    log.write(line + "\n")
+                    log.flush()
+                    self.on_line(line)
+                if ended:
+                    return
+                self.superlink.check_alive()
+                if not started and time.monotonic() > deadline:
+                    raise RunFailed(f"the run did not start within {START_SECONDS:.0f} s; see {self.log_path}")
+                if status := self.ended():
+                    end_seen = min(end_seen, time.monotonic())
+                    if time.monotonic() > end_seen + LINGER_SECONDS:
+                        self.lingered = status
+                        return
+                self.superlink.tick()
+
+    def outcome(self) -> Outcome:
+        """Ask Flower how the run ended; exit codes do not tell."""
+        if self.lingered:
+            return Outcome(self.lingered, last_error(self.lines) or "" if self.lingered != "completed" else "", self.log_path)
+        while True:  # the log can end a moment before the status changes, or break off
+            self.superlink.check_alive()
+            run = self.superlink.ask("list", "own", "--run-id", str(self.run_id))["runs"][0]
+            if run["status"].startswith("finished"):
+                break
+            for _ in range(10):
+                self.superlink.tick()
+        if run["status"] == "finished:completed":
+            return Outcome("completed", "", self.log_path)
+        if run["status"] == "finished:stopped":
+            return Outcome("interrupted", "stopped by `flwr stop`", self.log_path)
+        return Outcome("failed", last_error(self.lines) or one_line(run["status-details"]), self.log_path)
+
+    def stop(self) -> None:
+        """End the run in order, for a bounded time; the SuperLink's end does the rest."""
+        if self.run_id is not None:
+            self.superlink.stop_run(self.run_id)
+        if self.reader is not None:
+            self.reader.join(STOP_SECONDS)  # the log ends when the run has
+
+    def keep_superlink_log(self) -> None:
+        """Append the end of the SuperLink's log to the run's: its folder goes, and the reason may be in there."""
+        with self.log_path.open("a", encoding="utf-8") as log:
+            log.write(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}\n")
+
+
+def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, environment: Mapping[str, str]) -> None:
+    """Raise UserError for what would otherwise end, after Ray's start, in "ActorPool is empty"."""
+    if environment.get("RAY_ADDRESS", "local") != "local":  # the cluster's resources count, not this machine's
+        if ray_cpus is not None:
+            raise UserError(f"ray-cpus = {ray_cpus}, but RAY_ADDRESS joins a cluster with its own: drop one of them")
+        return
+    available = ray_cpus or os.cpu_count() or 1
+    if not 1 <= cpus <= available:
+        raise UserError(f"cpus-per-client = {cpus}, but there are {available} CPUs: choose 1..{available}")
+    if gpus < 0:
+        raise UserError(f"gpus-per-client = {gpus}, but it is a share of a GPU: choose 0 or more")
+    if gpus > 0:
+        import torch  # late: it takes seconds, and a run on CPUs does not need it here
+
+        count = torch.cuda.device_count()
+        if count == 0:
+            raise UserError(
+                f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or see `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+            )
+        if gpus > count:
+            raise UserError(f"gpus-per-client = {gpus}, but {count} GPUs were found: choose at most {count}")
+
+
+def _nothing() -> None:
+    return None
+
+
+def _ignore(*_: object) -> None:
+    pass

@@ -1,0 +1,148 @@
+"""Starting and ending the programs of one run: find them, give them a port, leave none of them behind.
+
+Everything a run starts inherits one environment variable with a value that no other run has. By it the run's
+processes are found again, wherever they have moved in the process tree, and nobody else's are ever touched.
+Linux shows the environment of a process in /proc; elsewhere `mark` falls back to the leader's process group.
+"""
+
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedapps.errors import UserError
+
+PROC = Path("/proc")
+
+
+def program(name: str) -> Path:
+    """Return the program `name` of the environment this Python belongs to; another one's on PATH does not count."""
+    for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):
+        if (folder / name).exists():
+            return folder / name
+    raise UserError(f"{name} is not installed beside {sys.executable}: pip install 'flwr[simulation]' there")
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def checked_port(port: int) -> int:
+    """Return `port` if it can be listened on; raises UserError if not."""
+    if not 1 <= port <= 65535:
+        raise UserError(f"port = {port}, but ports are 1..65535: choose one of these, or none to get a free one")
+    with socket.socket() as probe:
+        # As the server will do: a connection closed a moment ago does not block the port, a listener does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            reason = (error.strerror or "not usable").lower()
+            raise UserError(
+                f"port = {port}, but it cannot be used ({reason}): choose another one, or none to get a free one"
+            ) from None
+    return port
+
+
+def answers(port: int) -> bool:
+    """Return whether a healthy SuperLink answers on this port of the loopback interface."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)  # never through a proxy
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def marked(mark: str) -> list[int]:
+    """Return the ids of the live processes whose environment holds `mark` ("NAME=value"), this one excluded."""
+    wanted, found = mark.encode(), []
+    for entry in PROC.iterdir() if PROC.is_dir() else ():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def end_marked(mark: str, leader: "subprocess.Popen[bytes] | None", patience: float) -> None:
+    """End the processes that carry `mark`: ask (SIGTERM), wait `patience` seconds at most, then kill.
+
+    leader: the first of them, started in a session of its own; it is waited for, so that no zombie stays.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if PROC.is_dir():
+            for process in marked(mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
+        elif leader is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(leader.pid, number)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if (leader is None or leader.poll() is not None) and not marked(mark):
+                return
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def signals_ignored() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM meanwhile, where that is possible (Python allows it in the main thread only)."""
+    previous = {}
+    try:
+        with contextlib.suppress(ValueError):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                previous[number] = signal.signal(number, signal.SIG_IGN)
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class Guard:
+    """A small process that outlives this one and cleans up if this one is killed before it could do so itself.
+
+    Flower's simulation and Ray do not end by themselves when what started them disappears.
+    """
+
+    def __init__(self, mark: str, folder: Path) -> None:
+        root = Path(__file__).resolve().parents[2]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fedapps.engines.processes", mark, str(folder)],
+            stdin=subprocess.PIPE,  # its end-of-file, which the kernel sends whatever happens to us, is the signal
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=os.environ | {"PYTHONPATH": str(root)},
+            start_new_session=True,
+        )
+
+    def release(self) -> None:
+        """Let it go: it removes the folder and ends. Returns when it has."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def main(mark: str, folder: str) -> None:
+    """Wait for the end of whoever started this, then end the processes marked `mark` and remove `folder`."""
+    sys.stdin.read()
+    end_marked(mark, None, patience=5.0)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

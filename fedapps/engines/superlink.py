@@ -1,0 +1,199 @@
+"""A SuperLink of one's own: started on a loopback port in a clean place, asked through the `flwr` command, ended.
+
+`flwr run` alone uses whatever SuperLink answers on its fixed port, in that one's working directory and environment.
+Here each has an empty working directory (Ray puts it first on its workers' import path), its own Flower home and its
+own Ray folder, all in one temporary folder. The home's path is also the mark by which its processes are found.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fedapps.engines.processes import Guard, answers, end_marked, program, signals_ignored
+from fedapps.errors import RunFailed
+
+TICK = 0.1  # seconds between two calls of `poll`
+START_SECONDS = 120.0  # for the SuperLink to answer, for one `flwr` command, for the run's first line of log
+STOP_SECONDS = 10.0  # for each polite step of ending, before the next, less polite one
+LEFTOVER_SECONDS = 2.0  # for what is still there afterwards: Ray's helpers, which may not hear a SIGTERM at all
+# A unix socket's path may have 107 characters and Ray adds about 70 to its folder: beyond this, /tmp is used.
+LONGEST_TEMP_DIR = 24
+
+
+class Connection:
+    """The `flwr` command in an environment of its own, in which the connection `own` names a SuperLink.
+
+    base: folder for its answers; programs start in its subfolder `cwd`. environment: of everything started.
+    poll: called about ten times a second by every method that waits.
+    """
+
+    def __init__(self, base: Path, environment: Mapping[str, str], poll: Callable[[], None]) -> None:
+        self.flwr = program("flwr")
+        self.base, self.environment, self.poll = base, dict(environment), poll
+
+    def alive(self) -> bool:
+        """Return whether the SuperLink is running."""
+        raise NotImplementedError
+
+    def log_text(self) -> str:
+        """Return what the SuperLink and its helpers have written."""
+        raise NotImplementedError
+
+    def ask(self, *arguments: str) -> dict[str, Any]:
+        """Return the JSON answer of one `flwr` command. Raises RunFailed if there is none."""
+        answer = self.base / "answer.json"
+        with answer.open("wb") as output:
+            process = self.spawn([str(self.flwr), *arguments, "--format", "json"], output)
+        deadline = time.monotonic() + START_SECONDS
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                raise RunFailed(f"`flwr {arguments[0]}` did not answer within {START_SECONDS:.0f} s")
+            self.tick()
+        text = answer.read_text(errors="replace")
+        try:
+            return dict(json.loads(text[text.index("{") :]))
+        except ValueError:
+            raise RunFailed(f"`flwr {arguments[0]}` gave no answer: {one_line(text)}") from None
+
+    def spawn(self, command: list[str], output: int | IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Start a program in the run's environment, in a session of its own.
+
+        The terminal's Ctrl-C must reach this process alone, or the run could not be ended in order.
+        """
+        return subprocess.Popen(
+            command,
+            cwd=self.base / "cwd",
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def tick(self) -> None:
+        """Let the caller do something, then wait a moment."""
+        self.poll()
+        time.sleep(TICK)
+
+    def check_alive(self) -> None:
+        """Raise RunFailed if the SuperLink has ended."""
+        if not self.alive():
+            words = [line for line in self.log_text().splitlines() if "rror" in line]
+            raise RunFailed(f"Flower's SuperLink has ended: {one_line(words[-1] if words else self.log_text())}")
+
+    def stop_run(self, run_id: str) -> None:
+        """Ask for the end of a run, for a bounded time."""
+        if self.alive():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.spawn([str(self.flwr), "stop", run_id, "own"], subprocess.DEVNULL).wait(STOP_SECONDS)
+
+
+class SuperLink(Connection):
+    """One SuperLink in simulation mode, everything it starts, and its temporary folder `base`.
+
+    environment: of everything started; what isolates the run overrides it. cpus: per client.
+    poll: called about ten times a second by every method that waits.
+    """
+
+    def __init__(self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None]) -> None:
+        # Looked for before the folder is made: a missing program is the user's to mend and leaves nothing.
+        self.program, flwr = program("flower-superlink"), program("flwr")
+        self.port = port
+        self.process: subprocess.Popen[bytes] | None = None
+        base = _temporary_folder()
+        super().__init__(base, _environment(environment, base, flwr.parent, cpus), poll)
+        self.log = self.base / "superlink.log"
+        (self.base / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        self.mark = f"FLWR_HOME={self.environment['FLWR_HOME']}"
+        self.guard = Guard(self.mark, self.base)
+
+    def start(self) -> None:
+        """Start it and wait until it answers. Raises RunFailed with its last words if it does not."""
+        command = [str(self.program), "--insecure", "--simulation", "--host", "127.0.0.1"]
+        # Flower would otherwise install the app's dependencies, torch among them, again for every run.
+        command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
+        with self.log.open("wb") as log:
+            self.process = self.spawn(command, log)
+        deadline = time.monotonic() + START_SECONDS
+        while not answers(self.port):
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise RunFailed(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s")
+            self.tick()
+
+    def alive(self) -> bool:
+        """Return whether the SuperLink is running."""
+        return self.process is not None and self.process.poll() is None
+
+    def log_text(self) -> str:
+        """Return what the SuperLink and its helpers have written."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def close(self, before: Callable[[], None]) -> None:
+        """Call `before`, end everything, remove the folder. Further Ctrl-C's have no effect until that is done."""
+        while True:
+            try:
+                with signals_ignored():
+                    before()
+                    self._end()
+                return
+            except KeyboardInterrupt:  # one that came before the signals were ignored
+                continue
+
+    def _end(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+        # Always, even if no process is known: an interrupt may have come between its start and the assignment.
+        end_marked(self.mark, self.process, LEFTOVER_SECONDS)
+        self.guard.release()
+
+
+def one_line(text: str) -> str:
+    """Return the end of a text on one line, short enough for a message."""
+    return " ".join(text.split())[-500:]
+
+
+def _temporary_folder() -> Path:
+    temporary = tempfile.gettempdir()
+    if len(temporary) > LONGEST_TEMP_DIR and os.access("/tmp", os.W_OK):
+        temporary = "/tmp"
+    base = Path(tempfile.mkdtemp(prefix="fl-", dir=temporary))
+    for name in ("home", "cwd", "ray"):
+        (base / name).mkdir()
+    return base
+
+
+def environment_of(given: Mapping[str, str], home: Path, programs: Path, cpus: int = 1) -> dict[str, str]:
+    """Return an environment in which Flower's programs find each other, have `home` to themselves and `cpus` a process."""
+    own = {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        "PYTHONUNBUFFERED": "1",  # or the log would arrive in blocks
+        "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",  # its helpers are started by bare name
+    }
+    for name in ("NO_PROXY", "no_proxy"):  # Flower's programs talk to each other over HTTP on this machine
+        own[name] = ",".join(filter(None, [given.get(name), "127.0.0.1", "localhost"]))
+    # A second thread on a one-CPU worker makes small models many times slower.
+    threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return {**threads, **given, **own}
+
+
+def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int) -> dict[str, str]:
+    ray = {
+        "RAY_TMPDIR": str(base / "ray"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "SPT_NOENV": "1",  # or some of Ray's processes overwrite the environment that marks them with their title
+    }
+    return environment_of(given, base / "home", programs, cpus) | ray

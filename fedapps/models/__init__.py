@@ -1,0 +1,1 @@
+"""Networks, by the names their papers give them."""

@@ -1,0 +1,193 @@
+"""The neural networks for images by their papers' names; deep ones are in ``superfed_nets.py``, AAggFF's in ``aaggff_nets.py``.
+
+A model is two parts run one after the other: ``body`` and ``classifier``. Methods that keep one part local
+ask the model which parameters are its head (``model.head``, prefixes of parameter names): it is stated here,
+never guessed. TwoNN and TwoCNN are the nets of the SuPerFed paper, without biases; their head is the part which
+that paper keeps apart as the classifier. Every net fits any image that leaves its convolutions a pixel.
+"""
+
+import difflib
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from fedapps.errors import UserError
+from fedapps.models import aaggff_nets, superfed_nets
+from fedapps.models.base import Classifier, Shape, draw_weights
+
+
+def logistic(shape: Shape, num_classes: int) -> Classifier:
+    """Multinomial logistic regression on the pixels. All of it is head: there is no body to share."""
+    return Classifier(nn.Flatten(), _dense(_size(shape), num_classes))
+
+
+def mlp(shape: Shape, num_classes: int) -> Classifier:
+    """One hidden layer of 64: enough for the 8 x 8 digits. Head: the output layer."""
+    return Classifier(_hidden(_size(shape), 64), _dense(64, num_classes))
+
+
+def mcmahan_2nn(shape: Shape, num_classes: int) -> Classifier:
+    """The "2NN" of McMahan et al. 2017: two hidden layers of 200, with biases. Head: the output layer.
+
+    199,210 parameters for (1, 28, 28) and 10 classes.
+    """
+    return Classifier(_hidden(_size(shape), 200, 200), _dense(200, num_classes))
+
+
+def two_nn(shape: Shape, num_classes: int) -> Classifier:
+    """TwoNN of the SuPerFed paper: three hidden layers of 200, no biases. Head: the last two layers.
+
+    238,800 parameters for (1, 28, 28) and 10 classes.
+    """
+    return Classifier(_hidden(_size(shape), 200, 200, bias=False), _dense(200, 200, num_classes, bias=False))
+
+
+def two_cnn(shape: Shape, num_classes: int) -> Classifier:
+    """TwoCNN of the SuPerFed paper: two 5 x 5 convolutions, no biases. Head: its three dense layers.
+
+    722,800 parameters for (3, 28, 28) and 10 classes (the paper scales CIFAR-10 down to 28 x 28).
+    """
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 32, 5, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
+        *(nn.Conv2d(32, 64, 5, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
+        nn.Flatten(),
+    )
+    return Classifier(body, _dense(_features(body, shape), 200, 200, num_classes, bias=False))
+
+
+def small_cnn(shape: Shape, num_classes: int) -> Classifier:
+    """Two 3 x 3 convolutions that halve the image, and a hidden layer of 64. Head: both dense layers."""
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+    return Classifier(body, _dense(_features(body, shape), 64, num_classes))
+
+
+def mlp_32_32(shape: Shape, num_classes: int) -> Classifier:
+    """The weak learner of FFGB for MNIST: two hidden layers of 32, LeakyReLU. 26,506 parameters for (1, 28, 28) and 10 classes."""
+    body = nn.Sequential(nn.Flatten(), *_leaky_dense(_size(shape), 32, 32))
+    return Classifier(body, nn.Linear(32, num_classes))
+
+
+def tutorial_cnn(shape: Shape, num_classes: int) -> Classifier:
+    """The weak learner of FFGB for CIFAR-10: the net of PyTorch's tutorial with dense layers of 32 and 32.
+
+    17,090 parameters for (3, 32, 32) and 10 classes. Head: the output layer.
+    """
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+    return Classifier(nn.Sequential(body, _dense(_features(body, shape), 32, 32), nn.ReLU()), nn.Linear(32, num_classes))
+
+
+def conv_384_192(shape: Shape, num_classes: int) -> Classifier:
+    """The net of FFGB-distill for CIFAR: two 5 x 5 convolutions of 64, dense layers of 384 and 192, LeakyReLU.
+
+    797,962 parameters for (3, 32, 32) and 10 classes. Head: the output layer.
+    """
+    return _conv_64_64(shape, num_classes, 384, 192)
+
+
+def conv_120_84(shape: Shape, num_classes: int) -> Classifier:
+    """The net of FFGB-distill for EMNIST: the same with dense layers of 120 and 84.
+
+    239,502 parameters for (1, 28, 28) and 26 classes.
+    """
+    return _conv_64_64(shape, num_classes, 120, 84)
+
+
+MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "mcmahan-2nn": mcmahan_2nn,
+    "two-nn": two_nn,
+    "two-cnn": two_cnn,
+    "small-cnn": small_cnn,
+    "mlp-32-32": mlp_32_32,
+    "tutorial-cnn": tutorial_cnn,
+    "conv-384-192": conv_384_192,
+    "conv-120-84": conv_120_84,
+    "resnet9": superfed_nets.resnet9,
+    "mobilenet": superfed_nets.mobilenet,
+    "vgg9": superfed_nets.vgg9,
+    "celeba-cnn": aaggff_nets.CelebACNN,
+    "efficientnet-b0": aaggff_nets.EfficientNetB0,
+    "mobilevit-xxs": aaggff_nets.MobileViTXXS,
+    "m5": aaggff_nets.M5,
+}
+# The same net with published weights in its body.
+PRETRAINED: dict[str, Callable[[Shape, int], Classifier]] = {"efficientnet-b0": aaggff_nets.pretrained_efficientnet_b0}
+NAMES = tuple(MODELS)
+
+
+def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False) -> Classifier:
+    """Build model ``name`` for images (C, H, W) with weights drawn from ``seed`` (Xavier normal; biases 0), or its own.
+
+    The same arguments give the same weights, and the process-wide random state stays as it was. ``pretrained``: with the published
+    weights in its body. Raises UserError for an unknown name or images too small for the net.
+    """
+    if name not in MODELS:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"model.name = {name!r}: {hint}choose one of {', '.join(NAMES)}")
+    if pretrained and name not in PRETRAINED:
+        raise UserError(
+            f"model.pretrained = true: there are no weights for {name!r}: choose {', '.join(PRETRAINED)}, or set it to false"
+        )
+    # Layers draw weights when they are made. Most nets' are replaced below; those of a net that keeps its own follow the seed, too.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            model = (PRETRAINED if pretrained else MODELS)[name](input_shape, num_classes)
+        except RuntimeError as error:
+            size = " x ".join(map(str, input_shape[1:]))
+            raise UserError(
+                f"model.name = {name!r}: images of {size} pixels are too small for it: choose logistic or mlp"
+            ) from error
+    if not model.initialised:
+        draw_weights(model, seed)
+    return model
+
+
+def _size(shape: Shape) -> int:
+    return shape[0] * shape[1] * shape[2]
+
+
+def _features(body: nn.Module, shape: Shape) -> int:
+    """Return the number of features that ``body`` makes of one image."""
+    with torch.no_grad():
+        return int(body(torch.zeros(1, *shape)).shape[1])
+
+
+def _dense(*widths: int, bias: bool = True) -> nn.Sequential:
+    """Fully connected layers of the given widths, with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs, bias=bias), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _conv_64_64(shape: Shape, num_classes: int, *widths: int) -> Classifier:
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+    dense = _leaky_dense(_features(body, shape), *widths)
+    return Classifier(nn.Sequential(body, *dense), nn.Linear(widths[-1], num_classes))
+
+
+def _leaky_dense(*widths: int) -> list[nn.Module]:
+    """Fully connected layers, each followed by LeakyReLU."""
+    return [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.LeakyReLU(0.01))]
+
+
+def _hidden(*widths: int, bias: bool = True) -> nn.Sequential:
+    """Flatten, then fully connected layers each followed by ReLU."""
+    return nn.Sequential(nn.Flatten(), *_dense(*widths, bias=bias), nn.ReLU())

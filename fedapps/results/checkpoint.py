@@ -1,0 +1,104 @@
+"""A run's checkpoint: the model, the strategy's state and the round, so that a resumed run equals an uninterrupted one.
+
+A checkpoint is a folder of safetensors files with the round in its name; a new one is written beside the old one and the old one
+deleted afterwards, so that there is a whole one at any time.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import WARNING
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.common import log
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fedapps.errors import UserError
+from strategies.base.rounds import Round
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A strategy whose server state can be saved."""
+
+    def state_dict(self) -> Mapping[str, NDArray[Any]]:
+        """Return the state."""
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore the state."""
+
+
+@dataclass
+class Checkpoints:
+    """Callback that writes a checkpoint every ``every`` rounds (0: never) into ``folder``."""
+
+    folder: Path
+    strategy: Any
+    every: int
+    last: int = 0
+    latest: Round | None = None
+
+    def __call__(self, now: Round) -> None:
+        """Write a checkpoint if this round is due. A full disk costs the checkpoint, not the run."""
+        self.latest = now
+        if self.every and now.number % self.every == 0:
+            self._try(now)
+
+    def keep_last(self) -> None:
+        """Write the checkpoint of the last round, due or not: the run ends before its time."""
+        if self.every and self.latest and self.latest.number != self.last:
+            self._try(self.latest)
+
+    def _try(self, now: Round) -> None:
+        try:
+            self.save(now.number, now.arrays)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(self.folder / f"{now.number}.partial", ignore_errors=True)  # of no use, and the disk may be full
+            log(WARNING, "no checkpoint after round %d: %s. The run goes on.", now.number, error)
+
+    def save(self, number: int, arrays: ArrayRecord) -> None:
+        """Write the checkpoint of a round, then delete older ones."""
+        partial, final = self.folder / f"{number}.partial", self.folder / str(number)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file({name: _whole(array.numpy()) for name, array in arrays.items()}, partial / "model.safetensors")
+        (partial / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")  # safetensors sorts them
+        if isinstance(self.strategy, Stateful):
+            state = {name: _whole(value) for name, value in self.strategy.state_dict().items()}
+            save_file(state, partial / "strategy.safetensors")
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in _rounds(self.folder):
+            if old != number:
+                shutil.rmtree(self.folder / str(old), ignore_errors=True)
+        self.last = number
+
+    def load(self) -> tuple[int, ArrayRecord]:
+        """Return round and model of the newest checkpoint and restore the strategy; round 0 and nothing if there is none."""
+        if not (found := _rounds(self.folder)):
+            return 0, ArrayRecord()
+        self.last = max(found)
+        path = self.folder / str(self.last)
+        try:
+            names = json.loads((path / "names.json").read_text(encoding="utf-8"))
+            arrays = load_file(path / "model.safetensors")
+            state = load_file(path / "strategy.safetensors") if (path / "strategy.safetensors").exists() else {}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"{path}: the checkpoint cannot be read ({error}): start again with --overwrite") from error
+        if isinstance(self.strategy, Stateful):
+            self.strategy.load_state_dict(state)
+        return self.last, ArrayRecord({name: Array(arrays[name]) for name in names})
+
+
+def _whole(array: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(array, order="C")  # ascontiguousarray would make a row of a single number
+
+
+def _rounds(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.glob("*") if path.is_dir() and path.name.isdigit()]

@@ -1,0 +1,237 @@
+"""Compares runs: one table, one plot, one self-contained page, from their folders alone.
+
+`comparison.py` decides what is compared with what; here it is written: for the terminal, as CSV and as HTML.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedapps.results import html
+from fedapps.results.comparison_table import Column, Row, best_value, columns_of, has_result, rows_of
+from fedapps.results.drawing import DARK, LIGHT, png
+from fedapps.errors import UserError
+from fedapps.results.fair_plots import client_bars, fair_measure
+from fedapps.results.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
+from fedapps.results.html import Html
+from fedapps.results.run_plots import comparison_figure, plot_comparison
+from fedapps.results.reader import RunFolder, read_run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result: rows and columns, the table for a terminal, and the files written to `out`."""
+
+    rows: list[Row]
+    columns: list[Column]
+    table: Table
+    out: Path
+    report: Path
+    plot: Path
+    csv: Path
+    clients: Path | None = None
+
+
+def summary_table(run_dirs: Sequence[Path | str]) -> Table:
+    """The table of `compare` without its files, for the end of a run; the same errors."""
+    rows = rows_of(_read(run_dirs))
+    return _table(rows, columns_of(rows))
+
+
+def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Comparison:
+    """Compares the runs in `run_dirs` and writes comparison.png, clients.png, comparison.csv and report.html.
+
+    Args:
+        run_dirs: results folders; the order is kept, a folder given twice counts once.
+        out: where the files go; default: the folder `comparison` beside the first run.
+
+    Raises:
+        UserError: no folder given, a folder is no run, a run has no evaluation, or `out` is a run's own folder.
+    """
+    runs = _read([path for path in run_dirs if not (Path(path) / "comparison.csv").exists()])  # `results/*` finds our own page
+    paths = [run.path for run in runs]
+    folder = Path(out) if out is not None else paths[0].resolve().parent / "comparison"
+    if folder.resolve() in {path.resolve() for path in paths}:
+        raise UserError(f"compare: {folder} is the folder of a run, its report would be lost: choose another --out")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"compare: {folder} is a file: choose another --out")
+    rows = rows_of(runs)
+    columns = columns_of(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    pairs = [(run, row.label) for row in rows for run in row.runs]
+    plot = folder / "comparison.png"
+    plot_comparison([run.path for run, _ in pairs], [label for _, label in pairs], plot)
+    dark = png(comparison_figure([run for run, _ in pairs], [label for _, label in pairs], DARK))
+    pictures = [html.picture("Accuracy over rounds, and the clients sorted by accuracy", plot.read_bytes(), dark)]
+    clients = _write_bars(pairs, folder / "clients.png", pictures)
+    report, table_file = folder / "report.html", folder / "comparison.csv"
+    report.write_text(_html(rows, columns, pictures), encoding="utf-8")
+    _write_csv(table_file, rows)
+    return Comparison(rows, columns, _table(rows, columns), folder, report, plot, table_file, clients)
+
+
+def _write_bars(pairs: list[tuple[RunFolder, str]], path: Path, pictures: list[Html]) -> Path | None:
+    """Draw the clients' bars, method beside method, where two of them have some."""
+    path.unlink(missing_ok=True)
+    column = fair_measure([run for run, _ in pairs])
+    runs, labels = [run for run, _ in pairs if run.column(column)], [label for run, label in pairs if run.column(column)]
+    if len(set(labels)) < 2:
+        return None
+    light, dark = (png(client_bars(runs, labels, theme)) for theme in (LIGHT, DARK))
+    path.write_bytes(light)
+    pictures.append(html.picture("Each client, from worst to best, with one method beside the other", light, dark))
+    return path
+
+
+def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
+    paths = list({Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values())
+    if not paths:
+        raise UserError("compare: no folder given: name the results folder of at least one run")
+    runs = [read_run(path) for path in paths]
+    for run in runs:
+        if not has_result(run):
+            raise UserError(
+                f"{run.path} has no finished evaluation ({run.state} after {run.rounds_completed} rounds): "
+                "let the run go on with --resume or leave it out"
+            )
+    return runs
+
+
+def _header(rows: list[Row], column: Column) -> str:
+    """The header with its unit, so that the cells hold bare numbers."""
+    if column.key.startswith("bytes"):
+        return f"{column.header} {_scale(rows, column)[1]}"
+    if column.key == "seconds":
+        return f"{column.header} s"
+    return f"{column.header} %" if is_percent(column.key) and "%" not in column.header else column.header
+
+
+def _scale(rows: list[Row], column: Column) -> tuple[float, str]:
+    return byte_scale(max((abs(row.values[column.key][0]) for row in rows if column.key in row.values), default=0))
+
+
+def _cell(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
+    """The mean and, for several seeds, `±` and the standard deviation with as many decimals."""
+    if column.key not in row.values:
+        return "-", ""
+    mean, std = row.values[column.key]
+    if column.key == "rounds-completed":
+        return f"{mean:g}", ""
+    if column.key.startswith("bytes"):
+        divisor = _scale(rows, column)[0]
+        mean, std = mean / divisor, None if std is None else std / divisor
+        shown = three_digits(mean)
+    elif column.key == "seconds":
+        shown = three_digits(mean)
+    elif is_percent(column.key):
+        shown, std = percent_text(mean, unit=False), None if std is None else 100 * std
+    else:
+        shown = metric_text(column.key, mean)
+    decimals = len(shown.partition(".")[2]) if shown.partition(".")[2].isdigit() else 3
+    return shown, "" if std is None else f"±{std:.{decimals}f}"
+
+
+def _winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
+    """(label, key) of the best values: all that look like the best one, none if all look alike."""
+    winners: set[tuple[str, str]] = set()
+    for column in columns:
+        best = best_value(rows, column)
+        rivals = [row for row in rows if row.complete and column.key in row.values]
+        shown = {row.label: _cell(rows, row, column)[0] for row in rivals}
+        if best is not None and len(set(shown.values())) > 1:
+            first = next(row.label for row in rivals if row.values[column.key][0] == best)
+            winners |= {(label, column.key) for label, text in shown.items() if text == shown[first]}
+    return winners
+
+
+def _table(rows: list[Row], columns: list[Column]) -> Table:
+    """For a terminal: units in the headers and seeds on a second line, so that it fits in 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    lines = [line for row in rows for line in _label(row).plain.split("\n")]
+    longest = max(len(word) for line in lines for word in line.split())
+    table.add_column("method", min_width=min(24, longest), overflow="fold")
+    rounds = {row.values["rounds-completed"][0] for row in rows}
+    shown = [column for column in columns if column.key != "rounds-completed" or len(rounds) > 1]
+    for column in shown:
+        table.add_column(_header(rows, column).replace(" ", "\n", 1), justify="right", no_wrap=True)
+    best = _winners(rows, columns)
+    several = any(len(row.runs) > 1 for row in rows)
+    for index, row in enumerate(rows):
+        cells = []
+        for column in shown:
+            mean, std = _cell(rows, row, column)
+            # Text, not markup: what is shown may hold names from files.
+            cell = Text(mean, style="bold" if (row.label, column.key) in best else "")
+            cells.append(cell.append(f"\n{std}", style="not bold dim") if std else cell)
+        table.add_row(_label(row), *cells)
+        if several and index < len(rows) - 1:
+            table.add_row()
+    return table
+
+
+def _label(row: Row) -> Text:
+    label = Text(row.label, style="" if row.complete else "yellow")
+    return label.append(f"\n{row.remark}", style="dim" if row.complete else "yellow") if row.remark else label
+
+
+def _html(rows: list[Row], columns: list[Column], pictures: list[Html]) -> str:
+    best = _winners(rows, columns)
+
+    def cell(row: Row, column: Column) -> Html:
+        mean, std = map(html.text, _cell(rows, row, column))
+        shown = f"<b>{mean}</b>" if (row.label, column.key) in best else mean
+        return Html(f"{shown}<br><small>{std}</small>" if std else shown)
+
+    body_rows = [[Html(html.text(row.label) + _remark_html(row)), *(cell(row, column) for column in columns)] for row in rows]
+    tasks = list(dict.fromkeys(run.subject for r in rows for run in r.runs))
+    heading = "Comparison of runs"
+    notes = ["Means over clients, each on its own test set; std is over clients. The best value of a column is bold."]
+    if any(column.key.endswith("parity-gap") for column in columns):
+        notes.append("Gap: best minus worst client.")
+    if any(len(row.runs) > 1 for row in rows):
+        notes.append("± is the sample standard deviation over seeds; in the plot the band spans the seeds.")
+    if not all(row.complete for row in rows):
+        notes.append("A run that did not complete shows its last evaluation and does not compete.")
+    folders = [(row.label, one_line(str(run.seed)), run.state, run.path.resolve().name) for row in rows for run in row.runs]
+    return html.page(
+        heading,
+        [
+            Html(f"<header><h1>{heading} <small>on {html.text(', '.join(tasks))}</small></h1></header>"),
+            html.paragraph(" ".join(notes), "quiet"),
+            Html(f'<div class="panel">{html.table(["method", *(_header(rows, c) for c in columns)], body_rows)}</div>'),
+            html.heading("Plots"),
+            *pictures,
+            html.heading("Details"),
+            html.collapsible("Runs", str(len(folders)), html.table(["method", "seed", "state", "folder"], folders, 4)),
+        ],
+    )
+
+
+def _remark_html(row: Row) -> str:
+    if not row.remark:
+        return ""
+    style = "quiet" if row.complete else f"tag {row.runs[0].state}"
+    return f'<br><span class="{style}">{html.text(row.remark)}</span>'
+
+
+def _write_csv(path: Path, rows: list[Row]) -> None:
+    """Every number at full precision; for several seeds `KEY-over-seeds-std` beside it."""
+    keys = list(dict.fromkeys(key for row in rows for key in row.values))
+    spread = [key for key in keys if any(row.values.get(key, (0, None))[1] is not None for row in rows)]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        header = [name for key in keys for name in ([key, f"{key}-over-seeds-std"] if key in spread else [key])]
+        writer.writerow(["label", "method", "seeds", "state", *header])
+        for row in rows:
+            cells: list[object] = []
+            for key in keys:
+                mean, std = row.values.get(key, (None, None))
+                cells += [mean, std] if key in spread else [mean]
+            seeds = " ".join(one_line(str(run.seed)) for run in row.runs)
+            writer.writerow([row.label, row.runs[0].method, seeds, row.runs[0].state, *cells])

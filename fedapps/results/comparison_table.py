@@ -1,0 +1,170 @@
+"""The rows and columns of a comparison: which runs belong together, under which name, and which value is best.
+
+Runs that differ in nothing but the seed become one row, mean ± sample standard deviation over the seeds. A run that
+did not complete keeps a row of its own and takes no part in the contest for the best value: its numbers are those of
+an earlier round.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedapps.results.formats import metric_name, one_line
+from fedapps.results.reader import RunFolder, numbers
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number to compare: where it is found, how its column is headed, and whether the most or the least is best."""
+
+    key: str
+    header: str
+    best: Callable[[list[float]], float] | None = None
+
+
+#: In the order of the table. `rounds-completed` has no best: more rounds are more work, not a better method.
+COLUMNS = (
+    Column("accuracy-mean", "mean", max),
+    Column("accuracy-std", "std", min),
+    Column("accuracy-worst10", "worst 10 %", max),
+    Column("accuracy-best10", "best 10 %", max),
+    Column("accuracy-worst", "worst", max),
+    Column("parity-gap", "gap", min),
+    Column("gini", "gini", min),
+    Column("ece-mean", "ECE", min),
+    Column("global-accuracy-mean", "global", max),
+    Column("bytes-up", "up", min),
+    Column("bytes-down", "down", min),
+    Column("seconds", "time", min),
+    Column("rounds-completed", "rounds"),
+)
+#: In the place of those of the accuracy, for runs that all have an area under the ROC curve.
+AUROC_COLUMNS = (
+    Column("auroc-mean", "AUROC", max),
+    Column("auroc-std", "std", min),
+    Column("auroc-worst", "worst", max),
+    Column("auroc-parity-gap", "gap", min),
+    Column("auroc-gini", "gini", min),
+    Column("accuracy-mean", "accuracy", max),
+)
+_OF_ACCURACY = ("accuracy-mean", "accuracy-std", "accuracy-worst10", "accuracy-best10", "accuracy-worst", "parity-gap", "gini")
+
+
+# Settings that make no name for a run: how often it was looked at changes nothing in it.
+_NO_NAME = ("seed", "evaluate-every", "checkpoint-every")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting: its runs (more than one: other seeds), and per metric the mean and, over seeds, the std."""
+
+    label: str
+    runs: tuple[RunFolder, ...]
+    values: dict[str, tuple[float, float | None]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run of the row completed."""
+        return all(run.state == "completed" for run in self.runs)
+
+    @property
+    def remark(self) -> str:
+        """What the reader must know besides the numbers: the seeds, or where an incomplete run stopped."""
+        if not self.complete:
+            run = self.runs[0]
+            return f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"
+        return f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
+
+
+def has_result(run: RunFolder) -> bool:
+    """Whether there is anything to compare: an evaluation, or measures over clients in the summary."""
+    return bool(run.evaluation) or any(key.split("-")[-1] in ("mean", "std", "worst10", "best10") for key in numbers(run.summary))
+
+
+def _groups(runs: list[RunFolder]) -> list[list[RunFolder]]:
+    """Complete runs with the same settings but different seeds together, everything else alone."""
+    groups: dict[str, list[list[RunFolder]]] = {}
+    for run in runs:
+        rest = {key: value for key, value in run.settings.items() if key != "seed"}
+        # Without settings nothing shows that two runs belong together.
+        together = bool(rest) and run.state == "completed" and run.seed is not None
+        key = json.dumps(rest, sort_keys=True, default=str) if together else f"only {run.path.resolve()}"
+        alike = groups.setdefault(key, [])
+        # The same seed twice is a repetition, not another draw: averaging it would fake certainty.
+        group = next((g for g in alike if all(run.seed != other.seed for other in g)), None)
+        if group is None:
+            alike.append([run])
+        else:
+            group.append(run)
+    return sorted((g for alike in groups.values() for g in alike), key=lambda g: runs.index(g[0]))
+
+
+def rows_of(runs: list[RunFolder]) -> list[Row]:
+    """One row per setting, in the order of the first run of each."""
+    groups = _groups(runs)
+    rows = []
+    for group, label in zip(groups, _labels(groups), strict=True):
+        shared = [k for k in group[0].numbers if k != "seed" and all(k in run.numbers for run in group)]
+        values: dict[str, tuple[float, float | None]] = {}
+        for key in shared:
+            samples = [float(run.numbers[key]) for run in group]
+            spread = _std(samples) if len(samples) > 1 else None
+            values[key] = math.fsum(samples) / len(samples), spread
+        rows.append(Row(label, tuple(group), values))
+    return rows
+
+
+def _std(samples: list[float]) -> float:
+    return statistics.stdev(samples) if all(map(math.isfinite, samples)) else math.nan
+
+
+def _labels(groups: list[list[RunFolder]]) -> list[str]:
+    """The method; where that is not enough the settings that differ; where they do not differ, seed and folder."""
+    labels = [group[0].method for group in groups]
+    for name in {label for label in labels if labels.count(label) > 1}:
+        members = [index for index, label in enumerate(labels) if label == name]
+        settings = [groups[index][0].settings for index in members]
+        keys = list(dict.fromkeys(key for table in settings for key in table if key not in _NO_NAME))
+        differing = [key for key in keys if len({str(table.get(key)) for table in settings}) > 1]
+        for index, table in zip(members, settings, strict=True):
+            parts = [f"{key.split('.')[-1]}={table[key]}" for key in differing[:3] if key in table]
+            labels[index] = one_line(" ".join([name, *parts]), 80)
+    for name in {label for label in labels if labels.count(label) > 1}:
+        # A row of several runs has no folder of its own to be named after.
+        for index in [i for i, label in enumerate(labels) if label == name and len(groups[i]) == 1]:
+            labels[index] = one_line(f"{name} ({groups[index][0].path.resolve().name})", 120)
+    # Folders of the same name in different places: at last a number, so that no two rows share a label.
+    return [f"{label} #{i + 1}" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
+
+
+def columns_of(rows: list[Row]) -> list[Column]:
+    """The columns that some row has a value for."""
+    wanted: tuple[Column, ...] = COLUMNS
+    if all("auroc-mean" in row.values for row in rows):
+        wanted = (*AUROC_COLUMNS, *(column for column in COLUMNS if column.key not in _OF_ACCURACY))
+    columns = [column for column in wanted if any(column.key in row.values for row in rows)]
+    # What is the same as another column in all rows says nothing: a single model for all, a worst tenth of one client.
+    for key, like in (("global-accuracy-mean", "accuracy-mean"), ("accuracy-worst10", "accuracy-worst")):
+        if all(row.values.get(key) == row.values.get(like) for row in rows):
+            columns = [column for column in columns if column.key != key]
+    if any(column.key == "accuracy-mean" for column in columns):
+        return columns
+    # Another kind of task: what its evaluations measure, before the costs. Only of a loss it is known what is better.
+    known = {column.key for column in COLUMNS}
+    keys = dict.fromkeys(k for row in rows for run in row.runs for k in run.evaluation if k not in known)
+    of_tests = [key for key in keys if "train" not in key.split("-")]
+    return [
+        *(Column(key, metric_name(key), min if "loss" in key.split("-") else None) for key in of_tests[:6]),
+        *columns,
+    ]
+
+
+def best_value(rows: list[Row], column: Column) -> float | None:
+    """The best value among the complete runs, None where there is no contest."""
+    values = [row.values[column.key][0] for row in rows if row.complete and column.key in row.values]
+    values = [value for value in values if math.isfinite(value)]
+    if column.best is None or len(values) < 2 or min(values) == max(values):
+        return None
+    return column.best(values)

@@ -1,0 +1,185 @@
+"""Plots of fairness: the weights that a method gives its clients over the rounds, and what each client gets, method beside method."""
+
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedapps.results.drawing import Theme, label_rounds, label_values, legend, panels, title
+from fedapps.results.formats import percent_text
+from fedapps.results.reader import RunFolder
+
+#: So many rows and columns of a heat map can be told apart.
+_MAX_CLIENTS = 40
+_MAX_COLUMNS = 240
+#: So many methods have room beside each other, so many clients have bars of their own.
+_MAX_METHODS = 8
+_MAX_BARS = 40
+
+Floats = NDArray[np.float64]
+
+
+def weights_figure(run: RunFolder, theme: Theme) -> Figure:
+    """Return a heat map of the clients' weights; a client that was not asked in a round has no colour there."""
+    rounds, clients, table = weights_table(run.weights)
+    total = len(clients)
+    chosen, reason = _clients_shown(table)
+    table, clients = table[chosen], [clients[place] for place in chosen]
+    edges, table = _fewer_columns(rounds, table)
+
+    height = max(3.0, 1.6 + 0.155 * len(clients))
+    figure, (axes,) = panels(1, 1, (6.2, height), theme)
+    title(axes, "Weight of each client over rounds", theme)
+    seen = table[~np.isnan(table)]
+    high = float(seen.max())
+    low = float(seen.min()) if 0.5 * high < seen.min() < high else 0.0
+    colours = LinearSegmentedColormap.from_list("weights", [theme.grid, theme.series[0], theme.ink])
+    mesh = axes.pcolormesh(
+        edges, np.arange(len(clients) + 1) - 0.5, np.ma.masked_invalid(table), cmap=colours, vmin=low, vmax=high
+    )
+    mesh.set_rasterized(True)
+    axes.grid(False)
+    axes.invert_yaxis()
+    axes.set_yticks(range(len(clients)), [client[:8] for client in clients], parse_math=False)
+    axes.tick_params(axis="y", labelsize=6.5 if len(clients) > 15 else 8.5)
+    axes.set_ylabel(f"the {len(clients)} of {total} clients {reason}" if total > len(clients) else "client")
+    label_rounds(axes)
+    bar = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=7 * height)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=theme.muted, labelsize=9, length=0)
+    equal = len(set(rounds)) / len(run.weights)
+    if low <= equal <= high:
+        bar.ax.axhline(equal, color=theme.series[1], lw=2)
+    bar.set_label("weight p (line: an equal share)", color=theme.muted, fontsize=10)
+    return figure
+
+
+def weights_table(weights: Sequence[tuple[int, str, float]]) -> tuple[list[int], list[str], Floats]:
+    """Return rounds (R,), clients (K,) in natural order and the weights (K, R), NaN where a client was not asked."""
+    rounds = sorted({number for number, _, _ in weights})
+    clients = sorted(
+        {client for _, client, _ in weights}, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name)
+    )
+    row = {client: place for place, client in enumerate(clients)}
+    column = {number: place for place, number in enumerate(rounds)}
+    table = np.full((len(clients), len(rounds)), np.nan)
+    for number, client, weight in weights:
+        table[row[client], column[number]] = weight
+    return rounds, clients, table
+
+
+def _clients_shown(table: Floats) -> tuple[NDArray[np.intp], str]:
+    """Return the rows to show, and what they have that others have less of."""
+    asked = (~np.isnan(table)).sum(1)
+    mean = np.nansum(table, 1) / asked
+    order = np.lexsort((-mean, -asked))[:_MAX_CLIENTS]
+    return np.sort(order), "with the largest weights" if asked.min() == asked.max() else "that were asked most often"
+
+
+def _fewer_columns(rounds: Sequence[int], table: Floats) -> tuple[Floats, Floats]:
+    """Return the borders of the columns, and the weights: means over adjacent rounds where these are too many."""
+    middles = (np.array(rounds[1:]) + np.array(rounds[:-1])) / 2
+    edges = np.concatenate([[rounds[0] - 0.5], middles, [rounds[-1] + 0.5]])
+    if len(rounds) <= _MAX_COLUMNS:
+        return edges, table
+    starts = np.arange(0, len(rounds), -(-len(rounds) // _MAX_COLUMNS))
+    count = np.add.reduceat((~np.isnan(table)).astype(float), starts, axis=1)
+    total = np.add.reduceat(np.nan_to_num(table), starts, axis=1)
+    means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return np.append(edges[starts], edges[-1]), means
+
+
+def fair_measure(runs: Sequence[RunFolder]) -> str:
+    """Return of which measure the clients are compared: AUROC where all runs have it, else accuracy."""
+    return "auroc" if runs and all(run.column("auroc") for run in runs) else "accuracy"
+
+
+def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) -> Figure:
+    """Return the clients from worst to best, as bars, a panel for each label, at most eight.
+
+    Of several runs with one label (seeds), the k-th bar is the mean of the k-th worst clients; its whisker goes from the lowest run to
+    the highest. The line in a panel is what the bars of the first label are.
+    """
+    column = fair_measure(runs)
+    groups: dict[str, list[RunFolder]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        if run.column(column):
+            groups.setdefault(label, []).append(run)
+    shown = list(groups.items())[:_MAX_METHODS]
+    rows = 1 if len(shown) <= 4 else 2
+    columns = -(-len(shown) // rows)
+    figure, axes = panels(rows, columns, (max(6.2, 3.1 * columns), 3.5 * rows + 0.5), theme)
+    stacks = [_sorted_clients(members, column) for _, members in shown]
+    top = min(1.02, 1.1 * max(stack.max() for stack in stacks))
+    for place, (panel, (label, members), stack) in enumerate(zip(axes, shown, stacks, strict=False)):
+        _bars(panel, stack, theme)
+        if place:
+            _outline(panel, stacks[0].mean(0), stack.shape[1], shown[0][0], theme)
+        heading = "\n".join(wrap(label, 32, max_lines=2, placeholder="…"))
+        size = 11 if len(label) <= 24 else 8.5
+        panel.set_title(heading, loc="left", fontsize=size, fontweight="bold", color=theme.ink, pad=17, parse_math=False)
+        worst, mean, best = stack[:, 0].mean(), stack.mean(), stack[:, -1].mean()
+        note = f"mean {percent_text(mean, False)} · worst {percent_text(worst, False)} · gap {percent_text(best - worst, False)}"
+        panel.text(0, 1.005, note, transform=panel.transAxes, fontsize=8, color=theme.muted, va="bottom")
+        panel.set_ylim(0, top)
+        _name_clients(panel, members, column, stack.shape[1])
+        if place % columns == 0:
+            label_values(panel, column, "on its test set")
+        else:
+            panel.tick_params(labelleft=False)
+    for panel in axes[len(shown) :]:
+        panel.set_visible(False)
+    legend(figure, axes[min(1, len(shown) - 1)], theme)
+    return figure
+
+
+def _sorted_clients(members: Sequence[RunFolder], column: str) -> Floats:
+    """Return each run's values from worst to best (runs, n); of runs with more clients than others, quantiles."""
+    values = [np.sort(run.column(column)) for run in members]
+    share = np.linspace(0, 1, min(map(len, values)))
+    return np.array([v if len(v) == len(share) else np.quantile(v, share) for v in values])
+
+
+def _bars(axes: Axes, stack: Floats, theme: Theme) -> None:
+    heights, n = stack.mean(0), stack.shape[1]
+    worst = max(1, -(-n // 10))
+    places = np.arange(n)
+    few = n <= _MAX_BARS
+    name = "worst tenth" if worst > 1 else "worst client"
+    for part, colour, label in ((places[:worst], theme.series[1], name), (places[worst:], theme.series[0], "_")):
+        if few:
+            axes.bar(part, heights[part], width=0.8, color=colour, lw=0, label=label)
+        else:  # one shape: bars thinner than a pixel would get lost
+            axes.stairs(heights[part], np.append(part, n if label == "_" else worst) - 0.5, fill=True, color=colour, label=label)
+    if few and len(stack) > 1:
+        reach = [heights - stack.min(0), stack.max(0) - heights]
+        axes.errorbar(places, heights, reach, fmt="none", ecolor=theme.muted, lw=1.1, label="lowest to highest run")
+    axes.axhline(float(stack.mean()), color=theme.ink, lw=1.1, ls=(0, (4, 3)), label="mean")
+    axes.grid(False, axis="x")
+    axes.set_xlim(-0.7, n - 0.3)
+
+
+def _outline(axes: Axes, heights: Floats, n: int, label: str, theme: Theme) -> None:
+    """Draw another method's bars as a line over ``n`` bars."""
+    if len(heights) != n:
+        heights = np.quantile(heights, np.linspace(0, 1, n))
+    edges = np.arange(n + 1) - 0.5
+    axes.stairs(
+        heights, edges, color=theme.ink, lw=1.4 if n <= _MAX_BARS else 0.9, label=f"{label[:30]}, for comparison", baseline=None
+    )
+
+
+def _name_clients(axes: Axes, members: Sequence[RunFolder], column: str, n: int) -> None:
+    axes.set_xlabel(f"clients, from worst to best ({n})", fontsize=9)
+    if len(members) > 1 or n > 16:  # the k-th worst is not the same client in every run
+        axes.set_xticks([])
+        return
+    rows: list[dict[str, Any]] = [row for row in members[0].clients if np.isfinite(row.get(column, np.nan))]
+    names = [str(row["client"])[:8] for row in sorted(rows, key=lambda row: row[column])]
+    axes.set_xticks(range(n), names, parse_math=False)
+    axes.tick_params(axis="x", labelsize=8, rotation=90 if sum(map(len, names)) + n > 34 else 0)

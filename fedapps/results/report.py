@@ -1,0 +1,216 @@
+"""The report of one run: `report.html`, one file that can be mailed and read anywhere.
+
+It is made from the run folder's files alone, so it exists for an interrupted run too, and says so.
+"""
+
+from pathlib import Path
+
+from fedapps.results import html
+from fedapps.results.image_grids import ANIMATION, FOLDER, grids
+from fedapps.results.drawing import DARK, png
+from fedapps.results.fair_plots import fair_measure
+from fedapps.results.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
+from fedapps.results.html import Html
+from fedapps.results.run_plots import plot_run, run_figures
+from fedapps.results.reader import RunFolder, is_number, read_run
+
+# Rows a browser still scrolls easily; the files hold the rest.
+_MAX_CLIENT_ROWS = 1000
+_MAX_FAILURE_ROWS = 300
+_MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖", "running": "…"}
+
+_CARDS = {
+    "auroc-mean": "AUROC, mean over clients",
+    "auroc-worst": "AUROC of the worst client",
+    "auroc-parity-gap": "AUROC, best to worst client",
+    "accuracy-mean": "accuracy, mean over clients",
+    "accuracy-std": "std over clients",
+    "accuracy-worst10": "worst 10 % of clients",
+    "accuracy-best10": "best 10 % of clients",
+    "parity-gap": "best to worst client",
+    "gini": "Gini coefficient",
+    "global-accuracy-mean": "accuracy of the global model",
+    "test-accuracy": "accuracy on the server's test images",
+    "frechet": "Fréchet distance",
+    "ece-mean": "calibration error (ECE)",
+    "bytes-up": "sent by clients",
+    "bytes-down": "sent to clients",
+    "models-up": "models sent by clients",
+    "models-down": "models sent to clients",
+    "seconds": "time in rounds",
+    "failures": "failed replies",
+}
+_ALTERNATIVES = {
+    "accuracy": "Accuracy over rounds: mean, worst and best tenth of the clients",
+    "auroc": "AUROC over rounds: mean, worst and best tenth of the clients",
+    "train-loss": "Training loss over rounds",
+    "clients": "Accuracy or AUROC of each client, sorted",
+    "weights": "Weight of each client over rounds, as a heat map",
+    "models": "Accuracy or AUROC over the models that a client sent and received",
+    "bytes": "Bytes sent in both directions, summed over rounds",
+    "measures": "Other measures over rounds",
+}
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Draws the run's plots (`plots/*.png`) and writes `report.html` into its folder; returns the report's path.
+
+    Raises UserError if the folder is no run folder.
+    """
+    run = read_run(run_dir)
+    light = {path.stem: path.read_bytes() for path in plot_run(run.path)}
+    dark = {name: png(figure) for name, figure in run_figures(run, DARK).items()}
+    path = run.path / "report.html"
+    path.write_text(report_html(run, light, dark), encoding="utf-8")
+    return path
+
+
+def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes]) -> str:
+    """The report as text; `light` and `dark` are the plots as PNG by name."""
+    on = run.subject
+    body = [
+        Html(f"<header><h1>{html.text(run.method)}{_on(on)}</h1>"),
+        html.paragraph(_subtitle(run), "quiet"),
+        Html(f'<div class="state {run.state}">{_MARKS[run.state]} {html.text(state_sentence(run))}</div></header>'),
+        html.cards(_card_entries(run)),
+    ]
+    pictures = {name: html.picture(_ALTERNATIVES.get(name, f"Plot {name}"), image, dark[name]) for name, image in light.items()}
+    measures = pictures.pop("measures", None)
+    if pictures:
+        body += [html.heading("Plots"), Html(f'<div class="plots">{"".join(pictures.values())}</div>')]
+    body += _synthetic(run)
+    body.append(html.heading("Details"))
+    if measures:
+        names = "each a small plot over the rounds"
+        body.append(html.collapsible("Other measures", names, measures, is_open=not pictures))
+    body += [
+        *_details(run),
+        html.heading("Repeat this run"),
+        html.paragraph("In the folder of this report, which holds the settings with the seed:", "quiet"),
+        Html("<pre>fedapps run settings.toml --out again</pre>"),
+    ]
+    return html.page(f"{run.method} on {on}" if on else run.method, body)
+
+
+def _synthetic(run: RunFolder) -> list[Html]:
+    """The synthetic images: those of the last round, and how they came to be."""
+    drawn, animation = grids(run.path), run.path / FOLDER / ANIMATION
+    pictures = [html.image(f"Synthetic images, {drawn[-1].stem.replace('-', ' ')}", drawn[-1].read_bytes())] if drawn else []
+    if animation.is_file():
+        pictures.append(html.image("Synthetic images over the rounds, animated", animation.read_bytes()))
+    return [html.heading("Synthetic images"), Html(f'<div class="plots">{"".join(pictures)}</div>')] if pictures else []
+
+
+def state_sentence(run: RunFolder) -> str:
+    """How the run ended, in one line."""
+    planned = f"{run.rounds_completed} of {run.num_rounds or '?'} rounds"
+    if run.state == "completed":
+        return f"Completed: {planned}."
+    if run.state == "failed":
+        return f"Failed after {planned}{': ' + run.reason if run.reason else '.'}"
+    evaluated = max((record["round"] for record in run.rounds if record.get("evaluate")), default=None)
+    numbers = f"the numbers are those of round {evaluated}" if evaluated else "there was no evaluation yet"
+    if run.state == "running":
+        return f"Still running, or killed, when this was written: {planned}; {numbers}."
+    return f"Interrupted after {planned}; {numbers}. “fedapps run” with --resume continues it."
+
+
+def _on(name: str) -> Html:
+    return Html(f" <small>on {html.text(name)}</small>" if name else "")
+
+
+def _subtitle(run: RunFolder) -> str:
+    parts = [f"seed {one_line(str(run.seed))}" if run.seed is not None else "seed unknown"]
+    if run.clients:
+        parts.append(f"{len(run.clients)} clients evaluated")
+    if "clients-per-round" in run.settings:
+        sampled = run.settings["clients-per-round"]
+        parts.append(f"{one_line(str(sampled))} clients a round" if sampled else "all clients in every round")
+    classifies = "accuracy-mean" in run.numbers  # other tasks use neither images nor a net
+    if classifies and "data.partition" in run.settings:
+        parts.append(f"partition {one_line(str(run.settings['data.partition']))}")
+    if classifies and "model.name" in run.settings:
+        parts.append(f"model {one_line(str(run.settings['model.name']))}")
+    return " · ".join(parts)
+
+
+def _card_entries(run: RunFolder) -> list[tuple[str, str]]:
+    labels = dict(_CARDS)
+    if "accuracy-mean" not in run.numbers:
+        labels = {key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]} | labels
+    return [(label, metric_text(key, run.numbers[key])) for key, label in labels.items() if key in run.numbers]
+
+
+def _unweighted(key: str) -> bool:
+    # A mean weighted by samples is the objective of most methods without accuracies: it comes first.
+    return not key.endswith("-weighted")
+
+
+def _details(run: RunFolder) -> list[Html]:
+    parts = []
+    if run.unreadable_lines:
+        parts.append(html.paragraph(f"rounds.jsonl holds {run.unreadable_lines} unreadable line(s), left out here."))
+    if run.failures:
+        shown = run.failures[:_MAX_FAILURE_ROWS]
+        rows = [(failure.round, failure.client, failure.reason) for failure in shown]
+        note = f"{len(run.failures)} left out of their rounds" + _cut(len(shown), len(run.failures), "rounds.jsonl")
+        parts.append(
+            html.collapsible("Failed replies", note, html.table(["round", "client", "reason"], rows, 3), is_open=len(rows) <= 10)
+        )
+    if run.clients:
+        parts.append(_client_table(run))
+    parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(_all_numbers(run))))
+    if run.settings:
+        rows_of_settings = [(Html(f"<code>{html.text(k)}</code>"), _setting(v)) for k, v in run.settings.items()]
+        parts.append(html.collapsible("Settings", "settings.toml", html.pairs(rows_of_settings)))
+    if run.versions:
+        versions = [(one_line(name), one_line(version)) for name, version in run.versions.items()]
+        note = ", ".join(f"{name} {version}" for name, version in versions)
+        parts.append(html.collapsible("Versions", note, html.pairs(versions)))
+    return parts
+
+
+def _client_table(run: RunFolder) -> Html:
+    columns = list(dict.fromkeys(key for row in run.clients for key in row))
+    columns.sort(key=lambda key: key != "client")
+    measure = fair_measure([run])
+    order = measure if measure in columns else next((key for key in columns[1:] if run.column(key)), "")
+    rows = sorted(run.clients, key=lambda row: row[order] if is_number(row.get(order)) else float("inf"))
+    shown = rows[:_MAX_CLIENT_ROWS]
+    note = f"{len(rows)}, lowest {metric_name(order)} first" if order else f"{len(rows)}"
+    return html.collapsible(
+        "Clients",
+        note + _cut(len(shown), len(rows), "clients.csv"),
+        html.table(
+            [metric_name(key) for key in columns],
+            [[_cell(key, row.get(key)) for key in columns] for row in shown],
+        ),
+    )
+
+
+def _cell(key: str, value: object) -> str:
+    return "" if value is None else one_line(str(value), 60) if key == "client" else metric_text(key, value)
+
+
+def _cut(shown: int, total: int, file: str) -> str:
+    return f"; the first {shown} are shown, all are in {file}" if shown < total else ""
+
+
+def _all_numbers(run: RunFolder) -> list[tuple[str, str]]:
+    rows = [(metric_name(key), metric_text(key, value)) for key, value in run.numbers.items()]
+    done = [record["seconds"] for record in run.rounds if is_number(record.get("seconds"))]
+    if done:
+        rows.append(("seconds, median of a round", seconds_text(sorted(done)[len(done) // 2])))
+    rounds = run.rounds_completed
+    rows += [
+        (f"{metric_name(key)}, per round", bytes_text(run.numbers[key] / rounds))
+        for key in ("bytes-up", "bytes-down")
+        if rounds and key in run.numbers
+    ]
+    return rows
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return one_line(str(value))

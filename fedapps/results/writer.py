@@ -1,0 +1,274 @@
+"""Writes a run's folder while the run goes on: settings.toml, rounds.jsonl, clients.csv, weights.csv, curves.json, summary.json, the
+model.
+
+Every file is complete after every round, so that an interrupted run can be read, reported and resumed. Byte counts are those of the
+training phases (what the method costs); evaluation is counted apart.
+"""
+
+import csv
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from safetensors.numpy import save_file
+
+from algorithms.common.measures import describe_clients, gini, parity_gap
+from fedapps import __version__
+from fedapps.toml_text import Value
+from fedapps.errors import UserError
+from fedapps.settings import Settings, default_config
+from fedapps.toml_text import read_toml, to_toml
+from strategies.base.messages import innermost
+from strategies.private import Private
+from strategies.base.rounds import Round
+
+# What a run writes: nothing else in a folder is ever deleted.
+FILES = (
+    "settings.toml",
+    "rounds.jsonl",
+    "clients.csv",
+    "weights.csv",
+    "curves.json",
+    "summary.json",
+    "report.html",
+    "model.safetensors",
+    "run.log",
+)
+FOLDERS = ("plots", "checkpoint", "clients", "synthetic")
+# Settings that may differ between a run and its continuation: they change no number.
+FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds")
+# About as many rows has weights.csv at most: where a run would have more, it keeps every second, third, ... round.
+MAX_WEIGHTS = 100_000
+
+
+class Recorder:
+    """Callback that records rounds into ``folder``."""
+
+    def __init__(self, folder: Path, settings: Settings, task: str, done: int = 0, strategy: Any = None) -> None:
+        """Open the folder; ``done``: rounds that a checkpoint already holds (later lines are dropped).
+
+        ``strategy``: one with ``last_weights``, a dictionary from client to weight, has them recorded.
+        """
+        self.folder = folder
+        self.strategy = strategy
+        self.num_rounds = settings.num_rounds
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        rows = [row for row in read_rounds(folder) if row["round"] <= done]
+        self.last_evaluation: dict[str, float] = {}
+        self.completed = self.failures = 0
+        self.models: dict[str, int] = {}
+        self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
+        for row in rows:
+            self._count(row)
+        self.facts = {"method": settings.method, "task": task, "seed": settings.seed, "num-rounds": settings.num_rounds}
+        stored = {k: v for k, v in settings.flat().items() if k not in ("out", "resume")}
+        (folder / "settings.toml").write_text(
+            to_toml(stored | {f"versions.{k}": v for k, v in versions().items()}), encoding="utf-8"
+        )
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        self._keep_weights(done)
+        self.finish("running")
+
+    def __call__(self, now: Round) -> None:
+        """Append a round."""
+        row: dict[str, Any] = {
+            "round": now.number,
+            "clients": now.trained.clients,
+            "failures": [{"client": f.client, "reason": f.reason} for f in now.failures],
+            "train": {**(now.train_metrics or {})},
+            "bytes-up": now.trained.bytes_up,
+            "bytes-down": now.trained.bytes_down,
+            "seconds": round(now.seconds, 4),
+            **self._models(now),
+        }
+        if now.evaluated is not None:
+            weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
+            of_clients = {name for values in now.evaluated.metrics.values() for name in values}
+            row["evaluate"] = {name: value for name, value in weighted.items() if name not in of_clients}  # the server's own
+            row["evaluate"] |= summarise(now.evaluated.metrics)
+            for name, value in weighted.items():
+                if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
+                    row["evaluate"][f"{name}-weighted"] = value
+            row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
+            self._write_clients(now.evaluated.metrics)
+        self._count(row)
+        with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        if now.trained.clients:  # without replies nothing was decided: the weights are those of an earlier round
+            self._write_weights(now.number, getattr(self.strategy, "last_weights", {}))
+        self.finish("running")
+
+    def _models(self, now: Round) -> dict[str, int]:
+        """Return the models sent in training: as the method counted them, or one a message where a message is a model."""
+        counted: Mapping[str, Any] = now.train_metrics or {}
+        if "models-up" in counted:
+            return {key: round(float(str(counted[key]))) for key in MODELS}
+        if getattr(innermost(self.strategy), "replies_like_model", False):
+            return {"models-up": len(now.trained.clients), "models-down": len(now.trained.clients) + len(now.trained.failures)}
+        return {}
+
+    def _count(self, row: Mapping[str, Any]) -> None:
+        # Running totals: a run of 100,000 rounds must not add up all its rounds after each of them.
+        self.completed = row["round"]
+        self.failures += len(row["failures"])
+        self.last_evaluation = row.get("evaluate", self.last_evaluation)
+        for key in self.totals:
+            self.totals[key] += row.get(key, 0)
+        for key in MODELS:
+            if key in row:
+                self.models[key] = self.models.get(key, 0) + row[key]
+
+    def finish(self, status: str, error: str = "") -> dict[str, Any]:
+        """Write summary.json with this status (running, completed, failed, interrupted) and return it."""
+        summary = {
+            **self.facts,
+            "status": status,
+            "rounds-completed": self.completed,
+            "failures": self.failures,
+            "seconds": round(self.totals["seconds"], 3),
+            **{key: self.totals[key] for key in BYTES},
+            **self.models,
+            **self.last_evaluation,
+            **(self.strategy.privacy_spent() if isinstance(self.strategy, Private) else {}),
+            **({"error": error} if error else {}),
+        }
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
+        return summary
+
+    def save_model(self, arrays: ArrayRecord) -> None:
+        """Write the final global model."""
+        if arrays:
+            save_file({name: np.asarray(a.numpy(), order="C") for name, a in arrays.items()}, self.folder / "model.safetensors")
+
+    def _write_clients(self, metrics: Mapping[int | str, Mapping[str, Any]]) -> None:
+        # A client may lack a measure that others have: the AUROC of one with a single class.
+        scalars = list(dict.fromkeys(n for values in metrics.values() for n, v in values.items() if not isinstance(v, list)))
+        with (self.folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["client", *scalars])
+            writer.writerows([client, *(values.get(name, "") for name in scalars)] for client, values in metrics.items())
+        if curves := mean_curves(metrics):
+            write_text(self.folder / "curves.json", json.dumps(curves))
+
+    def _write_weights(self, number: int, weights: Mapping[int | str, float]) -> None:
+        every = -(-self.num_rounds * len(weights) // MAX_WEIGHTS)  # the same after a resume
+        if not weights or (number - 1) % every:
+            return
+        path = self.folder / "weights.csv"
+        rows: list[list[Any]] = [] if path.exists() else [["round", "client", "weight"]]
+        rows += [[number, client, f"{weight:.6g}"] for client, weight in weights.items()]
+        with path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+
+    def _keep_weights(self, done: int) -> None:
+        """Cut weights.csv off after round ``done``."""
+        path = self.folder / "weights.csv"
+        if not path.exists():
+            return
+        with path.open(newline="", encoding="utf-8") as file:
+            kept = [row for row in csv.reader(file) if row and (row[0] == "round" or (row[0].isdigit() and int(row[0]) <= done))]
+        if len(kept) < 2:
+            path.unlink()
+            return
+        partial = path.with_name("weights.csv.partial")
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(kept)
+        partial.replace(path)
+
+
+MODELS = ("models-up", "models-down")
+BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
+
+
+# Measures of which not the mean alone counts, and what stands before their Gini coefficient and parity gap.
+FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
+
+
+def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean over the clients that report it of every scalar metric, and for accuracy and auroc how it is spread over them.
+
+    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``, those of auroc have its name in front.
+    """
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for values in metrics.values() for name in values):
+        listed = [client[name] for client in metrics.values() if name in client]
+        if name == "num-examples" or any(isinstance(value, list) for value in listed):
+            continue
+        values = np.array(listed, dtype=float)
+        if name in FAIRNESS and values.min() >= 0:  # a client may say anything
+            spread = {"gini": gini(values), "parity-gap": parity_gap(values)}
+            out |= describe_clients(values, name) | {FAIRNESS[name] + key: value for key, value in spread.items()}
+        else:
+            out[f"{name}-mean"] = float(np.mean(values))
+    return out
+
+
+def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return mean and std over clients of list metrics ``X-Y`` for which a grid ``X-grid`` was sent, and ``X`` itself."""
+    first = next(iter(metrics.values()), {})
+    curves: dict[str, list[float]] = {}
+    for grid in (name for name, value in first.items() if name.endswith("-grid") and isinstance(value, list)):
+        axis = grid.removesuffix("-grid")
+        curves[axis] = list(first[grid])
+        for name in (n for n in first if n.startswith(f"{axis}-") and n != grid and isinstance(first[n], list)):
+            listed = [values[name] for values in metrics.values() if isinstance(values.get(name), list)]
+            table = np.array([row for row in listed if len(row) == len(first[name])], dtype=float)
+            curves[name], curves[f"{name}-std"] = table.mean(0).tolist(), table.std(0).tolist()
+    return curves
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a number may depend on."""
+    packages = {name: version(name) for name in ("flwr", "torch", "numpy")}
+    return {"python": platform.python_version(), "fedapps": __version__, **packages}
+
+
+def read_rounds(folder: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of rounds.jsonl."""
+    path = folder / "rounds.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new one, never a part."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def status_of(folder: Path) -> str | None:
+    """Return how the run in ``folder`` says it ended; ``None`` while it runs."""
+    path = folder / "summary.json"
+    status = str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else "running"
+    return None if status == "running" else status
+
+
+def set_status(folder: Path, status: str, error: str = "") -> None:
+    """Write a run's status from outside: its process was ended before it could, or is about to be started again."""
+    path = folder / "summary.json"
+    if path.exists():
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        write_text(path, json.dumps(summary | {"status": status} | ({"error": error} if error else {}), indent=1))
+
+
+def check_resumable(folder: Path, settings: Settings) -> None:
+    """Raise ``UserError`` unless ``folder`` holds a run made with these settings."""
+    if not (folder / "settings.toml").exists():
+        raise UserError(f"{folder} holds no run to resume: leave --resume out, or name the folder with --out")
+    before = {k: v for k, v in read_toml(folder / "settings.toml").items() if not k.startswith("versions.")}
+    now: dict[str, Value] = settings.flat()
+    before = {
+        key: value for key, value in default_config().items() if key in now
+    } | before  # of a run before there was the setting
+    for key in sorted(set(before) | set(now)):
+        if key not in FREE and before.get(key) != now.get(key):
+            raise UserError(
+                f"{folder} was run with {key} = {before.get(key)!r}, now it is {now.get(key)!r}: resume with the same settings, "
+                "or start a new run in another folder"
+            )

@@ -1,0 +1,255 @@
+"""`fedapps run`: merges and checks the settings, prepares the folder, runs the chosen engine, ends with a table and a report."""
+
+import argparse
+import logging
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedapps.cli import DEFAULT_CLIENTS, INTERRUPTED
+from fedapps.data.sources import is_folder
+from fedapps.errors import RunFailed, UserError
+from fedapps.methods import METHODS, build_strategy
+from fedapps.progress import Progress
+from fedapps.results.compare import summary_table
+from fedapps.results.report import write_report
+from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status, status_of
+from fedapps.run import execute, with_folder
+from fedapps.settings import Settings, find_method, read_settings
+from fedapps.tasks.registry import TASKS, Task, build_task
+from fedapps.toml_text import parse_assignment, read_toml
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `fedapps run`; returns the exit status."""
+    settings = settings_of(arguments)
+    if arguments.gpus_per_client and arguments.engine == "inline":
+        raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
+    if settings.sites.own and arguments.engine != "deployment":
+        raise UserError(
+            f"sites.labels and sites.columns are for sites with data of their own: choose --engine deployment, not {arguments.engine}"
+        )
+    if arguments.engine == "deployment":
+        settings = with_sites(settings, arguments)
+    settings, task = checked(settings)
+    settings = with_folder(settings, Path("results") / f"{settings.method}-{task.name}-seed{settings.seed}")
+    prepare_folder(settings, overwrite=arguments.overwrite)
+    folder = Path(settings.out)
+    label = f"{settings.method} on {task.name}"
+    with Progress(settings.num_rounds, label) as progress:
+        progress.poll(folder)  # rounds that are there already, of the run to resume, count as done
+        engine = {"inline": run_inline, "ray": run_ray, "deployment": run_deployment}[arguments.engine]
+        status, reason = engine(settings, progress, arguments)
+    if status_of(folder) is None:
+        set_status(folder, status, reason)
+    if (folder / "rounds.jsonl").exists() and not (status == "completed" and (folder / "report.html").exists()):
+        try:
+            write_report(folder)
+        except OSError as error:
+            print(f"fedapps: no report: {error}", file=sys.stderr)
+    if status == "interrupted":
+        print(f"interrupted; go on with: fedapps run --resume --out {folder} --engine {arguments.engine}", file=sys.stderr)
+        return INTERRUPTED
+    if status != "completed":
+        raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
+    Console(width=None if sys.stdout.isatty() else 160).print(summary_table([folder]))
+    print(f"results: {folder}\nreport:  {folder / 'report.html'}")
+    return 0
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return the settings of the command line: method's defaults, task's, files, key=value, flags; later ones win."""
+    given: dict[str, Any] = {}
+    if arguments.resume and arguments.out is not None:
+        given |= read_toml(arguments.out / "settings.toml") if (arguments.out / "settings.toml").exists() else {}
+    for text in arguments.settings:
+        if text.endswith(".toml") and "=" not in text:
+            given |= read_toml(Path(text))
+    given |= dict(parse_assignment(text) for text in arguments.settings if "=" in text or not text.endswith(".toml"))
+    if arguments.nodes is not None:
+        given["num-clients"] = arguments.nodes
+    if arguments.out is not None:
+        given["out"] = str(arguments.out)
+    if arguments.gpus_per_client:
+        given.setdefault("device", "cuda")
+    given["resume"] = arguments.resume
+    return completed(given)
+
+
+def completed(given: Mapping[str, Any]) -> Settings:
+    """Return the settings that are given, before them the method's and the task's own defaults; folders of data get absolute paths."""
+    method = find_method(given.get("method", Settings.method))
+    task = TASKS[read_settings(given).task]
+    settings = read_settings({**method.defaults, **task.defaults, **given})
+    if settings.data.source != "digits" and is_folder(settings.data.source):  # workers run in another directory
+        settings = replace(settings, data=with_absolute_source(settings.data))
+    if settings.data.synthetic:
+        settings = replace(
+            settings, data=replace(settings.data, synthetic=str(Path(settings.data.synthetic).expanduser().absolute()))
+        )
+    if is_folder(settings.public.source):
+        settings = replace(settings, public=with_absolute_source(settings.public))
+    if (source := getattr(settings.problem, "source", "")) and (is_folder(source) or Path(source).is_file()):
+        settings = replace(settings, problem=with_absolute_source(settings.problem))
+    return settings
+
+
+def checked(settings: Settings) -> tuple[Settings, Task]:
+    """Return the settings with a number of clients, and the task, once data, model and strategy agree. Raises ``UserError``."""
+    if not settings.num_clients:
+        natural = getattr(build_task(settings), "natural_clients", None)
+        settings = replace(settings, num_clients=natural() if natural else 0)
+    settings = replace(settings, num_clients=settings.num_clients or DEFAULT_CLIENTS)
+    task = build_task(settings)
+    check_sizes(settings)
+    task.check(settings.num_clients)
+    check_strategy(settings, task)
+    return settings, task
+
+
+def with_absolute_source(options: Any) -> Any:
+    """Return options whose ``source``, a folder, does not depend on the directory of the process."""
+    return replace(options, source=str(Path(options.source).expanduser().absolute()))
+
+
+def check_sizes(settings: Settings) -> None:
+    """Raise ``UserError`` where the number of clients contradicts what is asked of them."""
+    if settings.clients_per_round > settings.num_clients:
+        n = settings.num_clients
+        raise UserError(
+            f"clients-per-round = {settings.clients_per_round}, but there are {n} clients: choose 1..{n}, or 0 for all"
+        )
+    sampled = settings.clients_per_round or settings.num_clients
+    if any(method.all_clients for method in settings.methods) and sampled < settings.num_clients:
+        raise UserError(
+            f"clients-per-round = {sampled}, but {settings.method} needs all {settings.num_clients} clients in every round: choose 0, "
+            f"or method = 'aaggff-d'"
+        )
+    if settings.min_replies > sampled:
+        raise UserError(f"min-replies = {settings.min_replies}, but a round has {sampled} clients: choose 1..{sampled}")
+
+
+def check_strategy(settings: Settings, task: Task) -> None:
+    """Build the server half once, so that what its options contradict in the task is said before anything starts."""
+    method = METHODS[settings.method]
+    try:
+        build_strategy(settings, task)
+    except ValueError as error:
+        raise UserError(f"{method.table}.{error}" if method.table and not method.wrap else str(error)) from None
+
+
+def prepare_folder(settings: Settings, overwrite: bool) -> None:
+    """Make the results folder; with ``overwrite`` delete the run it holds, and nothing else."""
+    folder = Path(settings.out)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be made: {error.strerror}") from None
+    present = sorted(path.name for path in folder.iterdir())
+    if settings.resume:
+        check_resumable(folder, settings)
+        set_status(folder, "running")
+        return
+    if not present:
+        return
+    if not overwrite:
+        raise UserError(f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or choose another --out")
+    if "settings.toml" not in present and set(present) != {"run.log"}:  # the log alone: stopped while starting
+        raise UserError(f"{folder} is not the folder of a run, so nothing in it is overwritten: choose another --out")
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def run_inline(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
+    """Run in this process; returns status and reason."""
+    from fedapps.client_app import app
+    from fedapps.engines.inline import InlineGrid
+
+    folder = Path(settings.out)
+    _log_to(folder / "run.log")
+    grid = InlineGrid(app, settings.num_clients, settings.flat())
+
+    try:
+        execute(settings, grid, callbacks=[lambda _: show(progress, folder)])
+    except KeyboardInterrupt:
+        return "interrupted", ""
+    except UserError:
+        raise
+    except Exception as error:  # whatever went wrong, the folder and the exit status say so
+        logging.getLogger("flwr").exception("the run failed")
+        return "failed", f"{type(error).__name__}: {error}"
+    return "completed", ""
+
+
+def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
+    """Run through `flwr run` on a SuperLink of its own; returns status and reason."""
+    from fedapps.engines import flower
+
+    folder = Path(settings.out)
+    progress.note("starting Flower and Ray")
+    outcome = flower.run_simulation(
+        None,
+        settings.flat(),
+        num_nodes=settings.num_clients,
+        gpus_per_client=arguments.gpus_per_client,
+        ray_cpus=arguments.workers,
+        port=arguments.port,
+        log_path=folder / "run.log",
+        poll=lambda: show(progress, folder),
+        ended=lambda: status_of(folder),
+    )
+    show(progress, folder)
+    return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
+
+
+def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
+    """Return the settings with as many clients as the deployment has sites, if it can take a run."""
+    from fedapps.deployment.local import Deployment
+
+    deployment = Deployment.open(arguments.deployment)
+    deployment.check()
+    sites = len(deployment.sites)
+    if settings.num_clients > sites:
+        raise UserError(f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: choose 1..{sites}")
+    return replace(settings, num_clients=settings.num_clients or sites)
+
+
+def run_deployment(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
+    """Run through `flwr run` on the SuperNodes of a deployment; returns status and reason."""
+    from fedapps.deployment.local import Deployment
+    from fedapps.engines import flower
+
+    folder = Path(settings.out)
+    progress.note("starting on the sites")
+    outcome = flower.run_on_deployment(
+        Deployment.open(arguments.deployment),
+        settings.flat(),
+        log_path=folder / "run.log",
+        poll=lambda: show(progress, folder),
+        ended=lambda: status_of(folder),
+    )
+    show(progress, folder)
+    return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
+
+
+def show(progress: Progress, folder: Path) -> None:
+    """Bring the display up to date."""
+    progress.poll(folder)
+
+
+def _log_to(path: Path) -> None:
+    """Send Flower's log to a file: the terminal belongs to the progress bar."""
+    logger = logging.getLogger("flwr")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False

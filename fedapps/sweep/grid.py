@@ -1,0 +1,255 @@
+"""A sweep's file: which settings vary and which stay.
+
+A setting whose value is a list is an axis; ``[axis.NAME]`` is an axis of named cases, each a small table of settings. ``[[when]]``
+gives some cells settings of their own: its keys are conditions, its table ``set`` what holds where they do. ``[scale.NAME]`` replaces
+settings, axes and options, or picks cases (``axis.NAME = ["one", "two"]``).
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from algorithms.common.checks import check_choice, nearest
+from fedapps.errors import UserError
+from fedapps.settings import default_config, kebab, read_settings
+from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
+
+SEED = "seed"
+TABLES = ("axis", "scale", "sweep", "when")
+MAX_CELLS = 10_000
+#: Settings that the sweep decides itself.
+RESERVED = {"out": "the folders of the cells are the sweep's: choose --out", "resume": "a sweep always goes on where it stopped"}
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """The table ``[sweep]``. ``measures``: of the tables, () for those that fit the task; ``rows``: axes of the rows, () for the first.
+
+    ``title``: heading of the page.
+    """
+
+    title: str = ""
+    measures: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.title, str):
+            raise ValueError(f"title = {self.title!r}: must be text")
+        for name in ("measures", "rows"):
+            names = getattr(self, name)
+            if not isinstance(names, tuple) or not all(isinstance(value, str) for value in names) or len(set(names)) < len(names):
+                raise ValueError(f"{name} = {names!r}: must be a list of different names")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that varies: the settings of each of its values, by label. ``name``: the key of a list, or that of ``[axis.NAME]``."""
+
+    name: str
+    values: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def keys(self) -> set[str]:
+        """The settings that it decides, for one of its values at least."""
+        return {key for settings in self.values.values() for key in settings}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One ``[[when]]``: where a cell's settings are among the values of every condition, it gets ``settings``."""
+
+    conditions: Mapping[str, Sequence[Any]]
+    settings: Mapping[str, Any]
+
+    def holds(self, config: Mapping[str, Any]) -> bool:
+        """Whether a cell with these settings is meant; what it lacks has its default."""
+        known = default_config()
+        return all(config.get(key, known[key]) in values for key, values in self.conditions.items())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a file says, at one of its scales. ``fixed``: the settings that do not vary."""
+
+    name: str
+    axes: Sequence[Axis]
+    fixed: Mapping[str, Any]
+    rules: Sequence[Rule]
+    options: SweepOptions
+
+
+def read_grid(path: Path, assignments: Sequence[str] = (), scale: str = "") -> Grid:
+    """Return what a file says, at a scale of it; ``assignments`` (``key=value``) win. Raises ``UserError``."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+    try:
+        return _grid(path.stem, tables, dict(map(parse_assignment, assignments)), scale)
+    except (UserError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _grid(name: str, tables: dict[str, Any], given: Mapping[str, Any], scale: str) -> Grid:
+    scales = tables.pop("scale", {})
+    if not isinstance(scales, dict) or not all(isinstance(table, dict) for table in scales.values()):
+        raise UserError("scale: must hold tables, [scale.small] for example")
+    if scale and scale not in scales:
+        raise UserError(f"--scale {scale}: {nearest(scale, scales)}it has {listed(scales, 'no scales')}")
+    when = tables.pop("when", [])
+    rules = [_rule(table) for table in (when if isinstance(when, list) else [when])]
+    settings, axes, options = _parts(tables)
+    picked: set[str] = set()
+    for more in ([scales[scale]] if scale else []) + [_nested(given)]:
+        new_settings, new_axes, new_options = _parts(more)
+        settings |= new_settings
+        axes |= {axis: _picked(axis, cases, axes) for axis, cases in new_axes.items()}
+        picked |= {axis for axis, cases in new_axes.items() if isinstance(cases, list)}
+        options |= new_options
+    named = [Axis(axis, _cases(axis, cases)) for axis, cases in axes.items()]
+    lists = [_list_axis(key, value) for key, value in settings.items() if isinstance(value, list)]
+    fixed = {key: value for key, value in settings.items() if not isinstance(value, list)}
+    _check_keys([*settings, *(key for axis in named for key in axis.keys), *(key for rule in rules for key in rule.settings)])
+    grid = Grid(f"{name}-{scale}" if scale else name, [*lists, *named], fixed, rules, _options(options))
+    _check_axes(grid, given, picked)
+    return grid
+
+
+def _parts(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return settings (flat), axes and options of the tables."""
+    for name in ("axis", "sweep"):
+        if not isinstance(tables.get(name, {}), dict):
+            raise UserError(f"{name} = {tables[name]!r}: must be a table")
+    if misplaced := [name for name in ("scale", "when") if name in tables]:
+        raise UserError(f"{misplaced[0]}: belongs to the top of the file, neither to a scale nor to the command line")
+    settings = flatten_toml({key: value for key, value in tables.items() if key not in TABLES})
+    return settings, dict(tables.get("axis", {})), dict(tables.get("sweep", {}))
+
+
+def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return assignments of the command line with ``axis.NAME`` and ``sweep.KEY`` as tables."""
+    out: dict[str, Any] = {}
+    for key, value in given.items():
+        table, _, name = key.partition(".")
+        if table in TABLES:
+            out.setdefault(table, {})[name] = value
+        else:
+            out[key] = value
+    return out
+
+
+def _rule(table: Any) -> Rule:
+    settings = table.pop("set", None) if isinstance(table, dict) else None
+    if not isinstance(settings, dict) or not settings or not table:
+        raise UserError("when: needs conditions and a table of settings: method = 'superfed-lm', set = {superfed.nu = 2.0}")
+    conditions = {key: value if isinstance(value, list) else [value] for key, value in flatten_toml(table).items()}
+    for key, values in conditions.items():
+        for value in values:
+            read_settings({key: value})  # knows which keys and values there are
+    return Rule(conditions, flatten_toml(settings))
+
+
+def _picked(name: str, cases: Any, axes: Mapping[str, Any]) -> Any:
+    """Return the cases of an axis that is replaced, or those picked from it."""
+    if not isinstance(cases, list):
+        return cases
+    if name not in axes:
+        raise UserError(f"axis.{name}: {nearest(name, axes)}it has {listed(axes, 'no [axis.NAME]')}")
+    for case in cases:
+        if case not in axes[name]:
+            raise UserError(f"axis.{name} = {cases!r}: {nearest(str(case), axes[name])}it has {listed(axes[name], 'no cases')}")
+    return {case: axes[name][case] for case in cases}
+
+
+def _cases(name: str, cases: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(cases, dict) or not cases or not all(isinstance(case, dict) for case in cases.values()):
+        raise UserError(f"axis.{name}: must be a table of cases, each a table of settings: 'some name' = {{num-rounds = 10}}")
+    table = {label: flatten_toml(case) for label, case in cases.items()}
+    for label, case in table.items():
+        if lists := [key for key, value in case.items() if isinstance(value, list)]:
+            raise UserError(
+                f"axis.{name}.{label}: {lists[0]} is a list, a case has one value of each: make it an axis of its own"
+            )
+    return table
+
+
+def _list_axis(key: str, values: list[Any]) -> Axis:
+    if not values:
+        raise UserError(f"{key} = []: a list without values leaves no cells")
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise UserError(f"{key} = {_text(values)}: {_text(value)} is given twice")
+    return Axis(key, {value if isinstance(value, str) else _text(value): {key: value} for value in values})
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    known = default_config()
+    for key in keys:
+        if key in RESERVED:
+            raise UserError(f"{key}: {RESERVED[key]}")
+        if key not in known:
+            raise UserError(f"unknown setting {key!r}: {nearest(key, known)}all keys are listed in pyproject.toml")
+
+
+def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
+    """Raise ``UserError`` where two places decide the same setting, a row is no axis, or there are too many cells.
+
+    ``given``: on the command line. ``picked``: axes of which only some cases are left, so that what is fixed may serve the others.
+    """
+    owner: dict[str, str] = {}
+    names: list[str] = []
+    for axis in grid.axes:
+        if axis.name in names:
+            raise UserError(f"{axis.name}: is a list and the name of [axis.{axis.name}]: give the axis another name")
+        names.append(axis.name)
+        for key in sorted(axis.keys):
+            if key in owner:
+                raise UserError(f"{key}: is decided by two axes, {owner[key]} and {axis.name}: leave it to one")
+            owner[key] = axis.name
+            everywhere = axis.name not in picked and all(key in settings for settings in axis.values.values())
+            if key in grid.fixed and (key in given or everywhere):
+                raise UserError(
+                    f"{key} = {_text(grid.fixed[key])}: axis.{axis.name} decides it, too: leave one out, "
+                    f"or pick cases with axis.{axis.name}=[...]"
+                )
+    for rule in grid.rules:
+        for key in rule.settings:
+            if key in owner or key in given:
+                place = f"the axis {owner[key]}" if key in owner else "the command line"
+                raise UserError(f"{key}: is decided by {place} and by a [[when]]: leave it to one")
+    names = [name for name in names if name != SEED]
+    for row in grid.options.rows:
+        if row not in names:
+            raise UserError(f"sweep.rows = {row!r}: {nearest(row, names)}choose of {listed(names, 'no axes')}")
+    if (count := math.prod(len(axis.values) for axis in grid.axes)) > MAX_CELLS:
+        raise UserError(f"{count} combinations of settings: leave values out until there are at most {MAX_CELLS}")
+
+
+def _options(given: Mapping[str, Any]) -> SweepOptions:
+    names = {kebab(part.name): part.name for part in fields(SweepOptions)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        check_choice("[sweep]", key, names)
+        # A name may stand without brackets.
+        several = [value] if key != "title" and isinstance(value, str) else value
+        values[names[key]] = tuple(several) if isinstance(several, list) else several
+    try:
+        return SweepOptions(**values)
+    except ValueError as error:
+        raise UserError(f"sweep.{error}") from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return toml_value(value) if isinstance(value, bool | int | float | str) else str(value)
+
+
+def listed(names: Any, none: str) -> str:
+    """Return names in one line, or what to say of none."""
+    return ", ".join(map(str, names)) or none

@@ -1,0 +1,230 @@
+"""The pictures and the page of a sweep: curves over the rounds, the final values, all tables, what failed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedapps.results import html
+from fedapps.results.drawing import DARK, LIGHT, Theme, label_rounds, label_values, legend, line_with_range, panels, png, title
+from fedapps.results.formats import is_percent, metric_name, one_line, seconds_text
+from fedapps.results.html import Html
+from fedapps.results.reader import RunFolder
+from fedapps.sweep.plan import Plan, short_label
+from fedapps.sweep.tables import Results, best_of, heading
+
+MAX_PANELS = 12
+_STYLES = ("-", "--", ":", "-.")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def figures(results: Results, theme: Theme) -> dict[str, Figure]:
+    """Return the sweep's pictures by file name: those it has numbers for."""
+    out = {}
+    if curve := next((measure for measure in results.measures if _has_curve(results, measure)), None):
+        out["curves"] = _curves(results, curve, theme)
+    shown = [measure for measure in results.measures if any(entry.values(measure) for entry in results.entries.values())]
+    if shown and len(results.entries) > 1:
+        out["values"] = _values(results, shown[:4], theme)
+    if shown and (grid := _grid(results)):
+        out["grid"] = _heat(results, shown[0], grid, theme)
+    return out
+
+
+def _has_curve(results: Results, measure: str) -> bool:
+    return any(len(run.series("evaluate").get(measure, ((),))[0]) > 1 for run in results.runs)
+
+
+def _curves(results: Results, measure: str, theme: Theme) -> Figure:
+    """One panel a column, one line a row: the mean over seeds, and a band from the lowest to the highest."""
+    columns = results.columns[:MAX_PANELS]
+    wide = min(3, len(columns))
+    high = -(-len(columns) // wide)
+    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.4 * high + 0.22 * len(results.rows) / wide + 0.5), theme)
+    for panel, column in zip(axes, columns, strict=False):
+        for index, row in enumerate(results.rows):
+            entry = results.entry(row, column)
+            over_rounds = [
+                dict(zip(*s, strict=True)) for run in (entry.runs if entry else ()) if (s := run.series("evaluate").get(measure))
+            ]
+            if over_rounds:
+                common = sorted(set.intersection(*(set(values) for values in over_rounds)))
+                stack = np.array([[values[r] for r in common] for values in over_rounds])
+                line_with_range(panel, common, stack, *_look(index, theme), results.row_name(row))
+        title(panel, results.column_name(column) or f"{heading(measure)} over rounds", theme, size=11)
+        label_rounds(panel)
+        label_values(panel, measure, "")
+    for panel in axes[len(columns) :]:
+        panel.set_visible(False)
+    fullest = max(axes[: len(columns)], key=lambda panel: len(panel.get_legend_handles_labels()[1]))
+    legend(figure, fullest, theme)
+    return figure
+
+
+def _look(index: int, theme: Theme) -> tuple[str, str]:
+    return theme.series[index % len(theme.series)], _STYLES[index // len(theme.series) % len(_STYLES)]
+
+
+def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
+    """One panel a measure, one line of it a row, one mark a column: the mean over seeds, from the lowest to the highest."""
+    rows, columns = results.rows, results.columns[: len(_MARKERS)]
+    height = max(2.6, 0.3 * len(rows) + 1.5)
+    figure, axes = panels(1, len(measures), (max(6.2, 3.3 * len(measures) + 1.6), height), theme)
+    for panel, measure in zip(axes, measures, strict=True):
+        scale = 100 if is_percent(measure) else 1
+        for index, column in enumerate(columns):
+            shift = 0.16 * (index - (len(columns) - 1) / 2)
+            found = [(place, entry.values(measure)) for place, row in enumerate(rows) if (entry := results.entry(row, column))]
+            found = [(place, [scale * value for value in values]) for place, values in found if values]
+            if not found:
+                continue
+            means = [float(np.mean(values)) for _, values in found]
+            spans = [
+                [m - min(v) for m, (_, v) in zip(means, found, strict=True)],
+                [max(v) - m for m, (_, v) in zip(means, found, strict=True)],
+            ]
+            colour = theme.series[index % len(theme.series)]
+            panel.errorbar(
+                means, [place + shift for place, _ in found], xerr=spans, fmt=_MARKERS[index], color=colour, ms=5, lw=1.4,
+                label=results.column_name(column) or "_",
+            )  # fmt: skip
+        title(panel, heading(measure), theme, size=10.5)
+        panel.set_ylim(len(rows) - 0.5, -0.5)
+        panel.set_yticks(
+            range(len(rows)), [results.row_name(row)[:34] for row in rows] if panel is axes[0] else [], parse_math=False
+        )
+    legend(figure, axes[0], theme)
+    return figure
+
+
+def _grid(results: Results) -> tuple[list[float], list[float]] | None:
+    """Return the numbers of the last row axis and of the last column axis, where the tables are grids of numbers."""
+    if not results.row_axes or not results.column_axes:
+        return None
+    axes = {axis.name: axis for axis in results.plan.grid.axes}
+    found = []
+    for name in (results.row_axes[-1], results.column_axes[-1]):
+        values = [value for settings in axes[name].values.values() for value in settings.values()]
+        if len(values) < 3 or len(values) != len(axes[name].values) or not all(isinstance(v, int | float) for v in values):
+            return None
+        found.append([float(value) for value in values])
+    return found[0], found[1]
+
+
+def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]], theme: Theme) -> Figure:
+    """A picture of the table in colours, one panel for each value of the other axes, the mean over seeds in every field."""
+    rows, columns = results.rows, results.columns
+    kinds = list(dict.fromkeys((row[:-1], column[:-1]) for row in rows for column in columns))[:MAX_PANELS]
+    wide = min(3, len(kinds))
+    high = -(-len(kinds) // wide)
+    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.5 * high), theme)
+    means = [mean for entry in results.entries.values() if (mean := entry.mean(measure)) is not None]
+    scale = 100 if is_percent(measure) else 1
+    tops, lefts = (list(dict.fromkeys(labels[-1] for labels in side)) for side in (columns, rows))
+    for panel, (row_kind, column_kind) in zip(axes, kinds, strict=False):
+        table = np.full((len(lefts), len(tops)), np.nan)
+        for i, left in enumerate(lefts):
+            for j, top in enumerate(tops):
+                entry = results.entry((*row_kind, left), (*column_kind, top))
+                mean = entry.mean(measure) if entry else None
+                table[i, j] = np.nan if mean is None else mean
+        # Light for bad, dark for good, whichever end that is.
+        shades = "Blues_r" if best_of(measure) is min else "Blues"
+        panel.imshow(table, cmap=shades, aspect="auto", vmin=min(means), vmax=max(means))
+        middle = (min(means) + max(means)) / 2
+        for (i, j), value in np.ndenumerate(table):
+            dark = (value > middle) == (shades == "Blues")
+            if np.isfinite(value):
+                panel.text(
+                    j, i, f"{scale * value:.4g}", ha="center", va="center", fontsize=9, color="white" if dark else "#14324d"
+                )
+        names = [label for label in (*row_kind, *column_kind) if label]
+        title(panel, ", ".join([*names, heading(measure)]), theme, size=10.5)
+        panel.set_xticks(range(len(tops)), tops)
+        panel.set_yticks(range(len(lefts)), lefts)
+        panel.grid(False)
+        panel.set_xlabel(results.column_axes[-1], parse_math=False)
+        panel.set_ylabel(results.row_axes[-1], parse_math=False)
+    for panel in axes[len(kinds) :]:
+        panel.set_visible(False)
+    return figure
+
+
+# --- the page ----------------------------------------------------------------------------------------------------------
+
+
+def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
+    """Write ``plots/*.png`` and the self-contained ``report.html``; ``failed``: the reason by cell. Returns the page's path."""
+    light = {name: png(figure) for name, figure in figures(results, LIGHT).items()}
+    dark = {name: png(figure) for name, figure in figures(results, DARK).items()}
+    (folder / "plots").mkdir(exist_ok=True)
+    for name, data in light.items():
+        (folder / "plots" / f"{name}.png").write_bytes(data)
+    words = {"curves": "over rounds", "values": "at the end", "grid": "at the end, as a grid"}
+    pictures = [
+        html.picture(
+            f"{results.plan.title}: {', '.join(map(metric_name, results.measures))} {words[name]}", light[name], dark[name]
+        )
+        for name in light
+    ]
+    path = folder / "report.html"
+    path.write_text(_html(results, pictures, failed), encoding="utf-8")
+    return path
+
+
+def _html(results: Results, pictures: list[Html], failed: Mapping[str, str]) -> str:
+    plan = results.plan
+    body = [
+        Html(f"<header><h1>{html.text(plan.title)}</h1>"),
+        html.paragraph(_subtitle(plan), "quiet"),
+        Html(f'<div class="state {"failed" if failed else "completed"}">{html.text(_state(results, failed))}</div></header>'),
+        html.paragraph(results.note(), "quiet"),
+    ]
+    for name, header, rows in results.tables(lambda text: f"<b>{text}</b>"):
+        # Names of cases come from the file, numbers from here: only the mark of the best is markup.
+        cells = [[row[0], *(_best_or_text(text) for text in row[1:])] for row in rows]
+        body += [html.heading(name)] * bool(name) + [Html(f'<div class="panel">{html.table(header, cells)}</div>')]
+    if pictures:
+        legend_note = "Lines and marks are means over seeds, bands and bars go from the lowest to the highest seed."
+        body += [html.heading("Plots"), html.paragraph(legend_note, "quiet"), *pictures]
+    body.append(html.heading("Details"))
+    if failed:
+        reasons = [(name, one_line(reason, 500)) for name, reason in failed.items()]
+        body.append(html.collapsible("Failed cells", str(len(failed)), html.table(["cell", "reason"], reasons, 2), is_open=True))
+    body.append(html.collapsible("Settings of all cells", str(len(plan.grid.fixed)), html.pairs(plan.grid.fixed.items())))
+    axes = [(axis.name, ", ".join(axis.values)) for axis in plan.grid.axes]
+    body.append(html.collapsible("What varies", str(len(axes)), html.pairs(axes)))
+    body.append(html.collapsible("Cells", str(len(plan.points)), _cells(results)))
+    return html.page(plan.title, body)
+
+
+def _best_or_text(text: str) -> Html:
+    return Html(text) if text.startswith("<b>") else html.text(text)
+
+
+def _subtitle(plan: Plan) -> str:
+    varied = [f"{axis.name}: {len(axis.values)}" for axis in plan.grid.axes if len(axis.values) > 1]
+    return " · ".join([*varied, f"{len(plan.points)} cells"])
+
+
+def _state(results: Results, failed: Mapping[str, str]) -> str:
+    done = f"{len(results.runs)} of {len(results.plan.points)} cells finished"
+    return f"✗ {done}, {len(failed)} failed: the same command goes on with them." if failed else f"✓ {done}."
+
+
+def _cells(results: Results) -> Html:
+    runs: dict[str, RunFolder] = {run.path.name: run for run in results.runs}
+    rows = []
+    for point in results.plan.points:
+        run = runs.get(point.name)
+        told = ", ".join(short_label(axis, label) for axis, label in point.place.items())
+        rows.append(
+            (
+                told,
+                run.rounds_completed if run else "-",
+                seconds_text(run.numbers["seconds"]) if run else "-",
+                f"cells/{point.name}",
+            )
+        )
+    return html.table(["cell", "rounds", "time", "folder"], rows, 1)

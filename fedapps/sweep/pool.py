@@ -1,0 +1,136 @@
+"""Cells: runs of one study through the inline engine, in parallel processes, each with its own results folder.
+
+A cell that is finished is not run again; one that broke goes on from its checkpoint, or starts anew if it keeps none. A cell that fails
+does not stop the others.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import RunFailed
+
+#: One thread a process: more wait for each other where processes share the cores.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: its settings (keys as in ``pyproject.toml``) and its results folder, named by what is run."""
+
+    config: Mapping[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A cell that ran: what its summary says, or why it failed."""
+
+    cell: Cell
+    summary: Mapping[str, Any]
+    error: str = ""
+
+    def __str__(self) -> str:
+        """Return one line for the one who waits."""
+        if self.error:
+            return f"{self.cell.folder.name}: failed: {self.error}"
+        return f"{self.cell.folder.name}: {self.summary['rounds-completed']} rounds in {self.summary['seconds']:.0f} s"
+
+
+def finished(folder: Path, rounds: int = 0) -> bool:
+    """Whether a cell is done, and has run for this many rounds at least (or stopped by itself, where ``rounds`` is 0)."""
+    path = folder / "summary.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return known.get("status") == "completed" and int(known["rounds-completed"]) >= rounds
+
+
+def run_cells(cells: Iterable[Cell], processes: int = 0, after: Callable[[Cell], None] | None = None) -> Iterator[Ended]:
+    """Run cells and yield each as it ends; cells that share a folder run once.
+
+    ``processes``: at a time (0: as many as there are CPUs). ``after(cell)``: called in the cell's process at its end, to leave more in
+    its folder; a function of a module, since it travels to the process.
+    """
+    jobs = {cell.folder: cell for cell in cells}
+    if not jobs:
+        return
+    os.environ |= ONE_THREAD  # for the processes to come
+    size = min(processes or os.cpu_count() or 1, len(jobs))
+    others = set(active_children())
+    with ProcessPoolExecutor(size, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
+        running = {pool.submit(run_cell, cell, after): cell for cell in jobs.values()}
+        try:
+            for future in as_completed(running):
+                try:
+                    yield Ended(running[future], future.result())
+                except BrokenProcessPool:
+                    yield Ended(running[future], {}, "its process died (out of memory?)")
+                except Exception as error:
+                    yield Ended(running[future], {}, f"{type(error).__name__}: {error}")
+        except BaseException:
+            # The pool would wait for the cells that run, and start some more: minutes, after Ctrl-C.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(active_children()) - others:
+                process.terminate()
+                process.join()
+            _mark_interrupted(jobs)
+            raise
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the one that waits: it ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _mark_interrupted(folders: Iterable[Path]) -> None:
+    """Say of the cells whose processes were ended what became of them."""
+    from fedapps.results.writer import set_status
+
+    for folder in folders:
+        path = folder / "summary.json"
+        if path.exists() and json.loads(path.read_text(encoding="utf-8")).get("status") == "running":
+            set_status(folder, "interrupted")
+
+
+def run_missing(cells: Sequence[Cell], processes: int = 0, rounds: int = 0, after: Callable[[Cell], None] | None = None) -> None:
+    """Run the cells that are not finished and say on stderr how each ended. Raises ``RunFailed`` at the end if one failed."""
+    failed = 0
+    for ended in run_cells([cell for cell in cells if not finished(cell.folder, rounds)], processes, after):
+        print(ended, file=sys.stderr, flush=True)
+        failed += bool(ended.error)
+    if failed:
+        raise RunFailed(f"{failed} cells failed: see above, mend, and start again; what is finished is kept")
+
+
+def run_cell(cell: Cell, after: Callable[[Cell], None] | None = None) -> dict[str, Any]:
+    """Run one cell, or go on with it, in this process and return its summary."""
+    import torch  # late: the process that only waits needs none of these
+
+    from fedapps.client_app import app
+    from fedapps.engines.inline import InlineGrid
+    from fedapps.run import execute
+    from fedapps.run_command import prepare_folder
+    from fedapps.settings import read_settings
+
+    torch.set_num_threads(1)
+    resume = (cell.folder / "checkpoint").exists()
+    settings = read_settings({**cell.config, "out": str(cell.folder.absolute()), "resume": resume})
+    prepare_folder(settings, overwrite=not resume)
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
+    finally:
+        logger.setLevel(level)  # this process may have other runs to log
+    if after:
+        after(cell)
+    return summary

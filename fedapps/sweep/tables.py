@@ -1,0 +1,247 @@
+"""The tables of a sweep: mean and standard deviation over seeds, the best of every column in bold; as Markdown and as CSV.
+
+Rows are the first axis (or ``sweep.rows``) and every axis that not all methods know, columns the others but the seed.
+"""
+
+import csv
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from algorithms.common.checks import nearest
+from fedapps.results.comparison_table import AUROC_COLUMNS, COLUMNS
+from fedapps.results.formats import bytes_text, is_percent, metric_name, one_line
+from fedapps.results.reader import RunFolder
+from fedapps.sweep.grid import SEED
+from fedapps.sweep.plan import Plan, Point, short_label
+
+Labels = tuple[str, ...]
+
+#: What is shown where the file does not say: the first of these that a cell has.
+DEFAULTS = (
+    ("auroc-mean", "auroc-worst", "auroc-parity-gap"),
+    ("accuracy-mean", "accuracy-worst10", "ece-mean"),
+)
+#: Ends and words of measures by which it is known what is better.
+_MORE = ("mean", "worst", "worst10", "best10", "weighted")
+_LESS = ("loss", "ece", "mce", "gini", "std", "gap", "bytes", "seconds", "error")
+
+
+def best_of(measure: str) -> Callable[[list[float]], float] | None:
+    """Return ``max`` or ``min``, or ``None`` where it is not known what is better."""
+    for column in (*COLUMNS, *AUROC_COLUMNS):
+        if column.key == measure:
+            return column.best
+    words = measure.split("-")
+    if any(word in _LESS for word in words):
+        return min
+    return max if is_percent(measure) and words[-1] in _MORE else None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of the tables: the cells that differ in the seed alone, and the runs of those that are finished."""
+
+    points: tuple[Point, ...]
+    runs: tuple[RunFolder, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed is there."""
+        return len(self.runs) == len(self.points)
+
+    def values(self, measure: str) -> list[float]:
+        """Return the measure of every run that has it."""
+        return [float(run.numbers[measure]) for run in self.runs if measure in run.numbers]
+
+    def mean(self, measure: str) -> float | None:
+        """Return the mean over the seeds."""
+        values = self.values(measure)
+        return math.fsum(values) / len(values) if values else None
+
+    def std(self, measure: str) -> float | None:
+        """Return the sample standard deviation over the seeds, where there are several."""
+        values = self.values(measure)
+        if len(values) < 2:
+            return None
+        return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+    def text(self, measure: str) -> str:
+        """Return mean ± std, and of how many seeds where some are missing; fractions in per cent."""
+        mean, std = self.mean(measure), self.std(measure)
+        if mean is None:
+            return "-" if self.complete else "missing"
+        shown = number(measure, mean)
+        if std is not None:
+            decimals = len(shown.partition(".")[2])
+            exact = "e" in shown or not shown.replace(".", "").lstrip("-").isdigit()
+            scaled = 100 * std if is_percent(measure) else std
+            shown += f" ± {number(measure, std) if exact else f'{scaled:.{decimals}f}'}"
+        return shown if self.complete else f"{shown} ({len(self.runs)} of {len(self.points)})"
+
+
+def number(measure: str, value: float) -> str:
+    """Return a mean or a deviation with as many decimals as papers print."""
+    if "bytes" in measure.split("-"):
+        return bytes_text(value)
+    if is_percent(measure):
+        return f"{100 * value:.2f}"
+    if measure == "seconds":
+        return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.3g}"
+
+
+def heading(measure: str) -> str:
+    """Return a measure's name with its unit."""
+    unit = ", %" if is_percent(measure) else ", s" if measure == "seconds" else ""
+    name = metric_name(measure) + unit
+    return name[:1].upper() + name[1:]
+
+
+class Results:
+    """What a sweep has found so far, in rows and columns."""
+
+    def __init__(self, plan: Plan, runs: Mapping[str, RunFolder]) -> None:
+        """Arrange; ``runs``: the finished cells by name."""
+        self.plan = plan
+        self.row_axes, self.column_axes = _axes(plan)
+        self.entries: dict[tuple[Labels, Labels], Entry] = {}
+        found: dict[tuple[Labels, Labels], list[Point]] = {}
+        for point in plan.points:
+            place = self._labels(self.row_axes, point), self._labels(self.column_axes, point)
+            found.setdefault(place, []).append(point)
+        for place, points in found.items():
+            finished = tuple(runs[point.name] for point in points if point.name in runs)
+            self.entries[place] = Entry(tuple(points), finished)
+        self.rows = list(dict.fromkeys(row for row, _ in self.entries))
+        self.columns = list(dict.fromkeys(column for _, column in self.entries))
+        self.known = list(dict.fromkeys(key for run in runs.values() for key in run.numbers))
+        asked = plan.grid.options.measures
+        self.absent = [measure for measure in asked if self.known and measure not in self.known]
+        self.measures = self._measures()
+
+    def _labels(self, axes: Sequence[str], point: Point) -> Labels:
+        return tuple(point.place.get(axis, "") for axis in axes)
+
+    def _measures(self) -> list[str]:
+        """Return the measures of the tables: those asked for that some cell has, or those that fit."""
+        if asked := [measure for measure in self.plan.grid.options.measures if measure not in self.absent]:
+            return asked
+        for names in DEFAULTS:
+            if found := [name for name in names if name in self.known]:
+                return found
+        tests = [key for run in self.runs for key in run.evaluation if "train" not in key.split("-")]
+        losses = [key for key in tests if "loss" in key.split("-")]
+        return list(dict.fromkeys([*losses, *tests]))[:2] or ["seconds"]
+
+    @cached_property
+    def runs(self) -> list[RunFolder]:
+        """All finished runs."""
+        return [run for entry in self.entries.values() for run in entry.runs]
+
+    def row_name(self, row: Labels) -> str:
+        """Return how a row is called: the first axis by its value, others with their names."""
+        if not self.row_axes:
+            return str(self.plan.points[0].cell.config["method"])
+        told = [(axis, label) for axis, label in zip(self.row_axes, row, strict=True) if label]
+        words = [label if axis == self.row_axes[0] else short_label(axis, label) for axis, label in told]
+        return one_line(", ".join(words), 80) or "-"
+
+    def column_name(self, column: Labels) -> str:
+        """Return how a column is called."""
+        words = [short_label(axis, label) for axis, label in zip(self.column_axes, column, strict=True) if label]
+        return one_line(", ".join(words), 80)
+
+    @property
+    def corner(self) -> str:
+        """The name of what the rows are."""
+        return self.row_axes[0] if self.row_axes else "method"
+
+    def entry(self, row: Labels, column: Labels) -> Entry | None:
+        """Return a place of the tables; ``None`` where the grid has none."""
+        return self.entries.get((row, column))
+
+    def best(self, measure: str, column: Labels) -> set[Labels]:
+        """Return the rows that show a column's best value: none where it is not known what is better, or all look alike."""
+        choose = best_of(measure)
+        means = {
+            row: mean
+            for row in self.rows
+            if (entry := self.entry(row, column)) and entry.complete and (mean := entry.mean(measure)) is not None
+        }
+        shown = {row: number(measure, mean) for row, mean in means.items() if math.isfinite(mean)}
+        if choose is None or len(set(shown.values())) < 2:
+            return set()
+        top = number(measure, choose([mean for row, mean in means.items() if row in shown]))
+        return {row for row, text in shown.items() if text == top}
+
+    def table(self, measures: Sequence[str], mark: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
+        """Return header and rows: one measure over all columns, or all measures where there is a single column."""
+        places = [(measure, column) for measure in measures for column in self.columns]
+        header = [self.corner, *(self.column_name(c) if len(self.columns) > 1 else heading(m) for m, c in places)]
+        best = {place: self.best(*place) for place in places}
+        rows = []
+        for row in self.rows:
+            cells = [(entry.text(m) if (entry := self.entry(row, c)) else "-", row in best[m, c]) for m, c in places]
+            rows.append([self.row_name(row), *(mark(text) if is_best else text for text, is_best in cells)])
+        return header, rows
+
+    def tables(self, mark: Callable[[str], str]) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Return (heading, header, rows) of each table; ``mark`` shows a text as the best."""
+        if len(self.columns) == 1:
+            return [("", *self.table(self.measures, mark))]
+        return [(heading(measure), *self.table([measure], mark)) for measure in self.measures]
+
+    def markdown(self) -> str:
+        """Return all tables as Markdown."""
+        blocks = [f"# {self.plan.title}"]
+        for name, header, rows in self.tables(lambda text: f"**{text}**"):
+            blocks += [f"## {name}"] * bool(name) + [_markdown_table(header, rows)]
+        return "\n\n".join([*blocks, self.note()]) + "\n"
+
+    def note(self) -> str:
+        """Return what a reader must know besides the numbers."""
+        seeds = max(len(entry.points) for entry in self.entries.values())
+        over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One run each"
+        absent = [f" Left out, since no cell has it: {m} ({nearest(m, self.known)}see summary.json)." for m in self.absent]
+        return f"{over}, at the end of the runs. The best value of a column is bold.{''.join(absent)}"
+
+    def write_csv(self, path: Path) -> None:
+        """Write one line a place: its labels, how many seeds it has, and every measure at full precision."""
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(
+                [
+                    *self.row_axes,
+                    *self.column_axes,
+                    "seeds",
+                    "of",
+                    *(f"{m}{end}" for m in self.measures for end in ("", "-over-seeds-std")),
+                ]
+            )
+            for (row, column), entry in self.entries.items():
+                cells = [value for measure in self.measures for value in (entry.mean(measure), entry.std(measure))]
+                writer.writerow([*row, *column, len(entry.runs), len(entry.points), *cells])
+
+
+def _axes(plan: Plan) -> tuple[list[str], list[str]]:
+    """Return the axes of the rows and those of the columns."""
+    names = [axis.name for axis in plan.grid.axes if axis.name != SEED]
+    rows = list(plan.grid.options.rows) or names[:1]
+    # An axis that some cells do not have would leave holes in a column: it tells rows apart.
+    rows += [name for name in names if name not in rows and not all(name in point.place for point in plan.points)]
+    several = [axis.name for axis in plan.grid.axes if len(axis.values) > 1]
+    return rows, [name for name in names if name not in rows and name in several]
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [[text.replace("|", "\\|") for text in row] for row in (header, *rows)]
+    widths = [max(3, *(len(row[index]) for row in lines)) for index in range(len(header))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    padded = [
+        [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))] for row in lines
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [padded[0], rule, *padded[1:]])

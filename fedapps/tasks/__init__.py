@@ -1,0 +1,1 @@
+"""Data, model, objective and measures together, by name."""

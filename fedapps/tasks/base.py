@@ -1,0 +1,103 @@
+"""What the tasks with a torch model share: one working model a process, the model at the start, clients' tensors kept."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from algorithms.common.seeds import derived_seed
+from clients.base.data import ClientData
+from clients.base.training import get_arrays
+from fedapps.errors import UserError
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+
+#: Bytes of clients' samples that a process keeps as tensors; beyond, those used longest ago are made again when they are wanted.
+KEPT_BYTES = 2**30
+
+
+class TorchTask:
+    """Base of a task that trains a torch model. A task adds ``check``, ``objective``, ``model_fn`` and ``prepare``."""
+
+    name: str
+    #: Whether training labels can be made wrong on purpose (``data.noise``).
+    flips_labels = False
+
+    def __init__(self, settings: "Settings") -> None:
+        if settings.data.noise != "none" and not self.flips_labels:
+            raise UserError(
+                f"data.noise = {settings.data.noise!r}: flips classes of dealt images and sounds, not what this task has: choose none"
+            )
+        self.settings = settings
+        self.device = device_of(settings.device)
+        self._client_data: dict[int, ClientData] = {}
+        self._kept_bytes = 0
+
+    def model_fn(self, seed: int) -> nn.Module:
+        """Return a newly initialised model on the device."""
+        raise NotImplementedError
+
+    @property
+    def num_outputs(self) -> int:
+        """The outputs of the model for one sample: classes, or 1 for a yes-or-no question."""
+        raise NotImplementedError
+
+    def prepare(self, client: int, num_clients: int) -> ClientData:
+        """Return what client ``client`` of ``num_clients`` holds, on any device, always the same."""
+        raise NotImplementedError
+
+    def work_model(self) -> nn.Module:
+        """Return the one module in which the clients of this process work."""
+        return self._work_model
+
+    @cached_property
+    def _work_model(self) -> nn.Module:
+        model = self.model_fn(0)
+        if self.settings.model.head:
+            named: Any = model
+            named.head = head_of(model, self.settings.model.head)
+        return model
+
+    def initial_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the model with which the run starts, by array name."""
+        model = self.model_fn(derived_seed(self.settings.seed, "model"))
+        return dict(zip(model.state_dict(), get_arrays(model), strict=True))
+
+    def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
+        """Return one client's training, validation and test samples, on the device."""
+        if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
+            raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
+        kept = self._client_data
+        data = kept.pop(client_id, None)
+        if data is None:
+            data = self.prepare(client_id, num_clients).to(self.device)
+            self._kept_bytes += data.nbytes
+            while kept and self._kept_bytes > KEPT_BYTES:
+                self._kept_bytes -= kept.pop(next(iter(kept))).nbytes
+        kept[client_id] = data  # at the end: the first is the one used longest ago
+        return data
+
+
+def head_of(model: nn.Module, names: str) -> tuple[str, ...]:
+    """Return the layers that a setting names, with commas, as prefixes of array names. Raises ``UserError`` for one that is missing."""
+    head = tuple(f"{name.strip().rstrip('.')}." for name in names.split(","))
+    for prefix in head:
+        if not any(name.startswith(prefix) for name in model.state_dict()):
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in model.state_dict()))
+            raise UserError(
+                f"model.head = {names!r}: there is no layer {prefix[:-1]!r}: choose among {layers}, or whole parts of these"
+            )
+    return head
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device of a setting; ``auto`` is the GPU where one is visible."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device = 'cuda', but no GPU is visible here: choose 'cpu', or give clients one with --gpus-per-client")
+    return torch.device(name)

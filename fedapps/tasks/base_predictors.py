@@ -1,0 +1,83 @@
+"""Base predictors for ensembles of torch classifiers: small nets, each trained on a share of the labels.
+
+They are trained in one place before the first round, on samples that no client holds. The same settings and seed give the same nets.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from algorithms.common.seeds import derived_seed, generator
+from clients.base.data import Split
+from clients.base.training import SGD, TrainOptions, get_arrays, mini_batches
+from fedapps.data import partition as partitions
+from fedapps.data.images import Images
+from fedapps.data.partition import DataSettings
+from fedapps.errors import UserError
+from fedapps.models.image_nets import build_model
+from fedapps.tasks.predictor_library import Library
+
+Indices = NDArray[np.int64]
+
+
+def divide(images: Images, share: float, seed: int) -> tuple[Images, Images]:
+    """Return (samples for the base nets, samples for the clients): ``share`` of each class at random, and the rest."""
+    rng = generator(seed, "pre-training")
+    taken = []
+    for label in np.unique(images.labels):
+        rows = rng.permutation(np.flatnonzero(images.labels == label))
+        taken.append(rows[: max(1, round(share * len(rows)))])
+    mine = np.zeros(len(images.labels), bool)
+    mine[np.concatenate(taken)] = True
+
+    def part(rows: NDArray[np.bool_]) -> Images:
+        natural = None if images.natural is None else images.natural[rows]
+        return replace(images, pixels=images.pixels[rows], labels=images.labels[rows], natural=natural)
+
+    return part(mine), part(~mine)
+
+
+def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -> list[Indices]:
+    """Return each predictor's labels, sorted: drawn at random among those used least so far, so that all are covered evenly."""
+    if not 1 <= labels_each <= num_classes:
+        raise UserError(f"ensemble.labels-each = {labels_each}, but the data has {num_classes} classes: choose 1..{num_classes}")
+    rng = generator(seed, "label sets")
+    used = np.zeros(num_classes, np.int64)
+    out = []
+    for _ in range(predictors):
+        chosen = np.lexsort((rng.random(num_classes), used))[:labels_each]
+        used[chosen] += 1
+        out.append(np.sort(chosen).astype(np.int64))
+    return out
+
+
+@lru_cache(maxsize=2)
+def pretrained(
+    source: DataSettings, model: str, share: float, predictors: int, labels_each: int, options: TrainOptions, seed: int
+) -> Library:
+    """Return the library of ``predictors`` nets, trained on ``share`` of the samples; kept for the life of the process."""
+    images, _ = divide(partitions.load_images(source), share, seed)
+    x = images.pixels.astype(np.float32) / (255 if images.pixels.dtype == np.uint8 else 1)
+    channels, height, width = images.pixels.shape[1:]
+    nets, names = [], []
+    for k, labels in enumerate(label_sets(images.num_classes, labels_each, predictors, seed)):
+        rows = np.flatnonzero(np.isin(images.labels, labels))
+        net = build_model(model, (channels, height, width), images.num_classes, derived_seed(seed, "base net", k))
+        samples = Split(torch.from_numpy(x[rows]), torch.from_numpy(images.labels[rows]))
+        train(net, samples, options, generator(seed, "base net batches", k))
+        nets.append(get_arrays(net))
+        names.append(f"{k}:" + ",".join(map(str, labels)))
+    keys = list(build_model(model, (channels, height, width), images.num_classes, 0).state_dict())
+    return Library.from_arrays({key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names)
+
+
+def train(net: torch.nn.Module, samples: Split, options: TrainOptions, rng: np.random.Generator) -> None:
+    """Train a classifier in place."""
+    parameters = list(net.parameters())
+    optimiser = SGD([p.detach() for p in parameters], options.learning_rate, options.momentum, options.weight_decay)
+    net.train()
+    for x, y in mini_batches(samples, options, rng):
+        optimiser.step(torch.autograd.grad(torch.nn.functional.cross_entropy(net(x), y), parameters))

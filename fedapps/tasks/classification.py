@@ -1,0 +1,126 @@
+"""Image classification by a torch model: the task of the averaging and personalising methods.
+
+The data set is loaded once a process; a client's tensors are made once and kept.
+"""
+
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from algorithms.common.checks import nearest
+from algorithms.common.modules import get_arrays
+from algorithms.common.seeds import derived_seed, generator
+from clients.base.data import ClientData
+from clients.base.evaluation import CLASSIFICATION, Objective
+from fedapps.data import partition as partitions
+from fedapps.data.images import Images
+from fedapps.errors import UserError
+from fedapps.models import image_nets
+from fedapps.tasks.base import TorchTask
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+
+class Classification(TorchTask):
+    """A data set of images, partitioned over clients as the settings say, and a model."""
+
+    name = "classification"
+    flips_labels = True
+
+    def __init__(self, settings: "Settings") -> None:
+        if settings.model.name not in image_nets.NAMES:
+            near = nearest(settings.model.name, image_nets.NAMES)
+            raise UserError(f"model.name = {settings.model.name!r}: {near}choose one of {', '.join(image_nets.NAMES)}")
+        super().__init__(settings)
+
+    @cached_property
+    def images(self) -> Images:
+        """The whole data set."""
+        return partitions.load_images(self.settings.data)
+
+    @cached_property
+    def objective(self) -> Objective:
+        """Cross-entropy, with ``data.class-weights`` weighted by class in training (not in the scores)."""
+        if not self.settings.data.class_weights:
+            return CLASSIFICATION
+        counts = np.bincount(self.images.labels, minlength=self.images.num_classes)
+        weights = torch.tensor(len(self.images.labels) / (counts + 1), dtype=torch.float32, device=self.device)
+        return Objective(partial(functional.cross_entropy, weight=weights), CLASSIFICATION.score)
+
+    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
+    def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the samples of each client."""
+        return partitions.partition(self.images, self.settings.data, num_clients, self.settings.seed)
+
+    def natural_clients(self) -> int:
+        """Return how many clients the column ``data.natural-id`` names; other partitions deal to any number."""
+        natural = self.settings.data.partition == "natural"
+        return len(partitions.natural_groups(self.images, self.settings.data)) if natural else 0
+
+    def check(self, num_clients: int) -> None:
+        """Load and partition the data and build the model, so that what is wrong is said before a run starts."""
+        self.partition(num_clients)
+        if self.settings.data.synthetic:  # its training would be done twice
+            from fedapps.tasks.synthetic_sets import load_set
+
+            load_set(self)
+            self.model_fn(0)
+        else:
+            self.initial_arrays()
+
+    def model_fn(self, seed: int) -> nn.Module:
+        """Return a newly initialised model."""
+        chosen = self.settings.model
+        model = image_nets.build_model(chosen.name, self.image_shape, self.images.num_classes, seed, chosen.pretrained)
+        return model.to(self.device)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        channels, height, width = self.images.pixels.shape[1:]
+        return channels, height, width
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of classes."""
+        return self.images.num_classes
+
+    def initial_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the model with which the run starts; with ``data.synthetic`` for pre-training, trained on that set."""
+        chosen = self.settings.data
+        if not chosen.synthetic or chosen.synthetic_use != "pretrain":
+            return super().initial_arrays()
+        from fedapps.tasks.synthetic_sets import pretrain  # late: few runs start from a set
+
+        model = self.model_fn(derived_seed(self.settings.seed, "model"))
+        pretrain(self, model)
+        return dict(zip(model.state_dict(), get_arrays(model), strict=True))
+
+    def prepare(self, client: int, num_clients: int) -> ClientData:
+        """Return one client's training, validation and test samples; where a synthetic set is mixed in, that is trained on, too."""
+        own = partitions.client_data(
+            self.images, self.partition(num_clients)[client], client, self.settings.seed, self.settings.data.validation
+        )
+        own = partitions.noisy(own, self.settings.data, self.num_outputs, generator(self.settings.seed, "noise", client))
+        if self.settings.data.synthetic and self.settings.data.synthetic_use == "mix":
+            from fedapps.tasks.synthetic_sets import mixed
+
+            return mixed(self, own)
+        return own
+
+
+class Digits(Classification):
+    """Classification of scikit-learn's handwritten digits: bundled, no network."""
+
+    name = "digits"
+
+    def __init__(self, settings: "Settings") -> None:
+        if settings.data.source != "digits":
+            raise UserError(f"task = 'digits', but data.source = {settings.data.source!r}: choose task = 'classification'")
+        super().__init__(settings)

@@ -1,0 +1,82 @@
+"""Task ``constrained-classification``: a torch classifier whose every layer lies in a ball of its own: sparse or low-rank nets."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_choice, check_range
+from algorithms.frank_wolfe.atoms import Array
+from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.matrix_domains import NuclearBall
+from algorithms.frank_wolfe.product_domain import Product
+from algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
+from clients.base.training import trainable
+from clients.families.problems import Problem, TorchProblem
+from fedapps.errors import UserError
+from fedapps.tasks.classification import Classification
+from fedapps.tasks.convex import NON_ZERO
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+
+@dataclass(frozen=True)
+class ConstraintOptions:
+    """``ball``: of every layer's weights: l1 (sparse), l2, nuclear (low rank; vectors l2); ``radius``: of each."""
+
+    ball: str = "l2"
+    radius: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_choice("ball", self.ball, ["l1", "l2", "nuclear"])
+        check_range("radius", self.radius, 0, open_low=True)
+
+
+class ConstrainedClassification(Classification):
+    """Classification with one ball a layer; the start is the model's own, projected."""
+
+    name = "constrained-classification"
+    lambda_0 = (1e-3, 1e-3)
+    learning_rate = 0.1
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        self.options: ConstraintOptions = settings.problem
+
+    @cached_property
+    def domain(self) -> Domain:
+        """The product of the layers' balls; a convolution counts as a matrix of one row a channel."""
+        return Product(tuple(self._ball(tuple(p.shape)) for p in trainable(self.work_model()).values()))
+
+    def _ball(self, shape: tuple[int, ...]) -> Domain:
+        o = self.options
+        if o.ball == "nuclear" and len(shape) > 1:
+            return NuclearBall((shape[0], prod(shape[1:])), o.radius)
+        return L1Ball(shape, o.radius) if o.ball == "l1" else L2Ball(shape, o.radius)
+
+    def initial_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the model's own start, each layer projected onto its ball."""
+        arrays = super().initial_arrays()
+        names = list(trainable(self.work_model()))
+        if list(arrays) != names:
+            raise UserError(
+                f"model.name = {self.settings.model.name!r}: has buffers (batch norm?), which have no domain: choose a model without"
+            )
+        row = self.domain.project(np.concatenate([array.ravel() for array in arrays.values()]))
+        return dict(zip(names, self.domain.split(row.astype(np.float32)), strict=True))
+
+    def problem(self, client_id: int | str, num_clients: int) -> Problem:
+        """Return a client's mean training loss."""
+        return TorchProblem(self.work_model(), self.client_data(client_id, num_clients), self.objective)
+
+    def measure(self, x: Array, means: Any, num_clients: int) -> dict[str, float]:
+        """Return the share of the weights that count, or the sum of the layers' ranks."""
+        layers = self.domain.split(x)
+        if self.options.ball == "nuclear":
+            sizes = [np.linalg.svd(layer, compute_uv=False) for layer in layers if layer.ndim > 1]
+            return {"rank": float(sum((size > NON_ZERO * size[0]).sum() for size in sizes))}
+        return {"non-zeros": float(sum((np.abs(layer) > NON_ZERO * np.abs(layer).max()).sum() for layer in layers))}

@@ -1,0 +1,259 @@
+"""Tasks with a constraint: ``lasso`` and ``qap`` (generated, the optimum is known), ``sparse-logistic`` (digits).
+
+A task of a constrained method has ``domain``; ``problem(client_id, num_clients)``, a client's f_i; ``lambda_0`` for FedFW and for
+FedFW+ and ``learning_rate``, which the methods' options leave to it; ``measure``, what the server says about x_bar. More of them:
+``fedapps/tasks/matrix_completion.py``, ``fedapps/tasks/constrained_classification.py``. Source: Dadras, Prakhya, Yurtsever,
+FL-NeurIPS 2022, section 5.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_range
+from algorithms.common.measures import topk_accuracy
+from algorithms.common.seeds import generator
+from algorithms.frank_wolfe.atoms import Array
+from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1
+from algorithms.frank_wolfe.objectives import LeastSquares, Logistic, QuadraticAssignment, read_qaplib
+from algorithms.frank_wolfe.vector_domains import L1Ball
+from clients.families.problems import ObjectiveProblem, Problem
+from fedapps.data.sources import digits_table
+from fedapps.errors import UserError
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+# An entry counts as non-zero from this share of the largest one on: Frank-Wolfe only ever shrinks what it once added.
+NON_ZERO = 1e-3
+
+
+class ConstrainedTask:
+    """Base: what a client holds is made once a process and kept."""
+
+    name: str
+    lambda_0: tuple[float, float]  # for FedFW and FedFW+
+    learning_rate: float = 0.1
+
+    def __init__(self, settings: "Settings") -> None:
+        self.options: Any = settings.problem
+        self.seed = settings.seed
+        self._problems: dict[tuple[int, int], Problem] = {}
+
+    @property
+    def domain(self) -> Domain:
+        """The constraint."""
+        raise NotImplementedError
+
+    def make(self, client: int, num_clients: int) -> Problem:
+        """Return a client's f_i; called once a client."""
+        raise NotImplementedError
+
+    def check(self, num_clients: int) -> None:
+        """Make the first client's f_i, so that what is wrong is said before a run starts."""
+        self.problem(0, num_clients)
+
+    def problem(self, client_id: int | str, num_clients: int) -> Problem:
+        """Return a client's f_i."""
+        if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
+            raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
+        if (client_id, num_clients) not in self._problems:
+            self._problems[client_id, num_clients] = self.make(client_id, num_clients)
+        return self._problems[client_id, num_clients]
+
+    def initial_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the start, a point of the domain."""
+        return {"x": self.domain.start()}
+
+    def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
+        """Return what is to be reported of x; ``means``: the clients' metrics, averaged alike."""
+        sizes = np.abs(x)
+        return {"non-zeros": float((sizes > NON_ZERO * sizes.max()).sum())}
+
+    def deal(self, total: int, what: str, client: int, num_clients: int) -> NDArray[np.int64]:
+        """Return the client's block of 0..total-1, all blocks even."""
+        if num_clients > total:
+            raise UserError(f"num-clients = {num_clients}, but task {self.name!r} has {total} {what} to deal: choose 1..{total}")
+        return np.array_split(np.arange(total), num_clients)[client]
+
+
+# --- lasso -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LassoOptions:
+    """``rows`` x ``columns``: of A; ``sparsity``: non-zeros of the solution x*; ``radius``: l1 norm (0: that of x*, optimum 0)."""
+
+    rows: int = 200
+    columns: int = 400
+    sparsity: int = 20
+    radius: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("rows", self.rows, 1)
+        check_range("columns", self.columns, 1)
+        check_range("sparsity", self.sparsity, 1, self.columns)
+        check_range("radius", self.radius, 0)
+
+
+class Lasso(ConstrainedTask):
+    """``||A x - b||^2`` over an l1 ball, b = A x*: rows of A with variances from U[1, 2], dealt in blocks."""
+
+    name = "lasso"
+    lambda_0 = (5.0, 0.5)
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        rng, o = generator(self.seed, "lasso"), self.options
+        self.a = rng.normal(size=(o.rows, o.columns)) * np.sqrt(rng.uniform(1, 2, o.columns))
+        self.solution = np.zeros(o.columns)
+        self.solution[rng.choice(o.columns, o.sparsity, replace=False)] = rng.normal(size=o.sparsity)
+        self.b = self.a @ self.solution
+
+    @cached_property
+    def domain(self) -> Domain:
+        """The l1 ball."""
+        return L1Ball((self.options.columns,), self.options.radius or float(np.abs(self.solution).sum()))
+
+    @cached_property
+    def learning_rate(self) -> float:  # type: ignore[override]
+        """One over a bound of the smoothness of any client's f_i."""
+        return float(1 / (2 * np.linalg.norm(self.a, 2) ** 2))
+
+    def make(self, client: int, num_clients: int) -> Problem:
+        """Return a block of rows; a mini-batch of them counts for all."""
+        rows = self.deal(self.options.rows, "rows", client, num_clients)
+        a, b = self.a[rows], self.b[rows]
+
+        def batch(at: NDArray[np.int64]) -> LeastSquares:
+            scale = np.sqrt(len(rows) / len(at))
+            return LeastSquares(scale * a[at], scale * b[at])
+
+        return ObjectiveProblem(LeastSquares(a, b), batch)
+
+    def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
+        """Return non-zeros, the distance to x*, the share of its support among as many largest entries, and what is left of F."""
+        support = np.flatnonzero(self.solution)
+        largest = np.argsort(-np.abs(x), kind="stable")[: len(support)]
+        out = {**super().measure(x, means, num_clients), "support-found": float(np.isin(largest, support).mean())}
+        out["solution-distance"] = float(np.linalg.norm(x - self.solution))
+        known = not self.options.radius or self.options.radius >= np.abs(self.solution).sum()
+        return out | ({"residual": means["objective"]} if known else {})
+
+
+# --- sparse-logistic -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SparseLogisticOptions:
+    """``radius``: of the l1 ball of every class's weights; ``test``: part of the samples."""
+
+    radius: float = 20.0
+    test: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_range("radius", self.radius, 0, open_low=True)
+        check_range("test", self.test, 0, 1, open_low=True, open_high=True)
+
+
+class SparseLogistic(ConstrainedTask):
+    """Multi-class logistic regression on the bundled digits, dealt at random; the weights of each class in an l1 ball."""
+
+    name = "sparse-logistic"
+    lambda_0 = (4e-4, 4e-4)
+    learning_rate = 0.5
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        digits = digits_table()
+        order = generator(self.seed, "sparse-logistic").permutation(len(digits))
+        cut = round(self.options.test * len(order))
+        self.x, self.y = digits[:, :-1] / 16, digits[:, -1].astype(np.int64)
+        self.test, self.train = order[:cut], order[cut:]
+
+    @cached_property
+    def domain(self) -> Domain:
+        """An l1 ball a class."""
+        return GroupL1((self.x.shape[1], 10), self.options.radius)
+
+    def make(self, client: int, num_clients: int) -> Problem:
+        """Return a part of the training samples; measures are those of a part of the test samples."""
+        rows = self.train[self.deal(len(self.train), "training samples", client, num_clients)]
+        tests = self.test[self.deal(len(self.test), "test samples", client, num_clients)]
+        x, y, test_x, test_y = self.x[rows], self.y[rows], self.x[tests], self.y[tests]
+        scored = Logistic(test_x, test_y, 10)
+
+        def test(point: Array) -> dict[str, float]:
+            return {"accuracy": topk_accuracy(test_x @ point, test_y, 1), "test-loss": scored.value(point)}
+
+        return ObjectiveProblem(Logistic(x, y, 10), lambda at: Logistic(x[at], y[at], 10), test)
+
+
+# --- qap -------------------------------------------------------------------------------------------------------------
+
+# chr12a of QAPLIB (Christofides, Benavent 1989), optimum 9552: the edges of the tree A, and B above its diagonal.
+CHR12A_EDGES = (
+    (0, 1, 90), (0, 2, 10), (0, 3, 23), (0, 4, 43), (1, 5, 88), (2, 6, 26), (2, 7, 16), (5, 8, 1), (7, 9, 96), (8, 10, 29),
+    (9, 11, 37),
+)  # fmt: skip
+CHR12A_DISTANCES = """36 54 26 59 72 9 34 79 17 46 95  73 35 90 58 30 78 35 44 79 36  21 10 97 58 66 69 61 54 63
+    93 12 46 40 37 48 68 85  64 5 29 76 16 5 76  96 55 38 54 0 34  83 35 11 56 37  44 12 15 80  64 39 33  70 86  18"""
+
+
+def chr12a() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return A and B (12, 12)."""
+    a, b = np.zeros((12, 12)), np.zeros((12, 12))
+    for i, j, weight in CHR12A_EDGES:
+        a[i, j] = a[j, i] = weight
+    b[np.triu_indices(12, 1)] = [float(word) for word in CHR12A_DISTANCES.split()]
+    return a, b + b.T
+
+
+@dataclass(frozen=True)
+class QapOptions:
+    """``source``: a QAPLIB file (.dat); "": chr12a."""
+
+    source: str = ""
+
+
+class Qap(ConstrainedTask):
+    """``trace(A X B' X')`` over doubly stochastic X; the entries of B are dealt row by row."""
+
+    name = "qap"
+    lambda_0 = (65.0, 10.0)
+
+    @cached_property
+    def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """A and B."""
+        source = self.options.source
+        if not source:
+            return chr12a()
+        try:
+            a, b = read_qaplib(Path(source).expanduser().read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"qap.source = {source!r}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UserError(f"qap.source = {source!r}: {error}") from None
+        return a, b
+
+    @cached_property
+    def domain(self) -> Domain:
+        """The Birkhoff polytope."""
+        return Birkhoff(self.matrices[0].shape)
+
+    def make(self, client: int, num_clients: int) -> Problem:
+        """Return the part of the cost that belongs to some entries of B; measures: its value at the nearest permutation."""
+        a, b = self.matrices
+        entries = self.deal(b.size, "entries of B", client, num_clients)
+        part = QuadraticAssignment(a, b, [divmod(int(entry), len(b)) for entry in entries])
+        return ObjectiveProblem(part, None, lambda x: {"rounded-loss": part.value(self.domain.lmo(-x).dense())})
+
+    def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
+        """Return the whole cost: of x, and of the nearest permutation."""
+        return {"relaxed-cost": num_clients * means["objective"], "rounded-cost": num_clients * means["rounded-loss"]}

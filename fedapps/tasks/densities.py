@@ -1,0 +1,201 @@
+"""Tasks of the ensemble methods on densities: ``point-mass`` (synthetic, the optimum is known) and ``unigram`` (one role a client).
+
+A task of an ensemble method has ``library()``, the frozen predictors on the server; ``client_data(client_id, num_clients)``, with the
+members that ``clients.families.ensemble_data`` describes; ``references(num_clients)``, what the learnt ensemble is measured
+against; and ``check_library`` for predictors from elsewhere. Source of both: Hamer, Mohri, Suresh 2020, section 5.
+"""
+
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_range
+from algorithms.ensembles.best_mixture import best_mixture
+from clients.families.ensemble_data import DensityData, Histogram, check_loss
+from fedapps.data.corpus import Corpus, read_corpus
+from fedapps.errors import UserError
+from fedapps.tasks.predictor_library import TABLE, Library
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+
+@dataclass(frozen=True)
+class PointMassOptions:
+    """``size``: outcomes, and as many predictors. Outcome k has the share ``(k + 1)^-exponent`` (normalised) of ``samples``.
+
+    Exponent 1 gives the paper's synthetic study an optimal log loss of 3.681 at size 100.
+    """
+
+    size: int = 100
+    exponent: float = 1.0
+    samples: int = 1_000_000
+    loss: str = "log"
+    epsilon: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_range("size", self.size, 2, 10_000)
+        check_range("exponent", self.exponent, 0)
+        check_range("samples", self.samples, self.size)
+        check_loss(self.loss, self.epsilon)
+
+
+@dataclass(frozen=True)
+class UnigramOptions:
+    """``source``: a folder that ``datasets.load_dataset`` reads, with the splits train and test and the columns ``role`` and ``text``;
+    "": a small generated corpus.
+    """  # fmt: skip
+
+    source: str = ""
+    role: str = "character_id"
+    text: str = "text"
+    loss: str = "log"
+    epsilon: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss, self.epsilon)
+
+
+class DensityTask:
+    """What the two tasks with tables over a vocabulary share."""
+
+    name: str
+    options: Any
+
+    def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
+        """Return what one client counted."""
+        raise NotImplementedError
+
+    def library(self) -> Library:
+        """Return the predictors."""
+        raise NotImplementedError
+
+    def check_library(self, library: Library) -> None:
+        """Raise ``UserError`` unless ``library``, from elsewhere, holds densities over this task's outcomes."""
+        library.check_densities()
+        (size,), (wanted,) = library.spec[TABLE][1], self.library().spec[TABLE][1]
+        if size != wanted:
+            raise UserError(f"library: densities over {size} outcomes, but task {self.name!r} has {wanted}: use its vocabulary")
+
+    def initial_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return uniform weights alpha (q,)."""
+        q = self.library().q
+        return {"alpha": np.full(q, 1 / q)}
+
+    def references(self, num_clients: int) -> dict[str, float]:
+        """Return ``uniform-loss``, ``best-single-loss`` and, under the log loss, ``optimum-loss`` over all clients together.
+
+        Each also for the training data (``train-...``), on which the best single predictor is chosen. The optimum is that of the
+        data it is measured on, to 0.001. What a simulation knows.
+        """
+        clients = [self.client_data(client, num_clients) for client in range(num_clients)]
+        train = _pooled([client.train for client in clients])
+        tests = [client.test for client in clients if client.test is not client.train]
+        test = _pooled(tests) if tests else train
+        whole = DensityData(train, test, self.options.epsilon, self.options.loss)
+        predictors = self.library().take(np.arange(self.library().q))
+        scores = whole.score(predictors, np.full(self.library().q, 1 / self.library().q))
+        best = np.eye(self.library().q)[np.argmin(whole.singles(predictors))]
+        out = {"uniform-loss": scores["loss"], "train-uniform-loss": scores["train-loss"]}
+        out |= {"best-single-loss": scores.get("best-single-loss", scores["loss"])}
+        out |= {"train-best-single-loss": whole.loss_and_gradient(predictors, best)[0]}
+        if self.options.loss == "log":
+            for prefix, part in (("", test), ("train-", train)):
+                out[f"{prefix}optimum-loss"] = best_mixture(whole.outputs(predictors, part), part.weights, tolerance=1e-3)[1]
+        return out
+
+
+class PointMass(DensityTask):
+    """Predictor k is sure of outcome k; how often an outcome occurs follows a power law, which the weights have to find."""
+
+    name = "point-mass"
+
+    def __init__(self, settings: "Settings") -> None:
+        self.options: PointMassOptions = settings.problem
+        share = np.arange(1, self.options.size + 1, dtype=np.float64) ** -self.options.exponent
+        self.counts = np.maximum(1, np.rint(self.options.samples * share / share.sum()).astype(np.int64))
+
+    def check(self, num_clients: int) -> None:
+        """Check that every client gets an outcome."""
+        if num_clients > self.options.size:
+            raise UserError(
+                f"num-clients = {num_clients}, but task 'point-mass' has point-mass.size = {self.options.size} outcomes to deal: "
+                f"choose at most {self.options.size} clients"
+            )
+
+    @lru_cache(maxsize=1)  # noqa: B019 - a task lives as long as its process
+    def library(self) -> Library:
+        """Return the point masses."""
+        return Library.from_arrays({TABLE: np.eye(self.options.size, dtype=np.float32)})
+
+    def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
+        """Return the samples of domain ``client_id``: outcome k = ``client_id`` alone where there are as many clients as outcomes.
+
+        Fewer clients hold several: outcomes are dealt in turn. All clients together have the power law. What they test on is alike.
+        """
+        client = _checked(client_id, num_clients)
+        self.check(num_clients)
+        mine = {int(k): int(self.counts[k]) for k in range(client, self.options.size, num_clients)}
+        return DensityData(Histogram.of_counts(mine, self.options.size), None, self.options.epsilon, self.options.loss)
+
+    def optimum(self) -> float:
+        """Return the least loss of any mixture: the entropy of the power law, or one minus its squared norm."""
+        share = self.counts / self.counts.sum()
+        return float(-(share @ np.log(share))) if self.options.loss == "log" else float(1 - share @ share)
+
+
+class Unigram(DensityTask):
+    """One client a speaking role; predictor k is the unigram model of role k. ``num-clients`` below their number: the first ones."""
+
+    name = "unigram"
+
+    def __init__(self, settings: "Settings") -> None:
+        self.options: UnigramOptions = settings.problem
+        self.num_roles = settings.num_clients
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The words of the roles in this run."""
+        return read_corpus(self.options.source, self.options.role, self.options.text, self.num_roles)
+
+    def check(self, num_clients: int) -> None:
+        """Read the texts, and check that every client has a role."""
+        if num_clients > len(self.corpus.roles):
+            where = f"{self.options.source or 'the generated corpus'} with num-clients = {self.num_roles}"
+            raise UserError(
+                f"{num_clients} clients, but {where} gives {len(self.corpus.roles)} roles: set num-clients to the nodes"
+            )
+
+    @lru_cache(maxsize=1)  # noqa: B019
+    def library(self) -> Library:
+        """Return the roles' unigram models, from their training texts."""
+        tables = np.zeros((len(self.corpus.roles), len(self.corpus.vocabulary)), np.float32)
+        for row, histogram in zip(tables, self.corpus.train, strict=True):
+            row[histogram.outcomes] = histogram.weights
+        return Library.from_arrays({TABLE: tables}, self.corpus.roles)
+
+    @cache  # noqa: B019
+    def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
+        """Return the words of role ``client_id`` in sorted order. A role without test text is scored on its training text."""
+        client = _checked(client_id, num_clients)
+        self.check(num_clients)
+        corpus = self.corpus
+        return DensityData(corpus.train[client], corpus.test[client], self.options.epsilon, self.options.loss)
+
+
+def _checked(client_id: int | str, num_clients: int) -> int:
+    if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
+        raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
+    return client_id
+
+
+def _pooled(parts: list[Histogram]) -> Histogram:
+    """Return the histogram of several clients' samples together."""
+    total = sum(part.num_examples for part in parts)
+    frequencies = np.zeros(parts[0].size)
+    for part in parts:
+        frequencies[part.outcomes] += part.weights * (part.num_examples / total)
+    return Histogram.of_frequencies(frequencies, total)

@@ -1,0 +1,117 @@
+"""An ensemble of torch classifiers: the task ``ensemble-classification``, with the members that ``fedapps.tasks.densities`` names."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_range
+from clients.base.data import Split
+from clients.base.training import TrainOptions
+from clients.families.ensemble_data import TorchEnsembleData, check_loss
+from fedapps.data import partition as partitions
+from fedapps.data.images import Images
+from fedapps.errors import UserError
+from fedapps.tasks.base_predictors import divide, label_sets, pretrained
+from fedapps.tasks.classification import Classification
+from fedapps.tasks.predictor_library import Library
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+
+@dataclass(frozen=True)
+class EnsembleOptions:
+    """``predictors`` nets, each trained for ``epochs`` on the samples of ``labels_each`` labels among the ``share`` of all samples that
+    no client gets.
+    """  # fmt: skip
+
+    predictors: int = 10
+    labels_each: int = 3
+    share: float = 0.3
+    epochs: int = 20
+    learning_rate: float = 0.05
+    batch_size: int = 16
+    loss: str = "log"
+    epsilon: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_range("predictors", self.predictors, 1)
+        check_range("labels-each", self.labels_each, 1)
+        check_range("share", self.share, 0, 1, open_low=True, open_high=True)
+        check_range("epochs", self.epochs, 1)
+        check_range("learning-rate", self.learning_rate, 0, open_low=True)
+        check_range("batch-size", self.batch_size, 1)
+        check_loss(self.loss, self.epsilon)
+
+
+class EnsembleClassification:
+    """Images; predictor k is a net that knows some labels. Clients hold the samples that the nets were not trained on."""
+
+    name = "ensemble-classification"
+
+    def __init__(self, settings: "Settings") -> None:
+        self.options: EnsembleOptions = settings.problem
+        self.settings = settings
+        self.rest = _Rest(settings)
+        self._clients: dict[int | str, TorchEnsembleData] = {}
+
+    def check(self, num_clients: int) -> None:
+        """Load and partition the data, build the model and deal the labels; the nets are trained when the run starts."""
+        self.rest.check(num_clients)
+        label_sets(self.rest.images.num_classes, self.options.labels_each, self.options.predictors, self.settings.seed)
+
+    def library(self) -> Library:
+        """Return the trained nets."""
+        o, s = self.options, self.settings
+        training = TrainOptions(o.learning_rate, 1.0, 0.9, 1e-4, o.epochs, o.batch_size)
+        return pretrained(s.data, s.model.name, o.share, o.predictors, o.labels_each, training, s.seed)
+
+    def check_library(self, library: Library) -> None:
+        """Raise ``UserError`` unless ``library``, from elsewhere, holds nets of ``model.name``."""
+        state = self.rest.work_model().state_dict()
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        given = {name: shape for name, (_, shape) in library.spec.items()}
+        if wrong := [name for name in [*shapes, *given] if given.get(name) != shapes.get(name)]:
+            name = wrong[0]
+            raise UserError(
+                f"library: array {name!r} has shape {given.get(name)}, but model.name = {self.settings.model.name!r} wants "
+                f"{shapes.get(name)}: choose the model that the predictors were trained as"
+            )
+
+    def initial_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return uniform weights alpha (q,)."""
+        return {"alpha": np.full(self.options.predictors, 1 / self.options.predictors)}
+
+    def client_data(self, client_id: int | str, num_clients: int) -> TorchEnsembleData:
+        """Return one client's training and test samples, with the net in which it runs the predictors."""
+        if client_id not in self._clients:
+            parts = self.rest.client_data(client_id, num_clients)
+            o = self.options
+            self._clients[client_id] = TorchEnsembleData(self.rest.work_model(), parts.train, parts.test, o.loss, o.epsilon)
+        return self._clients[client_id]
+
+    def references(self, num_clients: int) -> dict[str, float]:
+        """Return loss and accuracy, over all clients' test data, of the uniform ensemble and of the net best on their training data."""
+        parts = [self.rest.client_data(client, num_clients) for client in range(num_clients)]
+        train, test = _joined([part.train for part in parts]), _joined([part.test for part in parts])
+        whole = TorchEnsembleData(self.rest.work_model(), train, test, self.options.loss, self.options.epsilon)
+        library = self.library()
+        scores = whole.score(library.take(np.arange(library.q)), np.full(library.q, 1 / library.q))
+        return {name: value for name, value in scores.items() if name.startswith(("uniform-", "best-single-"))}
+
+
+class _Rest(Classification):
+    """The samples that are dealt to the clients: all but those that the base nets are trained on."""
+
+    @cached_property
+    def images(self) -> Images:
+        whole = partitions.load_images(self.settings.data)
+        return divide(whole, self.settings.problem.share, self.settings.seed)[1]
+
+
+def _joined(parts: list[Split]) -> Split:
+    return Split(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))

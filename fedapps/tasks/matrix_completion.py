@@ -1,0 +1,198 @@
+"""Task ``matrix-completion``: the least squared error on observed entries over a nuclear-norm ball.
+
+Observations: a generated low-rank matrix, the bundled digits with hidden pixels, or a table of ratings from a folder or the hub.
+Source: Dadras, Prakhya, Yurtsever, FL-NeurIPS 2022, section 5.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_range
+from algorithms.common.seeds import generator
+from algorithms.frank_wolfe.atoms import Array
+from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.matrix_domains import NuclearBall
+from algorithms.frank_wolfe.objectives import MatrixCompletion
+from clients.families.problems import ObjectiveProblem, Problem
+from fedapps.data.sources import check_columns, digits_table, load_split
+from fedapps.errors import UserError
+from fedapps.tasks.convex import NON_ZERO, ConstrainedTask
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+# From so many entries on points are kept in single precision: half the memory and time.
+SINGLE_PRECISION = 2**18
+
+
+@dataclass(frozen=True)
+class MatrixCompletionOptions:
+    """``source``: "" (generated, of ``rank``, with ``noise``), "digits" (a row a picture), or what ``datasets.load_dataset`` reads.
+
+    ``rows`` x ``columns``: of the matrix; of a table 0 means as many as its numbers need. ``observations``: entries seen, training and
+    test together (0: half of them; a table has its own). ``radius``: nuclear norm (0: that of the whole matrix, where it is known).
+    ``user``, ``item``, ``rating``: a table's columns; users and items may be whole numbers from 0 or 1 on.
+    """
+
+    source: str = ""
+    split: str = "train"
+    user: str = "user_id"
+    item: str = "movie_id"
+    rating: str = "rating"
+    rows: int = 0
+    columns: int = 0
+    observations: int = 0
+    rank: int = 3
+    noise: float = 0.1
+    radius: float = 0.0
+    test: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_range("rows", self.rows, 0)
+        check_range("columns", self.columns, 0)
+        check_range("observations", self.observations, 0)
+        check_range("rank", self.rank, 1)
+        check_range("noise", self.noise, 0)
+        check_range("radius", self.radius, 0)
+        check_range("test", self.test, 0, 1, open_low=True, open_high=True)
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Entries ``values`` (m,) at ``rows``, ``columns`` (m,) of a matrix; ``norm``: the whole one's nuclear norm, or 0."""
+
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    values: NDArray[np.float64]
+    shape: tuple[int, int]
+    norm: float = 0.0
+
+
+class Completion(ConstrainedTask):
+    """Observations are shuffled, divided into training and test, and dealt evenly."""
+
+    name = "matrix-completion"
+    lambda_0 = (1e-5, 1e-5)
+    learning_rate = 0.5  # one over the smoothness of every f_i
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        if not self.options.source or self.options.source == "digits":
+            # The paper's value is for 2,500 ratings a client; a few observations need a stronger pull.
+            self.lambda_0 = (1e-2, 1e-3)
+
+    @cached_property
+    def observed(self) -> Observations:
+        """The observations in the order in which they are dealt."""
+        o = self.options
+        if o.source and o.source != "digits":
+            found = read_ratings(o)
+        else:
+            found = of_matrix(digits() if o.source else low_rank(o, self.seed), o, self.seed)
+        order = generator(self.seed, "observations").permutation(len(found.values))
+        return Observations(found.rows[order], found.columns[order], found.values[order], found.shape, found.norm)
+
+    @cached_property
+    def domain(self) -> Domain:
+        """The nuclear-norm ball."""
+        radius = self.options.radius or self.observed.norm
+        if not radius:
+            raise UserError("matrix-completion.radius = 0: of a table of ratings the norm is not known: set it above 0")
+        return NuclearBall(self.observed.shape, radius)
+
+    def initial_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return 0."""
+        start = self.domain.start()
+        return {"x": start.astype(np.float32) if start.size >= SINGLE_PRECISION else start}
+
+    def make(self, client: int, num_clients: int) -> Problem:
+        """Return a part of the training observations; measures: mean squared errors, also of a part of the test ones."""
+        cut = round(self.options.test * len(self.observed.values))
+        tests = self.deal(cut, "test observations", client, num_clients)
+        rows = cut + self.deal(len(self.observed.values) - cut, "training observations", client, num_clients)
+        train, test = self._part(rows), self._part(tests)
+
+        def errors(x: Array) -> dict[str, float]:
+            return {"mse": train.value(x) / train.num_examples, "test-mse": test.value(x) / test.num_examples}
+
+        return ObjectiveProblem(train, None, errors)
+
+    def _part(self, at: NDArray[np.int64]) -> MatrixCompletion:
+        o = self.observed
+        return MatrixCompletion(o.rows[at], o.columns[at], o.values[at], o.shape)
+
+    def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
+        """Return the root mean squared errors and the rank."""
+        sizes = np.linalg.svd(x, compute_uv=False)
+        rank = float((sizes > NON_ZERO * sizes[0]).sum())
+        return {"rmse": math.sqrt(means["mse"]), "test-rmse": math.sqrt(means["test-mse"]), "rank": rank}
+
+
+def low_rank(options: MatrixCompletionOptions, seed: int) -> NDArray[np.float64]:
+    """Return a matrix of ``rank`` with entries of about size 1 (default 60 x 80)."""
+    rng = generator(seed, "low rank")
+    rows, columns = options.rows or 60, options.columns or 80
+    left, right = rng.normal(size=(rows, options.rank)), rng.normal(size=(options.rank, columns))
+    return np.asarray(left @ right / math.sqrt(options.rank))
+
+
+def digits() -> NDArray[np.float64]:
+    """Return the bundled digits, a row a picture, pixels 0..1 (1797 x 64)."""
+    return digits_table()[:, :-1] / 16
+
+
+def of_matrix(matrix: NDArray[np.float64], options: MatrixCompletionOptions, seed: int) -> Observations:
+    """Return some entries of a matrix at random, generated ones with noise."""
+    rng = generator(seed, "observed entries")
+    wanted = options.observations or matrix.size // 2
+    if wanted > matrix.size:
+        raise UserError(f"matrix-completion.observations = {wanted}, but the matrix has {matrix.size} entries: choose fewer")
+    at = rng.choice(matrix.size, wanted, replace=False)
+    values = matrix.ravel()[at] + (0 if options.source else options.noise * rng.normal(size=wanted))
+    rows, columns = np.divmod(at, matrix.shape[1])
+    shape = (matrix.shape[0], matrix.shape[1])
+    return Observations(rows, columns, values, shape, float(np.linalg.norm(matrix, "nuc")))
+
+
+def read_ratings(options: MatrixCompletionOptions) -> Observations:
+    """Return a table's ratings. ``UserError`` for what the user can mend."""
+    table = load_split(options.source, options.split, "matrix-completion")
+    names = {"user": options.user, "item": options.item, "rating": options.rating}
+    try:
+        check_columns(table, options.source, {f"matrix-completion.{key}": name for key, name in names.items()})
+    except UserError as error:
+        raise UserError(str(error).replace("data.source", "matrix-completion.source")) from None
+    frame = table.select_columns(list(names.values())).to_pandas()
+    places, sizes = [], []
+    for key, size, setting in (("user", options.rows, "rows"), ("item", options.columns, "columns")):
+        column = frame[names[key]].to_numpy()
+        if column.dtype.kind == "O":
+            words = [str(word) for word in column]
+            if not all(word.isdigit() for word in words):
+                raise UserError(f"matrix-completion.{key} = {names[key]!r}: holds other values than whole numbers from 0 on")
+            column = np.array([int(word) for word in words])
+        if column.dtype.kind not in "iu" or column.min() < 0:
+            raise UserError(f"matrix-completion.{key} = {names[key]!r}: holds other values than whole numbers from 0 on")
+        at = column.astype(np.int64) - (1 if column.min() > 0 else 0)
+        if size and at.max() >= size:
+            raise UserError(f"matrix-completion.{setting} = {size}, but {names[key]!r} goes up to {column.max()}: set it to 0")
+        places.append(at)
+        sizes.append(size or int(at.max()) + 1)
+    values = frame[names["rating"]].to_numpy()
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        raise UserError(f"matrix-completion.rating = {names['rating']!r}: holds other values than finite numbers")
+    flat = places[0] * sizes[1] + places[1]
+    if len(np.unique(flat)) < len(flat):
+        found, counts = np.unique(flat, return_counts=True)
+        row, column = divmod(int(found[counts > 1][0]), sizes[1])
+        raise UserError(
+            f"matrix-completion.source = {options.source!r}: {len(flat) - len(found)} ratings repeat a pair of user and item, "
+            f"the first one numbers {row} and {column} from 0 on: keep one of each"
+        )
+    return Observations(places[0], places[1], values.astype(np.float64), (sizes[0], sizes[1]))

@@ -1,0 +1,161 @@
+"""Task ``text``: the next character of what a speaking role says. One client a role; the data set is LEAF's Shakespeare (715 roles).
+
+Vocabulary, fixed before any text is read: 0 padding, 1 any other character, 2 the end of a line, then printable ASCII (32 to 126): 98
+tokens. A role's texts are joined line after line and cut into sequences of ``length`` characters. The target at a place is the
+character after it, so a text of n characters has n - 1 targets. The last sequence is filled up with padding, which is neither learnt
+nor scored.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from algorithms.common.checks import check_range, nearest
+from clients.base.data import ClientData, Split
+from clients.base.evaluation import NEXT_TOKEN
+from fedapps.data.corpus import DEFAULT_ROLES, read_rows, speech
+from fedapps.errors import UserError
+from fedapps.models.text_nets import NAMES, SIZES, build_lstm
+from fedapps.tasks.base import TorchTask
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+PADDING, OTHER, NEWLINE = 0, 1, 2
+FIRST, LAST = 32, 126  # printable ASCII
+VOCABULARY = 3 + LAST - FIRST + 1
+Tokens = NDArray[np.uint8]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """``source``: a folder that ``datasets.load_dataset`` reads, with the splits train and test and the columns ``role`` and ``text``;
+    "": a small generated corpus. ``length``: characters of a sequence. ``min_characters``: roles with fewer in training are left out.
+    ``validation``: part of a role's training sequences, the last ones; without any the training sequences stand in for them.
+    """  # fmt: skip
+
+    source: str = ""
+    role: str = "character_id"
+    text: str = "text"
+    length: int = 80
+    min_characters: int = 2
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("length", self.length, 1, 10_000)
+        check_range("min-characters", self.min_characters, 2)
+        check_range("validation", self.validation, 0, 1, open_high=True)
+
+
+@dataclass(frozen=True)
+class Play:
+    """What each role says, as tokens, ``roles`` in sorted order. ``passed_over``: how many roles have too little text."""
+
+    roles: tuple[str, ...]
+    train: tuple[Tokens, ...]
+    test: tuple[Tokens, ...]
+    passed_over: int = 0
+
+
+class Text(TorchTask):
+    """One client a speaking role; ``num-clients`` below their number: the first ones."""
+
+    name = "text"
+    objective = NEXT_TOKEN
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        self.options: TextOptions = settings.problem
+        if settings.model.name not in NAMES:
+            near = nearest(settings.model.name, NAMES)
+            raise UserError(f"model.name = {settings.model.name!r}: {near}task 'text' has {', '.join(NAMES)}")
+
+    def play(self, num_clients: int) -> Play:
+        """Return the texts; a generated play has as many roles as are asked for."""
+        o = self.options
+        if not o.source:
+            return generated_play(max(num_clients, DEFAULT_ROLES))
+        return read_play(o.source, o.role, o.text, o.min_characters)
+
+    def natural_clients(self) -> int:
+        """Return how many roles a folder has; generated texts have any number."""
+        return len(self.play(0).roles) if self.options.source else 0
+
+    def check(self, num_clients: int) -> None:
+        """Read the texts and build the model."""
+        play = self.play(num_clients)
+        if num_clients > len(play.roles):
+            raise UserError(
+                f"num-clients = {num_clients}, but {self.options.source} has {len(play.roles)} roles with at least "
+                f"{self.options.min_characters} characters in training and 2 in test ({play.passed_over} have fewer): "
+                f"choose at most {len(play.roles)} (--nodes)"
+            )
+        if play.passed_over:
+            logger.warning("%d roles of %s have too little text and are passed over", play.passed_over, self.options.source)
+        self.initial_arrays()
+
+    def model_fn(self, seed: int) -> nn.Module:
+        """Return a newly initialised model."""
+        return build_lstm(VOCABULARY, *SIZES[self.settings.model.name], seed).to(self.device)
+
+    def prepare(self, client: int, num_clients: int) -> ClientData:
+        """Return the sequences of a role; those of training stand in for validation where there are none to spare."""
+        play = self.play(num_clients)
+        if client >= len(play.roles):
+            raise UserError(f"client {client}: {self.options.source} has {len(play.roles)} roles: choose at most so many nodes")
+        train, test = (Split(*sequences(part[client], self.options.length)) for part in (play.train, play.test))
+        kept = max(1, len(train) - math.ceil(self.options.validation * len(train)))
+        if kept == len(train):
+            return ClientData(train, train, test)
+        return ClientData(Split(train.x[:kept], train.y[:kept]), Split(train.x[kept:], train.y[kept:]), test)
+
+
+def encode(text: str) -> Tokens:
+    """Return the tokens of a text, one a character."""
+    codes = np.frombuffer(text.encode("utf-32-le", "replace"), "<u4")
+    tokens = np.where((codes >= FIRST) & (codes <= LAST), codes - FIRST + 3, OTHER)
+    return np.where(codes == ord("\n"), NEWLINE, tokens).astype(np.uint8)
+
+
+def sequences(tokens: Tokens, length: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets (n, length), int64: targets are one character ahead, and what is beyond the end is padding."""
+    rows = max(1, -(-(len(tokens) - 1) // length))
+    padded = np.full(rows * length + 1, PADDING, np.int64)
+    padded[: len(tokens)] = tokens
+    x, y = padded[:-1].reshape(rows, length), padded[1:].reshape(rows, length)
+    return torch.from_numpy(np.where(y == PADDING, PADDING, x)), torch.from_numpy(y.copy())
+
+
+@lru_cache(maxsize=4)
+def read_play(source: str, role: str, text: str, min_characters: int) -> Play:
+    """Return the roles of a folder; a role with fewer characters in training, or fewer than 2 in test, is passed over."""
+    parts: list[dict[str, Tokens]] = []
+    for split in ("train", "test"):
+        said: dict[str, list[str]] = {}
+        for name, line in read_rows(source, split, role, text, "text"):
+            said.setdefault(name, []).append(line)
+        parts.append({name: encode("\n".join(lines)) for name, lines in said.items()})
+    train, test = parts
+    roles = sorted(name for name in train if len(train[name]) >= min_characters and len(test.get(name, ())) >= 2)
+    return Play(
+        tuple(roles), tuple(train[name] for name in roles), tuple(test[name] for name in roles), len(train | test) - len(roles)
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def generated_play(num_roles: int) -> Play:
+    """Return the invented play of ``fedapps.data.corpus``, as running text."""
+    speeches = [speech(number) for number in range(num_roles)]
+    return Play(
+        tuple(f"role{number:05d}" for number in range(num_roles)),
+        tuple(encode(" ".join(said[cut:])) for said, cut in speeches),
+        tuple(encode(" ".join(said[:cut])) for said, cut in speeches),
+    )

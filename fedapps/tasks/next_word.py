@@ -1,0 +1,148 @@
+"""Task ``words``: predict the next word. The paper's data set is Reddit as LEAF cuts it, its net the stacked LSTM.
+
+A row is one text: a string, which is cut at white space, or a list of words; ``data.natural-id`` names its user. The words that occur
+most often in the whole set have a number of their own, as in LEAF. Words without one and the marks of beginning, end and filling are
+read, but not asked for: they count neither in the loss nor in the accuracy.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from algorithms.common.checks import check_range
+from clients.base.data import ClientData, Split
+from clients.base.evaluation import next_token
+from fedapps.data import partition as partitions
+from fedapps.data import sources
+from fedapps.data.cache import Entry
+from fedapps.data.images import Images
+from fedapps.errors import UserError
+from fedapps.models.text_nets import build_lstm
+from fedapps.tasks.base import TorchTask
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+PADDING, BEGINNING, END, UNKNOWN = range(4)
+MARKS = 4
+
+
+@dataclass(frozen=True)
+class WordsOptions:
+    """``text``: column of the texts; ``vocabulary``: numbered words, four marks included; ``length``: words of a sample.
+
+    ``embedding``, ``hidden``, ``layers``: sizes of the LSTM.
+    """
+
+    text: str = "text"
+    vocabulary: int = 10_000
+    length: int = 10
+    embedding: int = 200
+    hidden: int = 256
+    layers: int = 2
+
+    def __post_init__(self) -> None:
+        check_range("vocabulary", self.vocabulary, MARKS + 1)
+        for name in ("length", "embedding", "hidden", "layers"):
+            check_range(name, getattr(self, name), 1)
+
+
+class Words(TorchTask):
+    """Next-word prediction."""
+
+    name = "words"
+    objective = next_token(MARKS)
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        self.options: WordsOptions = settings.problem
+        if settings.model.name != "stacked-lstm":
+            raise UserError(f"model.name = {settings.model.name!r}: task 'words' has one net: choose stacked-lstm or auto")
+        if settings.data.partition not in ("natural", "iid"):
+            raise UserError(
+                f"partitions.partition = {settings.data.partition!r}: task 'words' has no labels: choose natural or iid"
+            )
+
+    @cached_property
+    def texts(self) -> Images:
+        """The whole data set: word numbers (N, length + 1), each row one sample and the word after it."""
+        settings, options = self.settings.data, self.options
+        user = settings.natural_id if settings.partition == "natural" else ""
+        asked = {"split": settings.split, "words": options.text, "vocabulary": str(options.vocabulary)}
+        asked |= {"length": str(options.length), "natural-id": user}
+        arrays, facts = sources.cached(settings.source, asked, lambda split: _decode(split, settings.source, options, user))
+        rows = arrays["rows"]
+        natural = np.array(arrays["natural"]) if user else None
+        return partitions.thinned(Images(rows, np.zeros(len(rows), np.int64), 1, natural, tuple(facts["names"])), settings)
+
+    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
+    def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the samples of each client."""
+        return partitions.partition(self.texts, self.settings.data, num_clients, self.settings.seed)
+
+    def check(self, num_clients: int) -> None:
+        """Read the texts and build the model, so that what is wrong is said before a run starts."""
+        self.partition(num_clients)
+        self.initial_arrays()
+
+    def model_fn(self, seed: int) -> nn.Module:
+        """Return a newly initialised LSTM."""
+        options = self.options
+        return build_lstm(options.vocabulary, options.embedding, options.hidden, options.layers, seed).to(self.device)
+
+    def prepare(self, client: int, num_clients: int) -> ClientData:
+        """Return one client's samples: words (n, length) and the words after each of them."""
+        parts = partitions.client_data(
+            self.texts, self.partition(num_clients)[client], client, self.settings.seed, self.settings.data.validation
+        )
+        return ClientData(*(Split(part.x[:, :-1], part.x[:, 1:]) for part in (parts.train, parts.validation, parts.test)))
+
+
+def _decode(split: Any, source: str, options: WordsOptions, user: str) -> Entry:
+    sources.check_columns(split, source, {"words.text": options.text, "data.natural-id": user})
+    texts = [_words(text, options.text) for text in split[options.text][:]]
+    numbers = vocabulary(texts, options.vocabulary)
+    natural, names = sources.groups_of(split, user) if user else (np.zeros(len(texts), np.int64), [])
+    rows: list[list[int]] = []
+    owners: list[int] = []
+    for text, owner in zip(texts, natural.tolist(), strict=True):
+        cut = windows([numbers.get(word, UNKNOWN) for word in text], options.length)
+        rows += cut
+        owners += [owner] * len(cut)
+    if not rows:
+        raise UserError(f"words.text = {options.text!r}: {source} has no words in it: name another column")
+    arrays = {"rows": np.array(rows, np.int64), "natural": np.array(owners, np.int64)}
+    return arrays, {"names": names}
+
+
+def _words(text: Any, column: str) -> list[str]:
+    if isinstance(text, str):
+        return text.split()
+    if isinstance(text, list) and all(isinstance(word, str) for word in text):
+        return text
+    raise UserError(
+        f"words.text = {column!r}: holds {type(text).__name__}, neither a text nor a list of words: name another column"
+    )
+
+
+def vocabulary(texts: Iterable[list[str]], size: int) -> dict[str, int]:
+    """Return the numbers, from 4 on, of the ``size - 4`` words that occur most often; of equals, those first in the alphabet."""
+    counts = Counter(word for text in texts for word in text)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(ranked[: size - MARKS], MARKS)}
+
+
+def windows(numbers: list[int], length: int) -> list[list[int]]:
+    """Cut a text, with its marks, into rows of ``length + 1`` that overlap by one: each word is asked for once.
+
+    The last row is filled up. Rows that ask for nothing but marks are left out.
+    """
+    marked = [BEGINNING, *numbers, END]
+    rows = [marked[start : start + length + 1] for start in range(0, len(marked) - 1, length)]
+    return [row + [PADDING] * (length + 1 - len(row)) for row in rows if max(row[1:]) >= MARKS]

@@ -1,0 +1,275 @@
+"""Sites with data of their own: a SuperNode's `data` in the node configuration names a folder or file that only this site can read.
+
+What the data of all sites have in common stands in the settings, under ``sites.``: the classes and the shape of images, or the columns
+of a table. From it the server makes the model without having seen a sample, and every site checks its own data against it before the
+first round. Who a site is, `client-id`, is its name.
+"""
+
+import csv
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from algorithms.common.seeds import generator
+from clients.base.data import ClientData
+from clients.base.evaluation import CLASSIFICATION, Objective
+from fedapps.data import partition as partitions
+from fedapps.data.images import Images, read_named
+from fedapps.data.sources import load_split
+from fedapps.errors import UserError
+from fedapps.models.image_nets import build_model
+from fedapps.tasks.classification import Classification
+from fedapps.tasks.tabular import Table, Tabular, split_rows
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """``labels``: the classes, with commas, in the order of the model's outputs; ``shape``: "channels,height,width" of the images.
+
+    ``columns``: the features of a table, with commas; a category is written with its values, ``kind=a|b|c``. Either the first
+    two or the last; all "": sites have no data of their own.
+    """
+
+    labels: str = ""
+    shape: str = ""
+    columns: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.labels) != bool(self.shape):
+            raise ValueError("labels and shape go together: give both for images, columns for a table")
+        if self.labels and self.columns:
+            raise ValueError("columns are those of a table, labels those of images: give one of them")
+        if self.labels and len(self.classes) < 2:
+            raise ValueError(f"labels = {self.labels!r}: must be at least two different names, with a comma between them")
+        if self.shape and (len(self.image) != 3 or min(self.image) < 1):
+            raise ValueError(f"shape = {self.shape!r}: must be channels,height,width, for example 1,28,28")
+        for name, levels in self.features.items():
+            if not name or levels == ():
+                raise ValueError(f"columns = {self.columns!r}: write name or name=value|value, with commas between them")
+
+    @property
+    def own(self) -> bool:
+        """Whether sites have data of their own."""
+        return bool(self.labels or self.columns)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by number."""
+        return tuple(dict.fromkeys(name.strip() for name in self.labels.split(",") if name.strip()))
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        """Channels, height, width."""
+        parts = [part.strip() for part in self.shape.split(",")]
+        return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+    @property
+    def features(self) -> dict[str, tuple[str, ...] | None]:
+        """The columns of a table; of a category its values, of numbers None."""
+        out: dict[str, tuple[str, ...] | None] = {}
+        for part in self.columns.split(",") if self.columns else []:
+            name, sign, levels = part.partition("=")
+            named = tuple(level.strip() for level in levels.split("|") if level.strip())
+            out[name.strip()] = (named if len(named) > 1 else ()) if sign else None
+        return out
+
+
+class SiteImages(Classification):
+    """Classification of one site's images; ``source`` is "" on the server, which makes the model and sees no data."""
+
+    flips_labels = False
+
+    def __init__(self, settings: "Settings", source: str) -> None:
+        super().__init__(settings)
+        self.source = source
+
+    @cached_property
+    def images(self) -> Images:
+        """The site's own images, their labels numbered as the settings say."""
+        o, d = self.settings.sites, self.settings.data
+        pixels, names = read_named(self.source, d.split, d.image, d.label, d.resize)
+        if pixels.shape[1:] != o.image:
+            shown = ",".join(map(str, pixels.shape[1:]))
+            raise UserError(
+                f"{self.source}: images are {shown}, but sites.shape = {o.shape!r}: set data.resize, or mend the data"
+            )
+        number = {name: place for place, name in enumerate(o.classes)}
+        strange = sorted({name for name in names if name not in number})
+        if strange:
+            raise UserError(
+                f"{self.source}: label {strange[0]!r} is none of sites.labels = {o.labels!r}: mend the data or the settings"
+            )
+        labels = np.array([number[name] for name in names], np.int64)
+        return partitions.thinned(Images(pixels, labels, len(o.classes)), d)
+
+    @cached_property
+    def objective(self) -> Objective:
+        """As for dealt data; the weights of classes are those of this site."""
+        return super().objective if self.source else CLASSIFICATION
+
+    def natural_clients(self) -> int:
+        """Return 0: the sites are the clients, and only the run knows how many there are."""
+        return 0
+
+    def check(self, num_clients: int) -> None:
+        """Build the model: that is all that the server can know."""
+        self.initial_arrays()
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """As the settings say: the server has no image."""
+        channels, height, width = self.settings.sites.image
+        return channels, height, width
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of classes in the settings."""
+        return len(self.settings.sites.classes)
+
+    def model_fn(self, seed: int) -> nn.Module:
+        """Return a newly initialised model for the shape and classes of the settings."""
+        o, chosen = self.settings.sites, self.settings.model
+        channels, height, width = o.image
+        return build_model(chosen.name, (channels, height, width), len(o.classes), seed, chosen.pretrained).to(self.device)
+
+    def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
+        """Return the site's training, validation and test samples."""
+        d, total = self.settings.data, len(self.images.labels)
+        if total < d.min_samples:
+            raise UserError(f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)")
+        rows = np.arange(total)
+        return partitions.client_data(self.images, rows, client_id, self.settings.seed, d.validation).to(self.device)
+
+
+class SiteTable(Tabular):
+    """Rows of one site; ``source`` is "" on the server."""
+
+    def __init__(self, settings: "Settings", source: str) -> None:
+        super().__init__(settings)
+        self.source = source
+
+    @cached_property
+    def rows(self) -> Table:
+        """The site's own rows, as the one client of a table."""
+        o, wanted = self.options, self.settings.sites.features
+        columns = read_columns(self.source, o.split)
+        label = o.label or "label"
+        missing = [name for name in (*wanted, label) if name not in columns]
+        if missing:
+            raise UserError(
+                f"{self.source}: no column {missing[0]!r} (sites.columns, tabular.label): it has {', '.join(columns)}"
+            )
+        values: dict[str, Floats] = {}
+        for name, levels in wanted.items():
+            if levels is None:
+                values[name] = _numbers(self.source, name, columns[name])
+            else:
+                values |= _dummies(self.source, name, columns[name], levels)
+        found = {_word(value) for value in columns[label]}
+        if not found <= {"0", "1"}:
+            raise UserError(
+                f"{self.source}: label {label!r} holds {', '.join(sorted(found)[:8])}: it must be 0 or 1 in every row"
+            )
+        y = np.array([int(_word(value)) for value in columns[label]], np.int64)
+        scaled = np.array([name in wanted and wanted[name] is None for name in values])
+        return Table((self.source,), tuple(values), scaled, (np.stack(list(values.values()), 1),), (y,))
+
+    def table(self, num_clients: int) -> Table:
+        """Return the site's rows."""
+        return self.rows
+
+    def natural_clients(self) -> int:
+        """Return 0: the sites are the clients."""
+        return 0
+
+    def check(self, num_clients: int) -> None:
+        """Build the model: that is all that the server can know."""
+        self.initial_arrays()
+
+    def model_fn(self, seed: int) -> nn.Module:
+        """Return a newly initialised model with one logit for the features of the settings."""
+        width = sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in self.settings.sites.features.values())
+        return build_model(self.settings.model.name, (1, 1, width), 1, seed).to(self.device)
+
+    def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
+        """Return the site's rows, split by its name and scaled."""
+        return split_rows(self.rows, 0, self.options, generator(self.settings.seed, "split", client_id)).to(self.device)
+
+
+def site_task(settings: "Settings", source: str) -> SiteImages | SiteTable:
+    """Return the task of a site, or with ``source`` "" of the server. ``UserError`` where settings and site do not agree."""
+    if not settings.sites.own:
+        raise UserError(
+            f"this site has data of its own ({source}), but the settings describe none: set sites.labels or sites.columns"
+        )
+    if settings.task == "tabular" and settings.sites.columns:
+        return SiteTable(settings, source)
+    if settings.task == "classification" and settings.sites.labels:
+        return SiteImages(settings, source)
+    given = "columns" if settings.sites.columns else "labels"
+    raise UserError(
+        f"sites.{given} with task = {settings.task!r}: sites have images (task = 'classification') or tables ('tabular')"
+    )
+
+
+def read_columns(source: str, split: str) -> dict[str, list[Any]]:
+    """Return the columns of a CSV file (an empty cell is None, a number a float), or of a folder that ``datasets`` reads."""
+    path = Path(source)
+    if not path.is_file():
+        table = load_split(source, split, "tabular")
+        return {name: list(table[name][:]) for name in table.column_names}
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise UserError(f"{source}: no rows below the line of column names")
+    if any(None in row or None in row.values() for row in rows):
+        raise UserError(f"{source}: not every row has as many cells as there are columns")
+    return {name: [_cell(row[name]) for row in rows] for name in rows[0]}
+
+
+def _cell(text: str) -> float | str | None:
+    if not text.strip():
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip()
+
+
+def _word(value: Any) -> str:
+    """Return a value as it is written in the settings: 1.0 as 1."""
+    return f"{value:g}" if isinstance(value, float) else str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+def _numbers(source: str, name: str, values: list[Any]) -> Floats:
+    for value in values:
+        if not _is_missing(value) and not (isinstance(value, int | float) and np.isfinite(value)):
+            raise UserError(
+                f"{source}: column {name!r} holds {str(value)!r}, which is no number: write its values in sites.columns"
+            )
+    return np.array([np.nan if _is_missing(value) else float(value) for value in values])
+
+
+def _dummies(source: str, name: str, values: list[Any], levels: tuple[str, ...]) -> dict[str, Floats]:
+    words = [None if _is_missing(value) else _word(value) for value in values]
+    strange = sorted({word for word in words if word is not None and word not in levels})
+    if strange:
+        raise UserError(f"{source}: column {name!r} holds {strange[0]!r}, but sites.columns names {', '.join(levels)} for it")
+    return {
+        f"{name}={level}": np.array([np.nan if word is None else float(word == level) for word in words])
+        for level in (levels[1:] if len(levels) == 2 else levels)
+    }

@@ -1,0 +1,125 @@
+"""Task ``speech``: spoken words, classified from their waveforms. The paper's data set is SpeechCommands, its net M5.
+
+Columns, as in ``google/speech_commands``: ``audio``, ``label``, ``speaker_id`` (``data.natural-id``). A cell of ``audio`` is a 16-bit
+WAV file (``bytes`` and ``path``), a decoded sound (``array``) or a list of numbers: reals in [-1, 1], or whole numbers of 16 bits. The
+hub keeps that set as a script, which the ``datasets`` library no longer runs: read its parquet files from a folder.
+"""
+
+import io
+import wave
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_range
+from fedapps.data import partition as partitions
+from fedapps.data import sources
+from fedapps.data.cache import Entry
+from fedapps.data.images import Images
+from fedapps.errors import UserError
+from fedapps.tasks.classification import Classification
+
+if TYPE_CHECKING:
+    from fedapps.data.partition import DataSettings
+    from fedapps.settings import Settings
+
+
+@dataclass(frozen=True)
+class SpeechOptions:
+    """``audio``: column of the sounds; ``length``: samples of each, longer ones are cut and shorter ones filled with silence."""
+
+    audio: str = "audio"
+    length: int = 16_000
+
+    def __post_init__(self) -> None:
+        check_range("length", self.length, 1)
+
+
+class Speech(Classification):
+    """Classification of waveforms, as images (1, 1, length) of one row."""
+
+    name = "speech"
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        self.options: SpeechOptions = settings.problem
+
+    @cached_property
+    def images(self) -> Images:
+        """The whole data set."""
+        return partitions.thinned(read_sounds(self.settings.data, self.options), self.settings.data)
+
+
+def read_sounds(settings: "DataSettings", options: SpeechOptions) -> Images:
+    """Return the sounds as int16 "pixels" (N, 1, 1, length). Raises UserError for whatever the user can mend.
+
+    Where speakers are clients, sounds without one (background noise) are left out. Classes that do not occur have no number.
+    """
+    speaker = settings.natural_id if settings.partition == "natural" else ""
+    asked = {"split": settings.split, "audio": options.audio, "length": str(options.length)}
+    asked |= {"label": settings.label, "natural-id": speaker}
+    arrays, facts = sources.cached(settings.source, asked, lambda split: _decode(split, settings, options, speaker))
+    natural = np.array(arrays["natural"]) if speaker else None
+    return Images(arrays["pixels"], np.array(arrays["labels"]), facts["num-classes"], natural, tuple(facts["names"]))
+
+
+def _decode(split: Any, settings: "DataSettings", options: SpeechOptions, speaker: str) -> Entry:
+    source = settings.source
+    sources.check_columns(
+        split, source, {"speech.audio": options.audio, "data.label": settings.label, "data.natural-id": speaker}
+    )
+    if speaker:
+        split = split.select(np.flatnonzero([bool(name) or name == 0 for name in split[speaker][:]]))
+        if len(split) == 0:
+            raise UserError(f"data.natural-id = {speaker!r}: no sound of {source} has a speaker there: choose another column")
+    labels, _ = sources.labels_of(split, source, settings.label)
+    values, labels = np.unique(labels, return_inverse=True)
+    waves = np.zeros((len(split), 1, 1, options.length), np.int16)
+    for row, cell in enumerate(_cells(split, options.audio)):
+        try:
+            samples = waveform(cell)[: options.length]
+        except (ValueError, TypeError, KeyError, OSError, EOFError, wave.Error) as error:
+            raise UserError(
+                f"speech.audio = {options.audio!r}: sound {row} of {source} cannot be read ({error}): "
+                "give 16-bit WAV files or lists of numbers"
+            ) from error
+        waves[row, 0, 0, : len(samples)] = samples
+    arrays: dict[str, NDArray[Any]] = {"pixels": waves, "labels": labels.astype(np.int64)}
+    names: list[str] = []
+    if speaker:
+        arrays["natural"], names = sources.groups_of(split, speaker)
+    return arrays, {"num-classes": len(values), "names": names}
+
+
+def _cells(split: Any, column: str) -> Iterator[Any]:
+    """Yield the cells of a column as they are stored: nothing decodes them, for which the library wants further packages."""
+    import datasets
+
+    split = split.select_columns([column])
+    if isinstance(split.features[column], datasets.Audio):
+        split = split.cast_column(column, datasets.Audio(decode=False))
+    for table in split.with_format("arrow").iter(batch_size=1000):
+        yield from table[column].to_pylist()
+
+
+def waveform(cell: Any) -> NDArray[np.int16]:
+    """Return the samples (n,) of one cell, channels averaged. Raises what its reader raises, ``ValueError`` for another kind."""
+    if isinstance(cell, dict) and ("bytes" in cell or "path" in cell):
+        content = cell.get("bytes")
+        with wave.open(cell["path"] if content is None else io.BytesIO(content), "rb") as file:
+            if file.getsampwidth() != 2:
+                raise ValueError(f"{8 * file.getsampwidth()} bits")
+            frames = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
+        return np.asarray(frames.mean(1), np.int16)
+    samples: NDArray[Any] = np.asarray(cell["array"] if isinstance(cell, dict) else cell)
+    if samples.ndim != 1 or samples.dtype.kind not in "if":
+        raise ValueError(f"not a list of numbers but {type(cell).__name__}")
+    if not np.isfinite(samples).all():
+        raise ValueError("it holds NaN or infinity")
+    if samples.dtype.kind == "f":
+        samples = np.rint(samples * 2**15)
+    return np.asarray(np.clip(samples, -(2**15), 2**15 - 1), np.int16)

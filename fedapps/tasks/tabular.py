@@ -1,0 +1,341 @@
+"""Task ``tabular``: a yes-or-no question on the rows of a table whose clients are natural (a hospital, a bank's region).
+
+A model has one logit (``clients.base.evaluation.BINARY``); ``logistic`` with 15 features is the 16 parameters of the dissertation's
+Chapter III, whose two tables, Heart (4 hospitals) and Berka (7 bank regions), are recognised by their columns.
+
+Only the layout (which columns, which values a category has) is the same for all clients. Everything else a client does alone, from its
+own training rows: a missing value becomes the mean of its column there, a numeric column is brought to mean 0 and deviation 1 there. A
+column that is missing or constant in all its training rows says nothing, and is 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from algorithms.common.checks import check_choice, check_range
+from algorithms.common.partitioners import stratified
+from algorithms.common.seeds import generator
+from clients.base.data import ClientData, Split
+from clients.base.evaluation import BINARY
+from fedapps.data.sources import load_split
+from fedapps.errors import UserError
+from fedapps.models.image_nets import build_model
+from fedapps.tasks.base import TorchTask
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+Columns = dict[str, NDArray[Any]]
+Floats = NDArray[np.float64]
+MAX_LEVELS = 100
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How a known table is read. ``features``: the columns used, () for all that are not dropped."""
+
+    client: str = "client"
+    label: str = "label"
+    features: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    drop_clients: tuple[str, ...] = ()
+
+
+PRESETS = {
+    "none": Preset(),
+    # 8 numeric features, 4 + 3 of cp and restecg. The dropped columns are missing at most hospitals.
+    "heart": Preset(
+        "hospital",
+        features=("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"),
+        categorical=("cp", "restecg"),
+        drop=("slope", "ca", "thal"),
+    ),
+    # 13 numeric features and 2 dummies; north Bohemia has a single default.
+    "berka": Preset(
+        "region",
+        features=(
+            *("amount", "duration", "payments", "account_months_at_loan", "owner_age_at_loan", "gender", "ownership_count"),
+            *(
+                "num_inhabitants",
+                "average_salary",
+                "num_entrepreneurs_per_1000_inhabitants",
+                "unemployment_rate_96",
+                "num_crimes_96",
+            ),
+            *("operation_count", "amount_mean", "balance_mean"),
+        ),
+        categorical=("gender", "ownership_count"),
+        drop_clients=("north Bohemia",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TabularOptions:
+    """``source``: a folder or hub name that ``datasets.load_dataset`` reads; "": a small generated table.
+
+    ``client``, ``label``: columns, "" as the preset says. ``features``, ``categorical``, ``drop`` (columns) and ``drop_clients``: names
+    with commas between them, "" as the preset says. ``test``, ``validation``: parts of a client's rows; without validation rows the
+    training rows stand in for them.
+    """
+
+    source: str = ""
+    split: str = "train"
+    preset: str = "auto"
+    client: str = ""
+    label: str = ""
+    features: str = ""
+    categorical: str = ""
+    drop: str = ""
+    drop_clients: str = ""
+    test: float = 0.2
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("preset", self.preset, ["auto", *PRESETS])
+        check_range("test", self.test, 0, 1, open_low=True, open_high=True)
+        check_range("validation", self.validation, 0, 1 - self.test, open_high=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows by client. ``x[k]`` (n_k, F): NaN is missing; ``y[k]`` (n_k,): 0 or 1; ``scaled`` (F,): which features are numeric."""
+
+    clients: tuple[str, ...]
+    features: tuple[str, ...]
+    scaled: NDArray[np.bool_]
+    x: tuple[Floats, ...]
+    y: tuple[NDArray[np.int64], ...]
+
+
+class Tabular(TorchTask):
+    """Rows of natural clients, in sorted order; ``num-clients`` below their number: the first ones."""
+
+    name = "tabular"
+    objective = BINARY
+    num_outputs = 1
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        self.options: TabularOptions = settings.problem
+
+    def table(self, num_clients: int) -> Table:
+        """Return the table; a generated one has as many clients as are asked for."""
+        return read_table(self.options) if self.options.source else generated_table(self.options, num_clients)
+
+    def natural_clients(self) -> int:
+        """Return how many clients the table has; a generated one has any number."""
+        return len(read_table(self.options).clients) if self.options.source else 0
+
+    def check(self, num_clients: int) -> None:
+        """Read the table, split and scale all clients' rows and build the model."""
+        table = self.table(num_clients)
+        if num_clients > len(table.clients):
+            where = self.options.source or "the generated table"
+            raise UserError(
+                f"num-clients = {num_clients}, but {where} has {len(table.clients)} clients ({_some(table.clients)}): "
+                f"choose at most {len(table.clients)} (--nodes)"
+            )
+        for client in range(num_clients):
+            self.client_data(client, num_clients)
+        self.initial_arrays()
+
+    def model_fn(self, seed: int) -> nn.Module:
+        """Return a newly initialised model with one logit."""
+        chosen = self.settings.model
+        return build_model(chosen.name, (1, 1, len(self.table(1).features)), 1, seed).to(self.device)
+
+    def prepare(self, client: int, num_clients: int) -> ClientData:
+        """Return the rows of a client, split and scaled."""
+        table, o = self.table(num_clients), self.options
+        if client >= len(table.clients):
+            raise UserError(f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so many nodes")
+        return split_rows(table, client, o, generator(self.settings.seed, "split", client))
+
+
+def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator) -> ClientData:
+    """Return the rows of the client at this place, split at random and scaled."""
+    x, y = table.x[place], table.y[place]
+    needed = 3 if options.validation else 2
+    ones = int(y.sum())
+    if min(ones, len(y) - ones) < needed:
+        raise UserError(
+            f"client {table.clients[place]!r} has {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of its "
+            f"data needs one of both: name it in tabular.drop-clients"
+        )
+    rows = stratified(y, rng, options.test, options.validation)
+    inputs, labels = torch.tensor(standardised(x, table.scaled, rows[0]), dtype=torch.float32), torch.tensor(y)
+    train, validation, test = (Split(inputs[part], labels[part]) for part in rows)
+    return ClientData(train, validation if options.validation else train, test)
+
+
+def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64]) -> Floats:
+    """Return all rows of a client, missing values filled and numeric columns scaled by what its rows ``train`` show.
+
+    The deviation is that after filling (population). Columns without two different values among those rows are 0.
+    """
+    seen = x[train]
+    known = ~np.isnan(seen)
+    mean = np.where(known, seen, 0).sum(0) / np.maximum(known.sum(0), 1)
+    varies = np.where(known, seen, -np.inf).max(0) > np.where(known, seen, np.inf).min(0)
+    deviation = np.where(known, seen - mean, 0).std(0)  # the filled values are at the mean
+    filled = np.where(np.isnan(x), mean, x)
+    out: Floats = np.where(scaled, (filled - mean) / np.where(varies, deviation, 1), filled)
+    return np.where(varies, out, 0.0)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def read_table(options: TabularOptions) -> Table:
+    """Return the table of a folder or of the hub. ``UserError`` for what the user can mend."""
+    frame = load_split(options.source, options.split, "tabular").to_pandas()
+    return encode({str(name): frame[name].to_numpy() for name in frame.columns}, options)
+
+
+@lru_cache(maxsize=4)
+def generated_table(options: TabularOptions, num_clients: int) -> Table:
+    """Return a generated table: client k is the same whatever the number of clients."""
+    return encode(generate(num_clients), replace(options, categorical=options.categorical or "kind"))
+
+
+def encode(columns: Mapping[str, NDArray[Any]], options: TabularOptions) -> Table:
+    """Return the columns as features by client.
+
+    Numeric columns come first, then those of the categories: a column with two values gives one feature (is it the second?), one with
+    more gives one a value.
+    """
+    preset = find_preset(columns, options)
+    client, label = options.client or preset.client, options.label or preset.label
+    drop = _names(options.drop) or preset.drop
+    if options.features:
+        features = _names(options.features)
+    else:
+        features = tuple(name for name in preset.features or columns if name not in (client, label))
+    categorical = _names(options.categorical) or preset.categorical
+    asked = {"client": [client], "label": [label], "features": features, "categorical": categorical, "drop": _names(options.drop)}
+    where = options.source or "the generated table"
+    for key, wanted in asked.items():
+        for name in wanted:
+            if name not in columns:
+                raise UserError(f"tabular.{key}: no column {name!r} in {where}: it has {_some(columns)}")
+    features = tuple(name for name in features if name not in drop)
+    if not features:
+        raise UserError("tabular.features: no column is left to learn from")
+
+    numeric = {name: _numbers(name, columns[name]) for name in features if name not in categorical}
+    dummies: dict[str, Floats] = {}
+    for name in features:
+        if name in categorical:
+            dummies |= _dummies(name, columns[name])
+    values = numeric | dummies
+    x, y = np.stack(list(values.values()), 1), _labels(label, columns[label])
+    clients, place = _clients(client, columns[client])
+    gone = _names(options.drop_clients) or preset.drop_clients
+    for name in _names(options.drop_clients):
+        if name not in clients:
+            raise UserError(f"tabular.drop-clients: no client {name!r}: there are {_some(clients)}")
+    kept = [number for number, name in enumerate(clients) if name not in gone]
+    rows = [np.flatnonzero(place == number) for number in kept]
+    scaled = np.array([name in numeric for name in values])
+    return Table(tuple(clients[k] for k in kept), tuple(values), scaled, tuple(x[r] for r in rows), tuple(y[r] for r in rows))
+
+
+def find_preset(columns: Mapping[str, Any], options: TabularOptions) -> Preset:
+    """Return the preset that is named, or with ``auto`` the one all of whose columns are there."""
+    if options.preset != "auto":
+        return PRESETS[options.preset]
+    for name, preset in PRESETS.items():
+        if name != "none" and {preset.client, preset.label, *preset.features, *preset.drop} <= set(columns):
+            return preset
+    return PRESETS["none"]
+
+
+def generate(num_clients: int) -> Columns:
+    """Return a small invented table: 40 to 120 rows a client, whose inputs lie elsewhere and whose answers differ a little."""
+    weights = generator(0, "generated table").normal(size=7)
+    parts: list[Columns] = []
+    for client in range(num_clients):
+        rng = generator(0, "generated table", client + 1)
+        n = int(rng.integers(40, 121))
+        x = rng.normal(size=(n, 6)) + rng.normal(scale=0.5, size=6)
+        kind = rng.integers(3, size=n)
+        logits = x @ (weights[:6] + rng.normal(scale=0.3, size=6)) + weights[6] * (kind == 2)
+        label = (logits - np.median(logits) + rng.logistic(size=n) > 0).astype(np.int64)
+        x[rng.random(x.shape) < 0.05] = np.nan
+        one: Columns = {f"feature{i}": 10.0**i * x[:, i] for i in range(6)}
+        parts.append(one | {"kind": np.array(["a", "b", "c"])[kind], "label": label, "client": np.full(n, f"client{client:05d}")})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+def _some(names: Any) -> str:
+    """Return the first names, for a message."""
+    listed = list(names)
+    return ", ".join(listed[:30]) + (f" and {len(listed) - 30} more" if len(listed) > 30 else "")
+
+
+def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where a column has no value: None or NaN."""
+    return np.array([value is None or (isinstance(value, float) and np.isnan(value)) for value in values.tolist()], bool)
+
+
+def _numbers(name: str, values: NDArray[Any]) -> Floats:
+    absent = _missing(values)
+    given = values[~absent]
+    kinds = {type(value) for value in given.tolist()} if values.dtype.kind not in "M" else {object}
+    if not kinds <= {int, float, bool}:
+        example = given[0] if len(given) else None
+        raise UserError(
+            f"tabular: column {name!r} holds {str(example)!r}, which is no number: name it in tabular.categorical or in tabular.drop"
+        )
+    out = np.full(len(values), np.nan)
+    out[~absent] = given.astype(np.float64)
+    if np.isinf(out).any():
+        raise UserError(f"tabular: column {name!r} holds infinite numbers: mend them, or name it in tabular.drop")
+    return out
+
+
+def _dummies(name: str, values: NDArray[Any]) -> dict[str, Floats]:
+    absent = _missing(values)
+    given = values[~absent]
+    levels = sorted(set(given.tolist()), key=lambda value: (str(type(value)), value))
+    if len(levels) > MAX_LEVELS:
+        raise UserError(
+            f"tabular.categorical: {name!r} has {len(levels)} values, more than {MAX_LEVELS}: name it in tabular.drop"
+        )
+    out = {}
+    for level in levels[1:] if len(levels) <= 2 else levels:
+        column = np.full(len(values), np.nan)
+        column[~absent] = [value == level for value in given.tolist()]
+        out[f"{name}={level:g}" if isinstance(level, float) else f"{name}={level}"] = column
+    return out
+
+
+def _labels(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    found = set(values.tolist())
+    if not found <= {0, 1}:
+        shown = ", ".join(sorted(map(str, found))[:8])
+        raise UserError(f"tabular.label = {name!r}: the column holds {shown}: a label is 0 or 1, in every row")
+    return values.astype(np.int64)
+
+
+def _clients(name: str, values: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
+    absent = int(_missing(values).sum())
+    if absent:
+        raise UserError(f"tabular.client = {name!r}: {absent} rows have no client: fill the column, or leave these rows out")
+    order = sorted(set(values.tolist()), key=lambda value: (str(type(value)), value))
+    place = {value: number for number, value in enumerate(order)}
+    return [str(value) for value in order], np.array([place[value] for value in values.tolist()])

@@ -1,0 +1,216 @@
+"""Task ``text-pairs``: does a pair of texts say the same? A DistilBERT reads both. The paper's data set is MQP.
+
+Columns, as in ``curaihealth/medical_questions_pairs``: ``question_1``, ``question_2``, ``label``, and ``dr_id`` (``data.natural-id``):
+one client a doctor, eleven in all. Needs the extra ``text``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from algorithms.common.checks import check_range
+from clients.base.data import ClientData
+from clients.base.evaluation import BINARY
+from fedapps.data import partition as partitions
+from fedapps.data import sources
+from fedapps.data.images import Images
+from fedapps.errors import UserError
+from fedapps.models.base import Classifier
+from fedapps.tasks.base import TorchTask
+
+if TYPE_CHECKING:
+    from fedapps.settings import Settings
+
+FILES = ("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+
+
+@dataclass(frozen=True)
+class TextPairsOptions:
+    """``first``, ``second``: columns of the texts; ``length``: tokens of a pair, longer ones are cut and shorter ones filled.
+
+    ``checkpoint``: a folder, or with ``model.pretrained`` a hub name, that holds the sizes (config.json), the vocabulary (vocab.txt or
+    tokenizer.json) and, with ``model.pretrained``, the weights (model.safetensors) of a DistilBERT.
+    """
+
+    first: str = "question_1"
+    second: str = "question_2"
+    length: int = 200
+    checkpoint: str = "distilbert/distilbert-base-uncased"
+
+    def __post_init__(self) -> None:
+        check_range("length", self.length, 8)
+
+
+class TextPairs(TorchTask):
+    """Two classes of pairs of texts; one logit, scored by accuracy and AUROC."""
+
+    name = "text-pairs"
+    objective = BINARY
+
+    def __init__(self, settings: "Settings") -> None:
+        super().__init__(settings)
+        self.options: TextPairsOptions = settings.problem
+        self.pretrained = settings.model.pretrained
+        if settings.model.name != "distilbert":
+            raise UserError(f"model.name = {settings.model.name!r}: task 'text-pairs' has one net: choose distilbert or auto")
+        _transformers()  # before anything is read
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the checkpoint."""
+        return checkpoint_folder(self.options.checkpoint, self.pretrained)
+
+    @cached_property
+    def pairs(self) -> Images:
+        """The whole data set: token numbers (N, length) and labels."""
+        return partitions.thinned(self._read(), self.settings.data)
+
+    def _read(self) -> Images:
+        settings, options = self.settings.data, self.options
+        doctor = settings.natural_id if settings.partition == "natural" else ""
+        split = sources.open_split(settings.source, settings.split)
+        columns = {"text-pairs.first": options.first, "text-pairs.second": options.second}
+        sources.check_columns(split, settings.source, columns | {"data.label": settings.label, "data.natural-id": doctor})
+        labels, num_classes = sources.labels_of(split, settings.source, settings.label)
+        if num_classes != 2:
+            raise UserError(f"data.label: {settings.source} has {num_classes} classes of pairs: task 'text-pairs' wants two")
+        tokens, _ = tokenise(self.folder, list(split[options.first]), list(split[options.second]), options.length)
+        natural, names = sources.groups_of(split, doctor) if doctor else (None, [])
+        return Images(tokens, labels, num_classes, natural, tuple(names))
+
+    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
+    def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the samples of each client."""
+        return partitions.partition(self.pairs, self.settings.data, num_clients, self.settings.seed)
+
+    def check(self, num_clients: int) -> None:
+        """Read the pairs and build the model, so that what is wrong is said before a run starts."""
+        self.partition(num_clients)
+        self.initial_arrays()
+
+    def model_fn(self, seed: int) -> nn.Module:
+        """Return a DistilBERT, pre-trained or drawn from ``seed``, with a new head."""
+        return build_pair_classifier(self.folder, seed, self.pretrained, self.options.length).to(self.device)
+
+    def prepare(self, client: int, num_clients: int) -> ClientData:
+        """Return one client's pairs."""
+        return partitions.client_data(
+            self.pairs, self.partition(num_clients)[client], client, self.settings.seed, self.settings.data.validation
+        )
+
+
+class PairClassifier(Classifier):
+    """DistilBERT's output at the first token, [CLS]; head: a layer of the same width, ReLU, dropout 0.1 and the output layer."""
+
+    initialised = True
+
+    def __init__(self, encoder: nn.Module, width: int, padding: int) -> None:
+        head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 1))
+        super().__init__(encoder, head)
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, 1) of token numbers ``x`` (n, length)."""
+        states: Tensor = self.body(input_ids=x, attention_mask=x != self.padding).last_hidden_state
+        logits: Tensor = self.classifier(states[:, 0])
+        return logits
+
+
+def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int) -> PairClassifier:
+    """Return the net of a checkpoint's folder; what is not loaded is drawn from ``seed`` by the library's rule.
+
+    The process-wide random state stays as it was. Raises ``UserError``.
+    """
+    library = _transformers()
+    with torch.random.fork_rng(devices=[]), _quiet(library):
+        torch.default_generator.manual_seed(seed)
+        try:
+            config = library.DistilBertConfig.from_pretrained(folder, local_files_only=True)
+            if pretrained:
+                encoder, report = library.DistilBertModel.from_pretrained(
+                    folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+                )
+            else:
+                encoder, report = library.DistilBertModel(config), {}
+        except Exception as error:  # the library lets errors of many kinds through
+            raise UserError(f"text-pairs.checkpoint: {folder} holds no DistilBERT that can be read: {_line(error)}") from error
+        if report.get("missing_keys"):
+            missing = sorted(report["missing_keys"])[0]
+            raise UserError(f"text-pairs.checkpoint: {folder} lacks weights of a DistilBERT ({missing}): choose another")
+        if config.max_position_embeddings < length:
+            most = config.max_position_embeddings
+            raise UserError(f"text-pairs.length = {length}, but the checkpoint reads {most} tokens: choose at most {most}")
+        return PairClassifier(encoder.float(), config.dim, config.pad_token_id)
+
+
+def tokenise(folder: Path, first: list[str], second: list[str], length: int) -> tuple[NDArray[np.int64], int]:
+    """Return ``[CLS] first [SEP] second [SEP] [PAD]...`` as token numbers (n, length), and the number of [PAD].
+
+    Of a pair that is too long, the end of the longer text is cut. Raises ``UserError``.
+    """
+    library = _transformers()
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        encoded = tokenizer(first, second, padding="max_length", truncation=True, max_length=length, return_tensors="np")
+    except Exception as error:
+        raise UserError(f"text-pairs: the vocabulary of {folder} cannot be read or used: {_line(error)}") from error
+    return np.asarray(encoded["input_ids"], np.int64), int(tokenizer.pad_token_id)
+
+
+def checkpoint_folder(checkpoint: str, pretrained: bool) -> Path:
+    """Return the folder of a checkpoint; one of the hub comes from its cache, else from the network. Raises ``UserError``."""
+    folder = Path(checkpoint).expanduser()
+    if folder.is_dir():
+        return folder
+    if not pretrained:
+        raise UserError(
+            f"text-pairs.checkpoint = {checkpoint!r}: is no folder, and without model.pretrained nothing is fetched: "
+            "set model.pretrained = true, or name a folder with config.json and vocab.txt"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        try:
+            return Path(snapshot_download(checkpoint, allow_patterns=list(FILES), local_files_only=True))
+        except OSError:  # not in the cache
+            return Path(snapshot_download(checkpoint, allow_patterns=list(FILES)))
+    except Exception as error:
+        raise UserError(
+            f"text-pairs.checkpoint = {checkpoint!r}: no such folder, and the hub does not give it ({_line(error)}): "
+            "check the network, or name a folder"
+        ) from error
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("task = 'text-pairs' needs transformers: pip install 'fedapps[text]'") from error
+    return transformers
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Keep the library's progress bars and reports out of the run's own."""
+    log = library.utils.logging
+    shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
+    log.disable_progress_bar()
+    log.set_verbosity_error()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if shown:
+            log.enable_progress_bar()
+
+
+def _line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

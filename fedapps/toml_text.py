@@ -1,0 +1,72 @@
+"""Settings as TOML text, and back: files, assignments of the command line, what `flwr run` is given."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import UserError
+
+Value = bool | int | float | str
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return a TOML file as flat keys. Raises ``UserError`` for a missing or broken file."""
+    try:
+        return flatten_toml(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+
+
+def flatten_toml(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one level of dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in tables.items():
+        out |= flatten_toml(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Return key and value of ``key=value``; the value is TOML where it reads as TOML (3, 0.1, true, "text"), else text."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise UserError(f"{text!r}: write key=value, for example num-rounds=20 (files end in .toml)")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return key.strip(), parsed
+
+
+def to_toml(config: Mapping[str, Value]) -> str:
+    """Return a flat configuration as TOML text with one level of tables."""
+    tables: dict[str, list[str]] = {"": []}
+    for key, value in config.items():
+        table, _, name = key.rpartition(".")
+        tables.setdefault(table, []).append(f"{name} = {toml_value(value)}")
+    blocks = ["\n".join(lines) if not table else "\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def quoted_toml(values: Mapping[str, Value]) -> str:
+    """Return ``values`` as TOML, one line per key; a dotted key is quoted, which Flower flattens to the same key."""
+    return "".join(f"{_toml_string(key)} = {toml_value(value)}\n" for key, value in values.items())
+
+
+def toml_value(value: Value) -> str:
+    """Return a value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return repr(float(value))  # float() first: NumPy's scalars have another repr
+    return _toml_string(value)
+
+
+def _toml_string(text: str) -> str:
+    # JSON's escapes are a subset of TOML's, but TOML also forbids a bare DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,319 @@
+"""A Grid that knows its clients: stable ids, seeded sampling, byte metering, and only sound replies let through.
+
+Flower names nodes by random numbers, samples them with an unseeded generator, hands replies over in order of arrival and
+leaves error replies to the strategy. ``Cohort`` wraps any ``Grid`` and mends that:
+
+    strategy.start(grid=Cohort(grid, seed=0, clients_per_round=5), ...)       # a strategy of this package
+    run_rounds(FedAdam(...), Cohort(grid, seed=0, clients_per_round=5), ...)  # one of Flower's own, or yours
+
+The sampling needs our round loop; Flower's own ``start`` goes on sampling by itself.
+
+Client ids come from one ``query.identity`` message a node (answered by ``clients.base.adapter``). A node whose app does not
+answer it is known by its node id: everything works, but a simulation is then not repeatable.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from logging import ERROR, INFO, WARNING
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from algorithms.common.seeds import generator
+from strategies.base.messages import content_bytes, metrics_of
+from strategies.base.reply_validation import Rules, UpdateBound
+
+ClientId = int | str
+IDENTITY = f"{MessageType.QUERY}.identity"
+LATECOMER_TIMEOUT = 60.0  # seconds that a run waits for a node that connects in its middle to say who it is
+LONGEST_NAME, LONGEST_FAULT = 100, 500
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client whose reply was not used, and why (one line)."""
+
+    client: ClientId
+    reason: str
+
+
+@dataclass
+class Exchange:
+    """What one phase sent and got back: bytes of message contents, the ids that answered soundly, and the failures."""
+
+    kind: str = ""
+    clients: list[ClientId] = field(default_factory=list)
+    metrics: dict[ClientId, dict[str, Any]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Cohort(Grid):
+    """A ``Grid`` around ``grid``; see the module docstring.
+
+    ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
+    ``num_clients``: how many nodes to wait for before the first round (0: as many as the nodes themselves say there are, which the
+    virtual ones of a simulation know). ``start_timeout``: seconds to wait
+    for them. ``same_arrays``: a training reply must carry arrays of the names, shapes and types that were sent. ``bound``: on the norm
+    of a client's update. ``rules``: all that is asked of a reply; ``run_rounds`` sets what depends on the strategy.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        seed: int = 0,
+        clients_per_round: int = 0,
+        num_clients: int = 0,
+        start_timeout: float = 300.0,
+        same_arrays: bool = True,
+        bound: UpdateBound | None = None,
+    ) -> None:
+        self.grid = grid
+        self.seed = seed
+        self.clients_per_round = clients_per_round
+        self.num_clients = num_clients
+        self.start_timeout = start_timeout
+        self.rules = Rules(like_model=same_arrays, bound=bound or UpdateBound())
+        self.last = Exchange()
+        self._ids: dict[int, ClientId] = {}
+        self._claims: dict[int, ClientId] = {}  # of nodes whose name another one bears
+        self._unfit: set[int] = set()  # nodes that say that they cannot take part
+        self._active: list[int] | None = None
+        self._announced = 1
+        self._met = False  # whether the start is over
+
+    # --- who is there -------------------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Wait until all nodes are connected and identified; raise ``TimeoutError`` after ``start_timeout`` seconds."""
+        deadline = time.monotonic() + self.start_timeout
+        while len(nodes := self._connected()) < (wanted := self.num_clients or self._announced):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: start more, or lower num-clients"
+                )
+            time.sleep(0.05 if self.start_timeout < 1 else 0.2)
+        self._met = True
+
+    def _connected(self) -> list[int]:
+        """Return the connected nodes that have a name, sorted by it; asks nodes seen for the first time who they are."""
+        nodes = list(self.grid.get_node_ids())
+        unknown = sorted(node for node in nodes if node not in self._ids and node not in self._unfit)
+        if unknown:
+            self._identify(unknown, set(nodes))
+        return sorted((node for node in nodes if node in self._ids), key=lambda node: _order(self._ids[node]))
+
+    def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
+        """Name new nodes. Before the first round two of one name are an error; later the second one waits until the first is gone."""
+        asked = [node for node in nodes if node not in self._claims]
+        questions = [
+            Message(content=RecordDict({"config": ConfigRecord()}), message_type=IDENTITY, dst_node_id=node) for node in asked
+        ]
+        patience = self.start_timeout if not self._met else min(self.start_timeout, LATECOMER_TIMEOUT)
+        answers = list(self.grid.send_and_receive(questions, timeout=patience)) if questions else []
+        silent, reasons = set(asked), []
+        faults: list[str] = []
+        by_question = {question.metadata.message_id: node for question, node in zip(questions, asked, strict=True)}
+        for answer in answers:
+            node = by_question.get(answer.metadata.reply_to_message_id, answer.metadata.src_node_id)
+            silent.discard(node)
+            name, size = (None, 1) if (why := _error(answer)) else _introduction(answer.content)
+            if name is not None and (fault := _fault(answer.content)):
+                faults.append(f"client {name!r} cannot take part: {fault}")
+                self._unfit.add(node)
+            elif name is not None:
+                self._claims[node] = name
+                self._announced = max(self._announced, size)
+            elif not (self._met and _gone(answer)):
+                reasons.append(why or "no usable client-id in the answer")
+                self._claims[node] = node
+        for said in faults:
+            log(ERROR, said)
+        if faults and not self._met:  # better no run than one without a site that was to be in it
+            raise ValueError("; ".join(faults))
+        if not self._met:  # who does not answer while everyone starts is known by its node id; a latecomer is asked again
+            self._claims |= {node: node for node in silent}
+            reasons += ["no answer"] * len(silent)
+        if reasons:
+            log(WARNING, "%d nodes do not say which client they are (%s): sampling is not repeatable", len(reasons), reasons[0])
+        live = {self._ids[node]: node for node in connected if node in self._ids}
+        for node in nodes:
+            if (client := self._claims.get(node)) is None:
+                continue
+            if client not in live:
+                live[client] = node
+                self._ids[node] = self._claims.pop(node)
+            elif not self._met:
+                raise ValueError(
+                    f"two nodes say that they are client {client!r}: give every node its own partition-id or client-id"
+                )
+            else:
+                log(WARNING, "another node says that it is client %s: it waits until the first one is gone", client)
+
+    def client_id(self, node_id: int) -> ClientId:
+        """Return the stable id of a node (its node id while it is unknown)."""
+        return self._ids.get(node_id, node_id)
+
+    @property
+    def clients(self) -> dict[int, ClientId]:
+        """Node -> id of every connected client, sorted by id, whatever was sampled."""
+        return {node: self._ids[node] for node in self._connected()}
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        """The ids of the connected clients, sorted."""
+        return [self._ids[node] for node in self._connected()]
+
+    def sample(self, server_round: int, num_clients: int) -> list[int]:
+        """Return the nodes of ``num_clients`` clients (all, if fewer are there), drawn for this round by the seed."""
+        nodes = self._connected()
+        if num_clients >= len(nodes):
+            return nodes
+        chosen = generator(self.seed, "sampling", server_round=server_round).choice(len(nodes), num_clients, replace=False)
+        return [nodes[i] for i in sorted(chosen)]
+
+    def open_training(self, server_round: int) -> None:
+        """Let ``get_node_ids`` return this round's sample until ``close_training``: so Flower's own strategies use it too."""
+        if self.clients_per_round:
+            self._active = self.sample(server_round, self.clients_per_round)
+
+    def close_training(self) -> None:
+        """Let ``get_node_ids`` return every client again."""
+        self._active = None
+
+    def get_node_ids(self) -> list[int]:
+        """Return the sampled nodes while a training phase is being configured, else all; sorted by client id."""
+        return self._connected() if self._active is None else list(self._active)
+
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send, wait, and return the sound replies sorted by client id. What was sent and who failed is in ``last``."""
+        sent = list(messages)
+        exchange = Exchange(kind=sent[0].metadata.message_type if sent else "")
+        sizes: dict[int, int] = {}  # messages of one phase mostly share their content
+        for message in sent:
+            if id(message.content) not in sizes:
+                sizes[id(message.content)] = content_bytes(message.content)
+            exchange.bytes_down += sizes[id(message.content)]
+        replies = list(self.grid.send_and_receive(sent, timeout=timeout)) if sent else []
+        answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        sound: list[tuple[ClientId, Message]] = []
+        dead: list[Failure] = []
+        for message in sent:
+            client = self.client_id(message.metadata.dst_node_id)
+            reply = answered.get(message.metadata.message_id)
+            reason = f"no answer within {timeout:g} s" if reply is None and timeout else "no answer" if reply is None else None
+            if reply is not None and not (reason := _error(reply)):
+                exchange.bytes_up += content_bytes(reply.content)
+                reason = self.rules.fault(message, reply)
+            if reply is None or reason:
+                exchange.failures.append(Failure(client, reason or "no answer"))
+                log(WARNING, "client %s left out: %s", client, reason)
+                dead += exchange.failures[-1:] if reply is not None and _worker_died(reply) else []
+            else:
+                sound.append((client, reply))
+        sound.sort(key=lambda pair: _order(pair[0]))
+        exchange.failures.sort(key=lambda failure: _order(failure.client))
+        exchange.clients = [client for client, _ in sound]
+        exchange.metrics = {client: metrics_of(reply.content) for client, reply in sound}
+        self.last = exchange
+        if dead:
+            raise RuntimeError(f"the worker process of client {dead[0].client} died (out of memory?): {dead[0].reason}")
+        if sent:
+            log(INFO, "%s: %d of %d replies used", exchange.kind, len(sound), len(sent))
+        return [reply for _, reply in sound]
+
+    # --- the rest of the Grid interface is the wrapped grid's ---------------------------------------------------
+
+    def set_run(self, run: Any) -> None:
+        """Set the run of the wrapped grid."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run of the wrapped grid."""
+        return self.grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message as the wrapped grid does."""
+        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push through the wrapped grid, unmetered."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull through the wrapped grid, unmetered."""
+        return self.grid.pull_messages(message_ids)
+
+
+def clients_of(grid: Grid) -> dict[int, ClientId]:
+    """Return node -> id of every connected client; on a grid that does not know its clients, a node's id is its own."""
+    return grid.clients if isinstance(grid, Cohort) else {node: node for node in sorted(grid.get_node_ids())}
+
+
+def pack_ids(clients: Sequence[ClientId]) -> NDArray[np.uint8]:
+    """Return client ids as bytes, for a checkpoint."""
+    return np.frombuffer("\n".join(f"{type(c).__name__}:{c}" for c in clients).encode(), np.uint8)
+
+
+def unpack_ids(packed: NDArray[Any]) -> list[ClientId]:
+    """Return the client ids that :func:`pack_ids` packed."""
+    lines = [line.partition(":") for line in packed.tobytes().decode().split("\n") if line]
+    return [int(name) if kind == "int" else name for kind, _, name in lines]
+
+
+def _error(reply: Message) -> str | None:
+    """Return the reason of an error reply as one short line, or ``None`` for a reply with content."""
+    if not reply.has_error():
+        return None
+    lines = [line.strip() for line in (reply.error.reason or "").strip().splitlines() if line.strip()]
+    return (lines[-1] if lines else f"error code {reply.error.code}")[:300]
+
+
+def _introduction(content: RecordDict) -> tuple[ClientId | None, int]:
+    """Return client id and announced number of clients of an answer; ``None`` for an id that no log or checkpoint could hold."""
+    try:
+        records = list(content.config_records.values())
+        name, size = records[0]["client-id"], records[0].get("num-clients", 1)
+    except Exception:  # another party's bytes
+        return None, 1
+    sound = type(name) is int or (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable())
+    return cast(ClientId, name) if sound else None, size if type(size) is int else 1
+
+
+def _fault(content: RecordDict) -> str:
+    """Return why a node says that it cannot take part, on one line; "" if it can."""
+    fault = next(iter(content.config_records.values())).get("fault", "")
+    return " ".join(fault.split())[:LONGEST_FAULT] if isinstance(fault, str) else ""
+
+
+def _gone(answer: Message) -> bool:
+    return answer.has_error() and answer.error.code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
+
+
+def _worker_died(reply: Message) -> bool:
+    # Flower puts a dead Ray actor back into its pool, where it swallows most later messages: the run cannot recover. The code is that
+    # of Flower's simulation: a client that merely says these words has another one.
+    words = reply.error.reason or "" if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN else ""
+    return "ActorDied" in words or "ActorUnavailable" in words
+
+
+def _order(client: ClientId) -> tuple[bool, ClientId]:
+    return isinstance(client, str), client

@@ -1,0 +1,149 @@
+"""Which replies may be used: what came from a client may be anything, by mistake or on purpose, and must cost that client alone.
+
+A reply is unsound if it cannot be read, holds a number that is not finite or absurdly large, lacks its weight, or, where the method's
+replies are models, differs in names, shapes or kinds from the model that was sent. A sound one may still be a poisoned one: a bound on
+the norm of the update limits what a single client can do to the model in a round.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg, Strategy
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_choice, check_range
+from algorithms.common.wire import fields, read
+from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
+
+#: A number beyond this is broken whatever the method: no weight, gradient, loss or sample count is so large, and sums of a few
+#: thousand squares of it still fit into a float64 (of float32 values, the average still fits into a float32).
+LIMIT = 1e15
+
+
+@dataclass(frozen=True)
+class UpdateBound:
+    """``max_update_norm``: of a client's update, the Euclidean norm over all its arrays of real numbers; 0: any.
+
+    ``on_large_update``: "reject" leaves the reply out, "clip" shortens the update to the bound.
+    """
+
+    max_update_norm: float = 0.0
+    on_large_update: str = "reject"
+
+    def __post_init__(self) -> None:
+        check_range("max-update-norm", self.max_update_norm, 0)
+        check_choice("on-large-update", self.on_large_update, ["reject", "clip"])
+
+
+@dataclass
+class Rules:
+    """What the replies to the messages of a strategy must be.
+
+    ``like_model``: a training reply has the arrays that were sent, and its update is the difference. ``updates``: its arrays are the
+    update themselves. Where neither holds, ``bound`` does not apply. ``weight``: the metric that every reply must hold as a number
+    above 0 (``None``: none).
+    """
+
+    like_model: bool = True
+    updates: bool = False
+    weight: str | None = None
+    bound: UpdateBound = UpdateBound()
+
+    def follow(self, strategy: Strategy) -> None:
+        """Ask of replies what ``strategy``, or the one that it wraps, needs now."""
+        inner = innermost(strategy)
+        self.like_model = bool(getattr(inner, "replies_like_model", isinstance(inner, FedAvg)))
+        self.updates = bool(getattr(inner, "replies_are_updates", False))
+        self.weight = getattr(inner, "weighted_by_key", None)
+
+    def fault(self, message: Message, reply: Message) -> str | None:
+        """Return why a reply must not be used, or ``None``. Clips its update, and casts its arrays to the types that were sent."""
+        try:
+            return self._fault(message.content, reply.content, trains(message))
+        except Exception as error:  # no list of what strange bytes may raise is ever complete
+            return f"the reply cannot be read: {' '.join(str(error).split())[:300] or type(error).__name__}"
+
+    def _fault(self, sent: RecordDict, got: RecordDict, training: bool) -> str | None:
+        if fault := _metric_fault(metrics_of(got), self.weight):
+            return fault
+        like = self.like_model and training
+        if like and (fault := shape_fault(sent, got)):
+            return fault
+        records = [(record, {name: read(array) for name, array in record.items()}) for record in arrays_of(got)]
+        for _, arrays in records:
+            for name, values in arrays.items():
+                if fault := _array_fault(name, values):
+                    return fault
+        if like:
+            return self._model_fault(arrays_of(sent)[0], *records[0])
+        if self.updates and training:
+            for record, arrays in records:
+                if fault := self._bound(record, arrays, {}):
+                    return fault
+        return None
+
+    def _model_fault(self, sent: ArrayRecord, record: ArrayRecord, arrays: dict[str, NDArray[Any]]) -> str | None:
+        for name, array in sent.items():
+            kind, values = np.dtype(array.dtype), arrays[name]
+            if values.dtype.kind != kind.kind:
+                return f"array {name!r} is of type {values.dtype}, but {kind} was sent"
+            if values.dtype != kind:  # float64 where float32 was sent is harmless, but the model keeps its type
+                arrays[name] = values.astype(kind)
+                if fault := _array_fault(name, arrays[name]):
+                    return fault
+                record[name] = Array(*fields(arrays[name]))
+        return self._bound(
+            record, arrays, {name: read(array) for name, array in sent.items()} if self.bound.max_update_norm else {}
+        )
+
+    def _bound(self, record: ArrayRecord, arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]) -> str | None:
+        """Apply the bound to ``arrays``, or to how they differ from ``start``."""
+        bound = self.bound.max_update_norm
+        if not bound:
+            return None
+        update = update_of(arrays, start)
+        norm = math.sqrt(sum(float(np.vdot(part, part).real) for part in update.values()))
+        if norm <= bound:
+            return None
+        if self.bound.on_large_update == "reject":
+            return f"the update has the norm {norm:.6g}, above max-update-norm = {bound:g}"
+        for name, part in update.items():
+            part *= bound / norm
+            record[name] = Array(*fields((part + start.get(name, 0.0)).astype(arrays[name].dtype)))
+        return None
+
+
+def update_of(arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+    """Return how arrays of real numbers differ from those of ``start`` (0 where it lacks them), in float64, without counters."""
+    real = {name: values for name, values in arrays.items() if values.dtype.kind in "fc"}
+    wide = {name: np.complex128 if values.dtype.kind == "c" else np.float64 for name, values in real.items()}
+    return {name: np.subtract(values, start.get(name, 0.0), dtype=wide[name]) for name, values in real.items()}
+
+
+def _metric_fault(metrics: dict[str, Any], weight: str | None) -> str | None:
+    for name, value in metrics.items():
+        numbers = np.asarray(value, dtype=np.float64)
+        if not np.isfinite(numbers).all():
+            return f"metric {name!r} is not finite"
+        if numbers.size and np.abs(numbers).max() > LIMIT:
+            return f"metric {name!r} holds {np.abs(numbers).max():.3g}: a number beyond {LIMIT:g} counts as broken"
+        if name in ("num-examples", weight) and (isinstance(value, list) or value <= 0):
+            return f"{name} = {str(value)[:60]}: must be a number above 0"
+    if weight is not None and weight not in metrics:
+        return f"the reply has no {weight!r} metric"
+    return None
+
+
+def _array_fault(name: str, values: NDArray[Any]) -> str | None:
+    if values.dtype.kind in "bu" or not values.size:
+        return None
+    if values.dtype.kind == "c":
+        values = np.abs(values)
+    low, high = values.min(), values.max()  # NaN if any value is
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return f"array {name!r} holds values that are not finite"
+    worst = max(abs(float(low)), abs(float(high)))
+    return f"array {name!r} holds {worst:.3g}: a number beyond {LIMIT:g} counts as broken" if worst > LIMIT else None

@@ -1,0 +1,163 @@
+"""The round loop: trains, aggregates, evaluates every k rounds, calls back, for any Flower strategy.
+
+Differs from ``Strategy.start`` of Flower where a long run needs it: rounds may start later than 1 (resume), evaluation need not
+happen every round (a phase costs 0.1-3 s however small the model), a round without sound replies keeps the model, and a run in
+which clients fail round after round ends with an error instead of as a success. Callbacks run after every round.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from logging import INFO
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from strategies.base.client_grid import Cohort, Exchange, Failure
+
+
+class TooFewReplies(RuntimeError):
+    """The run was stopped because too few clients answered soundly, round after round."""
+
+
+@dataclass
+class Round:
+    """What a callback gets to see after a round. ``evaluated`` is ``None`` in rounds without evaluation."""
+
+    number: int
+    num_rounds: int
+    arrays: ArrayRecord
+    trained: Exchange
+    train_metrics: MetricRecord | None
+    evaluated: Exchange | None = None
+    evaluate_metrics: MetricRecord | None = None
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The failures of both phases."""
+        return self.trained.failures + (self.evaluated.failures if self.evaluated else [])
+
+
+Callback = Callable[[Round], bool | None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Stop when ``max_failed_rounds`` rounds in a row had fewer than ``min_replies`` sound training replies."""
+
+    min_replies: int = 1
+    max_failed_rounds: int = 3
+
+
+@dataclass
+class _Tally:
+    sound_rounds: int = 0
+    failed_in_a_row: int = 0
+    last: list[Failure] = field(default_factory=list)
+
+    def note(self, exchange: Exchange, asked: bool, patience: Patience) -> None:
+        if len(exchange.clients) >= patience.min_replies or not asked:
+            self.sound_rounds, self.failed_in_a_row = self.sound_rounds + asked, 0
+        else:
+            self.failed_in_a_row += 1
+            self.last = exchange.failures or self.last
+
+    def check(self, patience: Patience, server_round: int) -> None:
+        if self.failed_in_a_row >= patience.max_failed_rounds:
+            raise TooFewReplies(
+                f"round {server_round}: fewer than min-replies = {patience.min_replies} sound replies for "
+                f"{self.failed_in_a_row} rounds in a row; {self.why()}"
+            )
+
+    def why(self) -> str:
+        return f"client {self.last[0].client}: {self.last[0].reason}" if self.last else "no client answered"
+
+
+def run_rounds(
+    strategy: Strategy,
+    grid: Grid,
+    initial_arrays: ArrayRecord,
+    num_rounds: int = 3,
+    timeout: float = 3600,
+    train_config: ConfigRecord | None = None,
+    evaluate_config: ConfigRecord | None = None,
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    *,
+    first_round: int = 1,
+    evaluate_every: int = 1,
+    patience: Patience | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's ``Result``.
+
+    The arguments of ``Strategy.start`` mean what they mean there; ``timeout`` is in seconds and bounds each phase. The clients are
+    evaluated after every ``evaluate_every``-th round and after the last one (0: only then). A callback that returns ``True``, or a
+    strategy that says ``finished``, stops the run after its round. Configurations are sent with ``server-round`` and
+    ``num-rounds`` added.
+
+    Raises ``TooFewReplies`` as ``patience`` says, and when not a single round had a sound training reply.
+    """
+    cohort = grid if isinstance(grid, Cohort) else Cohort(grid)
+    patience = patience or Patience()
+    tally, result, arrays = _Tally(), Result(), initial_arrays
+    result.arrays = initial_arrays
+    cohort.wait()
+    log(
+        INFO,
+        "%s: rounds %d to %d, %d clients",
+        type(strategy).__name__,
+        first_round,
+        num_rounds,
+        len(cohort.client_ids),
+    )
+    for number in range(first_round, num_rounds + 1):
+        began = time.monotonic()
+        config = _for_round(train_config, number, num_rounds)
+        cohort.open_training(number)
+        try:
+            messages = list(strategy.configure_train(number, arrays, config, cohort))
+        finally:
+            cohort.close_training()
+        cohort.rules.follow(strategy)  # each round: of a strategy with phases they change
+        replies = cohort.send_and_receive(messages, timeout=timeout)
+        now = Round(number, num_rounds, arrays, cohort.last, None)
+        asked = bool(messages)
+        if replies:
+            new_arrays, now.train_metrics = strategy.aggregate_train(number, replies)
+            arrays = arrays if new_arrays is None else new_arrays
+        now.arrays = result.arrays = arrays
+        if now.train_metrics is not None:
+            result.train_metrics_clientapp[number] = now.train_metrics
+
+        stopping = number == num_rounds or bool(getattr(strategy, "finished", False))
+        if stopping or (evaluate_every and number % evaluate_every == 0):
+            config = _for_round(evaluate_config, number, num_rounds)
+            messages = list(strategy.configure_evaluate(number, arrays, config, cohort))
+            replies = cohort.send_and_receive(messages, timeout=timeout)
+            if messages:
+                now.evaluated = cohort.last
+            if replies:
+                now.evaluate_metrics = strategy.aggregate_evaluate(number, replies)
+            if now.evaluate_metrics is not None:
+                result.evaluate_metrics_clientapp[number] = now.evaluate_metrics
+            if evaluate_fn and (score := evaluate_fn(number, arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = score
+        now.seconds = time.monotonic() - began
+        log(INFO, "[ROUND %d/%d] %.2f s %s", number, num_rounds, now.seconds, dict(now.train_metrics or {}))
+        tally.note(now.trained, asked, patience)
+        wishes = [callback(now) for callback in callbacks]  # every callback runs, whatever another one returns
+        tally.check(patience, number)
+        if any(wishes) or getattr(strategy, "finished", False):
+            log(INFO, "stopped after round %d by %s", number, "a callback" if any(wishes) else "the strategy")
+            break
+    if tally.last and not tally.sound_rounds:
+        raise TooFewReplies(f"no round had {patience.min_replies} sound replies; {tally.why()}")
+    return result
+
+
+def _for_round(config: ConfigRecord | None, number: int, num_rounds: int) -> ConfigRecord:
+    # A fresh record each round: Flower's strategies write into the one that they are given.
+    return ConfigRecord({**(config or {}), "server-round": number, "num-rounds": num_rounds})

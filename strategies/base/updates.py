@@ -1,0 +1,45 @@
+"""How far clients moved a model, and which of its arrays a server's own step may move: what FedAdam, q-FedAvg and FedMGDA+ share.
+
+Counters and the running statistics of normalisation layers are not learned: a step along their differences means nothing, and may make
+a variance negative. They are averaged.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from algorithms.common.averaging import STATISTICS
+from algorithms.common.wire import read
+from strategies.fedavg import to_record
+
+Named = dict[str, NDArray[Any]]
+
+
+def learned(record: ArrayRecord) -> Named:
+    """Return the learned arrays of a model by name."""
+    arrays = {name: read(array) for name, array in record.items() if not name.endswith(STATISTICS)}
+    return {name: values for name, values in arrays.items() if values.dtype.kind == "f"}
+
+
+def updates(sent: ArrayRecord, records: Sequence[ArrayRecord]) -> NDArray[np.float64]:
+    """Return ``w_k - w`` of the learned arrays as rows (m, d)."""
+    start = flat(learned(sent))
+    return np.stack([flat(learned(record)) - start for record in records])
+
+
+def flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """Return arrays as one vector (d,)."""
+    return np.concatenate([values.reshape(-1).astype(np.float64) for values in arrays.values()])
+
+
+def moved(sent: ArrayRecord, step: NDArray[np.float64], average: ArrayRecord) -> ArrayRecord:
+    """Return the model with its learned arrays moved from ``sent`` by ``step`` (d,), and the rest as in ``average``."""
+    new, start = {name: read(array) for name, array in average.items()}, 0
+    for name, values in learned(sent).items():
+        part = step[start : start + values.size].reshape(values.shape)
+        new[name] = np.asarray(values + part, dtype=values.dtype)
+        start += values.size
+    return to_record(list(new), list(new.values()))

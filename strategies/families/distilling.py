@@ -1,0 +1,72 @@
+"""What methods have in common whose server fits one network to a teacher, on unlabelled public points, instead of averaging parameters.
+
+A teacher is a combination of the outputs of the clients' networks, evaluated once a round at the public points. See
+``algorithms/boosting/distillation.py``.
+
+Contract: a training reply holds one network, with the names and shapes that were sent, and ``num-examples``.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from algorithms.boosting.distillation import Distiller, DistillOptions
+from algorithms.common.modules import Arrays
+from algorithms.common.seeds import generator
+from algorithms.common.wire import read
+from strategies.base.messages import arrays_of
+from strategies.fedavg import FedAvg, to_record
+
+
+class Distilled(FedAvg):
+    """Base of these methods; ``distiller`` holds a network and the public points, ``seed`` names the draws of the fit."""
+
+    averages_by_weight = False
+
+    def __init__(self, distiller: Distiller, options: DistillOptions, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.distiller = distiller
+        self.distill_options = options
+        self.seed = seed
+        self.sent = ArrayRecord()
+        self._asked = 0
+
+    @abstractmethod
+    def teacher(self, contents: Sequence[RecordDict]) -> Tensor:
+        """Return the outputs (m, classes) to be fitted, of the clients' replies."""
+
+    def student(self, contents: Sequence[RecordDict]) -> ArrayRecord:
+        """Return the network that the fit starts from: the one that was sent."""
+        return self.sent
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Remember what is sent."""
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.sent, self._asked = arrays, len(messages)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fit the network to the teacher; the metrics are the clients' and how far off the fit is (``distill-loss``)."""
+        contents = [reply.content for reply in replies if not reply.has_error()]
+        if not contents:
+            return None, None
+        rng = generator(self.seed, "distillation", server_round=server_round)
+        start = values_of(self.student(contents))
+        fitted, loss = self.distiller.distil(start, self.teacher(contents), self.distill_options.fit, rng)
+        metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        traffic = {"models-up": len(contents), "models-down": self._asked}
+        return to_record(list(self.sent), fitted), MetricRecord({**metrics, "distill-loss": loss, **traffic})
+
+
+def values_of(record: ArrayRecord) -> Arrays:
+    """Return the values of a record's arrays."""
+    return [read(array) for array in record.values()]
+
+
+def networks_of(contents: Sequence[RecordDict]) -> Iterable[Arrays]:
+    """Yield the clients' networks, one at a time."""
+    return (values_of(arrays_of(content)[0]) for content in contents)

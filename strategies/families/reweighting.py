@@ -1,0 +1,174 @@
+"""What methods have in common that decide the clients' weights and leave the rest to the strategy that they wrap.
+
+    AAggFFD(FedAdam())        TERM(FedProx(FedProxOptions(mu=0.1)))        AAggFFS(YourFedAvg())
+
+The wrapped strategy samples, sends and averages as it always does, but in the replies that it is handed the weight (``num-examples``)
+is the decided one. Metrics are averaged as they were before. Weights belong to client ids, in rounds in which a client was not sampled
+too: a client that joins starts at the mean of the others, one that is no longer connected is dropped and the others keep their
+proportions.
+
+Source of the idea: Section 6.4 ("plug and play") of the dissertation's Chapter III.
+
+Contract: the wrapped strategy's, and the reply holds the metric ``loss-before``: the mean training loss of the model as it was
+received. The training configuration asks for it with ``loss-before`` = true. A client whose loss is negative or not finite is left out.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from algorithms.fairness.portfolio import Maker
+from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.messages import LOSS_BEFORE, innermost, sound_losses
+from strategies.base.weights import averages_by_weight, ignores_weights, weight_key, with_weight
+from strategies.base.wrapper import Wrapper
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+
+class Reweighting(Wrapper):
+    """Wraps ``strategy``, which must average by weight: ``ValueError`` at once, or in the first round where only a trial can tell."""
+
+    replies_like_model = True
+    averages_by_weight = False  # a second wrapper's weights would be replaced by this one's
+
+    def __init__(self, strategy: Strategy) -> None:
+        known = averages_by_weight(strategy)
+        if known is False:
+            raise ValueError(self._refusal(strategy))
+        self.strategy = strategy
+        #: The weights of the last round, sum 1, by client.
+        self.last_weights: dict[ClientId, float] = {}
+        #: Who sits where: the decision maker knows positions only.
+        self.clients: list[ClientId] = []
+        self.maker: Maker | None = None
+        self._names: dict[int, ClientId] = {}
+        self._certain = bool(known)
+
+    # --- what a method decides -----------------------------------------------------------------------------------
+
+    def new_maker(self, count: int) -> Maker | None:
+        """Return the decision maker for ``count`` clients; ``None`` if nothing is remembered from round to round."""
+        return None
+
+    def check_sample(self, sampled: int, count: int, server_round: int) -> None:
+        """Take notice that ``sampled`` of ``count`` clients take part in this round."""
+        return
+
+    @abstractmethod
+    def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
+        """Return the weights (m,), sum 1, of the clients at ``places`` (m,) with ``losses`` (m,), and metrics of the decision."""
+
+    # --- the Strategy interface ----------------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Let the wrapped strategy sample and send; ask the clients for ``loss-before``."""
+        config[LOSS_BEFORE] = True
+        self._meet(grid)
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        nodes = {message.metadata.dst_node_id for message in messages}
+        if nodes - self._names.keys():  # connected since
+            self._meet(grid)
+        if nodes:
+            self.check_sample(len(nodes), len(self.clients), server_round)
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Decide the weights by this round's losses and let the wrapped strategy aggregate with them."""
+        heard = list(replies)
+        failed = [reply for reply in heard if reply.has_error()]
+        at = {client: place for place, client in enumerate(self.clients)}
+        named = [(self._names[reply.metadata.src_node_id], reply) for reply in heard if not reply.has_error()]
+        sound = sorted(((at[client], reply, loss) for client, reply, loss in sound_losses(named)), key=lambda row: row[0])
+        if not sound:
+            self.last_weights = {}
+            return None, None
+        places, losses = np.array([row[0] for row in sound]), np.array([row[2] for row in sound])
+        weights, facts = self.decide(places, losses)
+        self.last_weights = {self.clients[place]: float(w) for place, w in zip(places, weights, strict=True)}
+        whole = [reply for _, reply, _ in sound]
+        self._try(server_round, whole, weights)
+        key = weight_key(self.strategy)
+        weighted = [with_weight(reply, key, w) for reply, w in zip(whole, weights, strict=True)]
+        with _metrics_as_replied(self.strategy, [reply.content for reply in whole]):
+            arrays, metrics = self.strategy.aggregate_train(server_round, [*weighted, *failed])
+        return arrays, MetricRecord({**(metrics or {}), **facts, "weight-max": float(weights.max())})
+
+    # --- saved state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return who sits where, the decision maker's state and, if it has ``state_dict``, the wrapped strategy's."""
+        state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients)}
+        if self.maker is not None:
+            state |= {f"maker.{name}": value for name, value in self.maker.state_dict().items()}
+        if hasattr(self.strategy, "state_dict"):
+            state |= {f"strategy.{name}": value for name, value in self.strategy.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.clients = unpack_ids(state["clients"])
+        self.maker = self.new_maker(len(self.clients)) if self.clients else None
+        if self.maker is not None:
+            self.maker.load_state_dict(_part(state, "maker."))
+        if hasattr(self.strategy, "load_state_dict"):
+            self.strategy.load_state_dict(_part(state, "strategy."))
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _meet(self, grid: Grid) -> None:
+        self._names = clients_of(grid)
+        present, seated = set(self._names.values()), set(self.clients)
+        if not present & seated:  # the first round, or nobody is left
+            self.clients = list(self._names.values())
+            self.maker = self.new_maker(len(present)) if present else None
+            return
+        gone = [place for place, client in enumerate(self.clients) if client not in present]
+        new = [client for client in self._names.values() if client not in seated]
+        if self.maker is not None and gone:
+            self.maker.drop(np.array(gone))
+        if self.maker is not None and new:
+            self.maker.add(len(new))
+        if gone or new:
+            self.clients = [client for client in self.clients if client in present] + new
+
+    def _try(self, server_round: int, replies: Sequence[Message], weights: Floats) -> None:
+        """Where the class of the wrapped strategy does not tell whether it averages, find out by the first replies that can."""
+        if not self._certain and (ignored := ignores_weights(self.strategy, server_round, replies, weights.tolist())) is not None:
+            if ignored:
+                raise ValueError(self._refusal(self.strategy))
+            self._certain = True
+
+    def _refusal(self, strategy: Strategy) -> str:
+        name = type(innermost(strategy)).__name__
+        return (
+            f"{type(self).__name__} decides the weights of an average, but {name} does not average by the weights of the replies: "
+            f"wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, ...)"
+        )
+
+
+@contextmanager
+def _metrics_as_replied(strategy: Strategy, contents: list[RecordDict]) -> Iterator[None]:
+    # The decided weights are those of the models: a mean loss stays the mean over samples.
+    base: Any = innermost(strategy)
+    average = getattr(base, "train_metrics_aggr_fn", None)
+    if average is None:
+        yield
+        return
+    base.train_metrics_aggr_fn = lambda _, key: average(contents, key)
+    try:
+        yield
+    finally:
+        base.train_metrics_aggr_fn = average
+
+
+def _part(state: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

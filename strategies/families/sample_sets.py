@@ -1,0 +1,69 @@
+"""What methods share whose product is a set of labelled samples: the set is judged by the classifier that can be trained on it.
+
+Source: Hahn 2024 (dissertation), Chapter IV, section 4.2: the server trains a classifier on the set and sends it to all clients, which
+score it on their own test samples. (The program of that chapter takes two optimiser steps and scores about a hundred images.)
+
+Contract of an evaluation: that of FedAvg; the model that is sent is the classifier, whatever is trained.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from algorithms.common.checks import check_range
+from strategies.fedavg import FedAvg, to_record
+
+Arrays = dict[str, NDArray[Any]]
+#: (x (M, ...), y (M,), round) -> the classifier's arrays by name, and what the server itself measured.
+Judge = Callable[[NDArray[Any], NDArray[Any], int], tuple[Arrays, dict[str, float]]]
+
+
+def balanced_labels(samples: int, num_classes: int) -> NDArray[np.int32]:
+    """Return the labels (M,) of ``samples`` synthetic samples: as many of each class. Raises ``ValueError`` if that cannot be."""
+    check_range("samples", samples, 1)
+    if samples % num_classes:
+        below, above = samples // num_classes * num_classes, -(-samples // num_classes) * num_classes
+        choice = f"{below} or {above}" if below else str(above)
+        raise ValueError(
+            f"samples = {samples}, but there are {num_classes} classes, each with as many samples: choose a multiple, {choice}"
+        )
+    return np.repeat(np.arange(num_classes, dtype=np.int32), samples // num_classes)
+
+
+class Synthetic(FedAvg):
+    """Base of these strategies. ``judge`` trains the classifier and measures the set; ``seed`` names the draws.
+
+    ``samples``: M, a multiple of ``num_classes``.
+    """
+
+    def __init__(self, judge: Judge, num_classes: int, samples: int = 100, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.judge = judge
+        self.seed = seed
+        self.labels = balanced_labels(samples, num_classes)
+        self._judged: tuple[int, dict[str, float]] = (0, {})
+
+    @abstractmethod
+    def first_arrays(self) -> Arrays:
+        """Return what the run starts from, in place of the task's model."""
+
+    @abstractmethod
+    def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the synthetic set, x (M, ...) and y (M,), of what the run has come to."""
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Train the classifier on the set, and send it."""
+        classifier, measured = self.judge(*self.samples(arrays), server_round)
+        self._judged = (server_round, measured)
+        return super().configure_evaluate(server_round, to_record(list(classifier), list(classifier.values())), config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' measures, and add the server's own."""
+        metrics = super().aggregate_evaluate(server_round, replies)
+        own = self._judged[1] if self._judged[0] == server_round else {}
+        return MetricRecord({**(metrics or {}), **own}) if metrics or own else None

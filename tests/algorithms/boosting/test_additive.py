@@ -1,0 +1,106 @@
+"""The additive function: brute-force sums, round trips of its two packed forms, pruning, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load, save
+
+from algorithms.boosting import additive
+from algorithms.boosting.additive import Additive, Block, advance, named, pack_blocks, stacked, unpack_blocks
+
+
+def linear(learners, x):
+    return torch.matmul(x, learners["w"])
+
+
+def block(m, shrink, seed):
+    rng = np.random.default_rng(seed)
+    return Block(shrink, rng.normal(size=m), {"w": rng.normal(size=(m, 3, 2)).astype(np.float32)})
+
+
+@pytest.fixture
+def function():
+    return Additive(None, [block(4, 0.9, 0), block(0, 0.8, 1), block(3, 0.7, 2)])
+
+
+X = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_it_is_the_sum_that_its_definition_says(function, monkeypatch):
+    f = torch.zeros(10, 2)
+    for b in function.blocks:
+        f = b.shrink * f
+        for c, w in zip(b.coefficients, b.learners["w"], strict=True):
+            f = f + c * (X @ torch.tensor(w))
+    torch.testing.assert_close(function(X, 2, linear), f)
+    torch.testing.assert_close(function(X, 2, linear, points=3), f)
+    monkeypatch.setattr(additive, "BATCH", 1)  # learner by learner
+    torch.testing.assert_close(function(X, 2, linear), f)
+    weights = np.concatenate(function.weights())
+    by_weight = sum(
+        c * (X @ torch.tensor(w))
+        for c, w in zip(weights, np.concatenate([b.learners["w"] for b in function.blocks]), strict=True)
+    )
+    torch.testing.assert_close(by_weight.float(), f)
+    assert len(function) == 7
+    assert function.version == 3
+
+
+def test_every_learner_is_cut_by_itself(function):
+    cut, f = Additive(0.5, function.blocks), torch.zeros(10, 2)
+    for b in function.blocks:
+        f = b.shrink * f
+        for c, w in zip(b.coefficients, b.learners["w"], strict=True):
+            f = f + c * (X @ torch.tensor(w)).clamp(-0.5, 0.5)
+    torch.testing.assert_close(cut(X, 2, linear), f)
+    assert not torch.allclose(cut(X, 2, linear), function(X, 2, linear))
+
+
+def test_values_go_on_from_any_version(function):
+    values = Additive(None, function.blocks[:1])(X, 2, linear)
+    for b in function.blocks[1:]:
+        values = advance(values, b, X, linear)
+    torch.testing.assert_close(values, function(X, 2, linear))
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_it_survives_a_file(function, clip):
+    whole = Additive(clip, function.blocks)
+    again = Additive.from_arrays(load(save(whole.to_arrays())))  # the order of the names may change
+    assert again.clip == clip
+    assert torch.equal(again(X, 2, linear), whole(X, 2, linear))
+    parts = whole.head()
+    for number, b in enumerate(whole.blocks):
+        parts |= named(number, b)
+    assert parts.keys() == whole.to_arrays().keys()
+
+
+def test_it_survives_a_message(function):
+    arrays, names = pack_blocks(function.blocks)
+    again = unpack_blocks(arrays, names)
+    assert [b.shrink for b in again] == [0.9, 0.8, 0.7]
+    assert [len(b) for b in again] == [4, 0, 3]
+    assert torch.equal(Additive(None, again)(X, 2, linear), function(X, 2, linear))
+    assert unpack_blocks(*pack_blocks([])) == []
+
+
+def test_pruning_keeps_what_counts(function):
+    f = function(X, 2, linear)
+    torch.testing.assert_close(function.pruned(0.0)(X, 2, linear), f)
+    weights = np.abs(np.concatenate(function.weights()))
+    for share in (0.05, 0.3, 0.9):
+        kept = function.pruned(share)
+        dropped = np.sort(weights)[: len(weights) - len(kept)]
+        assert dropped.sum() <= share * weights.sum()
+        assert np.sort(weights)[: len(dropped) + 1].sum() > share * weights.sum()
+        assert kept.version == 1
+    assert len(Additive().pruned(0.5)) == 0
+
+
+def test_what_it_refuses(function):
+    with pytest.raises(ValueError, match=r"2 coefficients for learners whose arrays hold \{'w': 3\}"):
+        Block(1.0, np.zeros(2), {"w": np.zeros((3, 1))})
+    with pytest.raises(ValueError, match="no array 'shrinks'"):
+        Additive.from_arrays({"weight": np.zeros(2)})
+    with pytest.raises(ValueError, match="all must be of one kind"):
+        stacked([{"w": np.zeros((2, 3))}, {"w": np.zeros((2, 4))}])

@@ -1,0 +1,199 @@
+"""Boosting on values: gradients, steps, clips, the residual identity and the Lipschitz extension, by closed forms and brute force."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.boosting import functional
+from algorithms.boosting.functional import (
+    LOSSES,
+    LipschitzExtension,
+    Plan,
+    boost,
+    check_labels,
+    clip_bounds,
+    coded,
+    least_lipschitz,
+    lipschitz_constant,
+    step_sizes,
+    summed_steps,
+)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 5])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_gradient_is_that_of_the_loss(loss, outputs):
+    values = randn(7, outputs).double().requires_grad_()
+    labels = torch.arange(7) % max(2, outputs)
+    wanted = torch.autograd.grad(7 * LOSSES[loss].mean(values, labels), values)[0]  # the mean counts each point a seventh
+    torch.testing.assert_close(LOSSES[loss].gradient(values.detach(), labels), wanted)
+
+
+def test_codes_of_labels():
+    labels = torch.tensor([0, 2, 1])
+    assert coded(labels, 3).tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert coded(torch.tensor([0, 1]), 1).tolist() == [[-1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "outputs", "message"),
+    [
+        ([0, 3], 3, r"labels 0..3 of type torch.int64, but the function tells 3 classes apart: labels are whole, 0 to 2"),
+        ([-1, 1], 3, "labels -1..1"),
+        ([0, 2], 1, "tells 2 classes apart"),
+        ([0.0, 1.0], 2, "of type torch.float32"),
+    ],
+)
+def test_labels_outside_the_range(labels, outputs, message):
+    with pytest.raises(ValueError, match=message):
+        check_labels(torch.tensor(labels), outputs)
+    check_labels(torch.tensor([0, 1]), outputs)
+
+
+def test_steps_are_the_printed_ones_and_never_too_long():
+    assert step_sizes("decay", 3, 2, 0.0, 10.0, 99.0) == [10 / 8, 10 / 9]
+    assert step_sizes("homogeneous", 3, 2, 0.5, 1.0, 99.0) == [4 / 8, 4 / 9]
+    assert step_sizes("general", 3, 2, 0.5, 1.0, 99.0) == [8 / 8, 8 / 9]
+    assert step_sizes("general", 0, 1, 1.0, 1.0, 99.0) == [1.0]  # 4 / 2, cut to 1 / mu
+    assert step_sizes("decay", 0, 1, 0.005, 400.0, 10.0) == [10.0]
+    for schedule in functional.SCHEDULES:
+        steps = [eta for t in range(50) for eta in step_sizes(schedule, t, 3, 0.3, 8.0, 5.0)]
+        assert all(a >= b for a, b in itertools.pairwise(steps))
+        assert max(steps) * 0.3 <= 1
+
+
+def test_the_steps_of_a_round_sum_to_one_block():
+    etas, mu, f, learners = [0.9, 0.4, 1.7], 0.3, randn(6, 2), randn(3, 6, 2, seed=1)
+    g = f
+    for eta, h in zip(etas, learners, strict=True):
+        g = g - eta * (h + mu * g)
+    shrink, a = summed_steps(etas, mu)
+    torch.testing.assert_close(shrink * f - torch.tensordot(torch.tensor(a), learners, 1), g)
+
+
+def noisy(gamma, seed=0):
+    """An oracle that keeps the contract ``|h - target| <= (1 - gamma) max |target|`` and uses all that it allows."""
+    rng = np.random.default_rng(seed)
+
+    def fit(target):
+        slack = (1 - gamma) * float(target.abs().max())
+        h = target + slack * torch.tensor(rng.choice([-1.0, 1.0], size=target.shape), dtype=target.dtype)
+        return h, h
+
+    return fit
+
+
+def test_with_a_perfect_oracle_it_is_gradient_descent_to_the_digit():
+    y, gradient = torch.arange(8) % 3, LOSSES["cross-entropy"].gradient
+    etas, mu = [3.0, 2.0, 1.5, 1.2, 1.0], 0.1
+    learners, found, residual = boost(randn(8, 3), lambda g: gradient(g, y), lambda t: (t, t), Plan(etas, mu))
+    g = randn(8, 3)
+    for eta in etas:
+        g = g - eta * (gradient(g, y) + mu * g)
+    assert torch.equal(found, g)
+    assert not residual.any()
+    assert len(learners) == 5
+
+
+@pytest.mark.parametrize("gamma", [0.3, 0.9])
+def test_the_residual_is_what_all_learners_missed(gamma):
+    y, loss = torch.arange(9) % 3, LOSSES["cross-entropy"]
+    gradients = []
+
+    def direction(g):
+        gradients.append(loss.gradient(g, y))
+        return gradients[-1]
+
+    learners, _, residual = boost(randn(9, 3), direction, noisy(gamma), Plan([1.0] * 6, 0.1))
+    torch.testing.assert_close(residual, sum(gradients) - sum(learners))
+    _, _, none = boost(randn(9, 3), direction, noisy(gamma), Plan([1.0] * 6, 0.1, residual=False))
+    assert not none.any()
+
+
+@pytest.mark.parametrize("gamma", [0.25, 0.5, 1.0])
+def test_the_clips_never_act_on_the_support(gamma):
+    """With gradients up to G and an oracle of edge gamma, Algorithm 3 makes the steps of Algorithm 2."""
+    y, gradient = torch.arange(30) % 4, LOSSES["cross-entropy"].gradient
+    etas, mu = [3.0] * 12, 0.05
+    upper, lower = clip_bounds(1.0, gamma)
+    results = [
+        boost(randn(30, 4), lambda g: gradient(g, y), noisy(gamma, seed=3), Plan(etas, mu, clip=a, clip_residual=b))
+        for a, b in ((None, None), (upper * (1 + 1e-5), lower + 1e-5))
+    ]
+    assert torch.equal(results[0][1], results[1][1])
+    assert float(results[0][2].abs().max()) <= lower + 1e-5
+    # A tenth of the bounds acts: the comparison could fail.
+    other = boost(
+        randn(30, 4), lambda g: gradient(g, y), noisy(gamma, seed=3), Plan(etas, mu, clip=upper / 10, clip_residual=lower / 10)
+    )
+    assert not torch.equal(results[0][1], other[1])
+    # The function stays below G^2 / mu, itself below the B = 2 G / (mu gamma) beyond which a projection would act.
+    assert upper / mu < 2 / (mu * gamma)
+
+
+def test_ffgb_l_is_the_printed_recursion():
+    """g <- (1 - eta) g + eta h, h = Q(u - D), D <- D - u + h."""
+    u, etas = randn(5, 2), [1.0, 0.8, 0.5]
+    oracle = noisy(0.6, seed=1)
+    _, found, residual = boost(randn(5, 2, seed=2), lambda g: u, oracle, Plan(etas, 1.0, sign=-1))
+    again, g, d = noisy(0.6, seed=1), randn(5, 2, seed=2), torch.zeros(5, 2)
+    for eta in etas:
+        h = again(u - d)[0]
+        g = (1 - eta) * g + eta * h
+        d = d - u + h
+    torch.testing.assert_close(found, g)
+    torch.testing.assert_close(residual, -d)
+
+
+# --- the Lipschitz extension ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [7, 4_000_000])
+def test_the_extension_is_the_printed_minimum(block, monkeypatch):
+    monkeypatch.setattr(functional, "BLOCK", block)
+    x, y, points = randn(20, 3), randn(20, 2, seed=1), randn(11, 3, seed=2)
+    u = LipschitzExtension(x, y, 1.7)
+    wanted = [[min(float(y[j, c] + 1.7 * (p - x[j]).norm()) for j in range(20)) for c in range(2)] for p in points]
+    torch.testing.assert_close(u(points), torch.tensor(wanted))
+
+
+def test_it_passes_through_labels_that_are_lipschitz_and_has_no_steeper_slope():
+    x, y = randn(40, 3), randn(40, 2, seed=1)
+    least, _ = least_lipschitz(x, y)
+    u = LipschitzExtension(x, y, least)
+    torch.testing.assert_close(u(x), y, atol=1e-4, rtol=0)
+    a, b = randn(500, 3, seed=5), randn(500, 3, seed=6)
+    assert bool(((u(a) - u(b)).abs().max(1).values <= least * (a - b).norm(dim=1) + 1e-4).all())
+    points = a.clone().requires_grad_()
+    slope = torch.autograd.grad(u(points)[:, 0].sum(), points)[0].norm(dim=1)
+    torch.testing.assert_close(slope, torch.full((500,), least))
+
+
+@pytest.mark.parametrize("block", [13, 4_000_000])
+def test_the_least_constant_by_brute_force(block, monkeypatch):
+    monkeypatch.setattr(functional, "BLOCK", block)
+    x, y = randn(15, 4), randn(15, 3, seed=1)
+    slopes = {(i, j): float((y[i] - y[j]).abs().max() / (x[i] - x[j]).norm()) for i in range(15) for j in range(15) if i != j}
+    worst = max(slopes, key=slopes.get)
+    least, pair = least_lipschitz(x, y)
+    assert least == pytest.approx(slopes[worst], rel=1e-5)
+    assert set(pair) == set(worst)
+    assert lipschitz_constant(x, y, 0.0) == least
+    assert lipschitz_constant(x, y, 2 * least) == 2 * least
+    with pytest.raises(ValueError, match=f"lipschitz = .* is too small: samples {pair[0]} and {pair[1]} need {least:.6g}"):
+        lipschitz_constant(x, y, 0.9 * least)
+
+
+def test_equal_points_with_different_labels_have_no_constant():
+    x, y = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0], [1.0], [0.0]])
+    assert math.isinf(least_lipschitz(x, y)[0])
+    with pytest.raises(ValueError, match="samples 1 and 2 are the same point with different labels"):
+        lipschitz_constant(x, y, 0.0)
+    assert least_lipschitz(x[:1], y[:1])[0] == 0

@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+
+from algorithms.common.averaging import weighted_average
+
+
+def test_equals_the_formula():
+    rng = np.random.default_rng(0)
+    models = [[rng.normal(size=(3, 2)), rng.normal(size=4)] for _ in range(5)]
+    weights = [1, 2, 3, 4, 10]
+    got = weighted_average(models, weights)
+    for position in range(2):
+        want = sum(w * m[position] for w, m in zip(weights, models, strict=True)) / 20
+        np.testing.assert_allclose(got[position], want, rtol=1e-12)
+
+
+def test_types_are_kept_and_counters_rounded():
+    models = [
+        [np.float32([1]), np.float16([1]), np.int64([3]), np.array(7)],
+        [np.float32([2]), np.float16([2]), np.int64([4]), np.array(8)],
+    ]
+    got = weighted_average(models, [1, 3])
+    assert [a.dtype for a in got] == [np.float32, np.float16, np.int64, np.int64]
+    assert got[0] == np.float32(1.75)
+    assert got[2] == 4  # 3.75 rounded
+    assert got[3].shape == ()
+
+
+def test_one_client_is_returned_unchanged():
+    model = [np.float32([0.1, 1e-30, 3e38])]
+    np.testing.assert_array_equal(weighted_average([model], [7])[0], model[0])
+
+
+def test_inputs_are_not_changed():
+    a, b = np.ones(3, np.float32), np.zeros(3, np.float32)
+    weighted_average([[a], [b]], [1, 1])
+    np.testing.assert_array_equal(a, 1)
+    np.testing.assert_array_equal(b, 0)
+
+
+@pytest.mark.parametrize("weights", [[], [1], [0, 0], [-1, 2], [np.inf, 1], [np.nan, 1]])
+def test_bad_weights(weights):
+    with pytest.raises(ValueError, match="weight"):
+        weighted_average([[np.ones(1)], [np.ones(1)]], weights)

@@ -1,0 +1,191 @@
+import numpy as np
+import pytest
+from scipy.optimize import linprog, minimize
+
+from algorithms.common.mirror import MIRRORS, entropy_step, euclidean_step, project_simplex, project_simplex_entropy
+
+# Rows: domains, columns: predictors. Both players mix all three; the value is 1 / sum_k 1/a_k.
+GAME = np.diag([0.3, 0.6, 0.9])
+
+
+def euclidean_qp(v: np.ndarray, floor: float) -> np.ndarray:
+    """The projection by a general solver."""
+    found = minimize(
+        lambda w: 0.5 * ((w - v) ** 2).sum(),
+        np.full(len(v), 1 / len(v)),
+        jac=lambda w: w - v,
+        bounds=[(floor, 1)] * len(v),
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-13, "maxiter": 500},
+    )
+    assert abs(found.x.sum() - 1) < 1e-9
+    return found.x
+
+
+def relative_entropy(w: np.ndarray, log_v: np.ndarray) -> float:
+    return float((w * (np.log(w) - log_v)).sum())
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.05, 0.12, 1 / 8])
+def test_the_euclidean_projection_solves_its_quadratic_program(floor):
+    rng = np.random.default_rng(1)
+    for scale in (0.05, 0.3, 3.0):
+        v = rng.normal(scale=scale, size=8)
+        w = project_simplex(v, floor)
+        np.testing.assert_allclose(w, euclidean_qp(v, floor), atol=1e-6)
+        assert w.sum() == pytest.approx(1, abs=1e-12)
+        # Optimality: free entries share one multiplier v - w, entries at the floor have a smaller one.
+        free = w > floor + 1e-9
+        if free.any():
+            np.testing.assert_allclose((v - w)[free], (v - w)[free][0], atol=1e-12)
+            assert ((v - w)[~free] <= (v - w)[free][0] + 1e-12).all()
+
+
+@pytest.mark.parametrize("floor", [1e-9, 0.05, 0.12, 1 / 8])
+def test_the_entropy_projection_solves_its_convex_program(floor):
+    rng = np.random.default_rng(2)
+    for scale in (0.2, 1.0, 4.0):
+        log_v = rng.normal(scale=scale, size=8)
+        w = project_simplex_entropy(log_v, floor)
+        assert w.sum() == pytest.approx(1, abs=1e-12)
+        assert w.min() >= floor
+        # Optimality of min sum w log(w/v): free entries share one ratio w/v, entries at the floor have a larger one.
+        ratio = np.log(w) - log_v
+        free = w > floor + 1e-9
+        if free.any():
+            np.testing.assert_allclose(ratio[free], ratio[free][0], atol=1e-10)
+            assert (ratio[~free] >= ratio[free][0] - 1e-10).all()
+        found = minimize(
+            relative_entropy,
+            np.full(8, 1 / 8),
+            args=(log_v,),
+            jac=lambda w, log_v: np.log(w) - log_v + 1,
+            bounds=[(max(floor, 1e-9), 1)] * 8,
+            constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+            method="SLSQP",
+            options={"ftol": 1e-14, "maxiter": 1000},
+        )
+        np.testing.assert_allclose(w, found.x, atol=1e-5)
+
+
+def test_projections_of_known_points():
+    np.testing.assert_allclose(project_simplex([0.5, 0.5, 2.0]), [0, 0, 1])
+    np.testing.assert_allclose(project_simplex([0.4, 0.3, 0.0]), [0.5, 0.4, 0.1])
+    np.testing.assert_allclose(project_simplex([1.0, 0.0, 0.0], 0.1), [0.8, 0.1, 0.1])
+    np.testing.assert_allclose(project_simplex_entropy(np.log([2.0, 1.0, 1.0])), [0.5, 0.25, 0.25])
+    np.testing.assert_allclose(project_simplex_entropy(np.log([6.0, 3.0, 1.0]), 0.2), [0.8 * 2 / 3, 0.8 / 3, 0.2])
+    np.testing.assert_array_equal(project_simplex_entropy([0.0, -np.inf]), [1, 0])
+
+
+@pytest.mark.parametrize("project", [project_simplex, project_simplex_entropy])
+def test_projections_ignore_shifts_and_keep_what_is_feasible(project):
+    rng = np.random.default_rng(3)
+    w = 0.02 + 0.9 * rng.dirichlet(np.ones(5))
+    same = w if project is project_simplex else np.log(w)
+    np.testing.assert_allclose(project(same, 0.02), w, atol=1e-12)
+    v = rng.normal(size=10_000)
+    np.testing.assert_allclose(project(v + 1e3), project(v), atol=1e-11)
+    huge = project(np.array([1e300, 1e300, -1e300]))
+    np.testing.assert_allclose(huge, [0.5, 0.5, 0.0], atol=1e-12)
+
+
+def test_steps_are_the_printed_updates():
+    rng = np.random.default_rng(4)
+    alpha, gradient = rng.dirichlet(np.ones(6)), rng.normal(size=6)
+    raised = alpha * np.exp(-0.3 * gradient)
+    np.testing.assert_allclose(entropy_step(alpha, gradient, 0.3), raised / raised.sum(), rtol=1e-12)
+    np.testing.assert_allclose(euclidean_step(alpha, gradient, 0.3), euclidean_qp(alpha - 0.3 * gradient, 0.0), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MIRRORS)
+def test_descent_lowers_and_a_negative_rate_raises_a_linear_loss(name):
+    rng = np.random.default_rng(5)
+    alpha, cost = rng.dirichlet(np.ones(6)), rng.normal(size=6)
+    assert MIRRORS[name](alpha, cost, 0.1) @ cost < alpha @ cost < MIRRORS[name](alpha, cost, -0.1) @ cost
+    np.testing.assert_allclose(MIRRORS[name](alpha, cost, -0.1), MIRRORS[name](alpha, -cost, 0.1))
+
+
+@pytest.mark.parametrize("name", MIRRORS)
+def test_gradients_of_a_million_do_no_harm(name):
+    alpha = np.full(4, 0.25)
+    with np.errstate(over="raise", invalid="raise"):
+        after = MIRRORS[name](alpha, np.array([1e6, -1e6, 0.0, 1e6]), 1.0)
+    np.testing.assert_allclose(after, [0, 1, 0, 0], atol=1e-12)
+
+
+def test_a_weight_that_all_but_vanished_can_return():
+    alpha = np.full(2, 0.5)
+    for _ in range(5):
+        alpha = entropy_step(alpha, np.array([1e6, 0.0]), 1.0)
+    assert 0 < alpha[0] < 1e-200
+    np.testing.assert_allclose(entropy_step(alpha, np.array([-1e6, 0.0]), 1.0), [1, 0], atol=1e-12)
+
+
+def saddle_value(game: np.ndarray, floor: float) -> float:
+    """min over alpha, max over lambda >= floor of lambda' game alpha, as a linear program in (alpha, t).
+
+    The best lambda puts the free mass on the largest loss: value = floor * sum_k L_k + (1 - p floor) max_k L_k.
+    """
+    p, q = game.shape
+    cost = np.append(floor * game.sum(axis=0), 1 - p * floor)
+    found = linprog(
+        cost,
+        A_ub=np.hstack([game, -np.ones((p, 1))]),
+        b_ub=np.zeros(p),
+        A_eq=[[1.0] * q + [0.0]],
+        b_eq=[1.0],
+        bounds=[(0, None)] * q + [(None, None)],
+    )
+    return float(found.fun)
+
+
+def test_the_game_of_the_exam_has_its_closed_form_value():
+    assert saddle_value(GAME, 0.0) == pytest.approx(1 / (1 / 0.3 + 1 / 0.6 + 1 / 0.9))
+    assert saddle_value(GAME, 0.25) < saddle_value(GAME, 0.0) - 0.005  # this floor binds
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.25])
+@pytest.mark.parametrize("name", MIRRORS)
+def test_descent_and_ascent_reach_the_saddle_value(name, floor):
+    alpha, lambda_ = np.full(3, 1 / 3), np.full(3, 1 / 3)
+    alpha_mean, lambda_mean = np.zeros(3), np.zeros(3)
+    rounds = 6000
+    for _ in range(rounds):
+        alpha_mean += alpha / rounds
+        lambda_mean += lambda_ / rounds
+        losses = GAME @ alpha
+        alpha = MIRRORS[name](alpha, GAME.T @ lambda_, 0.05)
+        lambda_ = MIRRORS[name](lambda_, losses, -0.05, floor)
+    value = saddle_value(GAME, floor)
+    assert lambda_mean.min() >= floor - 1e-12
+    worst = floor * (GAME @ alpha_mean).sum() + (1 - 3 * floor) * (GAME @ alpha_mean).max()
+    best = (lambda_mean @ GAME).min()
+    assert best - 1e-12 <= value <= worst + 1e-12
+    assert worst - best < 0.01  # the duality gap of the averages
+
+
+@pytest.mark.parametrize("name", MIRRORS)
+@pytest.mark.parametrize(
+    ("alpha", "gradient", "rate", "floor", "message"),
+    [
+        ([0.5, np.nan], [0, 0], 1, 0, "1 entries that are not finite"),
+        ([0.5, 0.4], [0, 0], 1, 0, "sums to 0.9"),
+        ([1.5, -0.5], [0, 0], 1, 0, "no negative entry"),
+        ([0.5, 0.5], [0, np.inf], 1, 0, "gradient has 1 entries"),
+        ([0.5, 0.5], [0, 1e300], 1e300, 0, "not finite"),
+        ([0.5, 0.5], [0, 0, 0], 1, 0, "a gradient of 3"),
+        ([0.5, 0.5], [0, 0], 1, 0.6, r"choose a floor in \[0, 0.5\]"),
+        ([0.5, 0.5], [0, 0], 1, -0.1, "choose a floor"),
+        ([], [], 1, 0, "at least one entry"),
+    ],
+)
+def test_bad_input_of_a_step(name, alpha, gradient, rate, floor, message):
+    with pytest.raises(ValueError, match=message):
+        MIRRORS[name](alpha, gradient, rate, floor)
+
+
+@pytest.mark.parametrize("log_v", [[np.nan, 0], [np.inf, 0], [-np.inf, -np.inf], [[0.0]], []])
+def test_bad_log_weights(log_v):
+    with pytest.raises(ValueError, match="log"):
+        project_simplex_entropy(log_v)

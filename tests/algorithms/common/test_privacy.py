@@ -1,0 +1,59 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from algorithms.common.privacy import gaussian_delta, gaussian_epsilon
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 8.0])
+def test_delta_is_the_hockey_stick_divergence_of_two_gaussians(mu, epsilon):
+    """By its definition: the integral of max(0, p - e^epsilon q) for p = N(mu, 1), q = N(0, 1)."""
+
+    def excess(x):
+        return max(0.0, norm.pdf(x, mu) - math.exp(epsilon) * norm.pdf(x))
+
+    expected, _ = quad(excess, -12, 12 + mu, points=[epsilon / mu + mu / 2], limit=200)
+    assert gaussian_delta(mu, epsilon) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_releases_compose_as_one_in_several_dimensions():
+    """T releases are one draw of N(+-v, I) in T dimensions; along v they are one Gaussian: the likelihood ratio, by simulation."""
+    z, releases, epsilon = 2.0, 9, 1.0
+    rng = np.random.default_rng(0)
+    x = rng.normal(1 / z, 1, (400_000, releases))  # the client takes part in every round
+    log_ratio = (x / z - 1 / (2 * z * z)).sum(1)
+    simulated = np.maximum(0, 1 - np.exp(epsilon - log_ratio)).mean()
+    assert gaussian_delta(math.sqrt(releases) / z, epsilon) == pytest.approx(simulated, rel=0.02)
+
+
+def test_epsilon_inverts_delta_and_grows_with_releases():
+    found = [gaussian_epsilon(1.3, t, 1e-5) for t in (0, 1, 2, 10, 1000, 10**6)]
+    assert found[0] == 0
+    assert found == sorted(found)
+    for t, epsilon in zip((1, 2, 10, 1000, 10**6), found[1:], strict=True):
+        assert gaussian_delta(math.sqrt(t) / 1.3, epsilon) == pytest.approx(1e-5, rel=1e-4)
+    assert gaussian_epsilon(1e6, 1, 1e-5) == 0  # so much noise that delta alone covers it
+
+
+def test_flowers_accountant_reports_a_little_more():
+    """It composes by Renyi moments, an upper bound of the same quantity."""
+    pytest.importorskip("dp_accounting", reason="Flower's accountant needs the extra: pip install '.[dp]'")
+    from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
+
+    accountant = RdpAccountant(PrivacyConfig(1e-5, 10, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION))
+    for releases in range(1, 21):
+        accountant.compose(GaussianPrivacyEvent(1.5, 10, 10))
+        theirs, ours = accountant.get_epsilon(1e-5), gaussian_epsilon(1.5, releases, 1e-5)
+        assert 0.85 * theirs < ours < theirs
+
+
+@pytest.mark.parametrize(
+    ("z", "delta", "key"), [(0, 1e-5, "noise-multiplier"), (-1, 1e-5, "noise"), (1, 0, "delta"), (1, 1, "delta")]
+)
+def test_mistakes(z, delta, key):
+    with pytest.raises(ValueError, match=key):
+        gaussian_epsilon(z, 1, delta)

@@ -1,0 +1,19 @@
+import itertools
+
+from algorithms.common.seeds import derived_seed, generator
+
+
+def test_same_name_same_draws():
+    assert generator(3, "batches", 7, 2).random() == generator(3, "batches", 7, 2).random()
+
+
+def test_every_part_of_the_name_counts():
+    names = list(itertools.product([0, 1], ["batches", "lambda"], [0, 1, "0", "1"], [1, 2]))
+    draws = {generator(*name).random() for name in names}
+    assert len(draws) == len(names)
+
+
+def test_derived_seeds_fit_torch_and_differ():
+    seeds = {derived_seed(0, "model", client) for client in range(1000)}
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**63 for seed in seeds)

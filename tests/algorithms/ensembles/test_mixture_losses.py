@@ -1,0 +1,428 @@
+from itertools import product
+
+import numpy as np
+import pytest
+
+from algorithms.common.mirror import MIRRORS
+from algorithms.ensembles.mixture_losses import (
+    bias_correction,
+    chain_rule,
+    draw_exact,
+    draw_independent,
+    inclusion,
+    log_loss,
+    sampled_weights,
+    squared_loss,
+    squared_loss_density,
+    squared_norms,
+)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def scatter(values, ids, count):
+    """Return values at their ids, 0 elsewhere: what was not drawn has no gradient."""
+    row = np.zeros(count)
+    row[ids] = values
+    return row
+
+
+def patterns(gamma):
+    """Every set that independent draws can give, with its probability; the empty one among them."""
+    for bits in product([0, 1], repeat=len(gamma)):
+        on = np.array(bits, bool)
+        yield np.flatnonzero(on), float(np.where(on, gamma, 1 - gamma).prod())
+
+
+@pytest.fixture(params=["uniform", "weighted", "mixed"])
+def problem(request, rng):
+    """Seven predictors with real outputs on five samples, and inclusion probabilities, one of them 1 in "mixed"."""
+    q, m, size = 7, 5, 3
+    alpha = rng.dirichlet(np.ones(q))
+    some = np.append(rng.uniform(0.1, 0.9, q - 1), 1.0)
+    gamma = some if request.param == "mixed" else inclusion(alpha, 2.5, request.param)
+    outputs, targets = rng.normal(size=(q, m, size)), rng.normal(size=(m, size))
+    return alpha, gamma, outputs, targets, rng.dirichlet(np.ones(m))
+
+
+# --- unbiasedness, by exact enumeration ---------------------------------------------------------------------------
+
+
+def test_the_sampled_ensemble_is_unbiased(problem):
+    alpha, gamma, outputs, *_ = problem
+    mean = sum(p * np.tensordot(sampled_weights(alpha, ids, gamma), outputs[ids], 1) for ids, p in patterns(gamma))
+    np.testing.assert_allclose(mean, np.tensordot(alpha, outputs, 1), atol=1e-10)
+
+
+def estimates(problem):
+    """Yield, for every pattern: its probability, the ids, the gradient at the sampled weights, the squared norms."""
+    alpha, gamma, outputs, targets, weights = problem
+    for ids, p in patterns(gamma):
+        _, gradient = squared_loss(sampled_weights(alpha, ids, gamma), outputs[ids], targets, weights)
+        yield p, ids, gradient, squared_norms(outputs[ids], weights)
+
+
+def test_the_corrected_gradient_is_unbiased(problem):
+    alpha, gamma, outputs, targets, weights = problem
+    mean = np.zeros(7)
+    for p, ids, gradient, norms in estimates(problem):
+        corrected = chain_rule(gradient, gamma[ids]) - bias_correction(alpha[ids], norms, gamma[ids])
+        mean += p * scatter(corrected, ids, 7)
+    np.testing.assert_allclose(mean, squared_loss(alpha, outputs, targets, weights)[1], atol=1e-10)
+
+
+def test_the_bias_without_the_correction_is_what_the_correction_takes_off(problem):
+    alpha, gamma, outputs, targets, weights = problem
+    mean = sum(p * scatter(chain_rule(gradient, gamma[ids]), ids, 7) for p, ids, gradient, _ in estimates(problem))
+    bias = 2 * alpha * (1 / gamma - 1) * np.einsum("hml,hml,m->h", outputs, outputs, weights)
+    np.testing.assert_allclose(mean, squared_loss(alpha, outputs, targets, weights)[1] + bias, atol=1e-10)
+    assert bias.max() > 0.01
+
+
+def test_the_printed_formulas_fail_the_same_test(problem):
+    alpha, gamma, outputs, targets, weights = problem
+    full = squared_loss(alpha, outputs, targets, weights)[1]
+    # Equation (10) as printed, h read as the mean output: alpha_l^2 h_l (1/gamma_l - 1) 1_l/gamma_l; and h squared.
+    first = np.einsum("hml,m->h", outputs, weights)
+    second = squared_norms(outputs, weights)
+    for term in (first, second, 2 * second):
+        mean = np.zeros(7)
+        for p, ids, gradient, _ in estimates(problem):
+            chance = gamma[ids]
+            printed = alpha[ids] ** 2 * term[ids] * (1 / chance - 1) / chance
+            mean += p * scatter(chain_rule(gradient, chance) - printed, ids, 7)
+        assert np.abs(mean - full).max() > 1e-3
+    # Without the chain rule ("sampled", as Figure 1 reads) the estimate is biased as well.
+    raw = sum(p * scatter(gradient, ids, 7) for p, ids, gradient, _ in estimates(problem))
+    assert np.abs(raw - full).max() > 1e-3
+    # Section 4.2 as printed, alpha_l in the place of h_l, is not the gradient.
+    residual = np.einsum("h,hml->ml", alpha, outputs) - targets
+    assert np.abs(2 * alpha * (weights @ residual).sum() - full).max() > 1e-3
+
+
+def test_the_corrected_gradient_of_densities_is_unbiased(rng):
+    tables, f = rng.dirichlet(np.ones(4), size=6), rng.dirichlet(np.ones(4))
+    alpha = rng.dirichlet(np.ones(6))
+    gamma = inclusion(alpha, 2, "weighted")
+    mean = np.zeros(6)
+    for ids, p in patterns(gamma):
+        gradient = squared_loss_density(sampled_weights(alpha, ids, gamma), tables[ids], f)[1]
+        corrected = chain_rule(gradient, gamma[ids]) - bias_correction(alpha[ids], squared_norms(tables[ids]), gamma[ids])
+        mean += p * scatter(corrected, ids, 6)
+    np.testing.assert_allclose(mean, squared_loss_density(alpha, tables, f)[1], atol=1e-10)
+
+
+def test_sampled_losses_are_above_the_loss_in_mean_by_the_variance(problem):
+    alpha, gamma, outputs, targets, weights = problem
+    mean = sum(
+        p * squared_loss(sampled_weights(alpha, ids, gamma), outputs[ids], targets, weights)[0] for ids, p in patterns(gamma)
+    )
+    variance = (alpha**2 * (1 / gamma - 1) * squared_norms(outputs, weights)).sum()
+    assert mean == pytest.approx(squared_loss(alpha, outputs, targets, weights)[0] + variance, abs=1e-10)
+
+
+# --- losses -------------------------------------------------------------------------------------------------------
+
+
+def losses_of_random_data():
+    rng = np.random.default_rng(1)
+    h, m, size = 5, 6, 3
+    outputs, targets = rng.dirichlet(np.ones(size), size=(h, m)), np.eye(size)[rng.integers(size, size=m)]
+    weights, tables, f = rng.dirichlet(np.ones(m)), rng.dirichlet(np.ones(8), size=h), rng.dirichlet(np.ones(8))
+    f[2] = 0
+    f /= f.sum()
+    observed = (outputs * targets).sum(axis=2)
+    return {
+        "log": lambda a: log_loss(a, observed, weights),
+        "log density": lambda a: log_loss(a, tables, f),
+        "squared": lambda a: squared_loss(a, outputs, targets, weights),
+        "squared density": lambda a: squared_loss_density(a, tables, f),
+    }
+
+
+LOSSES = losses_of_random_data()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_equal_finite_differences(name, rng):
+    loss = LOSSES[name]
+    for alpha in (np.full(5, 0.2), rng.uniform(0.1, 2, size=5)):  # also where the weights do not sum to 1, as sampled ones
+        step = 1e-6
+        numeric = [(loss(alpha + e)[0] - loss(alpha - e)[0]) / (2 * step) for e in step * np.eye(5)]
+        np.testing.assert_allclose(loss(alpha)[1], numeric, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_ensemble_is_not_worse_than_its_members_on_average(name, rng):
+    loss = LOSSES[name]
+    for _ in range(50):
+        alpha = rng.dirichlet(np.full(5, 0.5))
+        assert loss(alpha)[0] <= sum(a * loss(e)[0] for a, e in zip(alpha, np.eye(5), strict=True)) + 1e-12
+
+
+def test_losses_of_known_cases():
+    tables = np.array([[0.5, 0.5], [1.0, 0.0]])
+    assert log_loss([0.5, 0.5], tables, [0.25, 0.75])[0] == pytest.approx(-0.25 * np.log(0.75) - 0.75 * np.log(0.25))
+    # Both outcomes by hand: ||(0.75, 0.25) - (1, 0)||^2 = 0.125, ||(0.75, 0.25) - (0, 1)||^2 = 1.125
+    assert squared_loss_density([0.5, 0.5], tables, [0.25, 0.75])[0] == pytest.approx(0.25 * 0.125 + 0.75 * 1.125)
+
+
+def test_densities_are_samples_grouped_by_outcome(rng):
+    tables, outcomes = rng.dirichlet(np.ones(4), size=3), rng.integers(4, size=50)
+    alpha, even, f = rng.dirichlet(np.ones(3)), np.full(50, 1 / 50), np.bincount(outcomes, minlength=4) / 50
+    for one, other in (
+        (log_loss(alpha, tables[:, outcomes], even), log_loss(alpha, tables, f)),
+        (
+            squared_loss(alpha, np.repeat(tables[:, None], 50, 1), np.eye(4)[outcomes], even),
+            squared_loss_density(alpha, tables, f),
+        ),
+    ):
+        assert one[0] == pytest.approx(other[0], rel=1e-12)
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-12)
+    unseen = f.copy()
+    unseen[0] = 0
+    unseen /= unseen.sum()
+    np.testing.assert_allclose(log_loss(alpha, tables, unseen)[1], log_loss(alpha, tables[:, 1:], unseen[1:])[1])
+
+
+def test_float32_outputs_give_the_same_to_their_precision(rng):
+    tables, f = rng.dirichlet(np.ones(1000), size=20), rng.dirichlet(np.ones(1000))
+    alpha = rng.dirichlet(np.ones(20))
+    for loss in (log_loss, squared_loss_density):
+        low, high = loss(alpha, tables.astype(np.float32), f), loss(alpha, tables, f)
+        assert low[0] == pytest.approx(high[0], rel=1e-5)
+        assert low[1].dtype == np.float64
+        np.testing.assert_allclose(low[1], high[1], rtol=1e-3, atol=1e-6)
+
+
+def test_a_zero_output_never_divides_by_zero():
+    points = np.eye(4)
+    with pytest.raises(ValueError, match="probability 0: mix"):
+        log_loss([0.5, 0.5], points[:2], [0.5, 0.25, 0.25, 0])
+    with np.errstate(all="raise"):
+        loss, gradient = log_loss([0.5, 0.5], points[:2], [0.5, 0.5, 0, 0])  # what has probability 0 did not occur
+        assert loss == pytest.approx(np.log(2))
+        np.testing.assert_allclose(gradient, [-1, -1])
+        loss, gradient = log_loss([0.5, 0.5], (0.99 * points + 0.0025)[:2], np.full(4, 0.25))
+    assert loss == pytest.approx(-0.5 * np.log(0.99 * 0.5 + 0.0025) - 0.5 * np.log(0.0025))
+    assert np.isfinite(gradient).all()
+
+
+# --- which predictors a round sends -------------------------------------------------------------------------------
+
+
+def test_inclusion_probabilities():
+    alpha = np.array([0.6, 0.3, 0.1, 0.0])
+    np.testing.assert_array_equal(inclusion(alpha, 2, "none"), 1)
+    np.testing.assert_array_equal(inclusion(alpha, 3, "uniform"), 0.75)
+    np.testing.assert_allclose(inclusion(alpha, 2, "weighted", floor=0.01), [1, 0.6, 0.2, 0.01])
+    np.testing.assert_allclose(inclusion(np.full(4, 0.25), 2.0, "weighted"), 0.5)  # gamma_1 = C/q
+
+
+@pytest.mark.parametrize("budget", [0.5, 1, 7, 31.5, 64, 1000])
+@pytest.mark.parametrize("concentration", [0.01, 1.0, 100.0])
+def test_inclusion_stays_in_budget_and_above_the_floor(budget, concentration, rng):
+    alpha = rng.dirichlet(np.full(1000, concentration))
+    gamma = inclusion(alpha, budget, "weighted", floor=1e-3)
+    assert gamma.sum() <= budget * (1 + 1e-12)
+    assert gamma.min() >= min(1e-3, budget / 1000) * (1 - 1e-12)
+    assert gamma.max() <= 1
+    assert (np.diff(gamma[np.argsort(alpha)]) >= -1e-15).all()  # more weight, no less often
+    assert inclusion(alpha, budget, "uniform").sum() == pytest.approx(budget)
+
+
+GAMMA = np.array([1.0, 0.9, 0.5, 0.3, 0.2, 0.1])
+
+
+def frequencies(draw, count=20_000):
+    seen, sizes = np.zeros(len(GAMMA)), []
+    for _ in range(count):
+        ids = draw()
+        assert (np.diff(ids) > 0).all()
+        seen[ids] += 1
+        sizes.append(len(ids))
+    return seen / count, np.array(sizes)
+
+
+def test_independent_draws_have_the_inclusion_probabilities():
+    rng = np.random.default_rng(1)
+    seen, sizes = frequencies(lambda: draw_independent(GAMMA, rng))
+    np.testing.assert_allclose(seen, GAMMA, atol=0.015)
+    assert sizes.var() == pytest.approx((GAMMA * (1 - GAMMA)).sum(), rel=0.05)  # independent, not of one size
+
+
+def test_exact_draws_have_the_inclusion_probabilities_and_the_size():
+    rng = np.random.default_rng(2)
+    seen, sizes = frequencies(lambda: draw_exact(GAMMA, 3, rng))
+    np.testing.assert_allclose(seen, GAMMA, atol=0.015)
+    assert (sizes == 3).all()
+    rng = np.random.default_rng(3)
+    for q, budget in [(10_000, 32), (997, 7), (3, 3), (49, 1)]:
+        assert len(draw_exact(np.full(q, budget / q), budget, rng)) == budget
+    alpha = np.full(2000, 1 / 2000)
+    assert {len(draw_exact(inclusion(alpha, 200, "weighted"), 200, rng)) for _ in range(200)} == {200}
+
+
+class NearlyOne:
+    """A generator whose uniform draw is the largest number below 1, where rounding could cost a point or add one."""
+
+    def random(self):
+        return np.nextafter(1.0, 0.0)
+
+    def permutation(self, ids):
+        return ids
+
+
+def test_exact_draws_keep_their_size_at_the_edge_of_rounding():
+    rounded_down = 0
+    for q, budget in [(30, 3), (49, 7), (70, 7), (977, 32), (9973, 500)]:
+        gamma = np.full(q, budget / q)
+        rounded_down += np.cumsum(gamma)[-1] < budget
+        ids = draw_exact(gamma, budget, NearlyOne())
+        assert len(set(ids)) == budget
+    assert rounded_down  # else this has tested nothing
+
+
+def test_exact_draws_of_a_broken_sum_are_one_of_the_two_whole_numbers_beside_it():
+    rng = np.random.default_rng(4)
+    sizes = np.array([len(draw_exact(np.full(5, 0.5), 3, rng)) for _ in range(4000)])
+    assert set(sizes) == {2, 3}
+    assert sizes.mean() == pytest.approx(2.5, abs=0.03)
+
+
+def test_exact_draws_of_equal_chances_are_simple_random_samples():
+    rng = np.random.default_rng(5)
+    pairs = np.zeros((5, 5))
+    for _ in range(20_000):
+        ids = draw_exact(np.full(5, 0.4), 2, rng)
+        pairs[np.ix_(ids, ids)] += 1 / 20_000
+    # Each pair with C (C - 1) / (q (q - 1)): every pair occurs, as without the random order it would not.
+    np.testing.assert_allclose(pairs[~np.eye(5, dtype=bool)], 0.1, atol=0.01)
+
+
+def test_empty_draws():
+    gamma, rng = np.array([0.2, 0.3]), np.random.default_rng(6)
+    empty = 0.8 * 0.7
+    draws = [draw_independent(gamma, rng, allow_empty=True) for _ in range(20_000)]
+    assert np.mean([len(ids) == 0 for ids in draws]) == pytest.approx(empty, abs=0.015)
+    again = [draw_independent(gamma, rng) for _ in range(20_000)]
+    assert all(len(ids) for ids in again)
+    # The factor that the docstring names.
+    assert np.mean([0 in ids for ids in again]) == pytest.approx(0.2 / (1 - empty), abs=0.015)
+    assert all(len(draw_exact(gamma, 1, rng)) for _ in range(100))
+
+
+# --- the algorithm ------------------------------------------------------------------------------------------------
+
+
+def test_gamma_one_is_plain_mirror_descent(problem):
+    alpha, _, outputs, targets, weights = problem
+    gamma = inclusion(alpha, 2, "none")
+    ids = draw_independent(gamma, np.random.default_rng(0))
+    np.testing.assert_array_equal(ids, np.arange(7))
+    np.testing.assert_array_equal(draw_exact(gamma, 7, np.random.default_rng(0)), np.arange(7))
+    at = sampled_weights(alpha, ids, gamma)
+    np.testing.assert_array_equal(at, alpha)
+    _, gradient = squared_loss(at, outputs[ids], targets, weights)
+    correction = bias_correction(at, squared_norms(outputs[ids], weights), gamma)
+    np.testing.assert_array_equal(correction, 0)
+    estimate = scatter(chain_rule(gradient, gamma) - correction, ids, 7)
+    for step in MIRRORS.values():
+        np.testing.assert_array_equal(step(alpha, estimate, 0.1), step(alpha, gradient, 0.1))
+
+
+# Two densities over two outcomes and two clients of 30 and 10 samples. The pooled frequency of outcome 0 is
+# (30 * 0.7 + 10 * 0.3) / 40 = 0.6; both losses are least where 0.9 a + 0.2 (1 - a) = 0.6, at a = 4/7.
+TABLES = np.array([[0.9, 0.1], [0.2, 0.8]])
+CLIENTS = [(np.array([0.7, 0.3]), 30), (np.array([0.3, 0.7]), 10)]
+BEST = np.array([4 / 7, 3 / 7])
+
+
+def fedboost(loss, mirror, sampling, rounds, rate, correct, budget=1.0, seed=0):
+    """FedBoost, Figure 1, with all clients in each round; returns the average of alpha over the second half."""
+    rng, alpha, total = np.random.default_rng(seed), np.full(2, 0.5), np.zeros(2)
+    for t in range(rounds):
+        gamma = inclusion(alpha, budget, sampling)
+        ids = draw_independent(gamma, rng, allow_empty=correct)
+        at, delta = sampled_weights(alpha, ids, gamma), np.zeros(2)
+        for f, m in CLIENTS:
+            gradient = loss(at, TABLES[ids], f)[1]
+            if correct:
+                norms = squared_norms(TABLES[ids])
+                gradient = chain_rule(gradient, gamma[ids]) - bias_correction(alpha[ids], norms, gamma[ids])
+            delta += m / 40 * scatter(gradient, ids, 2)
+        alpha = MIRRORS[mirror](alpha, delta, rate)
+        total += alpha * (t >= rounds // 2)
+    return total / (rounds - rounds // 2)
+
+
+@pytest.mark.parametrize("mirror", MIRRORS)
+@pytest.mark.parametrize("loss", [log_loss, squared_loss_density])
+def test_fedboost_without_sampling_finds_the_closed_form_optimum(loss, mirror):
+    np.testing.assert_allclose(fedboost(loss, mirror, "none", 2000, 0.1, False), BEST, atol=1e-6)
+
+
+@pytest.mark.parametrize("mirror", MIRRORS)
+@pytest.mark.parametrize("sampling", ["uniform", "weighted"])
+def test_fedboost_with_corrected_sampling_finds_the_closed_form_optimum(sampling, mirror):
+    found = fedboost(squared_loss_density, mirror, sampling, 12_000, 0.02, True)
+    np.testing.assert_allclose(found, BEST, atol=0.03)
+
+
+def test_fedboost_with_uncorrected_uniform_sampling_does_not():
+    found = fedboost(squared_loss_density, "euclidean", "uniform", 4000, 0.02, False)
+    assert np.abs(found - BEST).max() > 0.06
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [0, -1, 5, np.nan, np.inf])
+@pytest.mark.parametrize("sampling", ["uniform", "weighted"])
+def test_a_bad_budget(budget, sampling):
+    with pytest.raises(ValueError, match=f"budget = {budget}, but there are 4 predictors: choose a number above 0"):
+        inclusion(np.full(4, 0.25), budget, sampling)
+
+
+def call_with(alpha=(0.5, 0.5), tables=TABLES, f=(0.4, 0.6)):
+    return [lambda: log_loss(np.array(alpha), tables, f), lambda: squared_loss_density(np.array(alpha), tables, f)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"alpha": (np.nan, 0.5)}, "alpha has 1 entries that are not finite"),
+        ({"alpha": (1.0,)}, "must be one weight a predictor"),
+        ({"f": (0.4, 0.4)}, "sums to 0.8"),
+        ({"f": (1.4, -0.4)}, "no negative entry"),
+        ({"f": (0.4, 0.3, 0.3)}, "3 frequencies or weights, but predictors of output size 2"),
+        ({"tables": np.eye(2, dtype=int)}, "must be floating point"),
+    ],
+)
+def test_bad_input_of_a_density_loss(changed, message):
+    for call in call_with(**changed):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_other_bad_input():
+    alpha = np.full(2, 0.5)
+    with pytest.raises(ValueError, match="targets have shape"):
+        squared_loss(alpha, np.ones((2, 3, 4)), np.ones((3, 5)), np.full(3, 1 / 3))
+    with pytest.raises(ValueError, match="did you mean 'weighted'"):
+        inclusion(alpha, 1, "weigthed")
+    with pytest.raises(ValueError, match="alpha has 1 entries that are not finite"):
+        inclusion([0.5, np.nan], 1)
+    with pytest.raises(ValueError, match=r"sums to 0\.9"):
+        inclusion([0.5, 0.4], 1)
+    with pytest.raises(ValueError, match="gamma"):
+        draw_independent([0.5, 1.5], np.random.default_rng(0))
+    with pytest.raises(ValueError, match="gamma"):
+        draw_independent([0.0, 0.0], np.random.default_rng(0))
+    with pytest.raises(ValueError, match="but the budget is 1"):
+        draw_exact([0.9, 0.9], 1, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="with weights"):
+        squared_norms(np.ones((2, 3, 4)))

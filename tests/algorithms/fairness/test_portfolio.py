@@ -1,0 +1,522 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep, minimise_on_simplex
+from algorithms.fairness.responses import CDFS, decision_loss, respond
+
+
+def residual(hessian: np.ndarray, linear: np.ndarray, p: np.ndarray) -> float:
+    """How far p is from the Karush-Kuhn-Tucker conditions of min p'Hp/2 - b'p on the simplex."""
+    slope = hessian @ p - linear
+    level = slope.min()  # the multiplier of sum p = 1; the others, of p >= 0, are slope - level and hence feasible
+    return max(abs(p.sum() - 1), -p.min(), float((p * (slope - level)).max()))
+
+
+def solve_generically(hessian, linear, low=0.0, high=1.0):
+    n, size = len(linear), np.abs(linear).max()
+    hessian, linear = hessian / size, linear / size
+    found = minimize(
+        lambda p: 0.5 * p @ hessian @ p - linear @ p,
+        np.full(n, 1 / n),
+        jac=lambda p: hessian @ p - linear,
+        bounds=list(zip(np.broadcast_to(low, n), np.broadcast_to(high, n), strict=True)),
+        constraints={"type": "eq", "fun": lambda p: p.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 1000},
+    )
+    assert abs(found.x.sum() - 1) < 1e-9
+    return found.x
+
+
+def hindsight(responses: np.ndarray) -> float:
+    """A lower bound of the loss (T, K) of the best fixed p, within 1e-3 of it: the tangent of the convex loss at a near-minimum."""
+    wealth = 1 + responses
+    p = np.full(responses.shape[1], 1 / responses.shape[1])
+    for _ in range(20_000):  # Cover's iteration for the log-optimal portfolio: it raises the growth every time
+        growth = (wealth / (wealth @ p)[:, None]).mean(axis=0)
+        gap = len(responses) * (growth.max() - growth @ p)
+        if gap < 1e-3:
+            break
+        p = p * growth
+    assert gap < 1e-3
+    return -np.log(wealth @ p).sum() - gap
+
+
+def play(maker, rounds: int, adversary) -> tuple[float, np.ndarray]:
+    """The loss of the maker's decisions, each taken before the responses are known, and the responses (T, K)."""
+    everyone, total, seen = np.arange(maker.count), 0.0, []
+    for t in range(rounds):
+        p = maker.p
+        r = maker.low + (maker.high - maker.low) * adversary(t, p)
+        total += decision_loss(p, r)
+        seen.append(r)
+        maker.decide(everyone, r)
+    return total, np.array(seen)
+
+
+def adversaries(count: int):
+    """Ways to choose responses in [0, 1], knowing the decision."""
+    rng = np.random.default_rng(7)
+    eye = np.eye(count)
+    tilted = rng.dirichlet(np.ones(count))
+    return {
+        "uniform": lambda t, p: rng.random(count),
+        "one client drawn": lambda t, p: eye[rng.choice(count, p=tilted)],
+        "one client only": lambda t, p: eye[0],
+        "all equal": lambda t, p: np.ones(count),
+        "nobody": lambda t, p: np.zeros(count),
+        "least weight wins": lambda t, p: eye[np.argmin(p)],
+        "most weight loses": lambda t, p: 1 - eye[np.argmax(p)],
+        "below the mean wins": lambda t, p: (p < 1 / count) * 1.0,
+        "alternating": lambda t, p: eye[t % count],
+        "long phases": lambda t, p: eye[(t // 150) % count],
+        "losses through a distribution": lambda t, p: respond(rng.lognormal(sigma=2, size=count), "normal", 0, 1),
+    }
+
+
+NAMES = list(adversaries(2))
+
+
+# The quadratic program
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_the_program_on_the_simplex_is_solved_to_the_last_digits(count):
+    rng = np.random.default_rng(count)
+    for scale in (0.01, 1.0, 100.0):
+        root = rng.normal(size=(count, count))
+        hessian, linear = root @ root.T + 0.1 * np.eye(count), scale * rng.normal(size=count)
+        p = minimise_on_simplex(hessian, linear)
+        assert residual(hessian, linear, p) <= 1e-10 * max(1, scale)
+        np.testing.assert_allclose(p, solve_generically(hessian, linear), atol=2e-6)
+
+
+def test_the_program_in_a_box_is_solved():
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        root = rng.normal(size=(6, 6))
+        hessian, linear = root @ root.T + 0.1 * np.eye(6), rng.normal(size=6)
+        centre = rng.dirichlet(np.ones(6))
+        low, high = np.maximum(centre - 0.1, 0), centre + 0.1
+        p = minimise_on_simplex(hessian, linear, low, high)
+        assert ((p >= low) & (p <= high + 1e-12)).all()
+        np.testing.assert_allclose(p, solve_generically(hessian, linear, low, high), atol=2e-6)
+    np.testing.assert_allclose(minimise_on_simplex(np.eye(2), np.zeros(2), [0.3, 0.7], [0.3, 0.7]), [0.3, 0.7])
+    with pytest.raises(ValueError, match="no solution"):
+        minimise_on_simplex(np.eye(2), np.zeros(2), 0.0, 0.4)
+
+
+# AAggFF-S
+
+
+@pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 1.0), (0.5, 3.0)])
+def test_the_newton_step_minimises_3_7(bounds):
+    """The program is (3.7) up to a constant: alpha, beta, H and b as they should be, from the history alone."""
+    rng = np.random.default_rng(4)
+    count = 5
+    maker = OnlineNewtonStep(count, *bounds)
+    lipschitz = maker.high / (1 + maker.low)
+    alpha, beta = 4 * count * lipschitz, 1 / (4 * lipschitz)
+    if bounds == (0.0, None):
+        assert (alpha, beta) == (4, count / 4)
+    past: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def objective(p):
+        straight = sum(g @ p for _, g in past)
+        return straight + alpha / 2 * p @ p + beta / 2 * sum((g @ (p - before)) ** 2 for before, g in past)
+
+    for _ in range(6):
+        r = rng.uniform(maker.low, maker.high, count)
+        past.append((maker.p, -r / (1 + maker.p @ r)))
+        maker.decide(np.arange(count), r)
+        hessian, linear = maker.program()
+        trials = rng.dirichlet(np.ones(count), 20)
+        constants = [objective(p) - (p @ hessian @ p / 2 - linear @ p) for p in trials]
+        np.testing.assert_allclose(constants, constants[0], rtol=1e-9)
+        assert objective(maker.p) <= min(objective(p) for p in trials)
+
+
+@pytest.mark.parametrize("ridge", ["paper", "reference"])
+@pytest.mark.parametrize("count", [2, 7, 30])
+def test_the_newton_step_against_a_generic_solver(count, ridge):
+    rng = np.random.default_rng(count)
+    maker = OnlineNewtonStep(count, ridge=ridge)
+    for t in range(40):
+        r = respond(rng.lognormal(size=count), "weibull", maker.low, maker.high)
+        maker.decide(np.arange(count), r)
+        hessian, linear = maker.program()
+        assert residual(hessian, linear, maker.p) <= 1e-8
+        if t % 10 == 9:
+            np.testing.assert_allclose(maker.p, solve_generically(hessian, linear), atol=2e-6)
+
+
+def test_the_reference_ridge_has_its_own_form_and_milder_weights():
+    count, rounds = 7, 60
+    losses = np.linspace(0.4, 1.0, count)
+    makers = {ridge: OnlineNewtonStep(count, ridge=ridge) for ridge in ("paper", "reference")}
+    past = []
+    for _ in range(rounds):
+        r = respond(losses, "normal", 0, 1 / count)
+        past.append(-r / (1 + makers["reference"].p @ r))
+        for maker in makers.values():
+            maker.decide(np.arange(count), r)
+    hessian, linear = makers["reference"].program()
+    alpha, beta = 4, count / 4
+    np.testing.assert_allclose(hessian, alpha * (1 + beta) * np.eye(count) + beta * sum(np.outer(g, g) for g in past), rtol=1e-12)
+    np.testing.assert_allclose(linear, -sum(past), rtol=1e-12)
+    assert makers["paper"].p.argmax() == makers["reference"].p.argmax() == count - 1
+    assert makers["paper"].p[-1] > makers["reference"].p[-1] + 0.1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [2, 5])
+def test_regret_of_the_newton_step_is_within_theorem_3_1(count, name):
+    """With C2 = 1, so that beta = 1/4 and the proof's premise beta <= 1/2 holds."""
+    rounds = 600
+    maker = OnlineNewtonStep(count, low=0.0, high=1.0)
+    total, seen = play(maker, rounds, adversaries(count)[name])
+    bound = 2 * maker.lipschitz * count * (1 + math.log(1 + rounds / (16 * count)))
+    assert total - hindsight(seen) <= bound
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_regret_of_the_newton_step_with_its_default_range(name):
+    count, rounds = 7, 600
+    maker = OnlineNewtonStep(count)
+    total, seen = play(maker, rounds, adversaries(count)[name])
+    assert total - hindsight(seen) <= 2 * (1 + math.log(1 + rounds / (16 * count)))
+
+
+def test_theorem_3_1_needs_its_premise():
+    """With C2 = 1/K the step beta = K/4 is too large a curvature: one change of the winner is followed too slowly."""
+    count, rounds, change = 10, 2500, 600
+    wins = np.diff(np.floor(0.75 * np.arange(rounds + 1))) > 0
+
+    def halves(t, p):
+        first = t >= change and wins[t]
+        return np.repeat([first, not first], count // 2) * 1.0
+
+    regrets, bounds = [], []
+    for high in (None, 1.0):
+        maker = OnlineNewtonStep(count, high=high)
+        total, seen = play(maker, rounds, halves)
+        regrets.append(total - hindsight(seen))
+        bounds.append(2 * maker.lipschitz * count * (1 + math.log(1 + rounds / (16 * count))))
+    assert regrets[0] > 1.5 * bounds[0]
+    assert regrets[1] < bounds[1]
+
+
+def test_the_newton_step_asks_for_all_clients_in_any_order():
+    rng = np.random.default_rng(5)
+    maker, other = OnlineNewtonStep(6), OnlineNewtonStep(6)
+    for _ in range(4):
+        r, order = rng.uniform(0, 1 / 6, 6), rng.permutation(6)
+        weights = maker.decide(np.arange(6), r)
+        np.testing.assert_array_equal(other.decide(order, r[order]), weights[order])
+    with pytest.raises(ValueError, match=r"5 of 6 clients responded.*AAggFF-D"):
+        maker.decide(np.arange(5), np.full(5, 0.1))
+
+
+def test_a_newcomer_of_the_newton_step_has_the_mean_clients_past():
+    rng = np.random.default_rng(6)
+    maker = OnlineNewtonStep(4, high=0.5)
+    past = []
+    for _ in range(20):
+        r = rng.uniform(0, 0.5, 4) * [0.2, 0.4, 0.6, 1.0]
+        past.append((maker.p, -r / (1 + maker.p @ r)))
+        maker.decide(np.arange(4), r)
+    before = maker.p
+    maker.add(2)
+    np.testing.assert_allclose(maker.p, np.append(before, [0.25, 0.25]) / 1.5, rtol=1e-12)
+    rows = [(np.append(p, [0, 0]), np.append(g, [g.mean()] * 2)) for p, g in past]
+    alpha, beta = 4 * 6 * 0.5, 1 / 2
+    hessian, linear = maker.program()
+    np.testing.assert_allclose(hessian, alpha * np.eye(6) + beta * sum(np.outer(g, g) for _, g in rows), rtol=1e-12)
+    np.testing.assert_allclose(linear, sum(beta * g * (g @ p) - g for p, g in rows), rtol=1e-12)
+    # A newcomer that then has the mean response stays between the best and the worst served.
+    weights = maker.decide(np.arange(6), np.array([0.1, 0.2, 0.3, 0.5, 0.275, 0.275]))
+    assert weights[4] == pytest.approx(weights[5])
+    assert weights[0] <= weights[4] < weights[3]
+
+
+def test_leaving_the_newton_step_keeps_the_history_of_those_who_stay():
+    rng = np.random.default_rng(7)
+    maker = OnlineNewtonStep(5, high=1.0)
+    for _ in range(3):
+        maker.decide(np.arange(5), rng.random(5))
+    p, outer, slope, cross = maker.p, maker.outer, maker.slope, maker.cross
+    maker.drop(np.array([3, 1]))
+    stay = [0, 2, 4]
+    np.testing.assert_allclose(maker.p, p[stay] / p[stay].sum(), rtol=1e-12)
+    np.testing.assert_array_equal(maker.outer, outer[np.ix_(stay, stay)])
+    np.testing.assert_array_equal(maker.slope, slope[stay])
+    np.testing.assert_array_equal(maker.cross, cross[stay])
+    assert maker.decide(np.arange(3), rng.random(3)).sum() == pytest.approx(1, abs=1e-12)
+    assert OnlineNewtonStep(8).high == 1 / 8
+
+
+def test_where_all_the_weight_leaves_the_rest_share_it():
+    maker = OnlineNewtonStep(3)
+    maker.p = np.array([0.0, 1.0, 0.0])
+    maker.drop([1])
+    np.testing.assert_array_equal(maker.p, [0.5, 0.5])
+
+
+# AAggFF-D
+
+
+class Dense:
+    """AAggFF-D as it is printed: all K coordinates, every term of (3.10) to (3.12)."""
+
+    def __init__(self, count: int, ratio: float, low: float, high: float) -> None:
+        self.count, self.ratio, self.low, self.high = count, ratio, low, high
+        self.total, self.rounds = np.zeros(count), 0
+        self.p = np.full(count, 1 / count)
+        self.lipschitz = high / (1 + low) + 2 * (high - low) / (ratio * (1 + low))
+
+    def decide(self, sampled: np.ndarray, values: np.ndarray) -> np.ndarray:
+        estimate = completed(self.count, self.ratio, sampled, values, values.mean())
+        self.gradient = linearised(self.p, estimate, np.full(self.count, values.mean()))
+        self.total += self.gradient
+        self.rounds += 1
+        logits = -math.sqrt(math.log(self.count)) * self.total / (self.lipschitz * math.sqrt(self.rounds + 1))
+        self.p = np.exp(logits - logits.max())
+        self.p /= self.p.sum()
+        return self.p[sampled] / self.p[sampled].sum()
+
+
+def completed(count, ratio, sampled, values, filling):
+    """(3.10)."""
+    seen = np.zeros(count)
+    seen[sampled] = 1
+    responses = np.zeros(count)
+    responses[sampled] = values
+    return (1 - seen / ratio) * filling + seen / ratio * responses
+
+
+def linearised(p, r, r0):
+    """(3.11)."""
+    return -r / (1 + p @ r0) + r0 * (p @ (r - r0)) / (1 + p @ r0) ** 2
+
+
+def test_3_11_is_the_tangent_of_the_gradient_in_the_responses():
+    rng = np.random.default_rng(8)
+    p, r, r0 = (torch.tensor(v) for v in (rng.dirichlet(np.ones(6)), rng.random(6), rng.random(6)))
+
+    def gradient(responses):
+        weights = p.clone().requires_grad_()
+        return torch.autograd.grad(-torch.log(1 + weights @ responses), weights, create_graph=True)[0]
+
+    tangent = gradient(r0) + torch.autograd.functional.jacobian(gradient, r0) @ (r - r0)
+    np.testing.assert_allclose(linearised(p.numpy(), r.numpy(), r0.numpy()), tangent.detach().numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("count", "size"), [(5, 2), (40, 7), (300, 5), (6, 6), (9, 1)])
+@pytest.mark.parametrize("bounds", [(0.0, None), (0.2, 0.9)])
+def test_touching_the_sampled_clients_alone_is_the_dense_update(count, size, bounds):
+    rng = np.random.default_rng(9)
+    ratio = size / count if size < count else 0.999
+    maker = LinearisedFTRL(count, ratio, *bounds)
+    dense = Dense(count, ratio, maker.low, maker.high)
+    assert maker.lipschitz == pytest.approx(dense.lipschitz, rel=1e-15)
+    for _ in range(60):
+        sampled = rng.choice(count, size, replace=False)
+        r = respond(rng.lognormal(size=size), "frechet", maker.low, maker.high)
+        unseen = np.delete(maker.scores, sampled)
+        np.testing.assert_allclose(maker.decide(sampled, r), dense.decide(sampled, r), rtol=1e-10)
+        np.testing.assert_array_equal(np.delete(maker.scores, sampled), unseen)
+        np.testing.assert_allclose(maker.p, dense.p, rtol=1e-10)
+        assert np.abs(dense.gradient).max() <= maker.lipschitz  # Lemma 3.5
+
+
+def test_what_holds_of_the_doubly_robust_mean():
+    """Lemma 3.2 holds exactly for a filling that does not depend on the sample; with the sample's own mean, as printed,
+    what a client responds beyond the mean is expected smaller by K (m - 1) / (m (K - 1)), and the mean over clients is exact."""
+    r = np.array([0.9, 0.1, 0.4, 0.35, 0.8, 0.05])
+    count = len(r)
+    for size in (1, 2, 3, 5):
+        samples = [np.array(s) for s in itertools.combinations(range(count), size)]
+        ratio = size / count
+        fixed = np.mean([completed(count, ratio, s, r[s], 0.3) for s in samples], axis=0)
+        np.testing.assert_allclose(fixed, r, rtol=1e-12)
+        printed = np.mean([completed(count, ratio, s, r[s], r[s].mean()) for s in samples], axis=0)
+        shrink = count * (size - 1) / (size * (count - 1))
+        np.testing.assert_allclose(printed, r.mean() + shrink * (r - r.mean()), rtol=1e-12)
+        # So is the linearised gradient's at a fixed reference, which is linear in the responses (Lemma 3.3).
+        p, r0 = np.random.default_rng(10).dirichlet(np.ones(count)), np.full(count, 0.3)
+        gradient = np.mean([linearised(p, completed(count, ratio, s, r[s], 0.3), r0) for s in samples], axis=0)
+        np.testing.assert_allclose(gradient, linearised(p, r, r0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [2, 12])
+def test_regret_of_the_entropy_leader_is_within_theorem_3_2(count, name):
+    rounds = 800
+    maker = LinearisedFTRL(count, ratio=1.0)
+    assert maker.lipschitz == 1
+    total, seen = play(maker, rounds, adversaries(count)[name])
+    assert total - hindsight(seen) <= 2 * maker.lipschitz * math.sqrt(rounds * math.log(count))
+
+
+def test_with_all_clients_the_exact_gradient_is_what_keeps_the_regret_small():
+    """Linearised at the mean, a win in a lean round counts twice a win in a fat one, whatever the weights."""
+    count, rounds = 20, 12_000
+    lean, fat = np.eye(count)[0], 1 - np.eye(count)[0]
+
+    def adversary(t, p):
+        return lean if (2 * t) % 5 < 2 else fat
+
+    exact = LinearisedFTRL(count, ratio=1.0)
+    total, seen = play(exact, rounds, adversary)
+    bound = 2 * math.sqrt(rounds * math.log(count))
+    assert total - hindsight(seen) <= bound
+    lean_leader = LinearisedFTRL(count, ratio=1 - 1e-9, high=1.0)
+    total, seen = play(lean_leader, rounds, adversary)
+    assert total - hindsight(seen) > bound
+    # It has settled on the client that wins 40 % of the rounds, and loses as much again in every round to come.
+    assert lean_leader.p[0] > 0.8
+    assert exact.p[0] < 0.5
+
+
+def test_joining_and_leaving_the_entropy_leader():
+    rng = np.random.default_rng(11)
+    maker = LinearisedFTRL(6, 0.5)
+    for _ in range(30):
+        maker.decide(rng.choice(6, 3, replace=False), rng.uniform(0, 0.5, 3))
+    before = maker.p
+    maker.add(2)
+    np.testing.assert_allclose(maker.p, np.append(before, [1 / 6] * 2) / (1 + 2 / 6), rtol=1e-10)
+    maker.drop(np.array([0, 6]))
+    rest = np.append(before[1:], 1 / 6)
+    np.testing.assert_allclose(maker.p, rest / rest.sum(), rtol=1e-10)
+    maker.drop(np.arange(5))
+    np.testing.assert_array_equal(maker.p, [1])
+    np.testing.assert_array_equal(maker.decide(np.array([0]), np.array([0.2])), [1])
+    maker.add(1)
+    np.testing.assert_array_equal(maker.p, [0.5, 0.5])
+
+
+def test_a_client_keeps_its_weight_over_rounds_without_it():
+    maker = LinearisedFTRL(10, 0.2)
+    for _ in range(20):
+        maker.decide(np.array([0, 1]), np.array([0.2, 0.0]))
+    scores = maker.scores.copy()
+    for _ in range(5):
+        maker.decide(np.array([4, 5]), np.array([0.1, 0.1]))
+    np.testing.assert_array_equal(maker.scores, scores)
+    assert maker.p.argmax() == 0
+    assert maker.p.argmin() == 1
+
+
+def test_state_takes_eight_bytes_a_client():
+    maker = LinearisedFTRL(100_000, 0.001)
+    maker.decide(np.arange(100), np.linspace(0, 0.001, 100))
+    assert sum(value.nbytes for value in maker.state_dict().values()) <= 8 * maker.count + 8
+
+
+# Both
+
+
+def makers():
+    return {
+        "newton, paper": OnlineNewtonStep(6),
+        "newton, reference": OnlineNewtonStep(6, ridge="reference"),
+        "newton, wide": OnlineNewtonStep(6, high=100.0),
+        "entropy, all": LinearisedFTRL(6, 1.0),
+        "entropy, sampled": LinearisedFTRL(6, 0.34),
+        "entropy, wide": LinearisedFTRL(6, 0.34, high=1e6),
+    }
+
+
+@pytest.mark.parametrize("name", makers())
+def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(name):
+    maker = makers()[name]
+    rng = np.random.default_rng(12)
+    patterns = [np.zeros(6), np.full(6, 1e30), 1e30 * np.eye(6)[2], np.array([0, 1e30, 1, 1e-30, 0, 5]), np.ones(6)]
+    cdfs = list(CDFS)
+    for t in range(10_000):
+        sampled = np.arange(6)
+        if isinstance(maker, LinearisedFTRL) and maker.ratio < 1:
+            sampled = rng.choice(6, 1 + t % 3, replace=False)
+        losses = patterns[(t // 7) % 5 if t < 5000 else 2][sampled]  # then one client only, 5,000 times
+        weights = maker.decide(sampled, respond(losses, cdfs[t % 6], maker.low, maker.high))
+        assert weights.min() >= 0
+        assert abs(weights.sum() - 1) < 1e-12
+    assert maker.p.min() >= 0
+    assert abs(maker.p.sum() - 1) < 1e-12
+    assert maker.p.argmax() == 2
+
+
+@pytest.mark.parametrize("name", makers())
+def test_a_restored_maker_goes_on_with_the_same_numbers(name):
+    rng = np.random.default_rng(13)
+    maker = makers()[name]
+    maker.add(3)
+    rounds = [rng.uniform(maker.low, maker.high, 9) for _ in range(8)]
+    for r in rounds[:4]:
+        maker.decide(np.arange(9), r)
+    state = maker.state_dict()
+    kept = {key: value.copy() for key, value in state.items()}
+    for r in rounds[4:]:
+        maker.decide(np.arange(9), r)
+    for key, value in state.items():  # a snapshot, not a view
+        np.testing.assert_array_equal(value, kept[key])
+    other = makers()[name]
+    other.load_state_dict(state)
+    for r in rounds[4:]:
+        other.decide(np.arange(9), r)
+    assert other.count == 9
+    np.testing.assert_array_equal(other.p, maker.p)
+
+
+def test_one_client_has_all_the_weight():
+    for maker in (OnlineNewtonStep(1), LinearisedFTRL(1, 0.5)):
+        for r in (0.0, maker.high):
+            np.testing.assert_array_equal(maker.decide(np.array([0]), np.array([r])), [1])
+
+
+@pytest.mark.parametrize(
+    ("sampled", "values", "message"),
+    [
+        ([0, 1, 2, 6, 4, 5], [0.1] * 6, r"must lie in 0\.\.5"),
+        ([0, 1, -1, 3, 4, 5], [0.1] * 6, "from -1"),
+        ([0, 1, 2, 2, 4, 5], [0.1] * 6, "named twice"),
+        ([0.0, 1.0], [0.1, 0.1], "integers"),
+        ([0, 1], [0.1], "one each"),
+        ([], [], "at least one"),
+        ([0, 1, 2, 3, 4, 5], [0.1] * 5 + [math.nan], "not finite"),
+        ([0, 1, 2, 3, 4, 5], [0.1] * 5 + [2.0], r"responses reach from 0.1 to 2"),
+        ([0, 1, 2, 3, 4, 5], [0.1] * 5 + [-0.1], r"responses reach from -0.1"),
+    ],
+)
+def test_bad_rounds_change_nothing(sampled, values, message):
+    for maker in (OnlineNewtonStep(6), LinearisedFTRL(6, 0.9)):
+        before = maker.state_dict()
+        with pytest.raises(ValueError, match=message):
+            maker.decide(sampled, values)
+        for key, value in maker.state_dict().items():
+            np.testing.assert_array_equal(value, before[key])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OnlineNewtonStep(0), "count = 0"),
+        (lambda: OnlineNewtonStep(3, low=0.5), "C1 < C2"),
+        (lambda: OnlineNewtonStep(3, ridge="papre"), "did you mean 'paper'"),
+        (lambda: LinearisedFTRL(0, 0.5), "count = 0"),
+        (lambda: LinearisedFTRL(3, 0.0), "ratio = 0"),
+        (lambda: LinearisedFTRL(3, 1.5), "ratio = 1.5"),
+        (lambda: LinearisedFTRL(3, 0.5, low=0.5), "C1 < C2"),
+        (lambda: LinearisedFTRL(3, 0.5).drop([0, 1, 2]), "at least one must stay"),
+        (lambda: OnlineNewtonStep(3).drop([3]), "must lie in"),
+    ],
+)
+def test_bad_makers(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

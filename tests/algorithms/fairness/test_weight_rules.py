@@ -1,0 +1,263 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from algorithms.fairness.weight_rules import (
+    ExponentiatedGradient,
+    ProjectedAscent,
+    exponentiate,
+    min_norm_in_box,
+    propfair_responses,
+    qfed_responses,
+    tilt,
+)
+
+SIZES = np.array([120.0, 30.0, 400.0, 55.0])
+LOSSES = np.array([0.31, 2.4, 0.08, 1.1])
+
+# Table 3.2: responses, step, and the new decision in closed form.
+METHODS = {
+    "fedavg": (np.zeros(4), 1.0, SIZES),
+    "q-fedavg": (qfed_responses(LOSSES, 1.7), 1.0, SIZES * LOSSES**1.7),
+    "q-fedavg, q = 0": (qfed_responses(LOSSES, 0.0), 1.0, SIZES),
+    "term": (LOSSES, 1 / 0.6, SIZES * np.exp(0.6 * LOSSES)),
+    "propfair": (propfair_responses(LOSSES, 3.0), 1.0, SIZES / (3.0 - LOSSES)),
+}
+
+
+def unit(p):
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_closed_forms_of_table_3_2_come_from_one_rule(method):
+    responses, step, closed = METHODS[method]
+    np.testing.assert_allclose(exponentiate(SIZES, responses, step), unit(closed), rtol=1e-12)
+    maker = ExponentiatedGradient(4, step, start=unit(SIZES))
+    np.testing.assert_allclose(maker.decide(np.arange(4), responses), unit(closed), rtol=1e-12)
+
+
+def test_the_rule_is_the_minimum_of_3_1():
+    """-<p, r> + step * (relative entropy to the last decision), by a general solver."""
+    last, r, step = unit(SIZES), LOSSES, 0.8
+    found = minimize(
+        lambda p: -p @ r + step * (p * np.log(p / last)).sum(),
+        last,
+        jac=lambda p: -r + step * (np.log(p / last) + 1),
+        bounds=[(1e-9, 1)] * 4,
+        constraints={"type": "eq", "fun": lambda p: p.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 500},
+    )
+    np.testing.assert_allclose(exponentiate(last, r, step), found.x, atol=1e-6)
+
+
+def test_q_fedavg_tends_to_the_largest_loss_and_survives_losses_of_zero():
+    np.testing.assert_allclose(exponentiate(SIZES, qfed_responses(LOSSES, 1e4)), [0, 1, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(exponentiate(SIZES, qfed_responses([0, 1, 0, 1], 2)), [0, 30 / 85, 0, 55 / 85])
+    np.testing.assert_allclose(exponentiate(SIZES, qfed_responses(np.zeros(4), 2)), unit(SIZES))
+
+
+def test_propfair_counts_a_loss_above_its_bound_as_an_ordinary_one():
+    responses = propfair_responses([0.5, 1.75, 1.81, 2.0, 1e30], 2.0)
+    np.testing.assert_allclose(np.exp(responses), [1 / 1.5, 1 / 0.25, 1 / 2, 1 / 2, 1 / 2], rtol=1e-9)
+
+
+def test_term_from_uniform_to_the_largest_loss():
+    np.testing.assert_allclose(tilt(LOSSES, 0.6), unit(np.exp(0.6 * LOSSES)), rtol=1e-12)
+    np.testing.assert_allclose(tilt(LOSSES, 0.6, SIZES), unit(SIZES * np.exp(0.6 * LOSSES)), rtol=1e-12)
+    np.testing.assert_array_equal(tilt(LOSSES, 0), np.full(4, 0.25))
+    np.testing.assert_allclose(tilt(LOSSES, 1e-12), np.full(4, 0.25), atol=1e-11)
+    np.testing.assert_allclose(tilt(LOSSES, -1e-12, SIZES), unit(SIZES), atol=1e-11)
+    np.testing.assert_allclose(tilt(LOSSES, 1e3), [0, 1, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(tilt(LOSSES, -1e3), [0, 0, 1, 0], atol=1e-12)
+    np.testing.assert_allclose(tilt([2.0, 2.0, 1.0], 1e300), [0.5, 0.5, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("lambda_", [-1e30, -1.0, 1e-300, 1.0, 1e30])
+@pytest.mark.parametrize("losses", [[0.0] * 3, [1e30] * 3, [0.0, 1e30, 1.0], [1e30], [1e308, 1e-308, 0.0]])
+def test_tilting_extreme_losses(losses, lambda_):
+    with np.errstate(invalid="raise", over="raise"):
+        weights = tilt(losses, lambda_)
+    assert weights.min() >= 0
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+    if len(set(losses)) == 1:
+        np.testing.assert_allclose(weights, 1 / len(losses))
+
+
+def test_the_weights_of_exponentiated_gradient_have_a_memory():
+    maker = ExponentiatedGradient(4, step=2.0)
+    maker.decide(np.arange(4), LOSSES)
+    maker.decide(np.arange(4), 2 * LOSSES)
+    np.testing.assert_allclose(maker.p, unit(np.exp(1.5 * LOSSES)), rtol=1e-12)
+
+
+def test_a_sample_shares_what_it_had_together():
+    maker = ExponentiatedGradient(4, start=[0.1, 0.2, 0.3, 0.4])
+    weights = maker.decide(np.array([3, 0]), np.array([0.0, math.log(2)]))
+    np.testing.assert_allclose(weights, [4 / 6, 2 / 6])
+    np.testing.assert_allclose(maker.p, [0.5 / 3, 0.2, 0.3, 1 / 3])
+
+
+def test_afl_projects_on_the_simplex():
+    maker = ProjectedAscent(4, step=0.1)
+    weights = maker.decide(np.arange(4), LOSSES)
+    climbed = 0.25 + 0.1 * LOSSES
+    found = minimize(
+        lambda p: 0.5 * ((p - climbed) ** 2).sum(),
+        np.full(4, 0.25),
+        jac=lambda p: p - climbed,
+        bounds=[(0, 1)] * 4,
+        constraints={"type": "eq", "fun": lambda p: p.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-15},
+    )
+    np.testing.assert_allclose(weights, found.x, atol=1e-7)
+    assert weights.argmax() == 1
+    assert (weights > 0).all()
+
+
+def test_afl_with_a_sample_climbs_there_and_projects_all():
+    maker = ProjectedAscent(4, step=0.5)
+    weights = maker.decide(np.array([2, 0]), np.array([0.4, 0.0]))
+    # 0.25 + 0.5 * 0.4 at position 2, then minus a quarter of 0.2 everywhere.
+    np.testing.assert_allclose(maker.p, [0.2, 0.2, 0.4, 0.2])
+    np.testing.assert_allclose(weights, [2 / 3, 1 / 3])
+    maker.p = np.array([0.0, 1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(maker.decide(np.array([0, 3]), np.zeros(2)), [0.5, 0.5])
+
+
+def test_afl_reaches_the_worst_client():
+    maker = ProjectedAscent(4, step=0.05)
+    for _ in range(200):
+        maker.decide(np.arange(4), LOSSES)
+    np.testing.assert_allclose(maker.p, [0, 1, 0, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("maker", [ExponentiatedGradient(6), ExponentiatedGradient(6, 1e-30), ProjectedAscent(6, 0.1)])
+def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(maker):
+    rng = np.random.default_rng(1)
+    patterns = [np.zeros(6), np.full(6, 1e30), 1e30 * np.eye(6)[2], np.array([0, 1e30, 1, 1e-30, 0, 5]), np.ones(6)]
+    for t in range(10_000):
+        sampled = rng.choice(6, 1 + t % 6, replace=False)
+        weights = maker.decide(sampled, patterns[(t // 7) % 5][sampled])
+        assert weights.min() >= 0
+        assert abs(weights.sum() - 1) < 1e-12
+    assert maker.p.min() >= 0
+    assert abs(maker.p.sum() - 1) < 1e-9
+
+
+@pytest.mark.parametrize("make", [lambda: ExponentiatedGradient(4), lambda: ProjectedAscent(4, 0.1)])
+def test_joining_leaving_and_coming_back(make):
+    maker = make()
+    maker.decide(np.arange(4), LOSSES)
+    before = maker.p.copy()
+    maker.add(2)
+    np.testing.assert_allclose(maker.p, np.append(before, [0.25, 0.25]) / 1.5)
+    maker.drop(np.array([1, 4]))
+    np.testing.assert_allclose(maker.p, unit(np.array([before[0], before[2], before[3], 0.25])))
+    assert maker.count == 4
+    state, other = maker.state_dict(), make()
+    maker.decide(np.array([0, 2]), LOSSES[:2])
+    other.load_state_dict(state)
+    other.decide(np.array([0, 2]), LOSSES[:2])
+    np.testing.assert_array_equal(other.p, maker.p)
+    with pytest.raises(ValueError, match="at least one must stay"):
+        maker.drop(np.arange(4))
+
+
+def test_the_start_of_exponentiated_gradient_is_its_own():
+    start = np.array([0.5, 0.5])
+    ExponentiatedGradient(2, start=start).decide(np.arange(2), np.array([0.0, 1.0]))
+    np.testing.assert_array_equal(start, [0.5, 0.5])
+
+
+def feasible_grid(static, radius, steps=200):
+    for i, j in itertools.product(range(steps + 1), repeat=2):
+        w = np.array([i, j, steps - i - j]) / steps
+        if w[2] >= 0 and (np.abs(w - static) <= radius + 1e-9).all():
+            yield w
+
+
+@pytest.mark.parametrize("radius", [0.05, 0.2, 1.0])
+def test_the_shortest_mixture_against_brute_force(radius):
+    rng = np.random.default_rng(2)
+    for static in (np.array([0.5, 0.25, 0.25]), np.array([0.1, 0.1, 0.8])):
+        updates = rng.normal(size=(3, 4)) + 0.5
+        updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+        gram = updates @ updates.T
+        w = min_norm_in_box(gram, static, radius)
+        assert w.sum() == pytest.approx(1, abs=1e-12)
+        assert (w >= 0).all()
+        assert (np.abs(w - static) <= radius + 1e-9).all()
+        best = min(v @ gram @ v for v in feasible_grid(static, radius))
+        assert best - 5e-3 <= w @ gram @ w <= best + 1e-9
+
+
+def test_the_shortest_mixture_is_a_certified_minimum_for_many_clients():
+    rng = np.random.default_rng(3)
+    updates = rng.normal(size=(30, 12)) + 0.3  # more updates than dimensions: the Gram matrix is singular
+    gram = updates @ updates.T
+    static = rng.dirichlet(np.ones(30))
+    for radius in (0.01, 0.1, 1.0):
+        w = min_norm_in_box(gram, static, radius)
+        # Frank-Wolfe gap: the slope of the best feasible direction, found greedily, bounds what is left to gain.
+        slope, room = gram @ w, np.minimum(static + radius, 1) - np.maximum(static - radius, 0)
+        v = np.maximum(static - radius, 0)
+        for k in np.argsort(slope):
+            v[k] += min(room[k], 1 - v.sum())
+        assert slope @ (w - v) <= 1e-7 * gram.diagonal().max()
+
+
+def test_known_shortest_mixtures():
+    static = np.full(2, 0.5)
+    np.testing.assert_allclose(min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], static, 1.0), [0.75, 0.25], atol=1e-8)
+    np.testing.assert_allclose(min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], static, 0.1), [0.6, 0.4], atol=1e-8)
+    np.testing.assert_array_equal(min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], [0.3, 0.7], 0.0), [0.3, 0.7])
+    np.testing.assert_allclose(min_norm_in_box([[1.0, -1.0], [-1.0, 1.0]], [0.9, 0.1], 1.0), static, atol=1e-8)
+    np.testing.assert_allclose(min_norm_in_box(np.ones((3, 3)), np.full(3, 1 / 3), 1.0), np.full(3, 1 / 3), atol=1e-5)
+    np.testing.assert_allclose(min_norm_in_box(np.zeros((3, 3)), [0.2, 0.3, 0.5], 1.0), [0.2, 0.3, 0.5])
+    np.testing.assert_array_equal(min_norm_in_box([[2.0]], [1.0], 0.5), [1])
+    # A box narrower than rounding: the static weights, or as good as them.
+    np.testing.assert_allclose(min_norm_in_box(np.eye(3), [0.1, 0.2, 0.7], 1e-18), [0.1, 0.2, 0.7], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["static", "uniform"])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_scale_of_the_updates_does_not_matter(scale, name):
+    rng = np.random.default_rng(4)
+    gram = np.cov(rng.normal(size=(5, 40)))
+    static = rng.dirichlet(np.ones(5)) if name == "static" else np.full(5, 0.2)
+    np.testing.assert_allclose(min_norm_in_box(scale * gram, static, 0.3), min_norm_in_box(gram, static, 0.3), atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: exponentiate([0.0, 0.0], [1, 1]), "not all 0"),
+        (lambda: exponentiate([-1.0, 2.0], [1, 1]), "weights >= 0"),
+        (lambda: exponentiate([1.0], [1, 1]), "one row each"),
+        (lambda: exponentiate([1.0, 1.0], [1, np.nan]), "NaN or inf"),
+        (lambda: exponentiate([1.0, 1.0], [1, np.inf]), "NaN or inf"),
+        (lambda: exponentiate([1.0], [1], 0.0), "step = 0"),
+        (lambda: tilt([-1.0], 1), "losses hold -1"),
+        (lambda: tilt([1.0], math.nan), "lambda = nan"),
+        (lambda: qfed_responses([np.nan], 1), "losses hold nan"),
+        (lambda: qfed_responses([1.0], -1), "q = -1"),
+        (lambda: propfair_responses([1.0], 0), "bound"),
+        (lambda: ExponentiatedGradient(3, start=[0.5, 0.5]), "2 weights for 3"),
+        (lambda: ExponentiatedGradient(0), "count = 0"),
+        (lambda: ProjectedAscent(2, -1), "step = -1"),
+        (lambda: ProjectedAscent(2, 1).decide([0, 1], [1.0, -1.0]), "losses hold -1"),
+        (lambda: min_norm_in_box(np.eye(3), [0.5, 0.5], 0.1), "must be 2 x 2"),
+        (lambda: min_norm_in_box([[1, np.nan], [0, 1]], [0.5, 0.5], 0.1), "finite"),
+        (lambda: min_norm_in_box(np.eye(2), [0.5, 0.6], 0.1), "sums to 1.1"),
+        (lambda: min_norm_in_box(np.eye(2), [0.5, 0.5], -0.1), "radius"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

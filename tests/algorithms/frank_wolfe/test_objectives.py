@@ -1,0 +1,237 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.frank_wolfe.matrix_domains import Birkhoff, NuclearBall
+from algorithms.frank_wolfe.objectives import LeastSquares, Logistic, MatrixCompletion, QuadraticAssignment, read_qaplib
+
+
+def observations(rng, shape=(7, 9), count=20):
+    return (*np.divmod(rng.choice(shape[0] * shape[1], count, replace=False), shape[1]), rng.normal(size=count))
+
+
+def objectives():
+    rng = np.random.default_rng(0)
+    q = 5
+    a, b = rng.normal(size=(q, q)), rng.normal(size=(q, q))
+    symmetric = a + a.T
+    return {
+        "wide least squares": LeastSquares(rng.normal(size=(6, 11)), rng.normal(size=6)),
+        "tall least squares": LeastSquares(rng.normal(size=(30, 4)), rng.normal(size=30)),
+        "logistic": Logistic(rng.normal(size=(20, 6)), rng.integers(0, 4, 20), 4),
+        "matrix completion": MatrixCompletion(*observations(rng), (7, 9)),
+        "assignment": QuadraticAssignment(a, b),
+        "assignment, symmetric": QuadraticAssignment(symmetric, b),
+        "assignment, a part": QuadraticAssignment(a, b, [(0, 1), (0, 2), (3, 3)]),
+    }
+
+
+def in_torch(name, objective, x):
+    """The same objective, written for autograd from its definition."""
+    if "squares" in name:
+        return ((torch.tensor(objective.a) @ x - torch.tensor(objective.b)) ** 2).sum()
+    if name == "matrix completion":
+        rows, columns, values = observations_of(objective)
+        return ((x[rows, columns] - torch.tensor(values)) ** 2).sum()
+    return torch.trace(torch.tensor(objective.a) @ x @ torch.tensor(objective.part).T @ x.T)
+
+
+def observations_of(objective):
+    zero = np.zeros(objective.shape)
+    gradient = objective.gradient(zero)
+    dense = np.full(objective.shape, np.nan)
+    dense.ravel()[gradient.indices] = -objective.residual(zero)
+    rows, columns = np.nonzero(~np.isnan(dense))
+    return rows, columns, dense[rows, columns]
+
+
+def dense_gradient(objective, x):
+    gradient = objective.gradient(x)
+    if isinstance(gradient, np.ndarray):
+        return gradient
+    dense = np.zeros(objective.shape)
+    gradient.add_to(dense, 1.0)
+    return dense
+
+
+@pytest.mark.parametrize("name", objectives())
+def test_gradients_against_finite_differences(name):
+    objective = objectives()[name]
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=objective.shape)
+    gradient = dense_gradient(objective, x)
+    assert gradient.shape == objective.shape
+    for _ in range(5):
+        direction = rng.normal(size=objective.shape)
+        numeric = (objective.value(x + 1e-5 * direction) - objective.value(x - 1e-5 * direction)) / 2e-5
+        assert np.vdot(gradient, direction) == pytest.approx(numeric, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", [name for name in objectives() if name != "logistic"])
+def test_values_and_gradients_against_autograd(name):
+    objective = objectives()[name]
+    x = torch.tensor(np.random.default_rng(2).normal(size=objective.shape), requires_grad=True)
+    value = in_torch(name, objective, x)
+    value.backward()
+    assert objective.value(x.detach().numpy()) == pytest.approx(value.item())
+    np.testing.assert_allclose(dense_gradient(objective, x.detach().numpy()), x.grad.numpy(), atol=1e-10)
+
+
+def test_logistic_is_the_mean_cross_entropy():
+    rng = np.random.default_rng(3)
+    samples, labels = rng.normal(size=(20, 6)), rng.integers(0, 4, 20)
+    objective = Logistic(samples, labels, 4)
+    weights = torch.tensor(rng.normal(size=(6, 4)), requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(torch.tensor(samples) @ weights, torch.tensor(labels))
+    loss.backward()
+    assert objective.value(weights.detach().numpy()) == pytest.approx(loss.item())
+    np.testing.assert_allclose(objective.gradient(weights.detach().numpy()), weights.grad.numpy(), atol=1e-12)
+    assert np.isfinite(objective.gradient(1e4 * weights.detach().numpy())).all()  # large scores do not overflow
+
+
+def test_counts_of_samples():
+    assert {name: objective.num_examples for name, objective in objectives().items()} == {
+        "wide least squares": 6,
+        "tall least squares": 30,
+        "logistic": 20,
+        "matrix completion": 20,
+        "assignment": 25,
+        "assignment, symmetric": 25,
+        "assignment, a part": 3,
+    }
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sparse_gradient_is_an_operator(dtype):
+    rng = np.random.default_rng(4)
+    objective = objectives()["matrix completion"]
+    x = rng.normal(size=objective.shape).astype(dtype)
+    sparse, dense = objective.gradient(x), dense_gradient(objective, x)
+    assert np.count_nonzero(dense) == objective.num_examples
+    u, v = rng.normal(size=7), rng.normal(size=9)
+    tolerance = 1e-5 if dtype == np.float32 else 1e-12
+    np.testing.assert_allclose(sparse.matvec(v), dense @ v, atol=tolerance)
+    np.testing.assert_allclose(sparse.rmatvec(u), dense.T @ u, atol=tolerance)
+    assert sparse.inner(x) == pytest.approx(np.vdot(dense, x), rel=1e-5)
+    assert sparse.matvec(v).dtype == sparse.values.dtype == dtype
+    ball = NuclearBall(objective.shape, 2.0, tolerance=1e-6)
+    assert ball.lmo(sparse).inner(dense) == pytest.approx(-2 * np.linalg.norm(dense, 2), rel=1e-5)
+    with pytest.raises(ValueError, match="contiguous"):
+        sparse.add_to(np.asfortranarray(x), 1.0)
+
+
+def test_observations_may_come_in_any_order():
+    rng = np.random.default_rng(5)
+    rows, columns, values = observations(rng)
+    order = rng.permutation(len(rows))
+    x = rng.normal(size=(7, 9))
+    one, other = (
+        MatrixCompletion(rows, columns, values, (7, 9)),
+        MatrixCompletion(rows[order], columns[order], values[order], (7, 9)),
+    )
+    assert one.value(x) == other.value(x) == pytest.approx(((x[rows, columns] - values) ** 2).sum())
+    np.testing.assert_array_equal(one.gradient(x).matvec(np.ones(9)), other.gradient(x).matvec(np.ones(9)))
+
+
+def test_the_parts_of_an_assignment_sum_to_the_whole():
+    rng = np.random.default_rng(6)
+    a, b, x = rng.normal(size=(3, 4, 4))
+    places = list(itertools.product(range(4), repeat=2))
+    parts = [QuadraticAssignment(a, b, places[i : i + 2]) for i in range(0, 16, 2)]
+    whole = QuadraticAssignment(a, b)
+    assert sum(part.value(x) for part in parts) == pytest.approx(whole.value(x)) == pytest.approx(np.trace(a @ x @ b.T @ x.T))
+    np.testing.assert_allclose(sum(part.gradient(x) for part in parts), whole.gradient(x))
+
+
+def test_an_assignments_value_at_a_permutation_is_its_cost():
+    rng = np.random.default_rng(7)
+    a, b = rng.integers(0, 9, (2, 5, 5)).astype(float)
+    objective = QuadraticAssignment(a, b)
+    for order in itertools.permutations(range(5)):
+        cost = sum(a[i, j] * b[order[i], order[j]] for i in range(5) for j in range(5))
+        assert objective.value(np.eye(5)[list(order)]) == pytest.approx(cost)
+
+
+# QAPLIB's nug5: a 5 x 5 grid instance small enough to search. Its optimum by enumeration, 50, is the published one.
+NUG5 = """5
+
+ 0 1 1 2 3
+ 1 0 2 1 2
+ 1 2 0 1 2
+ 2 1 1 0 1
+ 3 2 2 1 0
+
+ 0 5 2 4 1
+ 5 0 3 0 2
+ 2 3 0 0 0
+ 4 0 0 0 5
+ 1 2 0 5 0
+"""
+
+
+def test_a_qaplib_file_is_read():
+    a, b = read_qaplib(NUG5)
+    assert a.shape == b.shape == (5, 5)
+    np.testing.assert_array_equal(a[4], [3, 2, 2, 1, 0])
+    np.testing.assert_array_equal(b[1], [5, 0, 3, 0, 2])
+    objective = QuadraticAssignment(a, b)
+    assert min(objective.value(np.eye(5)[list(order)]) for order in itertools.permutations(range(5))) == 50
+    assert objective.value(Birkhoff((5, 5)).start()) > 0
+    one_line = read_qaplib(" ".join(NUG5.split()))  # line breaks mean nothing
+    np.testing.assert_array_equal(one_line[1], b)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "begins with the size"),
+        ("five", "begins with the size"),
+        ("0", "begins with the size"),
+        ("-3 1 2", "begins with the size"),
+        ("2 1 2 3 4 5 6 7", "8 numbers .* this one 7"),
+        ("2 1 2 3 4 5 6", "this one 6"),
+        ("2 1 2 3 4 5 6 7 8 9", "this one 9"),
+        ("999999 1 2", "this one 2"),
+        ("2 1 2 3 4 5 6 7 x", "numbers only"),
+        ("2 1 2 3 4 5 6 7 nan", "finite"),
+    ],
+)
+def test_a_broken_qaplib_file_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        read_qaplib(text)
+
+
+ROWS, COLUMNS, VALUES = [0, 1, 2], [1, 1, 0], [3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LeastSquares(np.ones((2, 3)), np.ones(3)), "give 2 finite numbers"),
+        (lambda: LeastSquares(np.ones(3), np.ones(3)), "A of shape"),
+        (lambda: LeastSquares(np.full((2, 2), np.nan), np.ones(2)), "4 entries that are not finite"),
+        (lambda: LeastSquares(np.ones((2, 2)), [1, np.inf]), "2 finite numbers"),
+        (lambda: LeastSquares(np.ones((0, 2)), []), "at least one row"),
+        (lambda: Logistic(np.ones((2, 3)), [0, 1, 1], 2), "give 2 whole numbers"),
+        (lambda: Logistic(np.ones((2, 3)), [0.0, 1.0], 2), "whole numbers"),
+        (lambda: Logistic(np.ones((2, 3)), [0, 2], 2), "labels 0..2, but there are 2 classes"),
+        (lambda: MatrixCompletion(ROWS, COLUMNS, VALUES, (2, 2)), "rows 0..2, but the matrix has 2"),
+        (lambda: MatrixCompletion(ROWS, [1, 1, -1], VALUES, (3, 2)), "columns -1..1"),
+        (lambda: MatrixCompletion([0, 1, 0], [*COLUMNS[:2], 1], VALUES, (3, 2)), r"1 observations repeat .* \(0, 1\)"),
+        (lambda: MatrixCompletion(ROWS, COLUMNS, VALUES[:2], (3, 2)), "the same length"),
+        (lambda: MatrixCompletion(ROWS, [0.5, 1, 1], VALUES, (3, 2)), "whole numbers"),
+        (lambda: MatrixCompletion(ROWS, COLUMNS, [1, 2, np.nan], (3, 2)), "1 observed values are not finite"),
+        (lambda: MatrixCompletion([], [], [], (3, 2)), "length of 1 or more"),
+        (lambda: QuadraticAssignment(np.ones((2, 3)), np.ones((2, 3))), "square"),
+        (lambda: QuadraticAssignment(np.ones((2, 2)), np.ones((3, 3))), "same size"),
+        (lambda: QuadraticAssignment(np.eye(2), np.eye(2), [(0, 2)]), r"in 0\.\.1"),
+        (lambda: QuadraticAssignment(np.eye(2), np.eye(2), [(0, 1), (0, 1)]), "distinct"),
+        (lambda: QuadraticAssignment(np.eye(2), np.eye(2), []), "one or more pairs"),
+        (lambda: QuadraticAssignment(np.full((2, 2), np.inf), np.eye(2)), "not finite"),
+    ],
+)
+def test_bad_data_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

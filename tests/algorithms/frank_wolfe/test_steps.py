@@ -1,0 +1,316 @@
+import math
+
+import numpy as np
+import pytest
+
+from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
+from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion, QuadraticAssignment
+from algorithms.frank_wolfe.product_domain import Product
+from algorithms.frank_wolfe.steps import (
+    Schedule,
+    average_gradient,
+    client_step,
+    consensus_distance,
+    duality_gap,
+    move,
+    server_step,
+    server_step_partial,
+)
+from algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
+
+
+def test_the_schedules_of_the_theorems():
+    convex = Schedule(5.0)
+    assert [convex.at(t).eta for t in (1, 2, 9)] == pytest.approx([1, 2 / 3, 0.2])
+    assert convex.at(8).lambda_ == pytest.approx(15)
+    fixed = Schedule(2.0, "non-convex", rounds=1000)
+    assert fixed.at(1) == fixed.at(1000) == pytest.approx((0.01, 20.0, 1.0))
+    stochastic = Schedule(2.0, "stochastic")
+    assert stochastic.at(1) == pytest.approx((1.0, 6.0, 1.0))
+    assert stochastic.at(20) == pytest.approx((9 / 28, 2 * math.sqrt(28), 4 / 27 ** (2 / 3)))
+
+
+@pytest.mark.parametrize("t", [1, 2, 50])
+def test_partial_participation_counts_the_steps_that_a_client_has_made(t):
+    step = Schedule(3.0, participation=0.25).at(t)
+    assert step.eta == pytest.approx(2 / (0.25 * (t - 1) + 2))
+    assert step.lambda_ == pytest.approx(3 * math.sqrt(0.25 * (t - 1) + 2))
+    assert Schedule(3.0, participation=0.5).at(2 * t - 1) == Schedule(3.0).at(t)
+    assert Schedule(3.0, "stochastic", participation=0.5).at(2 * t - 1) == Schedule(3.0, "stochastic").at(t)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lambda_0": -1}, "lambda_0 = -1"),
+        ({"lambda_0": math.nan}, "lambda_0 = nan"),
+        ({"lambda_0": 1, "kind": "konvex"}, "did you mean 'convex'"),
+        ({"lambda_0": 1, "kind": "non-convex"}, "rounds = 0"),
+        ({"lambda_0": 1, "participation": 0}, "participation = 0"),
+        ({"lambda_0": 1, "participation": 1.5}, "participation = 1.5"),
+    ],
+)
+def test_bad_schedules(options, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**options)
+
+
+# The paper's Example 1: F(x) = ((x - 3)^2 + (x + 1)^2) / 2 on [-1, 1] has its minimum at 1.
+LINE = Box(1, -1, 1)
+SLOPES = (lambda x: 2 * (x - 3), lambda x: 2 * (x + 1))
+
+
+def run_line(lambda_0: float, dual: bool, rounds: int) -> float:
+    """Return x_bar after FedFW (or FedFW+, with ``dual``) on the line, from 0."""
+    x_bar, schedule = LINE.start(), Schedule(lambda_0)
+    points, duals = [LINE.start() for _ in SLOPES], [np.zeros(1) if dual else None for _ in SLOPES]
+    for t in range(1, rounds + 1):
+        step = schedule.at(t)
+        atoms = [
+            client_step(LINE, x, x_bar, slope(x), 2, step, y=y, lambda_0=lambda_0)
+            for x, y, slope in zip(points, duals, SLOPES, strict=True)
+        ]
+        server_step(x_bar, atoms, step.eta)
+    if dual:
+        assert sum(duals)[0] == pytest.approx(0, abs=1e-6)  # the clients' pulls to the mean cancel
+    return float(x_bar[0])
+
+
+def test_averaging_frank_wolfe_steps_never_leaves_zero():
+    x_bar = LINE.start()
+    for t in range(1, 1001):
+        atoms = [LINE.lmo(slope(x_bar)) for slope in SLOPES]  # equation (3)
+        server_step(x_bar, atoms, Schedule(1.0).at(t).eta)
+        assert x_bar[0] == 0
+
+
+def test_fedfw_goes_to_the_solution():
+    assert run_line(1.0, dual=False, rounds=20_000) >= 0.98
+
+
+def test_fedfw_plus_goes_further():
+    assert run_line(1.0, dual=True, rounds=20_000) >= 0.999
+
+
+def reference(gradients, lmo, n, rounds, lambda_0, plus, start):
+    """Algorithms 1 and 2, line by line as printed, on dense arrays."""
+    x = [start.copy() for _ in range(n)]
+    y = [np.zeros_like(start) for _ in range(n)]
+    bar = start.copy()
+    for t in range(1, rounds + 1):
+        eta, lam = 2 / (t + 1), lambda_0 * math.sqrt(t + 1)
+        s = []
+        for i in range(n):
+            if plus:
+                y[i] = y[i] + lambda_0 * (x[i] - bar)
+            g = gradients[i](x[i]) / n + lam * (x[i] - bar) + (y[i] if plus else 0)
+            s.append(lmo(g))
+            x[i] = (1 - eta) * x[i] + eta * s[i]
+        bar = (1 - eta) * bar + eta * sum(s) / n
+    return x, bar
+
+
+def least_squares(seed=0, clients=4, rows=5, columns=8):
+    rng = np.random.default_rng(seed)
+    return [LeastSquares(rng.normal(size=(rows, columns)), rng.normal(size=rows)) for _ in range(clients)]
+
+
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize("domain", [L1Ball(8, 1.0), Simplex(8), Box(8, -0.2, 0.3), KSparse(8, 3, 0.4), L2Ball(8, 0.7)], ids=str)
+def test_both_steps_are_the_algorithms_as_printed(domain, plus):
+    objectives, schedule = least_squares(), Schedule(0.5)
+    points, x_bar = [domain.start() for _ in objectives], domain.start()
+    duals = [np.zeros(8) if plus else None for _ in objectives]
+    for t in range(1, 61):
+        step = schedule.at(t)
+        atoms = [
+            client_step(domain, x, x_bar, f.gradient(x), 4, step, y=y, lambda_0=0.5)
+            for x, y, f in zip(points, duals, objectives, strict=True)
+        ]
+        # What travels is the packed atom, and that is as good as the dense one.
+        server_step(x_bar, [domain.unpack(atom.pack()) for atom in atoms], step.eta)
+    expected, bar = reference([f.gradient for f in objectives], lambda g: domain.lmo(g).dense(), 4, 60, 0.5, plus, domain.start())
+    np.testing.assert_allclose(points, expected, atol=1e-10)
+    np.testing.assert_allclose(x_bar, bar, atol=1e-10)
+    np.testing.assert_allclose(x_bar, np.mean(points, axis=0), atol=1e-10)
+
+
+def test_the_mean_stays_the_mean_under_partial_participation():
+    domain, objectives = L1Ball(8, 1.0), least_squares(clients=6)
+    rng, schedule = np.random.default_rng(1), Schedule(0.5, participation=1 / 3)
+    points, copies = [[domain.start() for _ in objectives] for _ in range(2)]
+    x_bar = domain.start()
+    for t in range(1, 301):
+        step, chosen = schedule.at(t), sorted(rng.choice(6, 2, replace=False))
+        atoms = [client_step(domain, points[i], x_bar, objectives[i].gradient(points[i]), 6, step) for i in chosen]
+        server_step_partial(x_bar, [copies[i] for i in chosen], atoms, step.eta, 6)
+        np.testing.assert_allclose(x_bar, np.mean(points, axis=0), atol=1e-12)
+    np.testing.assert_array_equal(points, copies)
+    assert domain.contains(x_bar)
+
+
+def test_with_all_clients_both_server_steps_are_the_same():
+    domain, objectives = KSparse(8, 3), least_squares()
+    points, copies = [[domain.start() for _ in objectives] for _ in range(2)]
+    full, partial = domain.start(), domain.start()
+    for t in range(1, 101):
+        step = Schedule(0.5).at(t)
+        atoms = [client_step(domain, x, full, f.gradient(x), 4, step) for x, f in zip(points, objectives, strict=True)]
+        server_step(full, atoms, step.eta)
+        server_step_partial(partial, copies, atoms, step.eta, 4)
+        np.testing.assert_allclose(full, partial, atol=1e-12)
+
+
+DOMAINS = [
+    L1Ball(12, 3.0),
+    Simplex((3, 4), 2.0),
+    Box(12, -1, 2),
+    L2Ball((4, 3), 1.5),
+    KSparse(12, 4),
+    GroupL1((4, 3), 0.5),
+    NuclearBall((4, 3), 2.0),
+    Spectrahedron((4, 4), 3.0),
+    Birkhoff((4, 4)),
+    Product((L1Ball((2, 3), 1.0), NuclearBall((2, 3), 2.0))),
+]
+
+
+# A step forgets the rounding errors of earlier ones only at the rate eta: in float32 they add up to some 1e-6 in 1,000 steps.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-6), (np.float32, 1e-5)])
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+def test_iterates_stay_in_the_domain(domain, dtype, tolerance):
+    rng = np.random.default_rng(2)
+    targets = [rng.normal(size=domain.shape).astype(dtype) for _ in range(3)]
+    points, x_bar = [domain.start().astype(dtype) for _ in targets], domain.start().astype(dtype)
+    last, schedule = [None] * 3, Schedule(0.3)
+    for t in range(1, 1001):
+        step = schedule.at(t)
+        last = [
+            client_step(domain, x, x_bar, x - target, 3, step, warm=warm)
+            for x, target, warm in zip(points, targets, last, strict=True)
+        ]
+        server_step(x_bar, last, step.eta)
+        if t % 50 == 0 or t < 10:
+            assert all(domain.contains(x, tolerance) for x in (*points, x_bar))
+    assert x_bar.dtype == dtype
+
+
+def lasso(seed=3):
+    rng = np.random.default_rng(seed)
+    matrix = rng.normal(size=(60, 30))
+    solution = np.zeros(30)
+    solution[:4] = [1.0, -2.0, 0.5, 1.5]
+    return LeastSquares(matrix, matrix @ solution), L1Ball(30, float(np.abs(solution).sum()))
+
+
+def test_frank_wolfe_falls_at_its_rate_and_the_gap_bounds_what_is_left():
+    objective, domain = lasso()  # no noise, the radius of the solution: the minimum is 0
+    x, left = domain.start(), {}
+    for t in range(1, 10_001):
+        gradient = objective.gradient(x)
+        if t in (100, 1000, 10_000):
+            left[t] = objective.value(x)
+            assert left[t] <= duality_gap(domain, x, gradient)
+        move(x, domain.lmo(gradient), Schedule(0.0).at(t).eta)
+    slope = math.log(left[10_000] / left[100]) / math.log(100)
+    assert slope <= -0.9  # the proved rate is -1, and slower than -1/2 would be wrong in any case
+
+
+def test_fedfw_falls_no_slower_than_its_proved_rate():
+    rng = np.random.default_rng(4)
+    solution = np.zeros(20)
+    solution[:3] = [1.0, -1.0, 2.0]
+    matrices = rng.normal(size=(4, 10, 20))
+    objectives = [LeastSquares(matrix, matrix @ solution) for matrix in matrices]
+    domain, schedule = L1Ball(20, 4.0), Schedule(2.0)
+    points, x_bar, left = [domain.start() for _ in objectives], domain.start(), {}
+    for t in range(1, 10_001):
+        if t in (100, 10_000):
+            left[t] = sum(f.value(x_bar) for f in objectives) / 4
+        step = schedule.at(t)
+        atoms = [client_step(domain, x, x_bar, f.gradient(x), 4, step) for x, f in zip(points, objectives, strict=True)]
+        server_step(x_bar, atoms, step.eta)
+    assert math.log(left[10_000] / left[100]) / math.log(100) <= -0.5
+
+
+def test_the_gap_of_a_non_convex_objective_falls_and_is_never_negative():
+    rng = np.random.default_rng(5)
+    objective, domain = QuadraticAssignment(*rng.integers(0, 9, (2, 6, 6))), Birkhoff((6, 6))
+    x, gaps = domain.start(), []
+    step = Schedule(0.0, "non-convex", rounds=2000).at(1)
+    for _ in range(2000):
+        gradient = objective.gradient(x)
+        gaps.append(duality_gap(domain, x, gradient))
+        move(x, domain.lmo(gradient), step.eta)
+    assert min(gaps) >= -1e-9
+    assert min(gaps) < 0.2 * gaps[0]
+
+
+def test_the_gap_of_a_linear_function_is_what_is_left():
+    domain, cost = Simplex(5, 2.0), np.array([3.0, 1.0, 4.0, 1.5, 5.0])
+    for x in (domain.start(), domain.lmo(-cost).dense(), domain.lmo(cost).dense()):
+        assert duality_gap(domain, x, cost) == pytest.approx(cost @ x - 2 * 1.0)
+
+
+def test_a_sparse_gradient_takes_the_same_step_as_a_dense_one():
+    rng = np.random.default_rng(6)
+    shape = (12, 15)
+    objective = MatrixCompletion(*np.divmod(rng.choice(180, 40, replace=False), 15), rng.normal(size=40), shape)
+    domain = NuclearBall(shape, 3.0, tolerance=1e-8)
+    x, x_bar, y = rng.normal(size=(3, *shape))
+    sparse = objective.gradient(x)
+    dense = np.zeros(shape)
+    sparse.add_to(dense, 1.0)
+    other, y_other = x.copy(), y.copy()
+    client_step(domain, x, x_bar, sparse, 4, Schedule(0.1).at(3), y=y, lambda_0=0.1)
+    client_step(domain, other, x_bar, dense, 4, Schedule(0.1).at(3), y=y_other, lambda_0=0.1)
+    np.testing.assert_allclose(x, other, atol=1e-6)
+    np.testing.assert_array_equal(y, y_other)
+    assert duality_gap(domain, x, sparse) == pytest.approx(duality_gap(domain, x, dense), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_gradient_leaves_a_clients_state_as_it_was(bad):
+    domain = L1Ball(3, 1.0)
+    x, y = np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="not finite"):
+        client_step(domain, x, np.zeros(3), np.array([bad, 0, 0]), 2, Schedule(1.0).at(2), y=y, lambda_0=1.0)
+    np.testing.assert_array_equal(x, [0.1, 0.2, 0.3])
+    np.testing.assert_array_equal(y, [1.0, 2.0, 3.0])
+
+
+def test_a_server_step_without_atoms_is_an_error():
+    with pytest.raises(ValueError, match="no atoms"):
+        server_step(np.zeros(3), [], 0.5)
+    with pytest.raises(ValueError, match="zip"):
+        server_step_partial(np.zeros(3), [np.zeros(3)], [], 0.5, 4)
+
+
+def test_the_averaged_gradient_forgets():
+    average = np.zeros(3)
+    average_gradient(average, np.array([1.0, 2.0, 3.0]), Schedule(1.0, "stochastic").at(1).rho)
+    np.testing.assert_allclose(average, [1, 2, 3])  # the first weight is 1
+    average_gradient(average, np.zeros(3), 0.25)
+    np.testing.assert_allclose(average, [0.75, 1.5, 2.25])
+
+
+def test_averaging_noisy_gradients_takes_the_noise_out():
+    domain, target, schedule, left = L1Ball(6, 1.0), np.array([0.3, -0.2, 0.1, 0, 0, 0]), Schedule(1.0, "stochastic"), {}
+    for averaged in (True, False):
+        rng = np.random.default_rng(7)
+        x, average = domain.start(), np.zeros(6)
+        for t in range(1, 5001):
+            step = schedule.at(t)
+            average_gradient(average, x - target + rng.normal(size=6), step.rho if averaged else 1.0)
+            move(x, domain.lmo(average), step.eta)
+        left[averaged] = np.linalg.norm(x - target)
+    assert left[True] < 0.15
+    assert left[True] < 0.6 * left[False]
+
+
+def test_consensus_distance_is_the_norm_of_all_deviations():
+    rng = np.random.default_rng(8)
+    points = rng.normal(size=(5, 3, 2))
+    mean = points.mean(axis=0)
+    assert consensus_distance(list(points), mean) == pytest.approx(np.linalg.norm(points - mean))
+    assert consensus_distance([mean, mean], mean) == 0

@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.client import NumPyClient
+
+from clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+
+
+def ask(client_fn, kind, arrays=None, config=None, **node):
+    grid = InlineGrid(to_client_app(client_fn), 1)
+    for context in grid.contexts.values():
+        context.node_config.update(node)
+    arrays = ArrayRecord({k: Array(v) for k, v in (arrays or {"layer.w": np.arange(3.0), "layer.b": np.ones(1)}).items()})
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord(config or {})})
+    (reply,) = grid.send_and_receive([Message(content=content, dst_node_id=1000, message_type=kind)])
+    return reply
+
+
+class Client(NumPyClient):
+    metrics = {}  # noqa: RUF012
+
+    def fit(self, parameters, config):
+        return [p * config.get("factor", 1) for p in parameters], 7, self.metrics
+
+    def evaluate(self, parameters, config):
+        return 0.25, 3, self.metrics
+
+
+def test_names_arrays_and_configuration_arrive_and_return():
+    reply = ask(lambda c: Client(), "train", config={"factor": 2})
+    assert list(reply.content["arrays"]) == ["layer.w", "layer.b"]
+    np.testing.assert_array_equal(reply.content["arrays"]["layer.w"].numpy(), [0, 2, 4])
+    assert reply.content["metrics"]["num-examples"] == 7
+
+
+def test_metric_types():
+    client = Client()
+    client.metrics = {
+        "i": 1,
+        "f": 0.5,
+        "np": np.float32(2),
+        "list": [1, 2.5],
+        "array": np.arange(3),
+        "tuple": (1.0,),
+        "flag": True,
+    }
+    client.metrics |= {"text": "ok", "raw": b"xy"}
+    for kind in ("train", "evaluate"):
+        content = ask(lambda c: client, kind).content
+        numbers, info = dict(content["metrics"]), dict(content["info"])
+        assert {k: numbers[k] for k in ("i", "f", "np", "list", "array", "tuple")} == {
+            "i": 1, "f": 0.5, "np": 2.0, "list": [1, 2.5], "array": [0, 1, 2], "tuple": [1.0],
+        }  # fmt: skip
+        assert info == {"flag": True, "text": "ok", "raw": b"xy"}
+    assert content["metrics"]["loss"] == 0.25
+    assert content["metrics"]["num-examples"] == 3
+
+
+def test_an_unsendable_metric_is_named():
+    client = Client()
+    client.metrics = {"history": {"a": 1}}
+    assert "metric 'history' is a dict: return a number" in ask(lambda c: client, "train").error.reason
+
+
+def test_old_style_client_fn():
+    assert ask(lambda c: Client().to_client(), "train").content["metrics"]["num-examples"] == 7
+    assert "client_fn returned str" in ask(lambda c: "oops", "train").error.reason
+
+
+def test_other_numbers_of_arrays_are_numbered():
+    class Atom(Client):
+        def fit(self, parameters, config):
+            return [np.int64(3)], 1, {}
+
+    assert list(ask(lambda c: Atom(), "train").content["arrays"]) == ["0"]
+
+
+@pytest.mark.parametrize(("node", "want"), [({}, 0), ({"client-id": "lab-b"}, "lab-b"), ({"partition-id": 9}, 9)])
+def test_identity(node, want):
+    assert ask(lambda c: Client(), "query.identity", **node).content["config"]["client-id"] == want
+
+
+def test_the_result_fits_a_torch_model():
+    from strategies import FedAvg
+    from tests.helpers import simulate, small_net
+
+    net = small_net(0)
+    initial = {k: v.numpy() for k, v in net.state_dict().items()}
+    result = simulate(FedAvg(), lambda i, _: Client(), 2, initial, 1)
+    net.load_state_dict(result.arrays.to_torch_state_dict(), strict=True)
+
+
+def test_state_of_a_failed_message_is_dropped():
+    class Fails(NumPyClient):
+        def __init__(self, state):
+            self.state = state
+
+        def fit(self, parameters, config):
+            self.state["seen"] = ConfigRecord({"n": 1})
+            raise RuntimeError("no")
+
+    grid = InlineGrid(to_client_app(lambda c: Fails(c.state)), 1)
+    content = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()})
+    grid.send_and_receive([Message(content=content, dst_node_id=1000, message_type="train")])
+    assert not grid.contexts[1000].state

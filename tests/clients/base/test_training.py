@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import torch
+
+from clients import FedAvgClient, TrainOptions
+from clients.base.training import SGD, get_arrays, mini_batches, set_arrays
+from tests.helpers import blobs, small_net
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
+def test_sgd_equals_torch(momentum, decay):
+    torch.manual_seed(0)
+    ours = [torch.randn(3, 2), torch.randn(4)]
+    theirs = [t.clone().requires_grad_() for t in ours]
+    optimiser = SGD(ours, 0.1, momentum, decay)
+    reference = torch.optim.SGD(theirs, 0.1, momentum=momentum, weight_decay=decay)
+    for _ in range(10):
+        gradients = [torch.randn_like(t) for t in ours]
+        optimiser.step(tuple(g.clone() for g in gradients))
+        for tensor, gradient in zip(theirs, gradients, strict=True):
+            tensor.grad = gradient
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_terms_are_part_of_the_gradient():
+    p, extra = [torch.tensor([2.0])], [torch.tensor([10.0])]
+    SGD(p, 0.1, 0.0, 0.5).step((torch.tensor([1.0]),), decay=0.25, terms=[(extra, -2.0)])
+    assert p[0].item() == pytest.approx(2.0 - 0.1 * (1.0 + 0.75 * 2.0 - 20.0))
+
+
+def test_batches_cover_every_sample_once_an_epoch():
+    data = blobs(n=55).train
+    data.x[:, 0, 0, 0] = torch.arange(len(data))
+    batches = list(mini_batches(data, TrainOptions(local_epochs=3, batch_size=10), np.random.default_rng(0)))
+    assert [len(y) for _, y in batches] == [10, 10, 10, 3] * 3
+    epochs = [torch.cat([x[:, 0, 0, 0] for x, _ in batches[i : i + 4]]).tolist() for i in (0, 4, 8)]
+    assert all(sorted(epoch) == list(range(33)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_client_repeats_its_round_and_no_other():
+    def fit(client_id, config):
+        return FedAvgClient(small_net, blobs(), client_id).fit(get_arrays(small_net(1)), config)[0]
+
+    base = fit(0, {"seed": 1, "server-round": 2})
+    np.testing.assert_array_equal(base[0], fit(0, {"seed": 1, "server-round": 2})[0])
+    for client, config in [
+        (1, {"seed": 1, "server-round": 2}),
+        (0, {"seed": 2, "server-round": 2}),
+        (0, {"seed": 1, "server-round": 3}),
+    ]:
+        assert not np.array_equal(base[0], fit(client, config)[0])
+
+
+def test_learning_rate_decays_once_a_round():
+    options = TrainOptions(learning_rate=1.0, lr_decay=0.5)
+    assert [options.rate(t) for t in (1, 2, 4)] == [1.0, 0.5, 0.125]
+    options = TrainOptions(learning_rate=1.0, lr_decay=0.5, lr_decay_every=3)
+    assert [options.rate(t) for t in (1, 3, 4, 6, 7)] == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_options_travel_in_the_configuration():
+    options = TrainOptions(learning_rate=0.3, batch_size=7, local_epochs=2)
+    assert TrainOptions.from_config({**options.to_config(), "seed": 4}) == options
+    assert TrainOptions.from_config({}) == TrainOptions()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"learning_rate": 0.0}, {"batch_size": 0}, {"momentum": 1.0}, {"lr_decay": 1.1}, {"local_epochs": 0}]
+)
+def test_bad_options(bad):
+    key = next(iter(bad)).replace("_", "-")
+    with pytest.raises(ValueError, match=f"{key} = .*: choose a value in"):
+        TrainOptions(**bad)
+
+
+def test_arrays_of_another_model_are_refused():
+    net = small_net(0)
+    with pytest.raises(ValueError, match="3 arrays for a model with 4"):
+        set_arrays(net, get_arrays(net)[:3])
+    with pytest.raises(ValueError, match=r"array '1.weight' has shape \(8, 5\), but the client's model has \(8, 4\)"):
+        set_arrays(net, [np.zeros((8, 5), np.float32), *get_arrays(net)[1:]])
+
+
+def test_dropout_repeats_and_leaves_the_process_alone():
+    def net(seed):
+        return torch.nn.Sequential(small_net(seed), torch.nn.Dropout(0.5))
+
+    sent = get_arrays(net(0))
+    trained = []
+    for client, seed in ((0, 1), (0, 1), (1, 1), (0, 2)):
+        torch.rand(3)  # whatever else a process draws
+        state = torch.get_rng_state()
+        trained.append(FedAvgClient(net, blobs(), client).fit(sent, {"seed": seed, "server-round": 2, "local-epochs": 1})[0][0])
+        assert torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(trained[0], trained[1])
+    assert not np.array_equal(trained[0], trained[2])
+    assert not np.array_equal(trained[0], trained[3])

@@ -1,0 +1,232 @@
+import numpy as np
+import pytest
+import torch
+
+from algorithms.ensembles.best_mixture import best_mixture
+from algorithms.ensembles.sparse_tables import compact, is_packed, pack, unpack
+from clients.base.data import Split
+from clients.families.ensemble_data import DensityData, Histogram, TorchEnsembleData
+from tests.helpers import blobs, small_net
+
+COUNTS = {0: 3, 2: 1, 4: 4}
+TEST = {1: 1, 2: 1}
+
+
+def density(loss="log", epsilon=0.1):
+    return DensityData(Histogram.of_counts(COUNTS, 6), Histogram.of_counts(TEST, 6), epsilon, loss)
+
+
+def some_tables(h=3, size=6, zeros=True):
+    rng = np.random.default_rng(1)
+    tables = rng.dirichlet(np.ones(size), h)
+    if zeros:
+        tables[tables < 0.1] = 0
+        tables /= tables.sum(1, keepdims=True)
+    return {"table": tables.astype(np.float32)}
+
+
+def numeric_gradient(data, predictors, alpha, step=1e-5):
+    moved = [alpha + sign * step * np.eye(len(alpha))[k] for k in range(len(alpha)) for sign in (1, -1)]
+    losses = np.array([data.loss_and_gradient(predictors, a)[0] for a in moved]).reshape(-1, 2)
+    return (losses[:, 0] - losses[:, 1]) / (2 * step)
+
+
+def test_a_histogram_holds_relative_frequencies():
+    histogram = Histogram.of_counts(COUNTS, 6)
+    assert histogram.num_examples == 8
+    np.testing.assert_allclose(histogram.dense(), [3 / 8, 0, 1 / 8, 0, 4 / 8, 0])
+    same = Histogram.of_frequencies([6, 0, 2, 0, 8, 0], 8)
+    np.testing.assert_allclose(same.dense(), histogram.dense())
+    with pytest.raises(ValueError, match="vocabulary has 4 entries"):
+        Histogram.of_counts(COUNTS, 4)
+
+
+def test_the_log_loss_by_hand():
+    # Two predictors over three outcomes, epsilon 0.1: probabilities 0.9 h + 0.1 / 3.
+    tables = {"table": np.array([[1, 0, 0], [0.5, 0.5, 0]])}
+    data = DensityData(Histogram.of_counts({0: 3, 2: 1}, 3), None, 0.1, "log")
+    alpha, u = np.array([0.25, 0.75]), 0.1 / 3
+    first, last = 0.9 * (0.25 + 0.75 * 0.5) + u, u
+    loss, gradient, norms = data.loss_and_gradient(tables, alpha)
+    assert loss == pytest.approx(-0.75 * np.log(first) - 0.25 * np.log(last))
+    np.testing.assert_allclose(gradient, [-0.75 * (0.9 + u) / first - 0.25, -0.75 * (0.45 + u) / first - 0.25])
+    np.testing.assert_array_equal(norms, 0)
+    np.testing.assert_allclose(
+        data.singles(tables), -0.75 * np.log([0.9 + u, 0.45 + u]) - 0.25 * np.log(u)
+    )  # each predictor alone
+
+
+def test_the_squared_loss_by_hand():
+    tables = {"table": np.array([[1, 0, 0], [0.5, 0.5, 0]])}
+    data = DensityData(Histogram.of_counts({0: 3, 2: 1}, 3), None, 0.1, "squared")
+    loss, gradient, norms = data.loss_and_gradient(tables, np.array([0.5, 0.5]))
+    mixed = np.array([0.75, 0.25, 0])
+    expected = 0.75 * np.sum((mixed - [1, 0, 0]) ** 2) + 0.25 * np.sum((mixed - [0, 0, 1]) ** 2)
+    assert loss == pytest.approx(expected)
+    np.testing.assert_allclose(gradient, 2 * tables["table"] @ (mixed - [0.75, 0, 0.25]))
+    np.testing.assert_allclose(norms, [1, 0.5])
+    np.testing.assert_allclose(data.singles(tables), [data.loss_and_gradient(tables, one)[0] for one in np.eye(2)])
+
+
+@pytest.mark.parametrize("loss", ["log", "squared"])
+def test_the_gradient_of_a_density_is_the_slope_of_its_loss_off_the_simplex_too(loss):
+    tables = {"table": some_tables()["table"].astype(float)}
+    data, alpha = density(loss), np.array([0.7, 0.9, 0.3])  # alpha / gamma sums to 1 only in the mean
+    np.testing.assert_allclose(data.loss_and_gradient(tables, alpha)[1], numeric_gradient(data, tables, alpha), rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["log", "squared"])
+def test_packed_tables_give_the_same_numbers(loss):
+    tables, data, alpha = some_tables(), density(loss), np.array([0.2, 0.5, 0.3])
+    packed = pack(tables["table"])
+    assert packed["values"].size < tables["table"].size
+    np.testing.assert_array_equal(unpack(packed), tables["table"])
+    for one, other in zip(data.loss_and_gradient(packed, alpha), data.loss_and_gradient(tables, alpha), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+    assert data.score(packed, alpha) == pytest.approx(data.score(tables, alpha))
+
+
+def test_only_tables_that_get_smaller_are_packed():
+    sparse, dense = np.eye(20, dtype=np.float32), np.full((3, 20), 0.05, np.float32)
+    packed = compact({"table": sparse})
+    assert is_packed(packed)
+    assert sum(array.nbytes for array in packed.values()) < sparse.nbytes / 2
+    np.testing.assert_array_equal(unpack(packed), sparse)
+    for other in ({"table": dense}, {"weight": sparse}, {"table": sparse, "bias": sparse}):
+        assert compact(other) is other
+
+
+def test_an_empty_row_packs_and_broken_packing_is_refused():
+    tables = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
+    packed = pack(tables)
+    np.testing.assert_array_equal(unpack(packed), tables)
+    for broken in (
+        {"outcomes": packed["outcomes"] + 5},
+        {"starts": packed["starts"][::-1]},
+        {"values": np.ones(7, np.float32)},
+        {"outcomes": packed["outcomes"] - 4},
+    ):
+        with pytest.raises(ValueError, match="packed tables"):
+            unpack({**packed, **broken})
+
+
+def test_smoothing_before_or_after_mixing_is_the_same():
+    tables, data, alpha = some_tables(), density(), np.array([0.2, 0.5, 0.3])
+    mixed = {"table": (alpha @ tables["table"])[None]}
+    assert data.score(mixed, np.ones(1))["loss"] == pytest.approx(data.score(tables, alpha)["loss"])
+
+
+def test_scores_compare_with_the_uniform_and_the_best_single_predictor():
+    tables, data = some_tables(), density()
+    scores = data.score(tables, np.array([0.2, 0.5, 0.3]))
+    best = int(np.argmin([data.loss_and_gradient(tables, one)[0] for one in np.eye(3)]))
+    assert scores["best-single-loss"] == pytest.approx(data.score(tables, np.eye(3)[best])["loss"])
+    assert scores["uniform-loss"] == pytest.approx(data.score(tables, np.full(3, 1 / 3))["loss"])
+    assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
+    assert scores["train-loss"] == pytest.approx(data.loss_and_gradient(tables, [0.2, 0.5, 0.3])[0])
+    assert scores["loss"] != pytest.approx(scores["train-loss"])
+    assert "perplexity" not in density("squared").score(tables, np.full(3, 1 / 3))
+    assert set(data.score({"table": tables["table"][:1]}, np.ones(1))) == {"loss", "perplexity", "train-loss"}
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="predictors over 5 outcomes, but the client counts 6"):
+        density().loss_and_gradient(some_tables(size=5), np.full(3, 1 / 3))
+    with pytest.raises(ValueError, match="predictors over 5 outcomes, but the client counts 6"):
+        density().loss_and_gradient(pack(some_tables(size=5)["table"]), np.full(3, 1 / 3))
+    with pytest.raises(ValueError, match="weight"):
+        density().loss_and_gradient(some_tables(), np.ones(2))
+    with pytest.raises(ValueError, match=r"epsilon = 0: choose a value in \(0, 1\)"):
+        density(epsilon=0)
+    with pytest.raises(ValueError, match="loss = 'lgo': did you mean 'log'"):
+        density("lgo")
+    with pytest.raises(ValueError, match="no training data"):
+        DensityData(Histogram.of_counts({}, 6))
+
+
+def test_the_best_mixture_is_the_empirical_distribution_where_that_can_be_mixed():
+    share = np.array([0.5, 0.3, 0.15, 0.05])
+    alpha, loss, bound = best_mixture(np.eye(4) * 0.9 + 0.1 / 4, share, tolerance=1e-9)
+    np.testing.assert_allclose(alpha, (share - 0.025) / 0.9, atol=1e-4)
+    assert loss == pytest.approx(-(share @ np.log(share)))
+    assert bound <= 1e-9
+
+
+def test_the_bound_of_the_best_mixture_holds_at_every_step():
+    rng = np.random.default_rng(0)
+    outputs, share = rng.uniform(0.01, 1, (6, 9)), rng.dirichlet(np.ones(9))
+    best = best_mixture(outputs, share, tolerance=1e-12, max_steps=100_000)[1]
+    for steps in (1, 2, 5, 20, 100):
+        _, loss, bound = best_mixture(outputs, share, tolerance=0, max_steps=steps)
+        assert best - 1e-9 <= loss <= best + bound + 1e-9
+
+
+# --- torch predictors ------------------------------------------------------------------------------------------------
+
+
+def torch_data(loss="log"):
+    data = blobs(n=50)
+    return TorchEnsembleData(small_net(0), data.train, data.test, loss, 0.05)
+
+
+def some_nets(h=3):
+    states = [small_net(seed).state_dict() for seed in range(1, h + 1)]
+    return {name: np.stack([state[name].numpy() for state in states]) for name in states[0]}
+
+
+def test_probabilities_are_those_of_the_nets_themselves():
+    data, nets = torch_data(), some_nets()
+    with torch.no_grad():
+        expected = torch.stack([small_net(seed)(data.test.x).softmax(1) for seed in (1, 2, 3)]).numpy()
+    np.testing.assert_allclose(data.probabilities(nets, data.test), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["log", "squared"])
+def test_the_gradient_of_a_torch_ensemble_is_the_slope_of_its_loss(loss):
+    data, nets, alpha = torch_data(loss), some_nets(), np.array([0.7, 0.9, 0.3])
+    np.testing.assert_allclose(data.loss_and_gradient(nets, alpha)[1], numeric_gradient(data, nets, alpha), rtol=1e-5)
+
+
+def test_losses_and_norms_of_a_torch_ensemble_by_the_definition():
+    data, nets, alpha = torch_data("squared"), some_nets(), np.array([0.2, 0.5, 0.3])
+    outputs, labels = data.probabilities(nets, data.train), data.train.y.numpy()
+    mixed = np.einsum("h,hnl->nl", alpha, outputs)
+    loss, _, norms = data.loss_and_gradient(nets, alpha)
+    assert loss == pytest.approx(np.mean([np.sum((p - np.eye(3)[y]) ** 2) for p, y in zip(mixed, labels, strict=True)]))
+    np.testing.assert_allclose(norms, [np.mean([np.sum(p**2) for p in own]) for own in outputs])
+    smooth = 0.95 * mixed + 0.05 / 3
+    log = torch_data().loss_and_gradient(nets, alpha)[0]
+    assert log == pytest.approx(-np.mean([np.log(p[y]) for p, y in zip(smooth, labels, strict=True)]))
+
+
+def test_scores_of_a_torch_ensemble():
+    data, nets = torch_data(), some_nets()
+    scores = data.score(nets, np.array([0.2, 0.5, 0.3]))
+    one = {name: array[1:2] for name, array in nets.items()}
+    with torch.no_grad():
+        hits = (small_net(2)(data.test.x).argmax(1) == data.test.y).double().mean()
+    assert data.score(one, np.ones(1))["accuracy"] == pytest.approx(float(hits))
+    assert {"loss", "accuracy", "train-loss", "uniform-accuracy", "best-single-accuracy"} <= set(scores)
+    assert data.score(nets, np.full(3, 1 / 3))["accuracy"] == scores["uniform-accuracy"]
+
+
+def test_the_loss_of_the_ensemble_is_not_above_the_mean_of_the_losses():
+    nets, alpha = some_nets(), np.array([0.2, 0.5, 0.3])
+    for data in (torch_data(), torch_data("squared")):
+        alone = [data.loss_and_gradient(nets, one)[0] for one in np.eye(3)]
+        assert data.loss_and_gradient(nets, alpha)[0] <= alpha @ alone
+
+
+def test_parameters_of_another_net_are_refused_by_name():
+    nets = some_nets()
+    nets["3.bias"] = nets["3.bias"][:, :2]
+    with pytest.raises(ValueError, match=r"array '3\.bias' of a predictor has shape \(2,\), the client's model \(3,\)"):
+        torch_data().loss_and_gradient(nets, np.full(3, 1 / 3))
+
+
+def test_a_net_keeps_its_own_parameters():
+    model = small_net(0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    data = Split(torch.zeros(4, 1, 1, 4), torch.zeros(4, dtype=torch.int64))
+    TorchEnsembleData(model, data, data).score(some_nets(), np.full(3, 1 / 3))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

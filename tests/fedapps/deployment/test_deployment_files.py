@@ -1,0 +1,91 @@
+"""The page, the units and the compose file of a deployment name options that Flower has, files that exist, and every method."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from flwr.common.config import parse_config_args
+from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+from fedapps.methods import METHODS
+
+ROOT = Path(__file__).resolve().parents[3]
+PARSERS = {"flower-superlink": _parse_args_run_superlink, "flower-supernode": _parse_args_run_supernode}
+UNITS = sorted((ROOT / "deploy").glob("*.service"))
+
+
+def checked(words):
+    """Return the options of a command of Flower's; argparse exits where one does not exist."""
+    options = PARSERS[Path(words[0]).name]().parse_args(words[1:])
+    if getattr(options, "node_config", None):
+        config = parse_config_args([options.node_config])
+        assert config.keys() == {"client-id", "data", "store-dir"}
+        assert all(isinstance(value, str) and value for value in config.values())
+    assert not options.insecure
+    return options
+
+
+def unit(path):
+    """Return the keys of a systemd unit by section, continued lines joined."""
+    sections = {}
+    for line in path.read_text().replace("\\\n", " ").splitlines():
+        if line.startswith("["):
+            section = sections.setdefault(line.strip("[]"), [])
+        elif line and not line.startswith("#"):
+            section.append(tuple(line.split("=", 1)))
+    return sections
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_units_start_flower_with_options_that_it_has(path):
+    sections = unit(path)
+    assert list(sections) == ["Unit", "Service", "Install"]
+    service = dict(sections["Service"])
+    assert {"User", "UMask", "Restart", "StateDirectoryMode"} <= service.keys()
+    options = checked(shlex.split(service["ExecStart"]))
+    if "superlink" in path.stem:
+        assert options.enable_supernode_auth
+        assert options.ssl_certfile
+    else:
+        assert options.auth_supernode_private_key
+        assert options.root_certificates
+
+
+def test_compose_file_is_whole():
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
+    services = compose["services"]
+    assert compose.keys() == {"services", "secrets", "volumes"}
+    used_volumes, used_secrets = set(), set()
+    for name, service in services.items():
+        options = checked(service["command"])
+        assert set(service.get("depends_on", [])) <= services.keys()
+        paths = [value for value in vars(options).values() if isinstance(value, str) and value.startswith("/run/secrets/")]
+        assert {Path(path).name for path in paths} == set(service["secrets"])
+        used_secrets |= set(service["secrets"])
+        used_volumes |= {volume.split(":")[0] for volume in service["volumes"] if not volume.startswith(".")}
+        if name != "superlink":
+            host, port = options.superlink.split(":")
+            assert f"--port={port}" in services[host]["command"]
+            assert f'client-id="{name}"' in options.node_config
+    assert used_secrets == compose["secrets"].keys()
+    assert used_volumes == compose["volumes"].keys()
+    assert (ROOT / "deploy" / services["superlink"]["build"]["context"] / services["superlink"]["build"]["dockerfile"]).exists()
+
+
+def test_dockerfile_copies_what_exists():
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    for sources in re.findall(r"^COPY (.*) \S+$", text, re.M):
+        assert all((ROOT / source).exists() for source in sources.split())
+
+
+def test_the_page_says_what_leaves_a_site_for_every_method():
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    table = page.split("## What leaves a site")[1]
+    named = [
+        name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
+    ]
+    assert len(named) == len(set(named))
+    assert [name for name in METHODS if name not in named] == [], "a row in docs/deployment.md is missing"

@@ -1,0 +1,75 @@
+"""What `flwr run` is given: settings that survive TOML, and the app's files and nothing else."""
+
+import importlib.util
+import math
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedapps import toml_text
+from fedapps.engines import app_folder
+
+VALUES = [
+    "plain",
+    "",
+    "two\nlines\r\n\ttab",
+    'quotes " and \'\'\' and """',
+    "back\\slash \\n",
+    "ünï 漢字 😀",
+    "control \x00\x1b\x7f",
+    "a = b # [c]",
+    True,
+    False,
+    0,
+    1,
+    -7,
+    2**62,
+    0.1,
+    1e-05,
+    1e22,
+    -0.0,
+    3.0,
+    math.inf,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_and_its_type_survive(value):
+    back = tomllib.loads(toml_text.quoted_toml({"table.key": value}))
+    assert back == {"table.key": value}
+    assert type(back["table.key"]) is type(value)
+
+
+def test_numpy_scalars_and_nan_are_written_as_numbers():
+    back = tomllib.loads(toml_text.quoted_toml({"a": float("nan"), "b": np.float64(0.25)}))
+    assert math.isnan(back["a"])
+    assert back["b"] == 0.25
+
+
+def test_the_copy_holds_the_packages_and_nothing_else(tmp_path):
+    app = app_folder.copy_app(tmp_path / "new")
+    root = Path(app_folder.__file__).parents[2]
+    files = {path.relative_to(app).as_posix() for path in app.rglob("*") if path.is_file()}
+    expected = {path.relative_to(root).as_posix() for name in app_folder.PACKAGES for path in (root / name).rglob("*.py")}
+    assert files == expected | {"pyproject.toml"}
+    assert (app / "pyproject.toml").read_bytes() == (root / "pyproject.toml").read_bytes()
+
+
+def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
+    site = tmp_path / "site-packages"
+    for name in (*app_folder.PACKAGES, "stranger"):
+        (site / name / "engines" / "__pycache__").mkdir(parents=True)
+        (site / name / "__init__.py").touch()
+        (site / name / "engines" / "__pycache__" / "x.pyc").touch()
+    (site / "pyproject.toml").write_text("# not ours\n")
+    (site / "fedapps" / "pyproject.toml").write_text("# ours\n")
+    (site / "fedapps" / "engines" / "app_folder.py").write_bytes(Path(app_folder.__file__).read_bytes())
+    spec = importlib.util.spec_from_file_location("installed_bundle", site / "fedapps" / "engines" / "app_folder.py")
+    installed = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(installed)
+    app = installed.copy_app(tmp_path / "app")
+    assert (app / "pyproject.toml").read_text() == "# ours\n"
+    assert sorted(path.name for path in app.iterdir()) == sorted([*app_folder.PACKAGES, "pyproject.toml"])
+    assert not list(app.rglob("*.pyc"))

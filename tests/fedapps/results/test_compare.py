@@ -1,0 +1,148 @@
+"""The comparison: which runs belong together, mean ± std by hand, best values, and what cannot be compared."""
+
+import csv
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from fedapps.results.compare import compare
+from fedapps.errors import UserError
+
+
+def terminal(comparison, width=120, colour=False):
+    console = Console(file=io.StringIO(), width=width, force_terminal=colour, color_system="standard" if colour else None)
+    console.print(comparison.table)
+    return console.file.getvalue()
+
+
+def csv_rows(comparison):
+    with comparison.csv.open(newline="") as file:
+        return {row["label"]: row for row in csv.DictReader(file)}
+
+
+def test_seeds_become_mean_and_sample_std(write_run):
+    accuracies = [0.80, 0.84, 0.91]
+    runs = [write_run(f"a{s}", seed=s, last={"accuracy-mean": a}) for s, a in enumerate(accuracies)]
+    runs.append(write_run("b", "superfed-mm", last={"accuracy-mean": 0.97}))
+    comparison = compare(runs)
+    # mean 0.85; deviations -0.05, -0.01, 0.06: sum of squares 0.0062, over 2 = 0.0031
+    rows = csv_rows(comparison)
+    assert set(rows) == {"fedavg", "superfed-mm"}
+    assert float(rows["fedavg"]["accuracy-mean"]) == pytest.approx(0.85)
+    assert float(rows["fedavg"]["accuracy-mean-over-seeds-std"]) == pytest.approx(math.sqrt(0.0031))
+    assert rows["fedavg"]["seeds"] == "0 1 2"
+    assert rows["superfed-mm"]["accuracy-mean-over-seeds-std"] == ""
+    text = terminal(comparison)
+    assert "85.0" in text
+    assert "±5.6" in text
+    assert "3 seeds" in text
+    html = comparison.report.read_text(encoding="utf-8")
+    assert "±5.6" in html
+    assert "http:" not in html
+    assert "https:" not in html
+    assert comparison.out == runs[0].parent / "comparison"
+    assert comparison.plot.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_other_settings_are_other_rows_named_by_what_differs(write_run):
+    runs = [write_run(f"nu{nu}", "superfed-mm", settings={"superfed": {"nu": nu, "mu": 0.01}}) for nu in (1.0, 2.0)]
+    assert [row.label for row in compare(runs).rows] == ["superfed-mm nu=1.0", "superfed-mm nu=2.0"]
+
+
+def test_the_same_seed_twice_is_no_second_draw(write_run):
+    runs = [write_run("first", seed=1), write_run("second", seed=1), write_run("third", seed=2)]
+    rows = compare(runs).rows
+    assert [[run.seed for run in row.runs] for row in rows] == [[1, 2], [1]]
+    assert [row.label for row in rows] == ["fedavg", "fedavg (second)"]
+
+
+def test_a_folder_given_twice_counts_once(write_run):
+    path = write_run()
+    rows = compare([path, path.parent / "." / path.name]).rows
+    assert [len(row.runs) for row in rows] == [1]
+
+
+def test_incomplete_run_is_marked_alone_and_never_best(write_run):
+    runs = [
+        write_run("a", seed=0, last={"accuracy-mean": 0.5}),
+        write_run("b", seed=1, last={"accuracy-mean": 0.6}),
+        write_run("cut", seed=2, rounds=2, planned=4, last={"accuracy-mean": 0.99}, summary=False),
+        write_run("other", "local", last={"accuracy-mean": 0.3}),
+    ]
+    comparison = compare(runs)
+    assert [len(row.runs) for row in comparison.rows] == [2, 1, 1]
+    text = terminal(comparison, colour=True)
+    assert "interrupted at 2/4" in text
+    assert "\x1b[1m55.0" in text
+    assert "\x1b[1m99.0" not in text
+    html = comparison.report.read_text(encoding="utf-8")
+    assert "<b>55.0</b>" in html
+    assert "<b>99.0</b>" not in html
+
+
+def test_best_is_lowest_where_less_is_better(write_run):
+    runs = [
+        write_run("a", "m1", last={"accuracy-mean": 0.9, "accuracy-std": 0.2, "ece-mean": 0.05, "gini": 0.5}),
+        write_run("b", "m2", last={"accuracy-mean": 0.8, "accuracy-std": 0.1, "ece-mean": 0.07, "gini": 0.50001}),
+    ]
+    html = compare(runs).report.read_text(encoding="utf-8")
+    for best in ("90.0", "10.0", "0.050"):
+        assert f"<b>{best}</b>" in html
+    # Gini: what looks alike has no winner.
+    assert html.count("<b>") == 3
+
+
+def test_only_columns_that_some_run_has(write_run):
+    runs = [write_run("a", "m1", last={"accuracy-mean": 0.9}), write_run("b", "m2", last={"accuracy-mean": 0.8, "gini": 0.1})]
+    keys = [column.key for column in compare(runs).columns]
+    assert keys == ["accuracy-mean", "gini", "bytes-up", "bytes-down", "seconds", "rounds-completed"]
+    assert "-" in terminal(compare(runs))
+
+
+def test_units_and_costs(write_run):
+    text = terminal(compare([write_run()]))
+    header, cells = text.split("─", 1)[0], text.split("─")[-1]
+    assert header.split("\n")[1].split()[-3:] == ["kB", "kB", "s"]
+    assert cells.split()[-3:] == ["4.00", "8.00", "2.00"]
+
+
+def test_fits_eighty_columns(write_run):
+    last = {"accuracy-mean": 0.9, "accuracy-std": 0.1, "accuracy-worst10": 0.5, "accuracy-best10": 1.0, "gini": 0.1}
+    last |= {"ece-mean": 0.1, "global-accuracy-mean": 0.85}
+    runs = [write_run(f"r{s}", "superfed-mm", s, last={k: v * (1 - s / 10) for k, v in last.items()}) for s in range(2)]
+    text = terminal(compare(runs), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+
+
+def test_another_kind_of_task(write_run):
+    runs = [write_run(n, n, last={"loss-mean": loss, "psnr-mean": 20.0}, clients=[]) for n, loss in (("m1", 0.5), ("m2", 0.25))]
+    comparison = compare(runs)
+    assert [column.key for column in comparison.columns][:2] == ["loss-mean", "psnr-mean"]
+    assert "<b>0.250</b>" in comparison.report.read_text(encoding="utf-8")
+
+
+def test_foreign_names_stay_text(write_run):
+    runs = [write_run("a", "[red]m[/red]<script>$"), write_run("b", "m2")]
+    comparison = compare(runs)
+    assert "<script>" not in comparison.report.read_text(encoding="utf-8")
+    assert "[red]m[/red]" in terminal(comparison)
+
+
+def test_errors(write_run, tmp_path):
+    good = write_run("good")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty is no run folder"):
+        compare([good, tmp_path / "empty"])
+    with pytest.raises(UserError, match=r"no folder given"):
+        compare([])
+    young = write_run("young", rounds=1, planned=8, summary=False)
+    with pytest.raises(UserError, match=r"young has no finished evaluation \(interrupted after 1 rounds\)"):
+        compare([good, young])
+    with pytest.raises(UserError, match=r"is the folder of a run"):
+        compare([good], out=good)
+    with pytest.raises(UserError, match=r"is a file"):
+        compare([good], out=good / "settings.toml")
+    assert not (tmp_path / "comparison").exists()

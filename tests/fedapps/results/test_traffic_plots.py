@@ -1,0 +1,70 @@
+"""Models sent: counted by the method or one a message, summed, drawn against accuracy where a round is not one model each way."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedapps.cli import main
+from fedapps.results.drawing import LIGHT
+from fedapps.results.run_plots import comparison_figure, run_figures
+from fedapps.results.reader import read_run
+from fedapps.results.traffic_plots import MODELS_AXIS, over_models
+
+JOB = ["run", "--engine", "inline", "--nodes", "6", "clients-per-round=3", "num-rounds=4", "evaluate-every=2", "task=tabular"]
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    for method in ("ffgb", "fedavg"):
+        assert main([*JOB, f"method={method}", "ffgb.local-steps=2", "--out", str(tmp_path / method)]) == 0
+    return tmp_path
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_rounds_and_summary_count_models(runs):
+    for method, up in (("fedavg", 3), ("ffgb", 6)):
+        found, summary = rows(runs / method), json.loads((runs / method / "summary.json").read_text())
+        assert [row["models-up"] for row in found] == [up] * 4
+        for key in ("models-up", "models-down"):
+            assert summary[key] == sum(row[key] for row in found)
+    assert [row["models-down"] for row in rows(runs / "fedavg")] == [3] * 4
+    # A client that is asked in round t + 1 for the first time since round s gets 6 learners of each round between.
+    last, wanted = dict.fromkeys(range(6), 0), []
+    for row in rows(runs / "ffgb"):
+        wanted.append(sum(6 * (row["round"] - 1 - last[client]) for client in row["clients"]))
+        last |= dict.fromkeys(row["clients"], row["round"] - 1)
+    assert [row["models-down"] for row in rows(runs / "ffgb")] == wanted
+
+
+def test_bytes_follow_models(runs):
+    fewest, *_, most = sorted(rows(runs / "ffgb")[1:], key=lambda row: row["models-down"])
+    per_model = (most["bytes-down"] - fewest["bytes-down"]) / (most["models-down"] - fewest["models-down"])
+    assert per_model == pytest.approx(
+        7 * 4 + 7 * 4 + 8 * 4 + 8, abs=8
+    )  # features, thresholds, leaves, coefficient; sizes of rounds
+
+
+def test_accuracy_over_models(runs):
+    run = read_run(runs / "ffgb")
+    assert run.counts_models
+    sent = np.cumsum([row["models-up"] + row["models-down"] for row in rows(runs / "ffgb")]) / 6
+    x, y = over_models(run, "accuracy-mean")
+    assert x == pytest.approx([sent[1], sent[3]])
+    assert y == [row["evaluate"]["accuracy-mean"] for row in rows(runs / "ffgb") if "evaluate" in row]
+    figures = run_figures(run, LIGHT)
+    assert figures["models"].axes[0].get_xlabel() == MODELS_AXIS
+    assert "models" not in run_figures(read_run(runs / "fedavg"), LIGHT)
+
+
+def test_a_comparison_has_both_views(runs):
+    both = [read_run(runs / method) for method in ("ffgb", "fedavg")]
+    axes = comparison_figure(both, ["ffgb", "fedavg"], LIGHT).axes
+    assert [len(panel.lines) for panel in axes] == [2, 2, 2]
+    assert axes[2].get_xlabel() == MODELS_AXIS
+    assert axes[2].lines[1].get_xdata().tolist() == [2, 4]  # FedAvg: half of the clients take part, one model each way
+    assert len(comparison_figure(both[1:], ["fedavg"], LIGHT).axes) == 2

@@ -1,0 +1,476 @@
+"""A sweep: which cells a file means, what is said of a wrong one, what the tables hold, what a second start does."""
+
+import csv
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedapps.cli import main
+from fedapps.results.reader import read_run
+from fedapps.sweep import command as sweep_module
+from fedapps.sweep.command import SweepProgress
+from fedapps.sweep.page import write_page
+from fedapps.sweep.plan import read_plan
+from fedapps.sweep.pool import Ended, run_cell
+from fedapps.sweep.tables import Results, best_of
+
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
+LASSO = """
+task = "lasso"
+method = "fedfw"
+num-clients = 3
+clients-per-round = 0
+num-rounds = 4
+evaluate-every = 2
+checkpoint-every = 2
+"""
+
+
+@pytest.fixture
+def plan_of(tmp_path):
+    """`plan_of(text, *assignments, scale=...)` is the plan of a file with this text."""
+
+    def plan(text, *assignments, scale=""):
+        path = tmp_path / "grid.toml"
+        path.write_text(text)
+        return read_plan(path, assignments, scale, tmp_path / "out")
+
+    return plan
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Cells run one after the other in this process; those that are named in the returned dictionary fail with its text."""
+    broken = {}
+
+    def run_cells(cells, processes):
+        for cell in cells:
+            if cell.folder.name in broken:
+                yield Ended(cell, {}, broken[cell.folder.name])
+            else:
+                yield Ended(cell, run_cell(cell))
+
+    monkeypatch.setattr(sweep_module, "run_cells", run_cells)
+    return broken
+
+
+def names(plan):
+    return [point.name for point in plan.points]
+
+
+# --- cells -------------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_axes_and_a_methods_own_table_is_none_for_others(plan_of):
+    plan = plan_of('method = ["fedavg", "superfed-mm"]\nseed = [0, 1]\n[superfed]\nnu = [0.5, 2]\nmu = 0.25\n')
+    assert names(plan) == [
+        "fedavg_seed-0",
+        "fedavg_seed-1",
+        "superfed-mm_seed-0_nu-0.5",
+        "superfed-mm_seed-0_nu-2",
+        "superfed-mm_seed-1_nu-0.5",
+        "superfed-mm_seed-1_nu-2",
+    ]
+    last = plan.points[-1].cell.config
+    assert (last["method"], last["seed"], last["superfed.nu"], last["superfed.mu"]) == ("superfed-mm", 1, 2.0, 0.25)
+    assert not any(key.startswith("superfed") for key in plan.points[0].cell.config)
+
+
+def test_the_options_of_a_wrapped_method_count(plan_of):
+    """aaggff-s around FedProx has mu, around FedAvg it has none."""
+    text = 'method = "aaggff-s"\nclients-per-round = 0\n[aaggff]\nbase = ["fedavg", "fedprox"]\n[fedprox]\nmu = [0.1, 1.0]\n'
+    assert len(plan_of(text).points) == 3
+
+
+def test_cases_set_several_settings_and_can_be_picked(plan_of):
+    text = """
+        method = "superfed-mm"
+        [superfed]
+        nu = 3.0
+        [axis.kind]
+        plain = { data.partition = "iid", num-clients = 7 }
+        "two classes" = { superfed.nu = 1.0 }
+        [scale.one]
+        axis.kind = ["two classes"]
+        [scale.other]
+        axis.kind = { third = { num-rounds = 9 } }
+    """
+    configs = {point.name: point.cell.config for point in plan_of(text).points}
+    assert list(configs) == ["plain", "two-classes"]
+    told = {name: (c["data.partition"], c["num-clients"], c["superfed.nu"]) for name, c in configs.items()}
+    assert told == {"plain": ("iid", 7, 3.0), "two-classes": ("pathological", 0, 1.0)}
+    assert names(plan_of(text, scale="one")) == ["two-classes"]
+    assert names(plan_of(text, 'axis.kind=["plain"]')) == ["plain"]
+    assert plan_of(text, scale="other").points[0].cell.config["num-rounds"] == 9
+
+
+def test_rules_give_some_cells_settings_of_their_own(plan_of):
+    text = """
+        method = ["superfed-mm", "superfed-lm"]
+        num-clients = [5, 9]
+        superfed.nu = 1.5
+        [[when]]
+        method = "superfed-lm"
+        set = { superfed.nu = 2.0 }
+        [[when]]
+        method = ["superfed-mm", "superfed-lm"]
+        num-clients = 9
+        set.superfed.start = 0.125
+    """
+    told = {point.name: (point.cell.config["superfed.nu"], point.cell.config["superfed.start"]) for point in plan_of(text).points}
+    assert told == {
+        "superfed-mm_num-clients-5": (1.5, 0.4),
+        "superfed-mm_num-clients-9": (1.5, 0.125),
+        "superfed-lm_num-clients-5": (2.0, 0.4),
+        "superfed-lm_num-clients-9": (2.0, 0.125),
+    }
+
+
+def test_scale_and_command_line_replace_what_the_file_says(plan_of):
+    text = "num-rounds = 100\nseed = [0, 1, 2]\n[scale.small]\nnum-rounds = 5\ntrain.local-epochs = 3\nseed = 7\n"
+    small = plan_of(text, scale="small")
+    assert names(small) == ["run"]
+    assert [small.points[0].cell.config[key] for key in ("num-rounds", "train.local-epochs", "seed")] == [5, 3, 7]
+    assert small.grid.name == "grid-small"
+    assert names(plan_of(text, "seed=[4,5]", "num-rounds=1", scale="small")) == ["seed-4", "seed-5"]
+    assert {point.cell.config["num-rounds"] for point in plan_of(text, "num-rounds=1").points} == {1}
+
+
+def test_a_folder_of_data_does_not_depend_on_the_directory(plan_of, tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert plan_of("[data]\nsource = './images'\n").points[0].cell.config["data.source"] == str(tmp_path / "images")
+
+
+def test_folders_of_cells_are_names_that_every_disk_takes(plan_of):
+    cases = ["a/b ../c", "a b .. c", "A", "a"]
+    text = "[axis.x]\n" + "".join(f'"{case}" = {{ num-rounds = {3 + index} }}\n' for index, case in enumerate(cases))
+    found = names(plan_of(text))
+    assert len({name.lower() for name in found}) == 4
+    assert all(re.fullmatch(r"[\w][\w.+=-]*", name) for name in found)
+    assert names(plan_of(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("num-round = 3", [], "unknown setting 'num-round': did you mean 'num-rounds'?"),
+        ("[superfed]\nnou = [1, 2]", [], "unknown setting 'superfed.nou': did you mean 'superfed.nu'?"),
+        ("seed = []", [], "seed = []: a list without values leaves no cells"),
+        ("seed = [0, 1, 0]", [], "seed = [0, 1, 0]: 0 is given twice"),
+        ("train.momentum = [1, 1.0]", [], "train.momentum = [1, 1.0]: 1.0 is given twice"),
+        ("num-rounds = [1, 'two']", [], "num-rounds = two: num-rounds = 'two': must be a whole number"),
+        ("method = ['fedavg', 'fedpro']", [], "method = 'fedpro': did you mean 'fedprox'?"),
+        (
+            "method = 'fedavg'\nsuperfed.nu = [1, 2]",
+            [],
+            "superfed.nu: no method of this sweep has superfed.nu: leave the axis out",
+        ),
+        ("seed = [1]\naxis.a.x.seed = 2", [], "seed: is decided by two axes, seed and a"),
+        ("num-rounds = 2\naxis.a.x.num-rounds = 3", [], "num-rounds = 2: axis.a decides it, too"),
+        ("axis.a.x.num-rounds = 3\naxis.a.y.seed = 1", ["num-rounds=5"], "num-rounds = 5: axis.a decides it, too"),
+        ("axis.a.x.num-rounds = 3\naxis.a.y.num-rounds = 3", [], "the cells x and y have the same settings"),
+        ("axis.a.x = {}\naxis.a.y.num-rounds = 50", [], "the cells x and y have the same settings"),
+        ("axis.a.x.seed = [1, 2]", [], "axis.a.x: seed is a list"),
+        ("axis.a = 3", [], "axis.a: must be a table of cases"),
+        ("axis = 3", [], "axis = 3: must be a table"),
+        ("axis.noise.x.seed = 1", ["axis.nose=['x']"], "axis.nose: did you mean 'noise'?"),
+        ("axis.noise.pair.seed = 1", ["axis.noise=['pear']"], "axis.noise = ['pear']: did you mean 'pair'?"),
+        ("out = 'x'", [], "out: the folders of the cells are the sweep's: choose --out"),
+        ("resume = true", [], "resume: a sweep always goes on"),
+        ("[scale.small]\nseed = 1", ["--scale", "smal"], "--scale smal: did you mean 'small'? it has small"),
+        ("seed = 1", ["--scale", "small"], "--scale small: it has no scales"),
+        ("scale = 3", [], "scale: must hold tables"),
+        ("[scale.a.scale.b]\nseed = 1", ["--scale", "a"], "scale: belongs to the top of the file"),
+        ("[sweep]\nmeasure = 'x'", [], "[sweep] = 'measure': did you mean 'measures'?"),
+        ("[sweep]\nmeasures = [1]", [], "sweep.measures = (1,): must be a list of different names"),
+        ("method = ['fedavg', 'local']\n[sweep]\nrows = 'metod'", [], "sweep.rows = 'metod': did you mean 'method'?"),
+        ("[[when]]\nmethod = 'local'", [], "when: needs conditions and a table of settings"),
+        ("[[when]]\nmethod = 'locl'\nset.seed = 1", [], "method = 'locl': did you mean 'local'?"),
+        ("[[when]]\nmethod = 'local'\nset.sed = 1", [], "unknown setting 'sed': did you mean 'seed'?"),
+        ("seed = [1]\n[[when]]\nmethod = 'local'\nset.seed = 1", [], "seed: is decided by the axis seed and by a [[when]]"),
+        ("[[when]]\nmethod = 'local'\nset.num-rounds = 1", ["num-rounds=2"], "num-rounds: is decided by the command line"),
+        (
+            "[[when]]\nseed = 0\nset.num-rounds = 1\n[[when]]\nmethod = 'fedavg'\nset.num-rounds = 2",
+            [],
+            "num-rounds: one [[when]] says 1, another 2",
+        ),
+        ("seed = 0\nseed = 1", [], "cannot be read as TOML"),
+        (
+            "clients-per-round = [2, 30]\nnum-clients = 5",
+            [],
+            "clients-per-round-30: clients-per-round = 30, but there are 5 clients",
+        ),
+        ("data.source = '/no/such'", [], "/no/such"),
+        ("seed = 0", ["--jobs", "-1"], "--jobs -1: choose 1 or more"),
+        ("seed = 0", ["--engine", "ray", "--jobs", "2"], "--jobs is for --engine inline"),
+        ("seed = 0", ["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
+        (f"seed = {list(range(200))}\nnum-rounds = {list(range(1, 200))}", [], "39800 combinations of settings"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_before_anything_runs(text, arguments, message, tmp_path, capsys, in_process):
+    path = tmp_path / "grid.toml"
+    path.write_text(text)
+    assert main(["sweep", str(path), *arguments, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("fedapps: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", [path for path in sorted(EXPERIMENTS.glob("*.toml")) if "[sweep]" in path.read_text()])
+def test_the_sweeps_of_the_project_plan_at_every_scale(path):
+    scales = re.findall(r"^\[scale\.(\w+)\]", path.read_text(), re.M)
+    assert "small" in scales
+    whole, small = read_plan(path), read_plan(path, scale="small")
+    work = [sum(point.cell.config["num-rounds"] for point in plan.points) for plan in (whole, small)]
+    assert work[1] <= work[0] / 5
+    for scale in scales:
+        assert read_plan(path, scale=scale).points
+
+
+def test_the_pages_example_makes_as_many_cells_as_it_says(plan_of):
+    page = (EXPERIMENTS.parent / "docs" / "sweep.md").read_text()
+    text = re.search(r"^```toml\n(.*?)^```", page, re.M | re.S)[1]
+    whole, small = map(int, re.search(r"makes (\d+) cells, (\d+) at the small scale", page).groups())
+    assert (len(plan_of(text).points), len(plan_of(text, scale="small").points)) == (whole, small)
+
+
+# --- tables ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def results_of(plan_of, write_run):
+    """`results_of(text, accuracy)` are the results of a sweep whose cell NAME ended with `accuracy[NAME]`; None: it failed."""
+
+    def results(text, accuracy):
+        plan = plan_of(text)
+        assert sorted(names(plan)) == sorted(accuracy)
+        runs = {}
+        for name, value in accuracy.items():
+            if value is not None:
+                last = {"accuracy-mean": value, "ece-mean": 1 - value}
+                runs[name] = read_run(write_run(f"out/cells/{name}", last=last))
+        return Results(plan, runs)
+
+    return results
+
+
+def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, tmp_path):
+    text = 'method = ["fedavg", "local"]\nnum-clients = [5, 9]\nseed = [0, 1, 2]\n'
+    accuracy = {
+        f"{method}_num-clients-{clients}_seed-{seed}": value
+        for method, rows in {"fedavg": [[0.5, 0.6, 0.75], [0.9, 0.9, 0.9]], "local": [[0.8, 0.7, 0.9], [0.25, None, 0.5]]}.items()
+        for clients, values in zip((5, 9), rows, strict=True)
+        for seed, value in enumerate(values)
+    }
+    results = results_of(text, accuracy)
+    assert results.measures == ["accuracy-mean", "ece-mean"]
+    (heading, header, rows), (second, _, errors) = results.tables(lambda text: f"*{text}*")
+    assert (heading, second) == ("Accuracy, mean, %", "ECE, mean")
+    assert header == ["method", "num-clients = 5", "num-clients = 9"]
+    sample = {values: statistics.stdev(values) for values in ((50, 60, 75), (80, 70, 90), (25, 50))}
+    assert rows == [
+        ["fedavg", f"61.67 ± {sample[50, 60, 75]:.2f}", "90.00 ± 0.00"],
+        ["local", f"*80.00 ± {sample[80, 70, 90]:.2f}*", f"37.50 ± {sample[25, 50]:.2f} (2 of 3)"],
+    ]
+    assert errors[1][1] == "*0.200 ± 0.100*"  # of errors the least is best
+    results.write_csv(tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["method"], line["num-clients"], line["seeds"], line["of"]) for line in lines] == [
+        ("fedavg", "5", "3", "3"), ("fedavg", "9", "3", "3"), ("local", "5", "3", "3"), ("local", "9", "2", "3"),
+    ]  # fmt: skip
+    assert float(lines[0]["accuracy-mean"]) == pytest.approx((0.5 + 0.6 + 0.75) / 3, abs=1e-15)
+    assert float(lines[0]["accuracy-mean-over-seeds-std"]) == pytest.approx(sample[50, 60, 75] / 100, abs=1e-15)
+    assert "| local  | **80.00 ± 10.00** | 37.50 ± 17.68 (2 of 3) |" in results.markdown()
+
+
+def test_an_axis_that_some_methods_lack_tells_rows_apart(results_of):
+    text = (
+        'method = ["fedavg", "superfed-mm"]\nsuperfed.nu = [0.0, 1.0]\nnum-clients = [5]\n[sweep]\nmeasures = "accuracy-mean"\n'
+    )
+    accuracy = {"fedavg_num-clients-5": 0.5, "superfed-mm_nu-0.0_num-clients-5": 0.75, "superfed-mm_nu-1.0_num-clients-5": 0.75}
+    ((heading, header, rows),) = results_of(text, accuracy).tables(lambda text: f"*{text}*")
+    assert (heading, header) == ("", ["method", "Accuracy, mean, %"])
+    assert rows == [["fedavg", "50.00"], ["superfed-mm, nu = 0.0", "*75.00*"], ["superfed-mm, nu = 1.0", "*75.00*"]]
+
+
+def test_rows_can_be_chosen(results_of):
+    text = 'method = ["superfed-mm", "superfed-lm"]\nsuperfed.nu = [0.0, 1.0]\n[sweep]\nrows = "superfed.nu"\n'
+    accuracy = {"superfed-mm_nu-0.0": 0.5, "superfed-mm_nu-1.0": 0.75, "superfed-lm_nu-0.0": 0.5, "superfed-lm_nu-1.0": None}
+    (_, header, rows), _ = results_of(text, accuracy).tables(lambda text: f"*{text}*")
+    assert header == ["superfed.nu", "superfed-mm", "superfed-lm"]
+    assert rows == [["0.0", "50.00", "50.00"], ["1.0", "*75.00*", "missing"]]
+
+
+@pytest.mark.parametrize("others", ["", ", 'accuracy-mean'"])
+def test_a_measure_that_no_cell_has_is_left_out_and_said(results_of, others):
+    results = results_of(f"[sweep]\nmeasures = ['acuracy-mean'{others}]\n", {"run": 0.5})
+    assert results.measures[0] == "accuracy-mean"
+    assert "no cell has it: acuracy-mean (did you mean 'accuracy-mean'?" in results.markdown()
+
+
+def test_which_end_of_a_measure_is_best():
+    high = ("accuracy-mean", "accuracy-worst10", "global-accuracy-mean", "half-accuracy-mean", "auroc-worst", "accuracy-weighted")
+    low = ("accuracy-std", "parity-gap", "ece-mean", "mce-mean", "half-loss-mean", "bytes-up", "seconds", "gini", "auroc-gini")
+    assert [best_of(key) for key in high] == [max] * len(high)
+    assert [best_of(key) for key in low] == [min] * len(low)
+    assert best_of("lambda-mean") is best_of("rounds-completed") is None
+
+
+def test_the_page_stands_alone_and_escapes_names(results_of, tmp_path):
+    text = (
+        'superfed.nu = [0.0, 1.0, 2.0]\nsuperfed.mu = [0.0, 0.1, 0.2]\nmethod = "superfed-mm"\n[sweep]\n'
+        'title = "<i>nu</i> & mu"\nrows = ["kind", "superfed.nu"]\n[axis.kind]\n"<script>" = { num-rounds = 4 }\n'
+    )
+    cells = [f"nu-{nu}_mu-{mu}_-script" for nu in ("0.0", "1.0", "2.0") for mu in ("0.0", "0.1", "0.2")]
+    results = results_of(text, {name: (None if index == 4 else 0.1 * index) for index, name in enumerate(cells)})
+    page = write_page(results, tmp_path, {cells[4]: "it <b>died</b>"}).read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "&lt;i&gt;nu&lt;/i&gt; &amp; mu" in page
+    assert "it &lt;b&gt;died&lt;/b&gt;" in page
+    assert not re.search(r'(?:src|href|srcset)="(?!data:)', page)
+    assert "http" not in page.replace("http-equiv", "")
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["curves.png", "grid.png", "values.png"]
+    assert "8 of 9 cells finished, 1 failed" in page
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_cell_stops_no_other_and_a_second_start_does_only_what_is_missing(tmp_path, in_process, capsys):
+    path, out = tmp_path / "grid.toml", tmp_path / "out"
+    path.write_text(LASSO + "seed = [0, 1, 2]\n")
+    command = ["sweep", str(path), "--out", str(out)]
+    assert main([*command, "--dry-run"]) == 0
+    assert "3 cells, 0 of them finished" in capsys.readouterr().out
+    assert not out.exists()
+
+    in_process["seed-1"] = "RuntimeError: no luck"
+    assert main(command) == 1
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert lines[0].startswith("[1/3] seed-0: 4 rounds in ")
+    assert lines[1] == "[2/3] seed-1: failed: RuntimeError: no luck"
+    assert lines[2].startswith("[3/3] seed-2: 4 rounds in ")
+    assert lines[3].startswith("fedapps: the run failed: 1 of 3 cells")
+    assert "(2 of 3)" in (out / "table.md").read_text()
+    assert "RuntimeError: no luck" in (out / "report.html").read_text()
+    before = {seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns for seed in (0, 2)}
+
+    in_process.clear()
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == "2 of 3 cells are finished"
+    assert said.err.splitlines()[1].startswith("[3/3] seed-1: 4 rounds in ")
+    assert "(2 of 3)" not in (out / "table.md").read_text()
+    assert {seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns for seed in (0, 2)} == before
+    measure = next(csv.reader((out / "table.csv").open()))[2]
+    values = [json.loads((out / "cells" / f"seed-{seed}" / "summary.json").read_text())[measure] for seed in (0, 1, 2)]
+    with (out / "table.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert float(line[measure]) == pytest.approx(statistics.mean(values), rel=1e-12)
+
+    path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 5") + "seed = [0, 1, 2]\n")
+    assert main(command) == 2
+    assert "was run with num-rounds = 4, now it is 5: choose another --out, or delete that folder" in capsys.readouterr().err
+
+
+def test_results_never_land_in_the_folder_of_a_run(tmp_path, capsys, write_run):
+    (tmp_path / "grid.toml").write_text(LASSO)
+    run = write_run("run")
+    assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(run)]) == 2
+    assert "is the folder of a run" in capsys.readouterr().err
+    assert not (run / "cells").exists()
+
+
+def test_a_second_sweep_keeps_out_of_the_folder(tmp_path, in_process, capsys):
+    (tmp_path / "grid.toml").write_text(LASSO)
+    command = ["sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]
+    (tmp_path / "out").mkdir()
+    with sweep_module.only_one(tmp_path / "out"):
+        assert main(command) == 2
+        assert "a sweep is running there" in capsys.readouterr().err
+    assert main(command) == 0
+
+
+def test_ray_goes_through_the_cells_one_by_one(tmp_path, monkeypatch, capsys):
+    """Flower's simulation is told the cell's settings; a run that it loses is a failed cell."""
+    from fedapps.engines import flower
+
+    asked = []
+
+    def run_simulation(app, config, *, num_nodes, gpus_per_client, log_path, ended):
+        asked.append((config["seed"], num_nodes, gpus_per_client))
+        if config["seed"] == 1:
+            return flower.Outcome("failed", "Ray died", None)
+        from fedapps.sweep.pool import Cell
+
+        run_cell(Cell({key: value for key, value in config.items() if key not in ("out", "resume")}, Path(config["out"])))
+        return flower.Outcome("completed", "", None)
+
+    monkeypatch.setattr(flower, "run_simulation", run_simulation)
+    (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1, 2]\n")
+    command = [
+        "sweep",
+        str(tmp_path / "grid.toml"),
+        "--engine",
+        "ray",
+        "--gpus-per-client",
+        "0.25",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(command) == 1
+    assert asked == [(0, 3, 0.25), (1, 3, 0.25), (2, 3, 0.25)]
+    assert "seed-1: failed: Ray died" in capsys.readouterr().err
+
+
+def test_in_a_terminal_the_rounds_of_running_cells_count(plan_of, write_run):
+    from io import StringIO
+
+    from rich.console import Console
+
+    plan = plan_of("seed = [0, 1]\nnum-rounds = 8\n")
+    console = Console(file=StringIO(), force_terminal=True, width=120)
+    cells = [point.cell for point in plan.points]
+    with SweepProgress(cells, cells, console) as progress:
+        write_run("out/cells/seed-0", rounds=4, planned=8)
+        deadline = time.monotonic() + 20
+        while progress._at[cells[0].folder] < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert progress._bar.tasks[0].completed == 4
+        progress.tell(Ended(cells[1], {}, "it died"))
+        assert progress._bar.tasks[0].description == "0/2 cells, 1 failed"
+        assert progress._bar.tasks[0].completed == 12
+    assert "[1/2] seed-1: failed: it died" in console.file.getvalue()
+
+
+def test_two_processes_and_an_interrupt(tmp_path):
+    """Ctrl-C ends the processes of the cells at once, and the next start goes on from their checkpoints."""
+    path, out = tmp_path / "grid.toml", tmp_path / "out"
+    path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 1000000") + "seed = [0, 1, 2]\n")
+    command = [sys.executable, "-m", "fedapps", "sweep", str(path), "--jobs", "2", "--out", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 100
+    while len({found.parents[1] for found in out.glob("cells/*/checkpoint/[0-9]*")}) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "interrupted; the same command goes on where it stopped"
+    assert "Traceback" not in error
+    states = [json.loads(found.read_text())["status"] for found in out.glob("cells/*/summary.json")]
+    assert states == ["interrupted"] * 2

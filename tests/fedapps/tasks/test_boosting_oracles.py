@@ -1,0 +1,173 @@
+"""Weak learners of a run: trees against scikit-learn's own, the oracle that options name, functions that come back from a folder."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.tree import DecisionTreeRegressor
+
+from algorithms.boosting.functional import LOSSES
+from algorithms.boosting.trees import TreeOracle, walk
+from algorithms.boosting.weak_learners import NetOracle, RidgeOracle, Target
+from fedapps.cli import main
+from fedapps.errors import UserError
+from fedapps.methods import build_strategy
+from fedapps.settings import read_settings
+from fedapps.tasks.boosting_oracles import fit_tree, load_function, oracle_of, predictor, save_function
+from fedapps.tasks.registry import build_task
+from fedapps.toml_text import read_toml
+
+
+def table(n=200, features=5, outputs=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, features)).astype(np.float32)
+    x[:, 0] = np.round(x[:, 0])  # many equal values
+    return x, np.stack([x[:, 0] * x[:, 1], np.sin(3 * x[:, 2]), rng.normal(size=n)], 1)[:, :outputs]
+
+
+def side_by_side(learners):
+    return {name: torch.tensor(np.stack([learner[name] for learner in learners])) for name in learners[0]}
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """Leave out the seconds of drawing, which is tested elsewhere."""
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_a_tree_predicts_what_scikit_learns_does(depth):
+    x, y = table()
+    feature, threshold, value = fit_tree(x, y, depth, np.random.default_rng(1))
+    assert feature.shape == threshold.shape == (2**depth - 1,)
+    seed = int(np.random.default_rng(1).integers(2**31))
+    reference = DecisionTreeRegressor(max_depth=depth, random_state=seed).fit(x, y)
+    unseen = np.concatenate([x, table(seed=1)[0], (x[:1] + x[1:]) / 2])
+    found = walk(*(torch.tensor(a)[None] for a in (feature, threshold, value)), torch.tensor(unseen))
+    np.testing.assert_allclose(found[0], reference.predict(unseen), atol=1e-12)
+
+
+def test_a_tree_that_stops_early_fills_its_layout():
+    x, y = np.array([[0.0], [1.0]], np.float32), np.array([[2.0], [5.0]])
+    trees = [fit_tree(x, y, 4, np.random.default_rng(0)), fit_tree(x, 0 * y + 3, 4, np.random.default_rng(0))]
+    for tree, wanted in zip(trees, ([2.0, 5.0], [3.0, 3.0]), strict=True):
+        found = walk(*(torch.tensor(a)[None] for a in tree), torch.tensor([[-9.0], [9.0]]))
+        np.testing.assert_allclose(found[0, :, 0], wanted)
+        assert all(np.abs(a).max() < 100 for a in tree)
+
+
+def test_boosted_trees_are_scikit_learns_gradient_boosting():
+    x, y = table(outputs=1)
+    reference = GradientBoostingRegressor(
+        n_estimators=8, max_depth=3, learning_rate=0.4, init="zero", criterion="squared_error", random_state=0
+    ).fit(x, y[:, 0])
+    oracle = TreeOracle(fit_tree, trees=8, depth=3, rate=0.4)
+    learner = oracle.fit(torch.tensor(x), Target(torch.tensor(y)), np.random.default_rng(0))
+    found = oracle.predict(side_by_side([learner, learner]), torch.tensor(x))
+    np.testing.assert_allclose(found[0, :, 0], reference.predict(x), atol=1e-5)
+    assert torch.equal(found[0], found[1])
+    assert learner["value"].shape == (8, 8, 1)
+
+
+def test_one_client_with_trees_is_gradient_boosting():
+    """K trees, no regulariser, constant steps: what a library of boosted trees calls a learning rate."""
+    from algorithms.boosting.functional import Plan, boost
+
+    x, y = table(outputs=1)
+    labels = torch.tensor(y[:, 0] > 0).long()
+    oracle, loss = TreeOracle(fit_tree, depth=2), LOSSES["cross-entropy"]
+
+    def fit(target):
+        learner = oracle.fit(torch.tensor(x), Target(target), np.random.default_rng(0))
+        return learner, oracle.predict(side_by_side([learner]), torch.tensor(x))[0]
+
+    _, values, _ = boost(torch.zeros(len(x), 1), lambda g: loss.gradient(g, labels), fit, Plan([0.5] * 20, 0.0, residual=False))
+    f = np.zeros(len(x))
+    for _ in range(20):
+        gradient = 1 / (1 + np.exp(-f)) - labels.numpy()
+        f -= 0.5 * DecisionTreeRegressor(max_depth=2, random_state=0).fit(x, gradient).predict(x)
+    np.testing.assert_allclose(values[:, 0], f, atol=1e-4)
+    assert loss.mean(values, labels) < 0.3
+
+
+def job(*settings, method="ffgb", task="digits"):
+    config = dict(setting.split("=") for setting in settings)
+    return read_settings({"method": method, "task": task, "num-clients": 4, **config})
+
+
+@pytest.mark.parametrize(
+    ("method", "task", "settings", "kind", "oracle"),
+    [
+        ("ffgb", "digits", [], NetOracle, "l2"),
+        ("ffgb-c", "digits", [], NetOracle, "linf"),
+        ("ffgb-l", "digits", [], NetOracle, "lipschitz"),
+        ("ffgb-l", "digits", ["ffgb.oracle=l2"], NetOracle, "l2"),
+        ("ffgb", "tabular", [], TreeOracle, None),
+        ("ffgb", "tabular", ["ffgb.learner=net"], NetOracle, "l2"),
+        ("ffgb", "digits", ["ffgb.learner=ridge"], RidgeOracle, None),
+    ],
+)
+def test_the_oracle_that_the_options_name(method, task, settings, kind, oracle):
+    chosen = job(*settings, method=method, task=task)
+    built = oracle_of(build_task(chosen), chosen.options, method)
+    assert type(built) is kind
+    assert getattr(getattr(built, "options", None), "kind", None) == oracle
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("ffgb", ["ffgb.oracle=lipschitz"], "oracle = 'lipschitz': needs the target as a function, which ffgb has not"),
+        ("ffgb-l", ["ffgb.oracle=linf", "ffgb.learner=trees"], "only nets have it, choose oracle = 'l2'"),
+    ],
+)
+def test_oracles_that_do_not_fit(method, settings, message):
+    chosen = job(*settings, method=method)
+    with pytest.raises(ValueError, match=message):
+        build_strategy(chosen, build_task(chosen))
+
+
+def test_rounds_at_once_need_one_round(tmp_path, capsys):
+    arguments = [
+        "run",
+        "--engine",
+        "inline",
+        "method=ffgb-l",
+        "ffgb.at-once=9",
+        "ffgb.learner=ridge",
+        "--nodes",
+        "4",
+        "clients-per-round=0",
+    ]
+    assert main([*arguments, "num-rounds=5", "--out", str(tmp_path / "a")]) == 2
+    assert "ffgb.at-once = 9, num-rounds = 5: there is one round, set num-rounds = 1" in capsys.readouterr().err
+    assert main([*arguments, "num-rounds=1", "--out", str(tmp_path / "b")]) == 0
+
+
+@pytest.mark.parametrize("method", ["ffgb", "ffgb-c"])
+def test_a_learnt_function_comes_back_from_its_folder(method, tmp_path):
+    out = tmp_path / "run"
+    assert (
+        main(["run", "--engine", "inline", f"method={method}", "task=tabular", "num-rounds=4", "--nodes", "5", "--out", str(out)])
+        == 0
+    )
+    settings = read_settings(read_toml(out / "settings.toml"))
+    task, function = build_task(settings), load_function(out)
+    assert len(function) == 20
+    f = predictor(task, function, settings.options, method)
+    found = {}
+    for client in range(5):
+        test = task.client_data(client, 5).test
+        found[client] = float(((f(test.x)[:, 0] > 0) == (test.y == 1)).float().mean())
+    rows = [line.split(",") for line in (out / "clients.csv").read_text().splitlines()]
+    column = rows[0].index("accuracy")
+    assert found == pytest.approx({int(row[0]): float(row[column]) for row in rows[1:]})
+    save_function(function.pruned(0.2), tmp_path / "small.safetensors")
+    small = load_function(tmp_path / "small.safetensors")
+    assert 0 < len(small) < 20
+    assert small.clip == function.clip
+
+
+def test_a_folder_without_a_function(tmp_path):
+    with pytest.raises(UserError, match="holds no boosted function"):
+        load_function(tmp_path)

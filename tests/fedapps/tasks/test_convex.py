@@ -1,0 +1,212 @@
+"""Tasks with a constraint: what clients hold adds up to the problem, known optima, bad input, short runs of every one."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from algorithms.frank_wolfe.objectives import QuadraticAssignment
+from fedapps.cli import main
+from fedapps.errors import UserError
+from fedapps.settings import read_settings
+from fedapps.tasks.convex import chr12a
+from fedapps.tasks.registry import build_task
+
+METHODS = ("fedfw", "fedfw-plus", "naive-fw", "projected-fedavg")
+TASKS = ("lasso", "sparse-logistic", "matrix-completion", "qap", "constrained-classification")
+
+
+def task_of(name, **settings):
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
+    return build_task(read_settings({"method": "fedfw", "task": name, **given}))
+
+
+def whole(task, x, n):
+    """Return value and gradient of sum_i f_i."""
+    problems = [task.problem(k, n) for k in range(n)]
+    gradients = [p.gradient(x) for p in problems]
+    total = np.zeros(task.domain.shape)
+    for gradient in gradients:
+        gradient.add_to(total, 1.0) if hasattr(gradient, "add_to") else np.add(total, gradient, out=total)
+    return sum(p.value(x) for p in problems), total
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_gradients_fit_values_and_starts_lie_in_the_domain(name):
+    task = task_of(name, data__partition="iid")
+    start = task.domain.join(list(task.initial_arrays().values()))
+    assert task.domain.contains(start)
+    rng = np.random.default_rng(0)
+    x = np.asarray(start, float) + 0.01 * rng.normal(size=start.shape)
+    direction = rng.normal(size=start.shape)
+    direction /= np.linalg.norm(direction)
+    slope = (whole(task, x + 1e-3 * direction, 6)[0] - whole(task, x - 1e-3 * direction, 6)[0]) / 2e-3
+    assert slope == pytest.approx(np.vdot(whole(task, x, 6)[1], direction), rel=2e-3, abs=1e-3)
+
+
+def test_the_clients_of_lasso_share_one_problem_whose_optimum_is_0():
+    task = task_of("lasso")
+    assert task.a.shape == (200, 400)
+    assert (task.solution != 0).sum() == 20
+    assert task.domain.radius == pytest.approx(np.abs(task.solution).sum())
+    x = np.random.default_rng(1).normal(size=400)
+    for n in (1, 7, 10):
+        value, gradient = whole(task, x, n)
+        assert value == pytest.approx(((task.a @ x - task.b) ** 2).sum())
+        np.testing.assert_allclose(gradient, 2 * task.a.T @ (task.a @ x - task.b))
+    assert whole(task, task.solution, 10)[0] == pytest.approx(0, abs=1e-20)
+    measured = task.measure(task.solution, {"objective": 0.0}, 10)
+    assert measured == {"non-zeros": 20, "support-found": 1, "solution-distance": 0, "residual": 0}
+    assert "residual" not in task_of("lasso", lasso__radius=1.0).measure(task.solution, {"objective": 0.0}, 10)
+
+
+def test_the_parts_of_a_quadratic_assignment_sum_to_its_cost():
+    task = task_of("qap")
+    x = np.random.default_rng(1).dirichlet(np.ones(12), 12)
+    a, b = chr12a()
+    for n in (1, 6, 72):
+        assert whole(task, x, n)[0] == pytest.approx(np.trace(a @ x @ b.T @ x.T))
+    best = np.zeros((12, 12))
+    best[np.arange(12), np.array([7, 5, 12, 2, 1, 3, 9, 11, 10, 6, 8, 4]) - 1] = 1  # published with the instance
+    assert QuadraticAssignment(a, b).value(best) == 9552
+    rounded = [task.problem(k, 72).score(0.9 * best + 0.1 / 12) for k in range(72)]
+    assert sum(score["rounded-loss"] for score in rounded) == 9552
+    means = {"objective": 2.0, "rounded-loss": 3.0}
+    assert task.measure(x, means, 72) == {"relaxed-cost": 144, "rounded-cost": 216}
+
+
+def test_observations_are_dealt_once_and_test_ones_never_trained_on():
+    for source in ("", "digits"):
+        task = task_of("matrix-completion", matrix_completion__source=source)
+        problems = [task.problem(k, 7) for k in range(7)]
+        train = np.concatenate([p.gradient(np.zeros(task.domain.shape)).indices for p in problems])
+        assert len(np.unique(train)) == len(train) == round(0.8 * len(task.observed.values))
+        everything = task.observed.rows * task.domain.shape[1] + task.observed.columns
+        assert len(np.unique(everything)) == len(everything)
+    assert task.domain.shape == (1797, 64)
+    assert task.domain.radius == pytest.approx(task.observed.norm)
+
+
+def test_large_matrices_are_single_precision():
+    task = task_of("matrix-completion", matrix_completion__rows=943, matrix_completion__columns=1682)
+    assert task.initial_arrays()["x"].dtype == np.float32
+
+
+def test_samples_of_sparse_logistic_are_dealt_once():
+    task = task_of("sparse-logistic")
+    assert sorted([*task.train, *task.test]) == list(range(1797))
+    assert sum(task.problem(k, 10).num_examples for k in range(10)) == len(task.train) == 1438
+    assert task.domain.shape == (64, 10)
+
+
+# --- ratings ---------------------------------------------------------------------------------------------------------
+
+
+def ratings(folder, **columns):
+    rng = np.random.default_rng(0)
+    places = rng.permutation(30 * 20)[:300]
+    table = {"user_id": places // 20 + 1, "movie_id": places % 20 + 1, "rating": rng.integers(1, 6, 300)} | columns
+    folder.mkdir(exist_ok=True)
+    pd.DataFrame(table).to_csv(folder / "train.csv", index=False)
+    return str(folder)
+
+
+def test_ratings_of_a_folder(tmp_path):
+    task = task_of("matrix-completion", matrix_completion__source=ratings(tmp_path / "r"), matrix_completion__radius=50.0)
+    assert task.domain.shape == (30, 20)
+    assert sorted(np.unique(task.observed.values)) == [1, 2, 3, 4, 5]
+    assert sum(task.problem(k, 4).num_examples for k in range(4)) == 240
+
+
+def prepared(**settings):
+    return task_of("matrix-completion", **settings).domain
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "message"),
+    [
+        ({"user_id": 1, "movie_id": 1}, {}, "299 ratings repeat a pair of user and item, the first one numbers 0 and 0"),
+        ({}, {"rows": 20}, "matrix-completion.rows = 20, but 'user_id' goes up to 30: set it to 0"),
+        ({}, {"columns": 10}, "matrix-completion.columns = 10, but 'movie_id' goes up to 20"),
+        ({"user_id": -1}, {}, "matrix-completion.user = 'user_id': holds other values than whole numbers"),
+        ({"movie_id": "a"}, {}, "matrix-completion.item = 'movie_id': holds other values than whole numbers"),
+        ({"rating": float("nan")}, {}, "matrix-completion.rating = 'rating': holds other values than finite numbers"),
+        ({}, {"user": "reader"}, "matrix-completion.user = 'reader'"),
+        ({}, {"radius": 0.0}, "matrix-completion.radius = 0: of a table of ratings the norm is not known"),
+        ({}, {"radius": -1.0}, "matrix-completion.radius = -1"),
+    ],
+)
+def test_bad_ratings_say_in_one_line_what_is_wrong(columns, settings, message, tmp_path):
+    source = ratings(tmp_path / "r", **columns)
+    given = {f"matrix_completion__{key}": value for key, value in ({"radius": 50.0} | settings).items()}
+    with pytest.raises(UserError) as error:
+        prepared(matrix_completion__source=source, **given)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["task=lasso", "lasso.radius=-1"], "lasso.radius = -1"),
+        (["task=lasso", "lasso.sparsity=500"], "lasso.sparsity = 500: choose a value in [1, 400]"),
+        (["task=lasso", "--nodes", "201"], "num-clients = 201, but task 'lasso' has 200 rows to deal: choose 1..200"),
+        (["task=sparse-logistic", "sparse-logistic.radius=0"], "sparse-logistic.radius = 0"),
+        (["task=qap", "qap.source=/no/such.dat"], "qap.source = '/no/such.dat': cannot be read"),
+        (["task=constrained-classification", "constraint.ball=l3"], "constraint.ball = 'l3'"),
+        (["fedfw.schedule=convexe"], "fedfw.schedule = 'convexe': did you mean 'convex'"),
+        (["method=projected-fedavg", "task=qap"], "Birkhoff has no projection: choose method = 'fedfw' or 'fedfw-plus'"),
+        (["task=digits"], "task = 'digits': this method runs on lasso, sparse-logistic, matrix-completion, qap"),
+    ],
+)
+def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
+    assert main(["run", "--engine", "inline", "method=fedfw", *arguments, "--out", str(tmp_path / "r")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["2\n1 2 3 4 5 6 7", "1 2\n3 4", "2\n1 2 3 4 5 6 7 x", ""])
+def test_a_file_that_is_no_qap(text, tmp_path):
+    (tmp_path / "a.dat").write_text(text)
+    with pytest.raises(UserError, match=r"qap\.source = ") as error:
+        task_of("qap", qap__source=str(tmp_path / "a.dat")).check(1)
+    assert "\n" not in str(error.value)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_method_on_every_task(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    for method in METHODS:
+        if (method, name) == ("projected-fedavg", "qap"):
+            continue
+        out = tmp_path / method
+        settings = [f"method={method}", f"task={name}", "num-rounds=6", "evaluate-every=3", "checkpoint-every=0"]
+        assert main(["run", "--engine", "inline", *settings, "--nodes", "6", "--out", str(out)]) == 0
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["failures"] == 0
+        assert {"objective", "gap", "consensus", "distance-mean", "loss-mean"} <= set(summary)
+        assert summary["objective"] == pytest.approx(summary["loss-mean"])
+        assert summary["gap"] >= 0
+
+
+def test_a_gap_ends_a_run_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    job = [
+        "method=fedfw",
+        "task=lasso",
+        "fedfw.tolerance=1500",
+        "evaluate-every=5",
+        "checkpoint-every=0",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    assert main(["run", "--engine", "inline", *job]) == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["rounds-completed"] < summary["num-rounds"]
+    assert summary["gap"] <= 1500

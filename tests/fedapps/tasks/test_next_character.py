@@ -1,0 +1,240 @@
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clients.base.data import Split
+from clients.base.evaluation import NEXT_TOKEN, next_token
+from fedapps.client_app import app
+from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.models.text_nets import SIZES, build_lstm
+from fedapps.run import execute, with_folder
+from fedapps.settings import read_settings
+from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
+from fedapps.tasks.registry import build_task
+
+
+def text(num_clients=0, model="auto", **options):
+    config = {f"text.{key.replace('_', '-')}": value for key, value in options.items()}
+    return build_task(read_settings({"task": "text", "num-clients": num_clients, "model.name": model} | config))
+
+
+def write_play(folder, train, test, columns=("character_id", "text")):
+    import datasets
+
+    folder.mkdir(exist_ok=True)
+    for split, rows in (("train", train), ("test", test)):
+        records = [dict(zip(columns, row, strict=True)) for row in rows]
+        datasets.Dataset.from_list(records).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    return str(folder)
+
+
+@pytest.fixture
+def play(tmp_path):
+    train = [("B", "To be,"), ("A", "No. No? Yes"), ("C", "..."), ("B", "or not"), ("E", "x")]
+    return write_play(tmp_path / "play", train, [("A", "yes"), ("B", "to be"), ("C", "?"), ("D", "nobody")])
+
+
+# --- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_vocabulary_is_printable_ascii_and_three_more():
+    printable = "".join(map(chr, range(32, 127)))
+    np.testing.assert_array_equal(encode(printable), np.arange(3, VOCABULARY))
+    np.testing.assert_array_equal(encode("\n\t\r\x00é\U0001f600\x7f"), [2, 1, 1, 1, 1, 1, 1])
+    assert VOCABULARY == 98
+    assert len(encode("")) == 0
+
+
+@pytest.mark.parametrize("n", [2, 5, 6, 7, 11, 12])
+def test_targets_are_one_character_ahead_and_cover_the_text_once(n):
+    tokens = np.arange(10, 10 + n).astype(np.uint8)
+    x, y = sequences(tokens, 5)
+    assert x.shape == y.shape == (-(-(n - 1) // 5), 5)
+    pairs = [(int(a), int(b)) for a, b in zip(x.flatten(), y.flatten(), strict=True) if b]
+    assert pairs == [(t, t + 1) for t in range(10, 9 + n)]
+    assert bool((x[y == 0] == 0).all())
+
+
+# --- the objective -------------------------------------------------------------------------------------------------------
+
+
+class Given(torch.nn.Module):
+    """A model that looks its logits up: of sequence i, whatever its tokens."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x):
+        return self.logits[x[:, 0]]
+
+
+def numbered_sequences(n, length, vocabulary, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, length, vocabulary, generator=rng, dtype=torch.float64)
+    y = torch.randint(vocabulary, (n, length), generator=rng)
+    return logits, torch.arange(n)[:, None].repeat(1, length), y
+
+
+@pytest.mark.parametrize("special", [1, 4])
+def test_loss_and_scores_are_over_the_targets_that_count(special):
+    logits, x, y = numbered_sequences(150, 7, 9)  # more than one batch of scoring
+    losses, hits = [], []
+    for i in range(150):
+        for place in range(7):
+            target = int(y[i, place])
+            if target >= special:
+                row = logits[i, place]
+                losses.append(float(torch.logsumexp(row, 0) - row[target]))
+                hits.append(int(row.argmax()) == target)
+    objective = next_token(special)
+    assert float(objective.loss(logits, y)) == pytest.approx(np.mean(losses))
+    scores = objective.score(Given(logits), Split(x, y))
+    assert scores["loss"] == pytest.approx(np.mean(losses))
+    assert scores["accuracy"] == pytest.approx(np.mean(hits))
+    assert scores["perplexity"] == pytest.approx(np.exp(np.mean(losses)))
+
+
+def test_padding_changes_nothing():
+    logits, x, y = numbered_sequences(4, 6, 5, seed=1)
+    y = y.clamp(min=1)
+    y[3, 2:] = 0
+    other = logits.clone()
+    other[3, 2:] = 100 * torch.randn(4, 5, dtype=torch.float64)
+    assert NEXT_TOKEN.loss(logits, y) == NEXT_TOKEN.loss(other, y)
+    assert NEXT_TOKEN.score(Given(logits), Split(x, y)) == NEXT_TOKEN.score(Given(other), Split(x, y))
+    model, tokens = build_lstm(VOCABULARY, 4, 6, 1, seed=0), np.random.default_rng(0).integers(3, VOCABULARY, 12).astype(np.uint8)
+    short, long = ([t.clone() for t in sequences(tokens, length)] for length in (11, 40))
+    padded, plain = (NEXT_TOKEN.loss(model(x), y).item() for x, y in (long, short))
+    assert padded == pytest.approx(plain)
+    with pytest.raises(ValueError, match="no target of at least 1"):
+        NEXT_TOKEN.score(Given(logits), Split(x, torch.zeros_like(y)))
+
+
+# --- the nets ------------------------------------------------------------------------------------------------------------
+
+
+def lstm_parameters(vocabulary, embedding, hidden, layers):
+    inputs = [embedding] + [hidden] * (layers - 1)
+    gates = sum(4 * hidden * (width + hidden + 2) for width in inputs)
+    return vocabulary * embedding + gates + (hidden + 1) * vocabulary
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ((10_000, 200, 256, 2), 5_565_328),  # the Reddit net of the dissertation
+        ((VOCABULARY, *SIZES["char-lstm"]), 26_098),
+        ((VOCABULARY, *SIZES["stacked-lstm"]), 824_690),
+    ],
+)
+def test_parameter_counts(sizes, count):
+    model = build_lstm(*sizes, seed=0)
+    assert sum(p.numel() for p in model.parameters()) == lstm_parameters(*sizes) == count
+
+
+def test_a_place_sees_nothing_of_what_comes_after_it():
+    model = build_lstm(20, 4, 8, 2, seed=3).eval()
+    x = torch.randint(20, (2, 9))
+    other = x.clone()
+    other[:, 5:] = (x[:, 5:] + 1) % 20
+    assert torch.allclose(model(x)[:, :5], model(other)[:, :5])
+    assert not torch.allclose(model(x)[:, 5], model(other)[:, 5])
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_does():
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first, again, other = (build_lstm(20, 4, 8, 1, seed).state_dict() for seed in (5, 5, 6))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not any(torch.equal(first[key], other[key]) for key in first)
+
+
+# --- the task ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_becomes_sequences_of_each_role(play):
+    task = text(source=play, length=4)
+    task.check(2)
+    assert task.play(2).roles == ("A", "B")  # C has one character of test text, D no training text, E one character
+    assert task.play(2).passed_over == 3
+    data = task.client_data(1, 2)
+    said = "".join(chr(int(t) + 29) if t > 2 else "|" for t in data.train.y.flatten() if t)
+    assert said == "o be,|or not"
+    assert (len(data.train), len(data.test)) == (3, 1)
+    assert data.validation.x is data.train.x
+    assert task.client_data(1, 2) is data
+
+
+def test_the_end_of_a_role_is_kept_for_validation(play):
+    whole, split = (text(source=play, length=4, validation=share).client_data(1, 2) for share in (0.0, 0.3))
+    assert [len(part) for part in (split.train, split.validation, split.test)] == [2, 1, 1]
+    for part in ("x", "y"):
+        joined = torch.cat([getattr(split.train, part), getattr(split.validation, part)])
+        assert torch.equal(joined, getattr(whole.train, part))
+    assert torch.equal(split.test.x, whole.test.x)
+    most = text(source=play, length=4, validation=0.9).client_data(1, 2)
+    assert (len(most.train), len(most.validation)) == (1, 2)
+    short = text(source=play, validation=0.9).client_data(1, 2)  # a single sequence of 80
+    assert (len(short.train), short.validation is short.train) == (1, True)
+    with pytest.raises(UserError, match=r"text\.validation = 1"):
+        text(validation=1.0)
+
+
+def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
+    with pytest.raises(UserError, match=r"num-clients = 3, but .* has 2 roles .*\(3 have fewer\): choose at most 2"):
+        text(source=play).check(3)
+    with pytest.raises(UserError, match=r"num-clients = 2, but .* has 1 roles with at least 12 characters"):
+        text(source=play, min_characters=12).check(2)
+    with pytest.raises(UserError, match=r"text\.role = 'speaker': .* has the columns character_id, text"):
+        text(source=play, role="speaker").check(2)
+    with pytest.raises(UserError, match=r"text\.source = .*no such folder"):
+        text(source=str(tmp_path / "missing")).check(2)
+    with pytest.raises(UserError, match=r"model\.name = 'char-lst': did you mean 'char-lstm'\? task 'text' has"):
+        text(model="char-lst")
+    with pytest.raises(UserError, match=r"text\.length = 0: choose a value"):
+        text(length=0)
+    with pytest.raises(UserError, match="client 'a'"):
+        text().client_data("a", 3)
+
+
+def test_the_generated_play_is_that_of_the_unigram_task():
+    from fedapps.data.corpus import generate, words
+
+    play, (train, _) = generated_play(3), generate(3)
+    for role, tokens in zip(play.roles, play.train, strict=True):
+        said = words("".join(chr(int(t) + 29) for t in tokens))
+        assert len(said) == train[role].total()
+        assert set(said) == set(train[role])
+    text(num_clients=50).check(50)
+
+
+def test_a_run_improves_over_the_start(tmp_path):
+    config = {"task": "text", "num-clients": 5, "clients-per-round": 3, "num-rounds": 6, "evaluate-every": 1, "text.length": 20}
+    settings = read_settings(config | {"train.local-epochs": 1, "train.learning-rate": 1.0, "train.momentum": 0.0})
+    settings = with_folder(settings, tmp_path / "r")
+    execute(settings, InlineGrid(app, 5, settings.flat()))
+    rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()]
+    losses = [row["evaluate"]["loss-weighted"] for row in rows]
+    assert losses[-1] < 0.7 * losses[0] < 0.7 * np.log(VOCABULARY)
+    assert {"perplexity-mean", "accuracy-worst"} <= set(rows[-1]["evaluate"])
+    assert "auroc-mean" not in rows[-1]["evaluate"]
+
+
+SHAKESPEARE = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing") / "shakespeare"
+
+
+@pytest.mark.skipif(not SHAKESPEARE.is_dir(), reason="FEDAPPS_TEST_DATA names no folder with shakespeare")
+def test_shakespeare_has_689_roles_with_text_in_both_parts():
+    task = text(source=str(SHAKESPEARE.resolve()))
+    task.check(689)
+    play = task.play(689)
+    assert (len(play.roles), play.passed_over) == (689, 26)
+    rare = sum(int((tokens == 1).sum()) for tokens in play.train)
+    assert rare == 0

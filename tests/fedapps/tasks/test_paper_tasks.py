@@ -1,0 +1,386 @@
+"""AAggFF's data sets that must be brought along, on tiny sets made here: sound, pairs of texts, words, and options for images."""
+
+import io
+import json
+import sys
+import wave
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from clients.fedavg import FedAvgClient
+from fedapps.data.partition import DataSettings, load_images
+from fedapps.errors import UserError
+from fedapps.methods import build_strategy
+from fedapps.settings import ModelSettings, Settings, read_settings
+from fedapps.tasks.classification import Classification
+from fedapps.tasks.next_word import Words, WordsOptions, vocabulary, windows
+from fedapps.tasks.speech import Speech, SpeechOptions, waveform
+from fedapps.tasks.text_pairs import TextPairs, TextPairsOptions, build_pair_classifier, tokenise
+from fedapps.toml_text import read_toml
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(columns, features=None, name="set", audio=""):
+        (tmp_path / name).mkdir()
+        data = datasets.Dataset.from_dict(columns, features=features)
+        data = data.cast_column(audio, datasets.Audio(sampling_rate=16_000)) if audio else data
+        data.to_parquet(tmp_path / name / "train-00000-of-00001.parquet")
+        return str(tmp_path / name)
+
+    return write
+
+
+NETS = {SpeechOptions: "m5", TextPairsOptions: "distilbert", WordsOptions: "stacked-lstm"}
+
+
+def settings(source, options, natural="", model="", pretrained=False, **values):
+    partition = {"partition": "natural", "natural_id": natural} if natural else {"partition": "iid"}
+    data = DataSettings(source=source, **(partition | values))
+    return Settings(data=data, model=ModelSettings(model or NETS[type(options)], pretrained), problem=options, device="cpu")
+
+
+def train_one_round(task, client, num_clients):
+    """Train and score as a run does; return the scores."""
+    worker = FedAvgClient(task.model_fn, task.client_data(client, num_clients), client, None, task.work_model(), task.objective)
+    arrays = list(task.initial_arrays().values())
+    config = {"local-epochs": 1, "batch-size": 4, "loss-before": True}
+    trained, count, metrics = worker.fit(arrays, config)
+    assert count == len(task.client_data(client, num_clients).train)
+    assert np.isfinite(metrics["loss"])
+    assert any(not np.array_equal(a, b) for a, b in zip(arrays, trained, strict=True))
+    return worker.evaluate(trained, config)[2]
+
+
+# Images
+
+
+def test_resize_takes_the_middle_square(write):
+    wide = np.zeros((4, 8, 3), np.uint8)
+    wide[:, 2:6] = 200  # the middle; the sides are black
+    tall = np.full((6, 3, 3), 50, np.uint8)
+    features = datasets.Features(
+        {"image": datasets.Image(), "Smiling": datasets.Value("bool"), "celeb_id": datasets.Value("int64")}
+    )
+    cells = {"image": [Image.fromarray(wide), Image.fromarray(tall)], "Smiling": [True, False], "celeb_id": [7, 3]}
+    source = write(cells, features)
+    images = load_images(DataSettings(source=source, resize=2, label="Smiling", partition="natural", natural_id="celeb_id"))
+    assert images.pixels.shape == (2, 3, 2, 2)
+    small = np.asarray(Image.fromarray(wide).resize((4, 2), Image.Resampling.BILINEAR))[:, 1:3]
+    assert np.array_equal(images.pixels[0], small.transpose(2, 0, 1))
+    assert np.unique(images.pixels[1]).tolist() == [50]
+    assert (images.labels.tolist(), images.names, images.natural.tolist()) == ([1, 0], ("3", "7"), [1, 0])
+    with pytest.raises(UserError, match=r"images differ in size .*: set data.resize"):
+        load_images(DataSettings(source=source, label="Smiling"))
+    assert load_images(DataSettings(source=source, resize=3, label="Smiling")).pixels.shape == (2, 3, 3, 3), "another entry"
+    with pytest.raises(UserError, match=r"data.resize = 4: the digits stay 8 x 8"):
+        load_images(DataSettings(resize=4))
+    with pytest.raises(ValueError, match="resize = -1: must be at least 0"):
+        DataSettings(resize=-1)
+
+
+def test_class_weights_weigh_training_only():
+    task = Classification(Settings(data=DataSettings(class_weights=True, partition="iid", max_samples=100), device="cpu"))
+    counts = np.bincount(task.images.labels, minlength=10)
+    outputs, y = torch.randn(20, 10), torch.arange(20) % 10
+    losses = functional.cross_entropy(outputs, y, reduction="none").double().numpy()
+    weights = (100 / (counts + 1))[y.numpy()]
+    assert float(task.objective.loss(outputs, y)) == pytest.approx((weights * losses).sum() / weights.sum(), rel=1e-5)
+    plain = Classification(Settings(data=DataSettings(partition="iid", max_samples=100), device="cpu"))
+    assert plain.objective.loss is functional.cross_entropy
+    assert task.objective.score is plain.objective.score
+
+
+# Sound
+
+
+def wav(samples, channels=1, bits=16):
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(channels)
+        out.setsampwidth(bits // 8)
+        out.setframerate(16_000)
+        out.writeframes(np.asarray(samples, f"<i{bits // 8}" if bits > 8 else "u1").tobytes())
+    return file.getvalue()
+
+
+def test_every_way_to_write_a_sound_reads_alike(tmp_path):
+    samples = [0, 16_384, -32_768, 32_767]
+    (tmp_path / "a.wav").write_bytes(wav(samples))
+    cells = [
+        {"bytes": wav(samples), "path": "a.wav"},
+        {"bytes": None, "path": str(tmp_path / "a.wav")},
+        {"bytes": wav(np.repeat(samples, 2), channels=2), "path": None},
+        {"array": [0.0, 0.5, -1.0, 1.0], "sampling_rate": 16_000},
+        [0.0, 0.5, -1.0, 1.0],
+        samples,
+    ]
+    for cell in cells:
+        assert waveform(cell).tolist() == samples
+        assert waveform(cell).dtype == np.int16
+    for cell, problem in (({"bytes": wav([1], bits=8), "path": None}, "8 bits"), ("hello", "not a list of numbers but str")):
+        with pytest.raises(ValueError, match=problem):
+            waveform(cell)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        waveform([0.0, float("nan")])
+
+
+def sounds(count=24, length=1200):
+    return np.random.default_rng(0).integers(-3000, 3000, (count, length), dtype=np.int16)
+
+
+def speech_columns():
+    """24 sounds: 18 of two speakers, 6 of background noise without a speaker, as SpeechCommands has."""
+    labels = [i % 3 for i in range(18)] + [4] * 6
+    return {
+        "audio": [{"bytes": wav(s), "path": None} for s in sounds()],
+        "label": labels,
+        "speaker_id": [f"s{i % 2}" for i in range(18)] + [None] * 6,
+    }
+
+
+def speech_features():
+    names = ["yes", "no", "up", "down", "_silence_"]
+    audio = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    return datasets.Features({"audio": audio, "label": datasets.ClassLabel(names=names), "speaker_id": datasets.Value("string")})
+
+
+@pytest.mark.parametrize("stored", ["audio", "struct"])
+def test_speech(write, stored):
+    source = write(speech_columns(), speech_features(), audio="audio" if stored == "audio" else "")
+    task = Speech(settings(source, SpeechOptions(length=1300), "speaker_id"))
+    assert task.images.pixels.shape == (18, 1, 1, 1300)
+    assert np.array_equal(task.images.pixels[:, 0, 0, :1200], sounds()[:18])
+    assert not task.images.pixels[..., 1200:].any()
+    assert (task.images.num_classes, task.images.names) == (3, ("s0", "s1")), "silence and unheard words are no classes"
+    task.check(2)
+    data = task.client_data(1, 2)
+    assert [len(data.train), len(data.validation), len(data.test)] == [5, 2, 2]
+    assert (data.train.x.dtype, data.train.y.dtype) == (torch.float32, torch.int64)
+    assert (
+        torch.cat([data.train.x, data.validation.x, data.test.x]).abs().max()
+        == np.abs(sounds()[1:18:2].astype(int)).max() / 2**15
+    )
+    assert {"accuracy", "top5", "loss"} <= set(train_one_round(task, 1, 2))
+
+
+def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
+    columns = speech_columns()
+    source = write(columns, speech_features())
+    assert Speech(settings(source, SpeechOptions(length=100))).images.pixels.shape == (24, 1, 1, 100)
+    with pytest.raises(UserError, match=r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id"):
+        _ = Speech(settings(source, SpeechOptions(audio="sound"))).images
+    columns["audio"][3] = {"bytes": b"fLaC", "path": None}
+    source = write(columns, speech_features(), "damaged")
+    with pytest.raises(UserError, match=r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV"):
+        _ = Speech(settings(source, SpeechOptions())).images
+    with pytest.raises(UserError, match=r"data.source = 'digits': this task cannot use them"):
+        _ = Speech(settings("digits", SpeechOptions())).images
+
+
+# Words
+
+
+def test_vocabulary_ranks_by_count_then_alphabet():
+    texts = [["b", "a", "c"], ["b", "a"], ["b", "d"]]
+    assert vocabulary(texts, 7) == {"b": 4, "a": 5, "c": 6}
+
+
+@pytest.mark.parametrize("number", [1, 9, 10, 11, 19, 20, 25])
+def test_windows_ask_for_every_word_once_after_the_words_before_it(number):
+    words = list(range(4, 4 + number))
+    rows = windows(words, 10)
+    assert {len(row) for row in rows} == {11}
+    asked = [(row[: i + 1], word) for row in rows for i, word in enumerate(row[1:]) if word >= 4]
+    assert [word for _, word in asked] == words
+    marked = [1, *words]
+    for seen, word in asked:
+        place = marked.index(word)
+        assert seen == marked[place - len(seen) : place]
+
+
+def test_rows_without_a_known_word_are_left_out():
+    assert windows([3, 3], 5) == []
+    assert windows([], 5) == []
+    assert windows([3, 3, 3, 3, 5], 2) == [[3, 5, 2]]
+
+
+def test_words(write):
+    texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on and on"] * 6
+    source = write({"text": texts, "user": [i % 2 for i in range(24)]})
+    options = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6, layers=2)
+    task = Words(settings(source, options, "user"))
+    task.check(2)
+    data = task.client_data(0, 2)
+    assert (data.train.x.shape[1:], data.train.y.shape[1:]) == ((4,), (4,))
+    assert torch.equal(data.train.x[:, 1:], data.train.y[:, :-1])
+    assert int(data.train.x.max()) <= 7
+    scores = train_one_round(task, 0, 2)
+    # By hand, from all logits at once: marks are not asked for.
+    model, test = task.work_model().eval(), data.test
+    with torch.no_grad():
+        logits = model(test.x)
+    asked = test.y >= 4
+    assert scores["accuracy"] == pytest.approx(float((logits.argmax(2) == test.y)[asked].float().mean()))
+    assert scores["loss"] == pytest.approx(float(functional.cross_entropy(logits[asked], test.y[asked])), rel=1e-5)
+
+
+def test_words_as_lists_and_what_is_no_text(write):
+    options = WordsOptions(vocabulary=8, length=4)
+    as_text = Words(settings(write({"text": ["a b c", "b c"]}, name="text"), options)).texts.pixels
+    as_list = Words(settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)).texts.pixels
+    assert as_text.tolist() == as_list.tolist()
+    with pytest.raises(UserError, match=r"^words.text = 'text': holds int, neither a text nor a list of words"):
+        _ = Words(settings(write({"text": [1, 2]}, name="number"), options)).texts
+    with pytest.raises(UserError, match=r"has no words in it"):
+        _ = Words(settings(write({"text": ["", " "]}, name="empty"), options)).texts
+    with pytest.raises(UserError, match=r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid"):
+        Words(settings("x", options, partition="dirichlet"))
+
+
+def test_the_papers_lstm_for_reddit(write):
+    task = Words(settings(write({"text": ["a b c"] * 9}), WordsOptions()))
+    assert sum(p.numel() for p in task.model_fn(0).parameters()) == 5_565_328
+
+
+# Pairs of texts
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "do", "i", "have", "##s", "fever", "?", "is", "it", "cold"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A DistilBERT of one tiny layer: sizes and vocabulary, no weights."""
+    folder = tmp_path / "tiny-bert"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    sizes = {"vocab_size": len(WORDS), "dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 16, "max_position_embeddings": 32}
+    (folder / "config.json").write_text(json.dumps({"model_type": "distilbert", "pad_token_id": 0, **sizes}))
+    return folder
+
+
+@pytest.fixture
+def pairs(write):
+    features = {"question_1": datasets.Value("string"), "question_2": datasets.Value("string")}
+    features |= {"label": datasets.ClassLabel(num_classes=2), "dr_id": datasets.Value("int32")}
+    first = ["do i have fever?", "is it cold"] * 10
+    second = ["is it fever", "have i fever", "do i", "cold?"] * 5
+    columns = {"question_1": first, "question_2": second, "label": [0, 1] * 10, "dr_id": [1] * 10 + [5] * 10}
+    return write(columns, datasets.Features(features))
+
+
+def test_pairs_are_joined_with_marks_and_filled(checkpoint):
+    pytest.importorskip("transformers", reason="needs the extra 'text'")
+    tokens, padding = tokenise(checkpoint, ["Do I have fevers?"], ["is it zzz"], 14)
+    words = [WORDS[number] for number in tokens[0]]
+    assert words == ["[CLS]", "do", "i", "have", "fever", "##s", "?", "[SEP]", "is", "it", "[UNK]", "[SEP]", "[PAD]", "[PAD]"]
+    assert (tokens.dtype, padding) == (np.int64, 0)
+    assert tokenise(checkpoint, ["fever " * 50], ["is it"], 8)[0].shape == (1, 8)
+
+
+def test_text_pairs(checkpoint, pairs):
+    pytest.importorskip("transformers", reason="needs the extra 'text'")
+    options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
+    task = TextPairs(settings(pairs, options, "dr_id"))
+    task.check(2)
+    assert task.pairs.names == ("1", "5")
+    data = task.client_data(0, 2)
+    assert (data.train.x.shape, data.train.x.dtype) == ((6, 16), torch.int64)
+    assert task.model_fn(0)(data.train.x).shape == (6, 1)
+    assert {"accuracy", "loss"} <= set(train_one_round(task, 0, 2))
+    state = torch.random.get_rng_state()
+    one, two, other = (task.model_fn(seed).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not torch.equal(one["body.embeddings.word_embeddings.weight"], other["body.embeddings.word_embeddings.weight"])
+
+
+def test_padding_is_not_read(checkpoint):
+    pytest.importorskip("transformers", reason="needs the extra 'text'")
+    model = build_pair_classifier(checkpoint, 0, False, 16).eval()
+    x = torch.tensor([[2, 5, 6, 3, 9, 3]])
+    longer = functional.pad(x, (0, 10))
+    assert torch.allclose(model(x), model(longer), atol=1e-6)
+
+
+def test_pretrained_distilbert_is_never_drawn_anew(checkpoint, pairs):
+    transformers = pytest.importorskip("transformers", reason="needs the extra 'text'")
+    torch.manual_seed(0)
+    published = transformers.DistilBertModel(transformers.DistilBertConfig.from_pretrained(checkpoint))
+    published.save_pretrained(checkpoint)
+    options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
+    task = TextPairs(settings(pairs, options, pretrained=True))
+    nets = [task.model_fn(seed) for seed in (0, 1)]
+    for net in nets:
+        assert all(torch.equal(value, published.state_dict()[key]) for key, value in net.body.state_dict().items())
+    assert not torch.equal(nets[0].classifier[0].weight, nets[1].classifier[0].weight), "the head is new, from the seed"
+
+
+def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the extra 'text'")
+    hub = TextPairsOptions()
+    with pytest.raises(
+        UserError, match=r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without model.pretrained nothing"
+    ):
+        TextPairs(settings(pairs, hub)).check(2)
+
+    def no_network(*_, **values):
+        raise FileNotFoundError("not in the cache" if values.get("local_files_only") else "no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
+    with pytest.raises(UserError, match=r"no such folder, and the hub does not give it \(no route to host\): check the network"):
+        TextPairs(settings(pairs, hub, pretrained=True)).check(2)
+    tiny = TextPairsOptions(length=16, checkpoint=str(checkpoint))
+    with pytest.raises(UserError, match=r"^text-pairs.checkpoint: .* holds no DistilBERT that can be read"):
+        TextPairs(settings(pairs, tiny, pretrained=True)).check(2)  # no weights in the folder
+    with pytest.raises(UserError, match=r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32"):
+        TextPairs(settings(pairs, TextPairsOptions(length=64, checkpoint=str(checkpoint)))).check(2)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"cannot be read or used"):
+        TextPairs(settings(pairs, TextPairsOptions(checkpoint=str(tmp_path / "empty")))).check(2)
+
+
+def test_transformers_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$"):
+        TextPairs(settings("anything", TextPairsOptions()))
+    with pytest.raises(UserError, match=r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto"):
+        TextPairs(settings("anything", TextPairsOptions(), model="mlp"))
+    with pytest.raises(UserError, match=r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto"):
+        Words(settings("anything", WordsOptions(), model="mlp"))
+
+
+# The experiments
+
+
+@pytest.mark.parametrize("name", ["isic", "mqp", "celeba", "reddit", "speech", "tinyimagenet"])
+def test_the_papers_settings_are_accepted(name):
+    config = read_toml(Path(__file__).resolve().parents[3] / "experiments" / f"aaggff-{name}.toml")
+    for method in ("fedavg", "q-fedavg", "term", "propfair", "fedmgda", config["method"]):
+        chosen = read_settings(config | {"method": method})
+        build_strategy(chosen, None)
+    assert (chosen.train.local_epochs, chosen.train.batch_size, chosen.train.momentum, chosen.data.validation) == (1, 20, 0, 0)
+    assert chosen.clients_per_round == (0 if config["method"] == "aaggff-s" else 5)
+
+
+@pytest.mark.parametrize("name", ["heart", "berka", "shakespeare"])
+def test_the_settings_of_the_studies_that_run_here_are_accepted(name):
+    config = read_toml(Path(__file__).resolve().parents[3] / "experiments" / f"aaggff-{name}.toml")
+    for method in ("fedavg", "q-fedavg", "term", "propfair", "fedmgda", "afl", config["method"]):
+        chosen = read_settings(config | {"method": method})
+        build_strategy(chosen, None)
+    assert (chosen.train.local_epochs, chosen.train.batch_size, chosen.train.momentum) == (1, 20, 0)

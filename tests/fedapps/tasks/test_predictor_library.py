@@ -1,0 +1,169 @@
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedapps.errors import UserError
+from fedapps.tasks.predictor_library import Library
+
+
+def tables(q=5, size=4, seed=0):
+    return np.random.default_rng(seed).dirichlet(np.ones(size), q).astype(np.float32)
+
+
+def nets(q=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"w": rng.normal(size=(q, 2, 3)).astype(np.float32), "b": rng.normal(size=(q, 2)).astype(np.float32)}
+
+
+def test_taken_predictors_are_stacked_in_the_order_asked_for():
+    library = Library.from_arrays({"table": tables()})
+    taken = library.take([3, 0])
+    assert library.q == 5
+    np.testing.assert_array_equal(taken["table"], tables()[[3, 0]])
+    taken["table"][:] = 0  # a copy: the library stays frozen
+    np.testing.assert_array_equal(library.take([3])["table"][0], tables()[3])
+
+
+@pytest.mark.parametrize("ids", [[5], [-1], [0, 9]])
+def test_an_unknown_id_is_refused(ids):
+    with pytest.raises(IndexError, match=r"0\.\.4"):
+        Library.from_arrays({"table": tables()}).take(ids)
+
+
+@pytest.mark.parametrize("arrays", [{"table": tables(12)}, nets()], ids=["tables", "nets"])
+def test_a_saved_library_comes_back_the_same(tmp_path, arrays):
+    q = len(next(iter(arrays.values())))
+    library = Library.from_arrays(arrays, [f"role {k}" for k in range(q)])
+    library.save(tmp_path / "lib")
+    opened = Library.open(tmp_path / "lib")
+    assert (opened.names, opened.spec, opened.hashes) == (library.names, dict(sorted(library.spec.items())), library.hashes)
+    for name, array in opened.take([2, 0]).items():
+        np.testing.assert_array_equal(array, arrays[name][[2, 0]])
+    with pytest.raises(UserError, match="choose an empty folder"):
+        library.save(tmp_path / "lib")
+
+
+def test_a_hash_names_the_content_and_nothing_else():
+    values = tables(3)
+    values[2] = values[0]
+    first, second, third = Library.from_arrays({"table": values}).hashes
+    assert first == third != second
+    assert Library.from_arrays({"other": values}).hash_of(0) != first
+    assert Library.from_arrays({"table": values[:, :, None]}).hash_of(0) != first
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 10**9])
+def test_the_mixture_is_the_weighted_sum(monkeypatch, tmp_path, chunk):
+    monkeypatch.setattr("fedapps.tasks.predictor_library.CHUNK", chunk)
+    values, alpha = tables(7), np.array([0.1, 0, 0.3, 0.2, 0, 0.15, 0.25])
+    library = Library.from_arrays({"table": values})
+    library.save(tmp_path)
+    expected = sum(a * v.astype(float) for a, v in zip(alpha, values, strict=True))
+    for one in (library, Library.open(tmp_path)):
+        np.testing.assert_allclose(one.mixture(alpha)["table"], expected, atol=1e-7)
+    with pytest.raises(ValueError, match="7 predictors"):
+        library.mixture(alpha[:3])
+
+
+def test_nets_have_no_mixture_that_is_one_predictor():
+    assert Library.from_arrays(nets()).mixture(np.full(3, 1 / 3)) is None
+
+
+def test_densities_are_checked_by_name(monkeypatch):
+    monkeypatch.setattr("fedapps.tasks.predictor_library.CHUNK", 1)
+    values = tables(4)
+    Library.from_arrays({"table": values}).check_densities()
+    values[2] *= 0.93
+    with pytest.raises(UserError, match=r"predictor 'HAMLET' sums to 0\.93"):
+        Library.from_arrays({"table": values}, ["A", "B", "HAMLET", "D"]).check_densities()
+    values[2] = [1.5, -0.5, 0, 0]
+    with pytest.raises(UserError, match=r"'2' has the probability -0\.5"):
+        Library.from_arrays({"table": values}).check_densities()
+    values[2] = np.nan
+    with pytest.raises(UserError, match="predictor '2'"):
+        Library.from_arrays({"table": values}).check_densities()
+    with pytest.raises(UserError, match="a density is one array 'table'"):
+        Library.from_arrays(nets()).check_densities()
+
+
+def test_arrays_of_different_numbers_of_predictors_are_refused():
+    with pytest.raises(UserError, match="one entry a predictor"):
+        Library.from_arrays({"a": np.zeros((2, 3)), "b": np.zeros((3, 3))})
+    with pytest.raises(UserError, match="3 names for 5"):
+        Library.from_arrays({"table": tables()}, ["a", "b", "c"])
+
+
+# --- folders that are not as they should be --------------------------------------------------------------------------
+
+
+def folder_of(path, **files):
+    for name, arrays in files.items():
+        save_file(arrays, path / f"{name}.safetensors")
+    return path
+
+
+def test_predictors_of_different_shapes_are_both_named(tmp_path):
+    folder_of(tmp_path, first={"table": np.ones(4, np.float32)}, second={"table": np.ones(5, np.float32)})
+    with pytest.raises(UserError) as error:
+        Library.open(tmp_path)
+    assert "second.safetensors holds table [5] float32" in str(error.value)
+    assert "first.safetensors holds table [4] float32" in str(error.value)
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def long_header(path):
+    path.write_bytes((10**12).to_bytes(8, "little") + b"{}")
+
+
+def broken_header(path):
+    path.write_bytes((5).to_bytes(8, "little") + b"hello")
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def wrong_offsets(path):
+    header = json.dumps({"table": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+
+
+@pytest.mark.parametrize("damage", [truncated, long_header, broken_header, empty, wrong_offsets])
+def test_a_broken_file_is_named_when_the_library_is_opened(tmp_path, damage):
+    folder_of(tmp_path, a={"table": np.ones(4, np.float32)}, b={"table": np.ones(4, np.float32)})
+    damage(tmp_path / "b.safetensors")
+    with pytest.raises(UserError, match=r"b\.safetensors cannot be read") as error:
+        Library.open(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_values_that_are_not_finite_or_a_file_that_went_away_are_named(tmp_path):
+    folder_of(tmp_path, a={"table": np.array([1, np.nan], np.float32)}, b={"table": np.ones(2, np.float32)})
+    library = Library.open(tmp_path)
+    with pytest.raises(UserError, match=r"a\.safetensors: array 'table' holds values that are not finite"):
+        library.take([0])
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(UserError, match=r"b\.safetensors cannot be read any more"):
+        library.take([1])
+
+
+def test_a_folder_without_predictors_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no \.safetensors file"):
+        Library.open(tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        Library.open(tmp_path / "missing")
+
+
+def test_opening_reads_no_values(tmp_path, monkeypatch):
+    Library.from_arrays({"table": tables(6)}).save(tmp_path)
+    read = []
+    monkeypatch.setattr("fedapps.tasks.predictor_library._fill", lambda path, spec, out, row: read.append(path.name))
+    library = Library.open(tmp_path)
+    assert read == []
+    library.take([4, 1])
+    assert read == ["4.safetensors", "1.safetensors"]

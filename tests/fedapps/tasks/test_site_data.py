@@ -1,0 +1,161 @@
+"""Sites with data of their own: the same features everywhere, the server's model without data, and every fault said by name."""
+
+import io
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedapps.client_app import app
+from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.run import execute
+from fedapps.settings import read_settings
+from fedapps.tasks.registry import build_task
+
+TABLE = {"task": "tabular", "sites.columns": "age, kind=a|b|c, sex=0|1"}
+IMAGES = {"sites.labels": "dog,cat", "sites.shape": "1,4,4"}
+
+
+def csv_file(path, rows, header="age,kind,sex,label,unused"):
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def sound_rows(n=20, kinds="ab"):
+    return [f"{i}.5,{kinds[i % len(kinds)]},{(i // 2) % 2},{i % 2},x" for i in range(n)]
+
+
+def picture_folder(path, labels, size=4, names=None):
+    def picture(seed):
+        buffer = io.BytesIO()
+        Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size, size), dtype=np.uint8)).save(buffer, "PNG")
+        return {"bytes": buffer.getvalue(), "path": None}
+
+    label = datasets.ClassLabel(names=names) if names else datasets.Value("string")
+    features = datasets.Features({"image": datasets.Image(), "label": label})
+    rows = {"image": [picture(i) for i in range(len(labels))], "label": labels}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(path))
+    return str(path)
+
+
+def site(config, source, name="oslo"):
+    return build_task(read_settings(config), source).client_data(name, 3)
+
+
+def test_a_table_has_the_features_of_the_settings_whatever_values_a_site_has_seen(tmp_path):
+    settings = read_settings(TABLE)
+    arrays = build_task(settings).initial_arrays()  # the server's: no source
+    assert sorted(array.shape for array in arrays.values()) == [(1,), (1, 5)]  # age, three kinds, sex=1
+    rows = ["40,b,1,1,x", "60,b,0,0,x", ",b,1,1,x", "50,,0,0,x"] * 5  # this site has seen one kind only
+    task = build_task(settings, csv_file(tmp_path / "a.csv", rows))
+    assert task.rows.features == ("age", "kind=a", "kind=b", "kind=c", "sex=1")
+    np.testing.assert_array_equal(
+        task.rows.x[0][:4], [[40, 0, 1, 0, 1], [60, 0, 1, 0, 0], [np.nan, 0, 1, 0, 1], [50, *[np.nan] * 3, 0]]
+    )
+    assert task.rows.scaled.tolist() == [True, False, False, False, False]
+    data = task.client_data("oslo", 3)
+    assert data.train.x.shape == (16, 5)
+    assert len(data.test) == 4
+    again = build_task(settings, csv_file(tmp_path / "a.csv", rows)).client_data("rome", 3)
+    assert not np.array_equal(again.test.x, data.test.x)  # the split is the site's own
+
+
+def test_a_folder_gives_the_same_table_as_a_csv_file(tmp_path):
+    rows = sound_rows()
+    (tmp_path / "folder").mkdir()
+    csv_file(tmp_path / "folder" / "train.csv", rows)
+    one = site(TABLE, csv_file(tmp_path / "a.csv", rows))
+    other = site(TABLE, str(tmp_path / "folder"))
+    np.testing.assert_array_equal(one.train.x, other.train.x)
+    np.testing.assert_array_equal(one.test.y, other.test.y)
+
+
+def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
+    strings = site(IMAGES, picture_folder(tmp_path / "a", ["cat"] * 10))
+    assert set(strings.train.y.tolist()) == {1}
+    classes = site(IMAGES, picture_folder(tmp_path / "b", [0, 2] * 5, names=["cat", "bird", "dog"]))
+    assert sorted(set(classes.train.y.tolist()) | set(classes.test.y.tolist())) == [0, 1]
+    assert strings.train.x.shape == (6, 1, 4, 4)
+    assert {
+        array.shape[0] for name, array in build_task(read_settings(IMAGES)).initial_arrays().items() if "classifier" in name
+    } == {2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "message"),
+    [
+        (["1,x,0,1,z", *sound_rows()], None, r"a\.csv: column 'kind' holds 'x', but sites\.columns names a, b, c for it"),
+        (["old,a,0,1,z", *sound_rows()], None, r"a\.csv: column 'age' holds 'old', which is no number"),
+        (["1,a,0,2,z", *sound_rows()], None, r"a\.csv: label 'label' holds 0, 1, 2: it must be 0 or 1"),
+        (["1,a,0,,z", *sound_rows()], None, r"a\.csv: label 'label' holds 0, 1, None"),
+        (["1,a,0,1", *sound_rows()], None, r"a\.csv: not every row has as many cells"),
+        (sound_rows(), "age,sort,sex,label,unused", r"a\.csv: no column 'kind' .*: it has age, sort, sex"),
+        ([], None, r"a\.csv: no rows"),
+        (["1,a,0,1,z"] * 9, None, r"has 0 rows of label 0 and 9 of label 1"),
+    ],
+)
+def test_what_is_wrong_with_a_sites_table_is_said(tmp_path, rows, header, message):
+    path = csv_file(tmp_path / "a.csv", rows, *([header] if header else []))
+    with pytest.raises(UserError, match=message):
+        site(TABLE, path)
+
+
+def test_what_is_wrong_with_a_sites_images_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"label 'cow' is none of sites\.labels = 'dog,cat'"):
+        site(IMAGES, picture_folder(tmp_path / "a", ["cat", "cow"] * 5))
+    with pytest.raises(UserError, match=r"images are 1,5,5, but sites\.shape = '1,4,4': set data\.resize"):
+        site(IMAGES, picture_folder(tmp_path / "b", ["cat"] * 9, size=5))
+    with pytest.raises(UserError, match=r"3 samples, a client needs 5"):
+        site(IMAGES, picture_folder(tmp_path / "c", ["cat"] * 3))
+    with pytest.raises(UserError, match="there is no such folder"):
+        site(IMAGES, str(tmp_path / "d"))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"sites.labels": "a,b"}, "labels and shape go together"),
+        ({"sites.labels": "a,a", "sites.shape": "1,4,4"}, "must be at least two different names"),
+        ({"sites.labels": "a,b", "sites.shape": "4,4"}, r"sites\.shape = '4,4': must be channels,height,width"),
+        ({"sites.labels": "a,b", "sites.shape": "1,4,4", "sites.columns": "x"}, "give one of them"),
+        ({"task": "tabular", "sites.columns": "x,kind=a"}, r"write name or name=value\|value"),
+    ],
+)
+def test_descriptions_are_checked(config, message):
+    with pytest.raises(UserError, match=message):
+        read_settings(config)
+
+
+def test_settings_and_sites_must_agree(tmp_path):
+    with pytest.raises(UserError, match=r"has data of its own .*, but the settings describe none"):
+        build_task(read_settings({}), "/srv/data")
+    with pytest.raises(UserError, match=r"sites\.columns with task = 'lasso'"):
+        build_task(read_settings({"method": "fedfw", "task": "lasso", "sites.columns": "x"}))
+
+
+def run_on(sites, config, out):
+    settings = read_settings(config | {"out": str(out), "num-clients": len(sites), "clients-per-round": 0, "num-rounds": 2})
+    grid = InlineGrid(app, len(sites), settings.flat())
+    for context, (name, source) in zip(grid.contexts.values(), sites.items(), strict=True):
+        context.node_config = {"client-id": name} | ({"data": source} if source else {})
+    return execute(settings, grid)
+
+
+def test_a_run_over_named_sites(tmp_path, caplog):
+    sites = {name: csv_file(tmp_path / f"{name}.csv", sound_rows(20 + i)) for i, name in enumerate(["rome", "oslo"])}
+    summary = run_on(sites, TABLE, tmp_path / "good")
+    assert (summary["status"], summary["failures"]) == ("completed", 0)
+    table = (tmp_path / "good" / "clients.csv").read_text()
+    assert [line.split(",")[0] for line in table.splitlines()[1:]] == ["oslo", "rome"]
+
+
+@pytest.mark.parametrize("faulty", ["data", "none"])
+def test_a_site_that_cannot_take_part_ends_the_run_before_round_one(tmp_path, faulty):
+    bad = csv_file(tmp_path / "bad.csv", sound_rows(kinds="abz")) if faulty == "data" else ""
+    sites = {"rome": csv_file(tmp_path / "rome.csv", sound_rows()), "oslo": bad}
+    said = "column 'kind' holds 'z'" if faulty == "data" else "this site names none: add data="
+    with pytest.raises(ValueError, match=f"^client 'oslo' cannot take part: .*{said}"):
+        run_on(sites, TABLE, tmp_path / "out")
+    assert not (tmp_path / "out" / "rounds.jsonl").exists() or not (tmp_path / "out" / "rounds.jsonl").read_text()

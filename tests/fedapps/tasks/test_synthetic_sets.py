@@ -1,0 +1,203 @@
+"""The classifier that judges a set, sets on disk and runs that start from them, pictures, and mistakes about all of these."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from PIL import Image
+
+from clients.base.data import Split
+from fedapps.cli import main
+from fedapps.methods import build_strategy
+from fedapps.results.image_grids import Album, grid, grids
+from fedapps.settings import read_settings
+from fedapps.tasks.registry import build_task
+from fedapps.tasks.synthetic_sets import SetJudge, augmented, fit, load_set, mixed, save_set
+from strategies.base.rounds import Round
+
+CLIENTS = 4
+
+
+def task_with(**keys):
+    config = {"task": "digits", "num-clients": CLIENTS, "model.name": "small-cnn", "data.partition": "iid"}
+    return build_task(read_settings(config | {key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}))
+
+
+def real_digits(task, each=10):
+    """Return as many real digits of each class, from the clients' training samples."""
+    parts = [task.client_data(client, CLIENTS).train for client in range(CLIENTS)]
+    x, y = torch.cat([part.x for part in parts]).numpy(), torch.cat([part.y for part in parts]).numpy()
+    rows = np.concatenate([np.flatnonzero(y == label)[:each] for label in range(10)])
+    return x[rows], y[rows]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return the folder of a set of 100 real digits, and its images."""
+    folder = tmp_path_factory.mktemp("made") / "set"
+    x, y = real_digits(task_with())
+    save_set(folder, x, y, 10)
+    return folder, x, y
+
+
+def accuracy(model, data):
+    with torch.no_grad():
+        return float((model(data.x).argmax(1) == data.y).float().mean())
+
+
+def test_a_hundred_real_digits_are_a_good_set():
+    """What there is to reach: and noise is no set, and lies further off."""
+    task = task_with(synthetic__reference="clients", method="fedevg")
+    judge = SetJudge(task)
+    x, y = real_digits(task)
+    arrays, measured = judge(x, y, 1)
+    assert measured["test-accuracy"] > 0.85
+    assert judge(x, y, 7)[1] == measured  # nothing but the set decides
+    noise = judge(np.random.default_rng(0).random(x.shape), y, 1)[1]
+    assert noise["test-accuracy"] < 0.4
+    assert noise["frechet"] > 2 * measured["frechet"] > 0
+    assert list(arrays) == list(task.model_fn(0).state_dict())
+
+
+def test_augmented_images_stay_near():
+    x = torch.zeros(5, 2, 8, 8)
+    x[:, :, 3:5, 3:5] = 1.0
+    out = augmented(x, np.random.default_rng(0))
+    assert out.shape == x.shape
+    assert out[:, :, :1].max() == 0  # nothing of the middle gets to the border
+    assert (out.flatten(1).sum(1) > 4).all()
+
+
+def test_a_classifier_is_fitted_where_there_are_few_samples():
+    task = task_with()
+    model = task.model_fn(0)
+    x, y = (torch.tensor(part) for part in real_digits(task, 1))
+    fit(model, Split(x, y), 60, np.random.default_rng(0))
+    assert accuracy(model, Split(x, y)) == 1.0
+
+
+def test_a_saved_set_is_read_again(saved):
+    folder, x, y = saved
+    got = load_set(task_with(data__synthetic=str(folder)))
+    np.testing.assert_allclose(got.x.numpy(), x, atol=1 / 510 + 1e-6)
+    np.testing.assert_array_equal(got.y.numpy(), y)
+
+
+def test_a_run_starts_from_a_set(saved):
+    """Pre-trained on it the model starts well above chance; mixed in, the clients hold its samples for training only."""
+    folder, x, _ = saved
+    task = task_with(data__synthetic=str(folder))
+    model = task.model_fn(0)
+    for tensor, array in zip(model.state_dict().values(), task.initial_arrays().values(), strict=True):
+        tensor.copy_(torch.tensor(array))
+    assert accuracy(model, task.client_data(0, CLIENTS).test) > 0.8
+    plain = task_with()
+    mixing = task_with(data__synthetic=str(folder), data__synthetic_use="mix")
+    own, with_set = plain.client_data(1, CLIENTS), mixing.client_data(1, CLIENTS)
+    assert len(with_set.train) == len(own.train) + len(x)
+    torch.testing.assert_close(with_set.train.x[: len(own.train)], own.train.x)
+    torch.testing.assert_close(with_set.test.x, own.test.x)
+    for name, array in mixing.initial_arrays().items():
+        np.testing.assert_array_equal(array, plain.initial_arrays()[name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["method=fedevg", "synthetic.samples=105"], "synthetic.samples = 105, but there are 10 classes"),
+        (["method=fedevg", "fedevg.net=resnet"], "fedevg.net = 'resnet'"),
+        (["method=fedevg", "fedevg.low=0.5"], "fedevg.low = 0.5: images have values in [0, 1] or [-1, 1]"),
+        (["method=fedcvae", "synthetic.reference=tests"], "synthetic.reference = 'tests'"),
+        (["method=fedcgan", "fedcgan.hidden=0"], "fedcgan.hidden = 0"),
+        (["method=fedavg", "data.synthetic=/no/such/folder"], "data.synthetic = '/no/such/folder': there is no such folder"),
+        (["method=fedavg", "data.synthetic-use=train"], "data.synthetic-use = 'train'"),
+        (
+            ["method=fedevg", "synthetic.reference=test"],
+            "synthetic.reference = 'test': the digits have one split: choose 'clients'",
+        ),
+        (["method=fedavg", "task=tabular", "data.synthetic=."], "task 'tabular' does not start from a set of images"),
+    ],
+)
+def test_mistakes_are_said_before_a_run(settings, message, tmp_path, capsys):
+    assert main(["run", "--engine", "inline", *settings, "--out", str(tmp_path / "r")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_colour_and_grey_do_not_mix(tmp_path, capsys):
+    save_set(tmp_path / "set", np.random.default_rng(0).random((20, 3, 8, 8)), np.arange(20) % 10, 10)
+    assert main(["run", "--engine", "inline", f"data.synthetic={tmp_path / 'set'}", "--out", str(tmp_path / "r")]) == 2
+    assert "its images are 8 x 8 with 3 channels, the task's 8 x 8 with 1 channel" in capsys.readouterr().err
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_has_a_row_a_class():
+    x, y = np.zeros((6, 1, 8, 8), np.float32), np.array([0, 0, 1, 1, 2, 2])
+    x[2:4] = 1.0
+    picture = np.asarray(grid(x, y, "round 3"))
+    tiles = picture[20:, 28:]
+    assert np.unique(tiles[5 : 8 * 20, 1 : 8 * 20]).tolist() == [0]  # the first class is black
+    assert tiles[tiles.shape[0] // 2, 8] == 255
+    assert picture[:20].min() < 128  # the heading
+    assert picture[20:, :28].min() < 128  # the labels
+    assert np.asarray(grid(np.zeros((2, 3, 8, 8)), np.array([0, 1]), "")).ndim == 3
+
+
+class Still:
+    """A strategy whose set grows brighter."""
+
+    def samples(self, arrays):
+        return np.full((4, 1, 8, 8), arrays / 10, np.float32), np.array([0, 0, 1, 1])
+
+
+def test_an_album_of_a_run_and_of_its_continuation(tmp_path):
+    album = Album(tmp_path, Still(), 2, 2)
+    for number in range(1, 6):
+        album(Round(number, 9, number, None, None))
+    assert [path.stem for path in grids(tmp_path)] == ["round-000002", "round-000004"]
+    again = Album(tmp_path, Still(), 2, 2, done=3)
+    assert [path.stem for path in grids(tmp_path)] == ["round-000002"]
+    for number in range(4, 10):
+        again(Round(number, 9, number, None, None))
+    again.close(9)
+    with Image.open(tmp_path / "synthetic" / "rounds.png") as animation:
+        assert animation.n_frames == 5  # 2, 4, 6, 8 and the last
+    assert (tmp_path / "synthetic" / "set" / "state.json").exists()
+
+
+def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
+    out = tmp_path / "r"
+    options = ["num-rounds=3", "synthetic.every=1", "synthetic.samples=20", "synthetic.steps=20", "synthetic.reference=clients"]
+    assert main(["run", "--engine", "inline", "method=fedevg", "--nodes", "3", *options, "--out", str(out)]) == 0
+    report = (out / "report.html").read_text()
+    assert report.count("Synthetic images") == 3  # heading, grid, animation
+    summary = json.loads((out / "summary.json").read_text())
+    assert {"test-accuracy", "frechet", "accuracy-mean"} <= set(summary)
+    assert summary["bytes-up"] < 3 * 3 * (4 * 20 * 65 + 700)
+    source = f"data.source={out / 'synthetic' / 'set'}"
+    assert main(["run", "--engine", "inline", source, "data.partition=iid", "--nodes", "2", "num-rounds=1", "clients-per-round=0",
+                 "--out", str(tmp_path / "on-it")]) == 0  # fmt: skip
+    assert len(mixed(task_with(data__synthetic=str(out / "synthetic" / "set")), task_with().client_data(0, CLIENTS)).train) > 20
+
+
+@pytest.mark.parametrize("method", ["fedevg", "fedcgan", "fedcvae"])
+def test_a_server_that_has_no_image_starts_all_the_same(method):
+    """Where the sites have data of their own, shape and classes are those of the settings."""
+    settings = read_settings({"method": method, "sites.labels": "a,b,c,d", "sites.shape": "3,8,8", "num-clients": 2})
+    task = build_task(settings)
+    strategy = build_strategy(settings, task)
+    x, y = strategy.samples(to_record(strategy.first_arrays()))
+    assert x.shape == (100, 3, 8, 8)
+    assert np.bincount(y).tolist() == [25] * 4
+    judged, measured = strategy.judge(x[::10], y[::10], 1)
+    assert list(judged) == list(task.model_fn(0).state_dict())
+    assert measured == {}
+
+
+def to_record(arrays):
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})

@@ -1,0 +1,321 @@
+"""Faults of clients, one by one: each costs that client's reply and nothing else."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from strategies import Cohort, FedAvg, Patience, TooFewReplies, UpdateBound
+from strategies.base.messages import content_bytes
+from tests.helpers import EchoClient, arrays_of, simulate
+
+START = {"w": np.zeros(2, np.float32)}
+
+
+class Saboteur(EchoClient):
+    """Client 1 misbehaves in round 2."""
+
+    def __init__(self, i, fault):
+        super().__init__(1.0)
+        self.i, self.fault = i, fault
+
+    def fit(self, parameters, config):
+        arrays, n, metrics = super().fit(parameters, config)
+        if self.i != 1 or config["server-round"] != 2:
+            return arrays, n, metrics
+        return self.fault(arrays, n, metrics)
+
+
+def boom(arrays, n, metrics):
+    raise RuntimeError("the disk of site 1 is full")
+
+
+FAULTS = {
+    "the disk of site 1 is full": boom,
+    "array 'w' holds values that are not finite": lambda a, n, m: ([a[0] * np.nan], n, m),
+    "metric 'loss' is not finite": lambda a, n, m: (a, n, {"loss": float("inf")}),
+    "array 'w' has shape (3,), but (2,) was sent": lambda a, n, m: ([np.zeros(3, np.float32)], n, m),
+    "arrays ['0', '1'] in the reply, but ['w'] were sent": lambda a, n, m: (a + a, n, m),
+    "num-examples = 0: must be a number above 0": lambda a, n, m: (a, 0, m),
+    "metric 'x' is a dict": lambda a, n, m: (a, n, {"x": {}}),
+}
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_bad_reply_is_left_out_and_named(reason):
+    rounds = []
+    app = to_client_app(lambda context: Saboteur(context.node_config["partition-id"], FAULTS[reason]))
+    result = simulate(FedAvg(), None, 3, START, 3, grid=Cohort(InlineGrid(app, 3)), callbacks=[rounds.append])
+    np.testing.assert_allclose(arrays_of(result)["w"], 3.0)  # the others' replies made every round
+    assert [r.trained.clients for r in rounds] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    (failure,) = [f for r in rounds for f in r.failures]
+    assert failure.client == 1
+    assert reason in failure.reason
+
+
+def test_an_empty_round_keeps_the_model():
+    class Fails(EchoClient):
+        def fit(self, parameters, config):
+            if config["server-round"] == 2:
+                boom(None, None, None)
+            return super().fit(parameters, config)
+
+    result = simulate(FedAvg(), lambda i, _: Fails(1.0), 2, START, 3)
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+
+
+def test_a_run_whose_clients_all_fail_is_a_failure():
+    class Fails(EchoClient):
+        def fit(self, parameters, config):
+            boom(None, None, None)
+
+    with pytest.raises(TooFewReplies, match=r"client 0: .*the disk of site 1 is full"):
+        simulate(FedAvg(), lambda i, _: Fails(1.0), 2, START, 10)
+    with pytest.raises(TooFewReplies, match="no round had"):
+        simulate(FedAvg(), lambda i, _: Fails(1.0), 2, START, 1)
+
+
+def test_min_replies():
+    def client(i, _):
+        return Saboteur(1 if i == 0 else 0, boom)
+
+    patience = Patience(min_replies=2, max_failed_rounds=1)
+    with pytest.raises(TooFewReplies, match="round 2: fewer than min-replies = 2"):
+        simulate(FedAvg(), client, 2, START, 3, patience=patience)
+
+
+class Mute(InlineGrid):
+    """A grid on which node 1 never answers training, as a hung client in a simulation."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        return [r for r in replies if not (r.metadata.src_node_id == 1001 and r.metadata.message_type == "train")]
+
+
+def test_a_client_that_never_answers():
+    rounds = []
+    app = to_client_app(lambda context: EchoClient(1.0))
+    simulate(FedAvg(), None, 3, START, 1, grid=Cohort(Mute(app, 3)), callbacks=[rounds.append], timeout=7)
+    assert [(f.client, f.reason) for f in rounds[0].failures] == [(1, "no answer within 7 s")]
+
+
+def test_a_dead_worker_ends_the_run():
+    class Dying(InlineGrid):
+        """What Flower's simulation answers for a client whose worker is gone."""
+
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            gone = Error(code=ErrorCode.UNKNOWN, reason="ActorDiedError: the actor died unexpectedly")
+            return [
+                Message(gone, reply_to=m) if m.metadata.message_type == "train" else r
+                for m, r in zip(messages, replies, strict=True)
+            ]
+
+    app = to_client_app(lambda context: EchoClient(1.0))
+    with pytest.raises(RuntimeError, match=r"worker process of client 0 died"):
+        simulate(FedAvg(), None, 2, START, 2, grid=Cohort(Dying(app, 2)))
+
+
+def test_a_client_that_says_so_is_not_a_dead_worker():
+    class Lies(EchoClient):
+        def fit(self, parameters, config):
+            raise RuntimeError("ActorDiedError: the actor died unexpectedly")
+
+    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0) if i else Lies(0), 2, START, 2)
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+
+
+HUGE = np.float32(1e30)
+POISON = {
+    "array 'w' holds 1e+30: a number beyond 1e+15 counts as broken": lambda a, n, m: ([a[0] * 0 + HUGE], n, m),
+    "metric 'loss' holds 1e+300: a number beyond 1e+15": lambda a, n, m: (a, n, {"loss": -1e300}),
+    "num-examples' holds 1e+18: a number beyond 1e+15": lambda a, n, m: (a, 10**18, m),
+    "array 'w' is of type complex64, but float32 was sent": lambda a, n, m: ([a[0] * np.complex64(1j)], n, m),
+    "array 'w' is of type int64, but float32 was sent": lambda a, n, m: ([a[0].astype(np.int64)], n, m),
+    "arrays [] in the reply, but ['w'] were sent": lambda a, n, m: ([], n, m),
+    "array 'w' has shape (50000000,), but (2,) was sent": lambda a, n, m: ([np.zeros(50_000_000, np.float32)], n, m),
+}
+
+
+@pytest.mark.parametrize("reason", POISON)
+def test_a_poisoned_update_is_left_out_and_named(reason):
+    rounds = []
+    app = to_client_app(lambda context: Saboteur(context.node_config["partition-id"], POISON[reason]))
+    with np.errstate(all="raise"):
+        result = simulate(FedAvg(), None, 3, START, 3, grid=Cohort(InlineGrid(app, 3)), callbacks=[rounds.append])
+    np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
+    (failure,) = [f for r in rounds for f in r.failures]
+    assert (failure.client, reason in failure.reason) == (1, True), failure.reason
+
+
+def test_a_wide_array_is_cast_to_the_models_type():
+    result = simulate(FedAvg(), lambda i, _: Saboteur(1, lambda a, n, m: ([a[0].astype(np.float64)], n, m)), 1, START, 3)
+    assert arrays_of(result)["w"].dtype == np.float32
+    np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
+
+
+@pytest.mark.parametrize(("action", "expected"), [("reject", 1.0), ("clip", (1 + 2 / np.sqrt(2)) / 2)])
+def test_a_bound_on_the_norm_of_an_update(action, expected):
+    """Client 0 moves both weights by 1, a norm of 1.41; client 1 by 1000, which clipped to 2 is 2 / sqrt(2) each."""
+    rounds = []
+    app = to_client_app(lambda context: EchoClient(1.0 if context.node_config["partition-id"] == 0 else 1000.0))
+    start = {**START, "steps": np.array(3)}  # a counter has no part in the norm
+    grid = Cohort(InlineGrid(app, 2), bound=UpdateBound(2.0, action))
+    result = simulate(FedAvg(), None, 2, start, 1, grid=grid, callbacks=[rounds.append])
+    np.testing.assert_allclose(arrays_of(result)["w"], expected, rtol=1e-6)
+    reasons = [f.reason for f in rounds[0].failures]
+    assert reasons == (["the update has the norm 1414.21, above max-update-norm = 2"] if action == "reject" else [])
+
+
+def test_the_bound_holds_under_a_wrapper_and_for_fedboosts_gradient():
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+
+    from strategies import FedBoost
+    from strategies.base.reply_validation import Rules
+
+    rules = Rules(bound=UpdateBound(1.0))
+    rules.follow(DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 1.0, 2))
+    assert (rules.like_model, rules.weight) == (True, "num-examples")
+    rules.follow(FedBoost(lambda arrays: arrays))  # no predictors yet: what comes are these, not gradients
+    assert (rules.like_model, rules.updates) == (False, False)
+    rules.updates = True
+    for norm, fault in ((0.9, None), (1.1, "the update has the norm 1.1, above max-update-norm = 1")):
+        content = RecordDict({"a": ArrayRecord([np.array([0.0, norm])]), "m": MetricRecord({"num-examples": 1})})
+        InlineGrid(to_client_app(lambda c: EchoClient(0)), 1)
+        sent = Message(RecordDict(), dst_node_id=1, message_type="train")
+        assert rules.fault(sent, Message(content, dst_node_id=1, message_type="train")) == fault
+
+
+class Shuffled(InlineGrid):
+    """Replies in another order every time, as they arrive under Ray."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = super().send_and_receive(messages, timeout=timeout)
+        np.random.default_rng().shuffle(replies)
+        return replies
+
+    def get_node_ids(self):
+        return set(super().get_node_ids())
+
+
+def test_order_of_arrival_does_not_matter():
+    def run():
+        app = to_client_app(lambda c: EchoClient(0.1 * (1 + c.node_config["partition-id"]), 1 + c.node_config["partition-id"]))
+        return arrays_of(simulate(FedAvg(), None, 9, START, 4, grid=Cohort(Shuffled(app, 9), clients_per_round=4)))["w"]
+
+    np.testing.assert_array_equal(run(), run())
+
+
+def test_bytes_are_those_of_the_contents():
+    seen = []
+    app = to_client_app(lambda context: EchoClient(1.0))
+
+    class Spy(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            replies = super().send_and_receive(messages, timeout=timeout)
+            seen.append((sum(content_bytes(m.content) for m in messages), sum(content_bytes(r.content) for r in replies)))
+            return replies
+
+    rounds = []
+    big = {"w": np.zeros(1000, np.float32)}
+    simulate(FedAvg(), None, 3, big, 1, grid=Cohort(Spy(app, 3)), callbacks=[rounds.append])
+    train, evaluate = rounds[0].trained, rounds[0].evaluated
+    assert seen[1:] == [(train.bytes_down, train.bytes_up), (evaluate.bytes_down, evaluate.bytes_up)]
+    assert 3 * 4000 < train.bytes_up < 3 * 4300
+    assert evaluate.bytes_up < 300
+
+
+def test_an_empty_list_is_metered_and_harmless():
+    record = MetricRecord({"num-examples": 1, "curve": []})
+    assert content_bytes(RecordDict({"m": record, "c": ConfigRecord({"new": [], "x": 1})})) > 0
+    simulate(FedAvg(), lambda i, _: EchoClient(1.0, 1, {"curve": []}), 2, START, 1)
+
+
+def test_a_strangers_app_without_identity_still_runs():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        arrays = ArrayRecord([a.numpy() + 1 for a in message.content["arrays"].values()])
+        arrays = ArrayRecord(dict(zip(message.content["arrays"], arrays.values(), strict=True)))
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    rounds = []
+    grid = Cohort(InlineGrid(app, 3))
+    result = simulate(FedAvg(fraction_evaluate=0), None, 3, START, 2, grid=grid, callbacks=[rounds.append])
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+    assert rounds[0].trained.clients == [1000, 1001, 1002]  # known by node id
+
+
+def test_two_nodes_with_one_name_are_refused():
+    app = ClientApp()
+
+    @app.query("identity")
+    def identity(message, context):
+        return Message(RecordDict({"config": ConfigRecord({"client-id": "site-a"})}), reply_to=message)
+
+    with pytest.raises(ValueError, match="two nodes say that they are client 'site-a'"):
+        Cohort(InlineGrid(app, 2)).wait()
+
+
+class Changing(InlineGrid):
+    """A grid whose nodes the test switches on and off; nodes in ``names`` say that they are another client."""
+
+    def __init__(self, app, num_clients):
+        super().__init__(app, num_clients)
+        self.on = list(self.contexts)
+        self.names = {}
+        self.mute = set()
+
+    def get_node_ids(self):
+        return list(self.on)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = [r for r in super().send_and_receive(messages) if r.metadata.src_node_id not in self.mute]
+        for reply in replies:
+            if reply.metadata.src_node_id in self.names:
+                next(iter(reply.content.config_records.values()))["client-id"] = self.names[reply.metadata.src_node_id]
+        return replies
+
+
+def test_a_site_that_comes_back_under_a_new_node_id_waits_until_the_old_one_is_gone():
+    """The SuperLink lists a killed SuperNode for up to a minute; without authentication its successor has another id."""
+    grid = Changing(to_client_app(lambda context: EchoClient(0)), 3)
+    grid.on, grid.names = [1000, 1001], {1002: 1}
+    cohort = Cohort(grid, num_clients=2)
+    cohort.wait()
+    grid.on = [1000, 1001, 1002]
+    assert cohort.clients == {1000: 0, 1001: 1}
+    grid.on = [1000, 1002]
+    assert cohort.clients == {1000: 0, 1002: 1}
+
+
+def test_a_latecomer_that_does_not_answer_is_asked_again():
+    grid = Changing(to_client_app(lambda context: EchoClient(0)), 2)
+    grid.on, grid.mute = [1000], {1001}
+    cohort = Cohort(grid, num_clients=1)
+    cohort.wait()
+    grid.on = [1000, 1001]
+    assert cohort.clients == {1000: 0}
+    grid.mute = set()
+    assert cohort.clients == {1000: 0, 1001: 1}
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 101, 1.5, True, b"site"])
+def test_a_name_that_no_log_could_hold_is_not_taken(name):
+    grid = Changing(to_client_app(lambda context: EchoClient(0)), 2)
+    grid.names = {1001: name}
+    cohort = Cohort(grid)
+    cohort.wait()
+    assert cohort.clients == {1000: 0, 1001: 1001}
+
+
+def test_waiting_ends_with_a_clear_error():
+    app = to_client_app(lambda context: EchoClient(0))
+    with pytest.raises(TimeoutError, match=r"2 of 3 clients connected within 0\.1 s"):
+        Cohort(InlineGrid(app, 2), num_clients=3, start_timeout=0.1).wait()

@@ -1,0 +1,182 @@
+"""FFGB-distill and FedAvg-distill on linear nets, whose ensembles are linear nets known in closed form, and the weak learners."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.client import NumPyClient
+
+from algorithms.boosting.distillation import Distiller
+from algorithms.boosting.regression import FitOptions
+from clients import ClientData, FFGBDistillClient, Split
+from strategies import FedAvg, FedAvgDistill, FedAvgDistillOptions, FFGBDistill, FFGBDistillOptions
+from tests.helpers import EchoClient, arrays_of, blobs, simulate, small_net
+
+START = {"weight": np.float32([[1, -2, 0.5], [0, 1, 3]]), "bias": np.float32([0.3, -1])}
+EXACT = {"distill_epochs": 400, "distill_batch_size": 200, "distill_learning_rate": 0.05}
+
+
+def distiller():
+    x = torch.tensor(np.random.default_rng(3).normal(size=(200, 3)), dtype=torch.float32)
+    return Distiller(torch.nn.Linear(3, 2), x)
+
+
+class Learner(NumPyClient):
+    """Answers with a fixed net, whatever it receives."""
+
+    def __init__(self, i):
+        self.i = i
+
+    def fit(self, parameters, config):
+        rng = np.random.default_rng(self.i)
+        return [rng.normal(size=p.shape).astype(np.float32) for p in parameters], self.i + 1, {"loss": 1.0}
+
+    def evaluate(self, parameters, config):
+        return 0.0, 1, {}
+
+
+def mean_learner(position, shape, clients=4):
+    draws = []
+    for i in range(clients):
+        rng = np.random.default_rng(i)
+        draws.append([rng.normal(size=s) for s in ((2, 3), (2,))][position])
+    return np.mean(draws, axis=0)
+
+
+def test_a_round_of_ffgb_distill_is_the_papers_equation():
+    options = FFGBDistillOptions(step=2.0, mu=0.1, **EXACT)
+    result = simulate(FFGBDistill(distiller(), options), lambda i, _: Learner(i), 4, START, 1)
+    for position, (name, array) in enumerate(arrays_of(result).items()):
+        want = (1 - 2.0 * 0.1) * START[name] - 2.0 * mean_learner(position, array.shape)  # uniform, whatever num-examples
+        np.testing.assert_allclose(array, want, atol=1e-3)
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["models-up"], metrics["models-down"]) == (4, 4)
+    assert metrics["distill-loss"] < 1e-6
+
+
+@pytest.mark.parametrize("start", ["server", "average"])
+def test_fedavg_distill_of_linear_nets_is_uniform_fedavg(start):
+    options = FedAvgDistillOptions(start=start, **EXACT)
+    ours = arrays_of(simulate(FedAvgDistill(distiller(), options), lambda i, _: Learner(i), 4, START, 1))
+    want = arrays_of(simulate(FedAvg(weights="uniform"), lambda i, _: Learner(i), 4, START, 1))
+    for name in START:
+        np.testing.assert_allclose(ours[name], want[name], atol=1e-3)
+
+
+def test_the_fit_starts_where_it_is_told_to():
+    """With a rate of nearly 0 the student stays what it was."""
+    for start, want in (("server", START["bias"]), ("average", START["bias"] + np.float32(0.75))):
+        options = FedAvgDistillOptions(start=start, distill_epochs=1, distill_learning_rate=1e-12)
+        result = simulate(FedAvgDistill(distiller(), options), lambda i, _: EchoClient(i, 1 + 2 * (i == 0)), 2, START, 1)
+        np.testing.assert_allclose(arrays_of(result)["bias"], want - (0.5 if start == "average" else 0), atol=1e-6)
+
+
+def test_the_same_seed_distils_the_same_and_another_seed_another():
+    runs = [
+        arrays_of(simulate(FFGBDistill(distiller(), seed=seed), lambda i, _: Learner(i), 3, START, 2))["weight"]
+        for seed in (1, 1, 2)
+    ]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert not np.array_equal(runs[0], runs[2])
+
+
+def test_a_product_of_step_and_mu_above_one_is_refused():
+    with pytest.raises(ValueError, match=r"step = 10, mu = 0\.2: f shrinks by their product, at most 1"):
+        FFGBDistillOptions(step=10.0, mu=0.2)
+
+
+# --- the client --------------------------------------------------------------------------------------------------------
+
+CONFIG = {"oracle-epochs": 1500, "oracle-batch-size": 100, "oracle-learning-rate": 0.02}
+
+
+def separate_points(n=12, classes=3):
+    """Return samples that are unit vectors: a linear net without bias takes any value at each of them, so the oracle is perfect."""
+    part = Split(torch.eye(n), torch.arange(n) % classes)
+    return ClientData(part, part, part)
+
+
+def unit_net(seed, n=12, classes=3):
+    net = torch.nn.Linear(n, classes, bias=False)
+    net.weight.data = torch.randn(net.weight.shape, generator=torch.Generator().manual_seed(seed))
+    return net
+
+
+def test_a_perfect_oracle_makes_gradient_descent_on_the_values():
+    data = separate_points()
+    f = unit_net(7).weight.detach().numpy()
+    (h,), num_examples, metrics = FFGBDistillClient(unit_net, data).fit([f], CONFIG)
+    p = np.exp(f.T) / np.exp(f.T).sum(1, keepdims=True)
+    np.testing.assert_allclose(h.T, p - np.eye(3)[np.arange(12) % 3], atol=2e-3)  # softmax - onehot at each point
+    assert num_examples == 12
+    assert metrics["oracle-error"] < 2e-3
+    assert metrics["loss"] == pytest.approx(-np.log(p[np.arange(12), np.arange(12) % 3]).mean(), rel=1e-5)
+
+
+def test_every_client_and_round_draws_its_own_learner_from_the_seed():
+    def learner(client, server_round, seed=0):
+        config = {"oracle-epochs": 1, "oracle-batch-size": 12, "oracle-learning-rate": 1e-9}
+        config |= {"server-round": server_round, "seed": seed}
+        return FFGBDistillClient(unit_net, separate_points(), client).fit([np.zeros((3, 12), np.float32)], config)[0][0]
+
+    np.testing.assert_array_equal(learner(0, 1), learner(0, 1))
+    for other in (learner(1, 1), learner(0, 2), learner(0, 1, 1)):
+        assert not np.allclose(learner(0, 1), other)
+
+
+def test_labels_that_the_net_cannot_tell_apart_are_named():
+    part = Split(torch.eye(12), torch.arange(12) % 5)
+    client = FFGBDistillClient(unit_net, ClientData(part, part, part))
+    with pytest.raises(ValueError, match=r"labels 0\.\.4 .*3 classes"):
+        client.fit([np.zeros((3, 12), np.float32)], CONFIG)
+
+
+def blob_distiller():
+    x = torch.cat([blobs(i).train.x for i in range(3)])
+    return Distiller(small_net(0), x)
+
+
+def test_a_learner_that_diverged_is_left_out_by_its_clients_name():
+    bad = blobs(2)
+    bad.train.x[0] = float("nan")
+    rounds = []
+    options = FFGBDistillOptions(step=2.0, oracle_epochs=3)
+    simulate(
+        FFGBDistill(blob_distiller(), options),
+        lambda i, _: FFGBDistillClient(small_net, bad if i == 2 else blobs(i), i),
+        3, {k: v.numpy() for k, v in small_net(0).state_dict().items()}, 2, callbacks=[rounds.append],
+    )  # fmt: skip
+    assert [[f.client for f in r.trained.failures] for r in rounds] == [[2], [2]]
+    assert "diverged" in rounds[0].trained.failures[0].reason
+    assert [r.train_metrics["models-up"] for r in rounds] == [2, 2]
+
+
+def test_boosting_learns_what_no_client_could():
+    """Each client lacks one class of three; distilled on their unlabelled points, two rounds tell all three apart."""
+    whole = blobs(0, n=300)
+
+    def client(i, _):
+        rows = whole.train.y != i
+        part = Split(whole.train.x[rows], whole.train.y[rows])
+        return FFGBDistillClient(small_net, ClientData(part, part, whole.test), i)
+
+    options = FFGBDistillOptions(
+        step=3.0, oracle_epochs=60, oracle_learning_rate=0.01, distill_epochs=30, distill_learning_rate=0.01
+    )
+    start = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
+    result = simulate(FFGBDistill(Distiller(small_net(0), whole.train.x), options), client, 3, start, 2)
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] > 0.9
+
+
+def test_the_options_of_the_fit_reach_it(monkeypatch):
+    seen = {}
+
+    def fit(module, inputs, targets, options, generator):
+        seen[len(seen)] = options
+        return 0.0
+
+    monkeypatch.setattr("clients.ffgb_distill.fit_network", fit)
+    monkeypatch.setattr("algorithms.boosting.distillation.fit_network", fit)
+    options = FFGBDistillOptions(2, 3, 0.25, "kl", oracle_epochs=4, oracle_batch_size=5, oracle_learning_rate=0.5)
+    start = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
+    simulate(FFGBDistill(blob_distiller(), options), lambda i, _: FFGBDistillClient(small_net, blobs(i), i), 1, start, 1)
+    assert list(seen.values()) == [FitOptions(4, 5, 0.5), FitOptions(2, 3, 0.25, loss="kl")]

@@ -1,0 +1,306 @@
+"""The wrapper: what it hands on, what it refuses, whom the weights belong to, and what faults cost."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+
+from algorithms.common.averaging import weighted_average
+from clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from strategies import (
+    AFL,
+    TERM,
+    AAggFFD,
+    AAggFFS,
+    AFLOptions,
+    Cohort,
+    FedAdam,
+    FedAvg,
+    FedMGDA,
+    FedProx,
+    FedYogi,
+    Local,
+    QFedAvg,
+    Reweighting,
+    SuPerFed,
+    TERMOptions,
+    run_rounds,
+)
+from tests.helpers import EchoClient, LossyClient, arrays_of, simulate
+
+START = {"w": np.zeros(2, np.float32)}
+LOSSES, SHIFTS, SIZES = [0.5, 1.0, 4.0], [1.0, 2.0, 6.0], [5, 1, 2]
+TILTED = np.exp(LOSSES) / np.exp(LOSSES).sum()
+FREE = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+
+
+def client(i, _=None):
+    return LossyClient(SHIFTS[i], LOSSES[i], SIZES[i])
+
+
+def tilted(strategy):
+    return TERM(strategy, TERMOptions(1.0))
+
+
+class Recording(FedAvg):
+    """A stranger's subclass that hands on to ``super`` and keeps what it was given."""
+
+    def aggregate_train(self, server_round, replies):
+        self.replies = list(replies)
+        arrays, metrics = super().aggregate_train(server_round, self.replies)
+        return arrays, {**metrics, "own": 7.0}
+
+
+class FromScratch(flower.FedAvg):
+    """A stranger's own average."""
+
+    def aggregate_train(self, server_round, replies):
+        contents = [reply.content for reply in replies]
+        weights = [content["metrics"]["num-examples"] for content in contents]
+        (mean,) = weighted_average([[content["arrays"]["w"].numpy()] for content in contents], weights)
+        return ArrayRecord({"w": Array(mean)}), None
+
+
+class HandsOnToMedian(flower.FedMedian):
+    """A stranger's subclass of what does not average."""
+
+    def aggregate_train(self, server_round, replies):
+        return super().aggregate_train(server_round, replies)
+
+
+class OwnMedian(flower.FedAvg):
+    """A stranger's own median: weights change nothing."""
+
+    def aggregate_train(self, server_round, replies):
+        values = [reply.content["arrays"].to_numpy_ndarrays(keep_input=False)[0] for reply in replies]
+        return ArrayRecord({"w": Array(np.median(values, axis=0))}), None
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [FedAvg, FedProx, SuPerFed, Recording] + [lambda kind=kind: kind(**FREE) for kind in (flower.FedAvg, flower.FedAvgM,
+     flower.FedProx, FromScratch)],
+)  # fmt: skip
+def test_any_average_is_taken_with_the_decided_weights(strategy):
+    result = simulate(tilted(strategy()), client, 3, START, 2)
+    np.testing.assert_allclose(arrays_of(result)["w"], 2 * TILTED @ SHIFTS, rtol=1e-6)
+
+
+def test_metrics_stay_those_of_the_samples_and_what_the_wrapped_strategy_adds_stays():
+    strategy = tilted(Recording())
+    result = simulate(strategy, client, 3, START, 1)
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics["loss-before"] == pytest.approx(np.dot(SIZES, LOSSES) / sum(SIZES))
+    assert metrics["own"] == 7.0
+    assert metrics["weight-max"] == pytest.approx(TILTED[2])
+    assert metrics["objective"] == pytest.approx(TILTED @ LOSSES)
+    assert [r.content["metrics"]["num-examples"] for r in strategy.strategy.replies] == pytest.approx(TILTED)
+    assert strategy.last_weights == pytest.approx(dict(enumerate(TILTED)))
+
+
+@pytest.mark.parametrize("kind", [FedAdam, FedYogi])
+def test_a_server_optimiser_behind_the_wrapper_is_that_optimiser_fed_with_reweighted_replies(kind):
+    wrapped, plain = kind(), kind()
+    a = simulate(tilted(wrapped), client, 3, START, 4)
+    weights = TILTED / TILTED.min()  # a client's own weights, not normalised
+    b = simulate(plain, lambda i, _: EchoClient(SHIFTS[i], float(weights[i]) * 1000), 3, START, 4)
+    # num-examples are whole numbers in a NumPyClient's reply
+    np.testing.assert_allclose(arrays_of(a)["w"], arrays_of(b)["w"], rtol=2e-3)
+    np.testing.assert_allclose(wrapped.v, plain.v, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Local,
+        QFedAvg,
+        FedMGDA,
+        lambda: FedAvg(weights="uniform"),
+        lambda: TERM(FedAvg()),
+        flower.FedMedian,
+        flower.FedTrimmedAvg,
+        flower.Krum,
+        flower.MultiKrum,
+        flower.Bulyan,
+        lambda: flower.QFedAvg(0.1),
+        flower.FedXgbBagging,
+        flower.FedXgbCyclic,
+        HandsOnToMedian,
+    ],
+)
+def test_what_does_not_average_by_weight_is_refused_at_once(strategy):
+    with pytest.raises(ValueError, match=r"AAggFFD decides the weights of an average, but \w+ does not average by the weights"):
+        AAggFFD(strategy())
+
+
+def test_a_strangers_own_rule_is_found_out_in_the_first_round():
+    with pytest.raises(ValueError, match="OwnMedian does not average by the weights"):
+        simulate(tilted(OwnMedian(**FREE)), client, 3, START, 1)
+
+
+def test_a_wrapper_of_flowers_is_looked_through():
+    clipped = flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(**FREE), 0.0, 1e6, 3)
+    result = simulate(tilted(clipped), client, 3, START, 1)
+    np.testing.assert_allclose(arrays_of(result)["w"], TILTED @ SHIFTS, rtol=1e-5)
+    with pytest.raises(ValueError, match="FedMedian does not average"):
+        tilted(flower.DifferentialPrivacyServerSideFixedClipping(flower.FedMedian(), 0.0, 1.0, 3))
+
+
+def test_under_flowers_own_start_nodes_are_their_ids():
+    strategy = tilted(flower.FedAvg())
+    grid = InlineGrid(to_client_app(lambda context: client(context.node_config["partition-id"])), 3)
+    result = Strategy.start(strategy, grid, ArrayRecord({"w": Array(np.zeros(2, np.float32))}), 2)
+    np.testing.assert_allclose(arrays_of(result)["w"], 2 * TILTED @ SHIFTS, rtol=1e-6)
+    assert strategy.last_weights == pytest.approx({1000 + i: w for i, w in enumerate(TILTED)})
+
+
+def test_replies_without_the_loss_are_an_error_that_names_a_client_and_the_remedy():
+    with pytest.raises(
+        ValueError, match=r"client 0 \(node 1000\) has no number 'loss-before', nor has any other: return the mean"
+    ):
+        simulate(tilted(FedAvg()), lambda i, _: EchoClient(1.0), 3, START, 1)
+
+
+def test_one_reply_without_the_loss_is_left_out():
+    strategy = tilted(FedAvg())
+    simulate(strategy, lambda i, _: client(i) if i != 1 else EchoClient(1.0), 3, START, 1)
+    assert list(strategy.last_weights) == [0, 2]
+
+
+@pytest.mark.parametrize("loss", [-0.1, float("nan"), float("inf")])
+def test_a_client_with_an_impossible_loss_is_left_out(loss, caplog):
+    strategy = tilted(FedAvg())
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        result = simulate(strategy, lambda i, _: LossyClient(SHIFTS[i], loss if i == 2 else LOSSES[i]), 3, START, 1)
+    share = TILTED[:2] / TILTED[:2].sum()
+    np.testing.assert_allclose(arrays_of(result)["w"], share @ SHIFTS[:2], rtol=1e-6)
+    assert strategy.last_weights == pytest.approx(dict(enumerate(share)))
+    assert "client 2 left out" in caplog.text
+
+
+def test_a_round_without_a_sound_loss_keeps_the_model():
+    result = simulate(tilted(FedAvg()), lambda i, _: LossyClient(1.0, lambda t: -1.0 if t == 2 else 1.0), 2, START, 3)
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+
+
+def test_a_weight_of_zero_breaks_no_average():
+    """The projection leaves the first two clients exactly 0, and one of them is alone in reporting a metric."""
+    clients = [client(i) for i in range(3)]
+    clients[0].metrics = {"alone": 3.0}
+    with np.errstate(all="raise"):
+        result = simulate(AFL(FedAvg(), AFLOptions(1.0)), lambda i, _: clients[i], 3, START, 1)
+    np.testing.assert_array_equal(arrays_of(result)["w"], np.float32([6, 6]))
+    assert result.train_metrics_clientapp[1]["alone"] == 3.0
+
+
+def test_a_strategy_that_refuses_clients_without_examples_gets_none():
+    class Strict(FromScratch):
+        def aggregate_train(self, server_round, replies):
+            assert all(reply.content["metrics"]["num-examples"] > 0 for reply in replies)
+            return super().aggregate_train(server_round, replies)
+
+    result = simulate(AFL(Strict(**FREE), AFLOptions(1.0)), client, 3, START, 1)
+    np.testing.assert_array_equal(arrays_of(result)["w"], np.float32([6, 6]))
+
+
+class Shuffled(InlineGrid):
+    """Replies in another order every time; the nodes in ``away`` are not connected."""
+
+    away = frozenset()
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = super().send_and_receive(messages, timeout=timeout)
+        np.random.default_rng().shuffle(replies)
+        return replies
+
+    def get_node_ids(self):
+        return [node for node in super().get_node_ids() if node - 1000 not in self.away]
+
+
+def test_without_a_cohort_the_order_of_replies_does_not_matter_either():
+    shifts = np.random.default_rng(0).normal(size=(9, 200)).astype(np.float32)
+
+    def run():
+        app = to_client_app(lambda c: LossyClient(shifts[c.node_config["partition-id"]], 1 / (1 + c.node_config["partition-id"])))
+        start = ArrayRecord({"w": Array(np.zeros(200, np.float32))})
+        return arrays_of(Strategy.start(AAggFFS(FedAvg()), Shuffled(app, 9), start, 3))["w"]
+
+    first = run()
+    for _ in range(3):
+        np.testing.assert_array_equal(run(), first)
+
+
+def weights_over_rounds(make, rounds=12, away=None, count=6):
+    """Return each round's weights by client, and the final p, with half of the clients sampled."""
+    strategy, seen = make(), []
+    app = to_client_app(lambda c: LossyClient(0.1, lambda t: 1 + c.node_config["partition-id"] * (1 + t % 3)))
+    grid = Shuffled(app, count)
+
+    def note(now):
+        seen.append(dict(strategy.last_weights))
+        grid.away = (away or {}).get(now.number + 1, grid.away)
+
+    grid.away = (away or {}).get(1, frozenset())
+    cohort = Cohort(grid, seed=3, clients_per_round=count // 2, num_clients=count - len(grid.away))
+    simulate(strategy, None, count, START, rounds, grid=cohort, evaluate_every=0, callbacks=[note])
+    return seen, dict(zip(strategy.clients, strategy.maker.p, strict=True))
+
+
+@pytest.mark.parametrize("kind", [AAggFFD, AFL])
+def test_weights_follow_clients_and_not_the_order_of_replies(kind):
+    one, p = weights_over_rounds(lambda: kind(FedAvg()))
+    other, q = weights_over_rounds(lambda: kind(FedAvg()))
+    assert one == other
+    assert p == q
+    assert len({frozenset(weights) for weights in one}) > 4  # other clients every round
+    assert sorted(p, key=p.get)[-1] == 5  # whose loss is largest
+
+
+def test_who_joins_starts_at_the_mean_and_who_leaves_is_dropped():
+    _, p = weights_over_rounds(lambda: AFL(FedAvg(), AFLOptions(0.01)), 6, {1: frozenset({4}), 4: frozenset({0})})
+    assert set(p) == {1, 2, 3, 4, 5}
+    strategy = AFL(FedAvg())
+    grid = Shuffled(to_client_app(lambda c: LossyClient(0.1, 1.0)), 6)
+    grid.away = frozenset({4})
+    cohort = Cohort(grid, num_clients=1)
+    strategy._meet(cohort)
+    strategy.maker.p = np.array([0.1, 0.2, 0.3, 0.3, 0.1])
+    grid.away = frozenset({0})
+    strategy._meet(cohort)
+    assert strategy.clients == [1, 2, 3, 5, 4]
+    kept = np.array([0.2, 0.3, 0.3, 0.1]) / 0.9
+    np.testing.assert_allclose(strategy.maker.p, np.append(kept * 4, 1) / 5)
+    grid.away = frozenset(range(1, 6))
+    strategy._meet(cohort)
+    assert strategy.clients == [0]
+    np.testing.assert_array_equal(strategy.maker.p, [1.0])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: AAggFFD(FedAdam()), lambda: AFL(FedYogi()), lambda: AAggFFS(FedAdam()), lambda: TERM(FedAvg())]
+)
+def test_state_goes_on_where_it_was(make):
+    app = to_client_app(
+        lambda c: LossyClient(0.1 * (1 + c.node_config["partition-id"]), lambda t: 1 + (c.node_config["partition-id"] + t) % 3)
+    )
+    whole, first, second = make(), make(), make()
+    sample = 0 if isinstance(whole, AAggFFS) else 3
+    ends = []
+    for strategy, start, end in ((whole, 1, 6), (first, 1, 3), (second, 4, 6)):
+        arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+        if strategy is second:
+            second.load_state_dict({name: np.array(value) for name, value in first.state_dict().items()})
+            arrays = ends[-1]
+        cohort = Cohort(InlineGrid(app, 6), seed=1, clients_per_round=sample)
+        ends.append(run_rounds(strategy, cohort, arrays, end, first_round=start, evaluate_every=0).arrays)
+    np.testing.assert_array_equal(ends[0]["w"].numpy(), ends[2]["w"].numpy())
+    for name, value in whole.state_dict().items():
+        np.testing.assert_array_equal(value, second.state_dict()[name])
+
+
+def test_the_base_class_names_its_one_gap():
+    assert Reweighting.__abstractmethods__ == {"decide"}
