@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_st
-from tests.algorithms.frank_wolfe.test_vector_domains import ALL
 
 from algorithms.boosting.additive import Block, pack_blocks, unpack_blocks
 from algorithms.common.wire import WireError, fields, read
@@ -26,6 +25,7 @@ from fedapps.tasks.predictor_library import Library
 from strategies import FedAdam, PrivacyOptions, Private
 from strategies.base.client_grid import pack_ids, unpack_ids
 from strategies.fedavg import to_record
+from tests.algorithms.frank_wolfe.test_vector_domains import ALL
 from tests.strange import mutate_bytes
 
 OURS = (ValueError, UserError)  # WireError is a ValueError; NumPy's and Python's own show with which file or client they came

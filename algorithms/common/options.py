@@ -1,0 +1,83 @@
+"""Options, each said once: a field of a frozen dataclass with its type, default, bounds and one line of help.
+
+    @dataclass(frozen=True)
+    class FedProxOptions(Options):
+        \"\"\"Options of FedProx.\"\"\"
+
+        mu: float = option(0.01, "weight of the proximal term", low=0)
+
+The checks, the block of settings in ``pyproject.toml`` and the tables of the documentation all follow from these fields.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from algorithms.common.checks import check_choice, check_range
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What :func:`option` says of a field beside type and default; an open end leaves the bound itself out."""
+
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> str:
+        """What values are allowed, in words: ``"a | b"``, ``"[0, 1)"``, ``"from 1"``; "" where any will do."""
+        if self.choices:
+            return " | ".join(self.choices)
+        if self.low == -math.inf and self.high == math.inf:
+            return ""
+        if self.high == math.inf:
+            return f"{'above' if self.open_low else 'from'} {self.low:g}"
+        return f"{'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}"
+
+
+def option(
+    default: bool | int | float | str,
+    help: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    open_high: bool = False,
+    choices: Iterable[str] = (),
+) -> Any:
+    """Return a dataclass field with its declaration. ``help``: one line, which need not repeat bounds and choices."""
+    declared = Declared(help, low, high, open_low, open_high, tuple(choices))
+    return field(default=default, metadata={"option": declared})
+
+
+class Options:
+    """Base of dataclasses of options. ``ValueError`` names the option, its value and what is allowed."""
+
+    def __post_init__(self) -> None:
+        """Check every option by itself, then :meth:`check` them together."""
+        for part in fields(self):  # type: ignore[arg-type]
+            declared: Declared | None = part.metadata.get("option")
+            if declared is None:
+                continue
+            value = getattr(self, part.name)
+            if declared.choices:
+                check_choice(kebab(part.name), value, declared.choices)
+            elif isinstance(value, int | float):
+                check_range(
+                    kebab(part.name), value, declared.low, declared.high,
+                    open_low=declared.open_low, open_high=declared.open_high,
+                )  # fmt: skip
+        self.check()
+
+    def check(self) -> None:
+        """Check rules over several options; raise ``ValueError``."""
+
+
+def kebab(name: str) -> str:
+    """Return a field's name as a key: ``num_rounds`` -> ``num-rounds``, ``lambda_`` -> ``lambda``."""
+    return name.rstrip("_").replace("_", "-")
