@@ -32,12 +32,12 @@ from rich.table import Table
 from safetensors.numpy import load_file
 
 from algorithms.fairness.responses import CDFS
+from fedapps.assembly import build_task
 from fedapps.results import drawing, fair_plots, run_plots
 from fedapps.results.reader import read_run
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
 from fedapps.sweep.pool import Cell, run_missing
-from fedapps.tasks.registry import build_task
 from fedapps.toml_text import read_toml
 
 Config = dict[str, Any]

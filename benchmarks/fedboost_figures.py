@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
+from fedapps.assembly import build_task
 from fedapps.results import drawing
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
 from fedapps.sweep.pool import Cell, run_missing
-from fedapps.tasks.registry import build_task
 
 Config = dict[str, Any]
 

@@ -31,14 +31,13 @@ from rich.table import Table
 
 from algorithms.common.seeds import generator
 from clients.base.data import Split
+from fedapps.assembly import build_strategy, build_task
 from fedapps.data.images import read_images
-from fedapps.methods import build_strategy
 from fedapps.results.image_grids import grid
 from fedapps.results.reader import read_run
 from fedapps.settings import read_settings
 from fedapps.sweep.pool import Cell, run_missing
-from fedapps.tasks.registry import build_task
-from fedapps.tasks.synthetic_sets import SetJudge
+from fedapps.tasks.set_evaluator import SetEvaluator
 
 Config = dict[str, Any]
 SAMPLES = 100
@@ -143,7 +142,7 @@ def folder_of(out: Path, label: str) -> Path:
 def real_images(config: Config) -> float:
     """Return the accuracy of the same classifier on as many real training images, mean of three draws: what there is to reach."""
     settings = read_settings(config)
-    judge = SetJudge(build_task(settings))  # type: ignore[arg-type]
+    judge = SetEvaluator(build_task(settings))  # type: ignore[arg-type]
     pool: Split = judge._of_all("train")
     accuracies = []
     for draw in range(3):

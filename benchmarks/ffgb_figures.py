@@ -45,15 +45,14 @@ from torch import nn
 
 from algorithms.boosting.additive import advance
 from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
+from fedapps.assembly import build_strategy, build_task
 from fedapps.engines.inline import InlineGrid
-from fedapps.methods import build_strategy
 from fedapps.results import drawing
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
 from fedapps.sweep.pool import Cell, run_missing
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
-from fedapps.tasks.registry import build_task
 from fedapps.toml_text import read_toml
 from strategies.base.rounds import run_rounds
 

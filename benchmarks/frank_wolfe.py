@@ -38,11 +38,11 @@ from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall
 from algorithms.frank_wolfe.objectives import SparseGradient
 from algorithms.frank_wolfe.steps import Schedule, move
 from algorithms.frank_wolfe.vector_domains import KSparse, L1Ball, Simplex
+from fedapps.assembly import build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.run import execute
 from fedapps.settings import read_settings
-from fedapps.tasks.registry import build_task
 from strategies.base.rounds import Round
 
 BUDGET = 1.0  # seconds that a cell may take, beyond one call

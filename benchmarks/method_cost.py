@@ -29,14 +29,14 @@ from rich.table import Table
 
 from clients import FedAvgClient
 from clients.base.store import MessageStore
+from fedapps.assembly import build_client, build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.methods import METHODS, build_client
+from fedapps.methods import METHODS
+from fedapps.prepare import prepare_folder
 from fedapps.run import execute
-from fedapps.run_command import prepare_folder
 from fedapps.settings import read_settings
-from fedapps.tasks.registry import build_task
 
 JOB: dict[str, Any] = {
     "num-clients": 20,

@@ -36,12 +36,11 @@ from clients import APFLClient
 from clients.base.store import DiskStore
 from clients.base.training import trainable
 from clients.superfed import LAMBDAS
+from fedapps.assembly import build_client, build_task
 from fedapps.errors import RunFailed, UserError
-from fedapps.methods import build_client
 from fedapps.results import drawing
 from fedapps.settings import read_settings
 from fedapps.sweep.pool import Cell, run_missing
-from fedapps.tasks.registry import build_task
 from fedapps.toml_text import read_toml
 
 METHODS = {

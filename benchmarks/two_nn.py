@@ -37,8 +37,9 @@ from clients.base.adapter import client_id, to_client_app
 from clients.base.data import ClientData, Split
 from fedapps.data.images import Images, read_images
 from fedapps.engines.inline import InlineGrid
-from fedapps.settings import Settings, read_settings
+from fedapps.settings import read_settings
 from fedapps.tasks.classification import Classification
+from fedapps.tasks.context import RunContext
 from strategies import FedAvg
 from strategies.base.client_grid import Cohort
 from strategies.base.rounds import Round, run_rounds
@@ -54,14 +55,14 @@ RATES = {"iid": [0.1, 0.2], "shards": [0.05, 0.1]}
 class Whole(Classification):
     """MNIST as in the paper: a client trains on all that it holds, and the official test images score the global model."""
 
-    def __init__(self, settings: Settings, shards: bool) -> None:
-        super().__init__(settings)
+    def __init__(self, context: RunContext, shards: bool) -> None:
+        super().__init__(None, context)
         self.shards = shards
 
     @cached_property
     def parts(self) -> list[NDArray[np.int64]]:
         """The samples of each client."""
-        rng = generator(self.settings.seed, "partition")
+        rng = generator(self.context.seed, "partition")
         if not self.shards:
             return np.array_split(rng.permutation(len(self.images.labels)), CLIENTS)
         pieces = np.array_split(np.argsort(self.images.labels, kind="stable"), CLIENTS * SHARDS)
@@ -77,7 +78,7 @@ class Whole(Classification):
     @cached_property
     def test(self) -> Split:
         """The test images."""
-        images = read_images(self.settings.data.source, "test")
+        images = read_images(self.context.data.source, "test")
         return split_of(images, np.arange(len(images.labels))).to(self.device)
 
     def accuracy(self, arrays: ArrayRecord) -> float:
@@ -103,7 +104,7 @@ def accuracies(source: str, shards: bool, rate: float, seed: int, rounds: int) -
             "train.momentum": 0.0, "train.weight-decay": 0.0, "train.local-epochs": 1, "train.batch-size": 10,
         }
     )  # fmt: skip
-    task = Whole(settings, shards)
+    task = Whole(settings.context, shards)
 
     def client_fn(context: Context) -> NumPyClient:
         client = client_id(context)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which
     from clients.base.store import DiskStore, MessageStore, Store
     from clients.base.training import TrainOptions
     from clients.fedavg import FedAvgClient
+    from clients.fedboost import FedBoostClient
     from clients.fedcgan import FedCGANClient
     from clients.fedcvae import FedCVAEClient
     from clients.feddyn import FedDynClient
@@ -37,6 +38,7 @@ __all__ = [
     "FFGBClient",
     "FFGBDistillClient",
     "FedAvgClient",
+    "FedBoostClient",
     "FedCGANClient",
     "FedCVAEClient",
     "FedDynClient",

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedapps.errors import RunFailed, UserError
-
-USAGE_ERROR, INTERRUPTED = 2, 130
-DEFAULT_CLIENTS = 20
+from fedapps.errors import INTERRUPTED, USAGE_ERROR, RunFailed, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "--nodes",
         type=int,
         metavar="N",
-        help=f"virtual clients (num-clients; default: as many as the data have, or {DEFAULT_CLIENTS})",
+        help="virtual clients (num-clients; default: as many as the data have, or 20)",
     )
     run.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
     run.add_argument("--workers", type=int, metavar="N", help="one-CPU worker processes (ray; default: the CPUs of the machine)")

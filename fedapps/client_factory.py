@@ -11,10 +11,10 @@ from flwr.client import NumPyClient
 from algorithms.common.seeds import derived_seed
 from clients.base.adapter import client_id
 from clients.base.store import DiskStore, MessageStore, Store
+from fedapps.assembly import build_client, build_task
 from fedapps.errors import UserError
-from fedapps.methods import build_client
 from fedapps.settings import Settings, read_settings
-from fedapps.tasks.registry import Task, build_task
+from fedapps.tasks.registry import Task
 
 
 @lru_cache(maxsize=4)

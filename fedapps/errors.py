@@ -1,4 +1,7 @@
-"""The two ways a command ends badly: the user can mend it (exit 2), or the run itself failed (exit 1)."""
+"""The two ways a command ends badly: the user can mend it (exit 2), or the run itself failed (exit 1); and the exit statuses."""
+
+#: Exit statuses beside 0 and 1: bad settings or input; stopped by Ctrl-C or SIGTERM.
+USAGE_ERROR, INTERRUPTED = 2, 130
 
 
 class UserError(Exception):

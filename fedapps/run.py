@@ -8,13 +8,12 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from fedapps.assembly import build_strategy, build_task
 from fedapps.errors import UserError
-from fedapps.methods import build_strategy
 from fedapps.results.checkpoint import Checkpoints
 from fedapps.results.image_grids import Album
 from fedapps.results.writer import FILES, Recorder, check_resumable
-from fedapps.settings import Settings
-from fedapps.tasks.registry import build_task
+from fedapps.settings import Settings, default_config
 from strategies.base.client_grid import Cohort
 from strategies.base.messages import innermost
 from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
@@ -35,7 +34,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     if not done:
         first = inner.first_arrays() if isinstance(inner, Synthetic) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
-    recorder = Recorder(folder, settings, task.name, done, strategy)
+    recorder = Recorder(folder, settings.flat(), task.name, done, strategy)
     album = Album(folder, inner, settings.synthetic.every, len(set(inner.labels)), done) if isinstance(inner, Synthetic) else None
     cohort = Cohort(
         grid,
@@ -80,7 +79,7 @@ def open_folder(folder: Path, settings: Settings, checkpoints: Checkpoints) -> t
                 f"{folder} holds a run already ({', '.join(used[:3])}): add --overwrite or --resume, or another --out"
             )
         return 0, ArrayRecord()
-    check_resumable(folder, settings)
+    check_resumable(folder, settings.flat(), default_config())
     return checkpoints.load()
 
 

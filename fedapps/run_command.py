@@ -2,26 +2,21 @@
 
 import argparse
 import logging
-import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from fedapps.cli import DEFAULT_CLIENTS, INTERRUPTED
-from fedapps.data.sources import is_folder
-from fedapps.errors import RunFailed, UserError
-from fedapps.methods import METHODS, build_strategy
+from fedapps.errors import INTERRUPTED, RunFailed, UserError
+from fedapps.prepare import checked, completed, prepare_folder
 from fedapps.progress import Progress
 from fedapps.results.compare import summary_table
 from fedapps.results.report import write_report
-from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status, status_of
+from fedapps.results.writer import set_status, status_of
 from fedapps.run import execute, with_folder
-from fedapps.settings import Settings, find_method, read_settings
-from fedapps.tasks.registry import TASKS, Task, build_task
+from fedapps.settings import Settings
 from fedapps.toml_text import parse_assignment, read_toml
 
 
@@ -79,92 +74,6 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         given.setdefault("device", "cuda")
     given["resume"] = arguments.resume
     return completed(given)
-
-
-def completed(given: Mapping[str, Any]) -> Settings:
-    """Return the settings that are given, before them the method's and the task's own defaults; folders of data get absolute paths."""
-    method = find_method(given.get("method", Settings.method))
-    task = TASKS[read_settings(given).task]
-    settings = read_settings({**method.defaults, **task.defaults, **given})
-    if settings.data.source != "digits" and is_folder(settings.data.source):  # workers run in another directory
-        settings = replace(settings, data=with_absolute_source(settings.data))
-    if settings.data.synthetic:
-        settings = replace(
-            settings, data=replace(settings.data, synthetic=str(Path(settings.data.synthetic).expanduser().absolute()))
-        )
-    if is_folder(settings.public.source):
-        settings = replace(settings, public=with_absolute_source(settings.public))
-    if (source := getattr(settings.problem, "source", "")) and (is_folder(source) or Path(source).is_file()):
-        settings = replace(settings, problem=with_absolute_source(settings.problem))
-    return settings
-
-
-def checked(settings: Settings) -> tuple[Settings, Task]:
-    """Return the settings with a number of clients, and the task, once data, model and strategy agree. Raises ``UserError``."""
-    if not settings.num_clients:
-        natural = getattr(build_task(settings), "natural_clients", None)
-        settings = replace(settings, num_clients=natural() if natural else 0)
-    settings = replace(settings, num_clients=settings.num_clients or DEFAULT_CLIENTS)
-    task = build_task(settings)
-    check_sizes(settings)
-    task.check(settings.num_clients)
-    check_strategy(settings, task)
-    return settings, task
-
-
-def with_absolute_source(options: Any) -> Any:
-    """Return options whose ``source``, a folder, does not depend on the directory of the process."""
-    return replace(options, source=str(Path(options.source).expanduser().absolute()))
-
-
-def check_sizes(settings: Settings) -> None:
-    """Raise ``UserError`` where the number of clients contradicts what is asked of them."""
-    if settings.clients_per_round > settings.num_clients:
-        n = settings.num_clients
-        raise UserError(
-            f"clients-per-round = {settings.clients_per_round}, but there are {n} clients: choose 1..{n}, or 0 for all"
-        )
-    sampled = settings.clients_per_round or settings.num_clients
-    if any(method.all_clients for method in settings.methods) and sampled < settings.num_clients:
-        raise UserError(
-            f"clients-per-round = {sampled}, but {settings.method} needs all {settings.num_clients} clients in every round: choose 0, "
-            f"or method = 'aaggff-d'"
-        )
-    if settings.min_replies > sampled:
-        raise UserError(f"min-replies = {settings.min_replies}, but a round has {sampled} clients: choose 1..{sampled}")
-
-
-def check_strategy(settings: Settings, task: Task) -> None:
-    """Build the server half once, so that what its options contradict in the task is said before anything starts."""
-    method = METHODS[settings.method]
-    try:
-        build_strategy(settings, task)
-    except ValueError as error:
-        raise UserError(f"{method.table}.{error}" if method.table and not method.wrap else str(error)) from None
-
-
-def prepare_folder(settings: Settings, overwrite: bool) -> None:
-    """Make the results folder; with ``overwrite`` delete the run it holds, and nothing else."""
-    folder = Path(settings.out)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {folder}: cannot be made: {error.strerror}") from None
-    present = sorted(path.name for path in folder.iterdir())
-    if settings.resume:
-        check_resumable(folder, settings)
-        set_status(folder, "running")
-        return
-    if not present:
-        return
-    if not overwrite:
-        raise UserError(f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or choose another --out")
-    if "settings.toml" not in present and set(present) != {"run.log"}:  # the log alone: stopped while starting
-        raise UserError(f"{folder} is not the folder of a run, so nothing in it is overwritten: choose another --out")
-    for name in FILES:
-        (folder / name).unlink(missing_ok=True)
-    for name in FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def run_inline(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:

@@ -1,107 +1,104 @@
 """All settings of a run: read once from Flower's flat ``key = value`` configuration, checked, and frozen.
 
 Keys are the kebab-case of field names, with the table in front: ``num-rounds``, ``data.alpha``, ``train.learning-rate``,
-``superfed.nu``. ``pyproject.toml`` lists every key with its default (a test holds the two together). What is wrong is said in one
-line that names the key, the value and what is allowed, before anything is downloaded or started.
+``superfed.nu``. What is wrong is said in one line that names the key, the value and what is allowed, before anything is downloaded or
+started. Nothing below this module imports it: tasks and methods get their own options and a ``RunContext``.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from algorithms.common.checks import check_choice, check_range, nearest
+from algorithms.common.checks import nearest
+from algorithms.common.options import Options, kebab, option
 from clients.base.training import TrainOptions
-from fedapps.data.partition import DataSettings
-from fedapps.data.public import PublicSettings
+from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.errors import UserError
-from fedapps.methods import METHODS, base_of
+from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
+from fedapps.models.options import ModelOptions
+from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import TASKS, task_name
-from fedapps.tasks.site_data import SiteOptions
-from fedapps.tasks.synthetic_sets import SyntheticSettings
 from fedapps.toml_text import Value
 from strategies import FedAvgOptions, PrivacyOptions, UpdateBound, WarmStartOptions
 
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """``name``: a model of ``fedapps.models.image_nets`` or of the task; in a configuration also "auto".
-
-    ``pretrained``: start from published weights, for the nets that have some. ``head``: layers (or whole parts), with commas, that are
-    the head for the methods which share one part only; "": those that the net says itself.
-    """
-
-    name: str = "mlp"
-    pretrained: bool = False
-    head: str = ""
-
-
 # Tables that every run has.
-PARTS: dict[str, type] = {
-    "data": DataSettings,
-    "model": ModelSettings,
+PARTS: dict[str, type[Options]] = {
+    "data": DataOptions,
+    "model": ModelOptions,
     "train": TrainOptions,
-    "public": PublicSettings,
+    "public": PublicOptions,
     "dp": PrivacyOptions,
     "sites": SiteOptions,
-    "synthetic": SyntheticSettings,
+    "synthetic": SyntheticOptions,
 }
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Options):
     """One run. ``options`` are the fields of the chosen method's own table, ``problem`` those of the task's.
 
     ``base_options``: those of the method whose weights the chosen one decides, where it is such a method. ``halves``: the settings of
     the two methods that it composes.
     """
 
-    method: str = "fedavg"
-    task: str = "digits"
-    seed: int = 0
-    num_rounds: int = 50
-    num_clients: int = 0
-    clients_per_round: int = 5
-    evaluate_every: int = 10
-    checkpoint_every: int = 10
-    min_replies: int = 1
-    max_failed_rounds: int = 3
-    timeout: float = 600.0
-    max_update_norm: float = 0.0
-    on_large_update: str = "reject"
-    client_store: str = "auto"
-    device: str = "auto"
-    out: str = ""
-    resume: bool = False
-    data: DataSettings = field(default_factory=DataSettings)
-    model: ModelSettings = field(default_factory=ModelSettings)
+    method: str = option("fedavg", "`fedapps methods` lists them")
+    task: str = option("digits", "what the method runs on; auto: its default, one of fedapps/tasks/registry.py")
+    seed: int = option(0, "seed of every random draw", low=0)
+    num_rounds: int = option(50, "rounds of training", low=1)
+    num_clients: int = option(
+        0, "clients to wait for; 0: as many as the nodes say there are (`fedapps run`: as the data have, or 20)", low=0
+    )
+    clients_per_round: int = option(5, "clients sampled for training in each round; 0: all", low=0)
+    evaluate_every: int = option(10, "rounds between evaluations of all clients; 0: only after the last round", low=0)
+    checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
+    min_replies: int = option(1, "a round with fewer valid replies counts as failed", low=1)
+    max_failed_rounds: int = option(3, "so many failed rounds in a row end the run", low=1)
+    timeout: float = option(600.0, "seconds that a phase waits for replies", low=0, open_low=True)
+    max_update_norm: float = option(0.0, "bound on the norm of a client's update, over all its arrays; 0: none", low=0)
+    on_large_update: str = option("reject", "leave a larger update out, or clip it to the bound", choices=["reject", "clip"])
+    client_store: str = option(
+        "auto",
+        "where clients keep state: disk (a resume finds it), message (Flower's context); auto: disk with checkpoints",
+        choices=["auto", "disk", "message"],
+    )
+    device: str = option("auto", "auto: the GPU where one is visible", choices=["auto", "cpu", "cuda"])
+    out: str = option("", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)')
+    resume: bool = option(False, "go on from the last checkpoint in `out`")
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=lambda: ModelOptions(name="mlp"))
     train: TrainOptions = field(default_factory=TrainOptions)
-    public: PublicSettings = field(default_factory=PublicSettings)
+    public: PublicOptions = field(default_factory=PublicOptions)
     dp: PrivacyOptions = field(default_factory=PrivacyOptions)
     sites: SiteOptions = field(default_factory=SiteOptions)
-    synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
+    synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     options: Any = field(default_factory=FedAvgOptions)
     base_options: Any = None
     halves: tuple["Settings", ...] = ()
     problem: Any = None
 
-    def __post_init__(self) -> None:
-        check_range("seed", self.seed, 0)
-        check_range("num-rounds", self.num_rounds, 1)
-        check_range("num-clients", self.num_clients, 0)
-        check_range("clients-per-round", self.clients_per_round, 0)
-        check_range("evaluate-every", self.evaluate_every, 0)
-        check_range("checkpoint-every", self.checkpoint_every, 0)
-        check_range("min-replies", self.min_replies, 1)
-        check_range("max-failed-rounds", self.max_failed_rounds, 1)
-        check_range("timeout", self.timeout, 0, open_low=True)
-        _ = self.bound
-        check_choice("client-store", self.client_store, ["auto", "disk", "message"])
+    def check(self) -> None:
+        """Check what belongs together."""
         if self.client_store == "message" and self.checkpoint_every:
             raise ValueError(
                 "client-store = 'message' keeps clients' state nowhere a resume could find it: set checkpoint-every = 0"
             )
-        check_choice("device", self.device, ["auto", "cpu", "cuda"])
+
+    @property
+    def context(self) -> RunContext:
+        """What the task and the method may know of the run beside their own options."""
+        shared = {part.name: getattr(self, part.name) for part in fields(RunContext)}
+        return RunContext(**shared)
+
+    @property
+    def entry(self) -> Method:
+        """The entry of the chosen method."""
+        return METHODS[self.method]
+
+    @property
+    def base(self) -> Method:
+        """The method whose two halves the run uses: the chosen one, or the one whose weights it decides."""
+        return METHODS[self.options.base] if self.entry.wrap else self.entry
 
     @property
     def bound(self) -> UpdateBound:
@@ -121,7 +118,7 @@ class Settings:
     def flat(self) -> dict[str, Value]:
         """Return the settings as Flower's flat configuration, without the tables of other methods and tasks."""
         out: dict[str, Value] = {}
-        tables = {"options": METHODS[self.method].table, "base_options": base_of(self).table, "problem": TASKS[self.task].table}
+        tables = {"options": METHODS[self.method].table, "base_options": self.base.table, "problem": TASKS[self.task].table}
         for part in fields(self):
             value = getattr(self, part.name)
             if part.name in tables:
@@ -144,19 +141,14 @@ class Settings:
         return out
 
 
-def kebab(name: str) -> str:
-    """Return a field's name as a key: ``num_rounds`` -> ``num-rounds``."""
-    return name.rstrip("_").replace("_", "-")
-
-
 def _flatten(instance: Any, table: str) -> dict[str, Value]:
     return {f"{table}.{kebab(f.name)}": getattr(instance, f.name) for f in fields(instance)}
 
 
 def default_config() -> dict[str, Value]:
     """Return every key of every method with its default."""
-    config = Settings().flat() | {"task": "auto", "model.name": "auto"} | _flatten(PublicSettings(), "public")
-    config |= _flatten(PrivacyOptions(), "dp") | _flatten(SiteOptions(), "sites") | _flatten(SyntheticSettings(), "synthetic")
+    config = Settings().flat() | {"task": "auto", "model.name": "auto"} | _flatten(PublicOptions(), "public")
+    config |= _flatten(PrivacyOptions(), "dp") | _flatten(SiteOptions(), "sites") | _flatten(SyntheticOptions(), "synthetic")
     kinds: list[Any] = [*METHODS.values(), *TASKS.values()]
     for kind in kinds:
         if kind.options is not None:
@@ -172,7 +164,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         if key not in known:
             raise UserError(f"unknown setting {key!r}: {nearest(key, known)}all keys are listed in pyproject.toml")
     method = find_method(config.get("method", Settings.method))
-    source = config.get("data.source", DataSettings.source)
+    source = config.get("data.source", DataOptions.source)
     task = task_name(str(_typed("task", config.get("task", "auto"), "")), method.tasks)
     if task == "classification" and source == "digits" and not config.get("sites.labels"):
         task = "digits"
@@ -213,13 +205,6 @@ def _halves(options: Any, config: Mapping[str, Any]) -> tuple[Settings, ...]:
         except UserError as error:
             raise UserError(f"warm-start.{key} = {method!r}: {error}") from None
     return tuple(found)
-
-
-def find_method(name: Any) -> Method:
-    """Return the method of this name, or raise ``UserError`` naming the nearest one."""
-    if name not in METHODS:
-        raise UserError(f"method = {name!r}: {nearest(str(name), METHODS)}'fedapps methods' lists all {len(METHODS)}")
-    return METHODS[name]
 
 
 def _table(kind: Any, table: str, config: Mapping[str, Any]) -> Any:

@@ -18,14 +18,15 @@ from flwr.common.config import parse_config_args
 from flwr.proto.federation_config_pb2 import SimulationConfig
 from flwr.serverapp import ServerApp
 
+from fedapps.assembly import build_strategy, build_task
 from fedapps.cli import parse
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.methods import METHODS, build_strategy
-from fedapps.run_command import check_sizes, settings_of
+from fedapps.methods import METHODS
+from fedapps.prepare import check_sizes
+from fedapps.run_command import settings_of
 from fedapps.settings import default_config, read_settings
 from fedapps.sweep.plan import read_plan
-from fedapps.tasks.registry import build_task
 from fedapps.toml_text import toml_value
 from strategies import AAggFFD, FedAvg
 

@@ -1,59 +1,21 @@
 """The server's unlabelled images, on which it distils: a folder or hub data set whose labels are never read, or bundled photographs."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from algorithms.boosting.distillation import Distiller
 from algorithms.common.seeds import generator
 from fedapps.data.images import read_pixels
+from fedapps.data.options import PublicOptions
 from fedapps.errors import UserError
-
-if TYPE_CHECKING:
-    from fedapps.tasks.classification import Classification
 
 #: Patches that are cut from the photographs where ``public.samples`` is 0.
 PATCHES = 4000
 Shape = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class PublicSettings:
-    """The settings under ``public.``; methods that distil use them.
-
-    source: a folder or hub data set; "photos": patches of the two photographs that come with scikit-learn; "auto": these for the
-        digits, else there is none.
-    split, image: as under ``data.``.
-    resize: side to which the largest middle square of every image is brought, with the task's number of channels; 0: they must have
-        the shape of the task's images.
-    samples: use only so many, evenly spaced; 0: all (4000 patches).
-    """
-
-    source: str = "auto"
-    split: str = "train"
-    image: str = ""
-    resize: int = 0
-    samples: int = 0
-
-    def __post_init__(self) -> None:
-        for key, value in (("resize", self.resize), ("samples", self.samples)):
-            if value < 0:
-                raise ValueError(f"{key} = {value}: must be at least 0")
-
-
-def distiller_of(task: "Classification") -> Distiller:
-    """Return the task's net and the public images as tensors, on the device of the task. Raises ``UserError`` where there are none."""
-    shape: Shape = tuple(task.images.pixels.shape[1:])
-    pixels = load_public(task.settings.public, shape, task.settings.task, task.settings.seed)
-    return Distiller(task.model_fn(0), torch.from_numpy(pixels).to(task.device))
-
-
-def load_public(settings: PublicSettings, shape: Shape, task: str, seed: int) -> npt.NDArray[np.float32]:
+def load_public(options: PublicOptions, shape: Shape, task: str, seed: int) -> npt.NDArray[np.float32]:
     """Return the public images (m, C, H, W) in [0, 1], of the task's ``shape`` (C, H, W). Raises ``UserError``."""
-    source = settings.source
+    source = options.source
     if source == "auto":
         if task != "digits":
             raise UserError(
@@ -62,18 +24,18 @@ def load_public(settings: PublicSettings, shape: Shape, task: str, seed: int) ->
             )
         source = "photos"
     if source == "photos":
-        if settings.resize:
-            raise UserError(f"public.resize = {settings.resize}: patches of the photographs have the task's shape: leave it 0")
-        return patches(settings.samples or PATCHES, shape, generator(seed, "photos"))
-    pixels = read_pixels(source, settings.split, settings.image, settings.resize)
-    if 0 < settings.samples < len(pixels):
-        pixels = pixels[np.arange(settings.samples) * len(pixels) // settings.samples]
+        if options.resize:
+            raise UserError(f"public.resize = {options.resize}: patches of the photographs have the task's shape: leave it 0")
+        return patches(options.samples or PATCHES, shape, generator(seed, "photos"))
+    pixels = read_pixels(source, options.split, options.image, options.resize)
+    if 0 < options.samples < len(pixels):
+        pixels = pixels[np.arange(options.samples) * len(pixels) // options.samples]
     values = pixels.astype(np.float32) / np.float32(255)
-    if settings.resize and values.shape[1] != shape[0]:
+    if options.resize and values.shape[1] != shape[0]:
         values = np.repeat(values.mean(1, keepdims=True), shape[0], axis=1)
     if values.shape[1:] != shape:
         raise UserError(
-            f"public.source = {settings.source!r}: its images are {_size(values.shape[1:])}, the task's {_size(shape)}: "
+            f"public.source = {options.source!r}: its images are {_size(values.shape[1:])}, the task's {_size(shape)}: "
             + (f"set public.resize = {shape[1]}" if shape[1] == shape[2] else "name a set of the same shape")
         )
     return np.ascontiguousarray(values)

@@ -1,26 +1,29 @@
 """Sums of weak learners: FFGB and its forms."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from clients import FFGBClient
-from clients.base.store import Store
-from fedapps.methods.method import Method
-from fedapps.tasks.boosting_oracles import check_learner, oracle_of
+import clients
+from fedapps.methods.method import ClientFactory, Method, StrategyFactory
+from fedapps.tasks.context import RunContext
 from strategies import FFGB, FFGBOptions
+
+if TYPE_CHECKING:
+    from clients.base.store import Store
 
 BOOSTED_TASKS = ("classification", "digits", "tabular")
 
 
-def boosting(variant: str) -> Callable[[Any, Any, int], Strategy]:
+def boosting(variant: str) -> StrategyFactory:
     """Return a factory of the server half of a form of FFGB."""
 
-    def build(options: FFGBOptions, task: Any, seed: int) -> Strategy:
+    def build(options: FFGBOptions, task: Any, context: RunContext) -> Strategy:
+        from fedapps.tasks.boosting_oracles import check_learner
+
         check_learner(options, variant)
-        rounds = task.settings.num_rounds
+        rounds = context.num_rounds
         if options.at_once and rounds > 1:
             raise ValueError(f"at-once = {options.at_once}, num-rounds = {rounds}: there is one round, set num-rounds = 1")
         return FFGB(options, variant)
@@ -28,12 +31,14 @@ def boosting(variant: str) -> Callable[[Any, Any, int], Strategy]:
     return build
 
 
-def boosting_client(variant: str) -> Callable[[Any, int | str, int, Store], NumPyClient]:
+def boosting_client(variant: str) -> ClientFactory:
     """Return a factory of clients that fit the weak learners of a form of FFGB."""
 
-    def build(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
-        data, oracle = task.client_data(client_id, num_clients), oracle_of(task, task.settings.options, variant)
-        return FFGBClient(data, oracle, task.num_outputs, client_id, store, task.objective)
+    def build(options: FFGBOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+        from fedapps.tasks.boosting_oracles import oracle_of
+
+        data, oracle = task.client_data(client_id, num_clients), oracle_of(task, options, variant)
+        return clients.FFGBClient(data, oracle, task.num_outputs, client_id, store, task.objective)
 
     return build
 

@@ -1,16 +1,20 @@
 """Methods for constrained problems: Frank-Wolfe and projections."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from clients import FedFWClient, ProjectedClient
-from clients.base.store import Store
-from clients.families.problems import ConstrainedClient
-from fedapps.methods.method import Method
+import clients
+from fedapps.methods.method import ClientFactory, Method, StrategyFactory
+from fedapps.tasks.context import RunContext
 from strategies import FedFW, FedFWOptions, ProjectedFedAvg, ProjectedOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clients.base.store import Store
+    from clients.families.problems import ConstrainedClient
 
 CONSTRAINED_TASKS = ("lasso", "sparse-logistic", "matrix-completion", "qap", "constrained-classification")
 
@@ -25,19 +29,19 @@ CONSTRAINED_JOB: dict[str, bool | int | float | str] = {
 }
 
 
-def constrained_client(kind: type[ConstrainedClient]) -> Callable[[Any, int | str, int, Store], NumPyClient]:
-    """Return a factory of clients with the task's f_i and domain."""
+def constrained_client(kind: "Callable[[], type[ConstrainedClient]]") -> ClientFactory:
+    """Return a factory of clients with the task's f_i and domain; ``kind()``, called late, is their class."""
 
-    def build(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
-        return kind(task.problem(client_id, num_clients), task.domain, client_id, store)
+    def build(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+        return kind()(task.problem(client_id, num_clients), task.domain, client_id, store)
 
     return build
 
 
-def frank_wolfe(variant: str) -> Callable[[Any, Any, int], Strategy]:
+def frank_wolfe(variant: str) -> StrategyFactory:
     """Return a factory of the server half of a variant; the task says what the options leave to it."""
 
-    def build(options: FedFWOptions, task: Any, seed: int) -> Strategy:
+    def build(options: FedFWOptions, task: Any, context: RunContext) -> Strategy:
         lambda_0 = task.lambda_0[variant == "fedfw-plus"]
         return FedFW(task.domain, options, variant, lambda_0=lambda_0, measure=task.measure)
 
@@ -50,7 +54,7 @@ METHODS: dict[str, Method] = {
         paper="Dadras, Prakhya, Yurtsever 2022",
         trait="constrains",
         strategy=frank_wolfe("fedfw"),
-        client=constrained_client(FedFWClient),
+        client=constrained_client(lambda: clients.FedFWClient),
         options=FedFWOptions,
         table="fedfw",
         tasks=CONSTRAINED_TASKS,
@@ -61,7 +65,7 @@ METHODS: dict[str, Method] = {
         paper="Dadras, Prakhya, Yurtsever 2022 (FedFW+)",
         trait="constrains",
         strategy=frank_wolfe("fedfw-plus"),
-        client=constrained_client(FedFWClient),
+        client=constrained_client(lambda: clients.FedFWClient),
         options=FedFWOptions,
         table="fedfw",
         tasks=CONSTRAINED_TASKS,
@@ -72,7 +76,7 @@ METHODS: dict[str, Method] = {
         paper="Dadras, Prakhya, Yurtsever 2022 (equation 3)",
         trait="constrains",
         strategy=frank_wolfe("naive-fw"),
-        client=constrained_client(FedFWClient),
+        client=constrained_client(lambda: clients.FedFWClient),
         options=FedFWOptions,
         table="fedfw",
         tasks=CONSTRAINED_TASKS,
@@ -82,10 +86,10 @@ METHODS: dict[str, Method] = {
         summary="FedAvg with a projection onto the constraint after every step",
         paper="baseline",
         trait="constrains",
-        strategy=lambda options, task, seed: ProjectedFedAvg(
+        strategy=lambda options, task, context: ProjectedFedAvg(
             task.domain, options, learning_rate=task.learning_rate, measure=task.measure
         ),
-        client=constrained_client(ProjectedClient),
+        client=constrained_client(lambda: clients.ProjectedClient),
         options=ProjectedOptions,
         table="projected",
         tasks=CONSTRAINED_TASKS,

@@ -1,17 +1,34 @@
 """FFGB-distill and what its paper compares it with, which learn one network."""
 
-from clients import FedAvgClient, FedDynClient, FFGBDistillClient
-from fedapps.data.public import distiller_of
+from typing import TYPE_CHECKING, Any
+
+import clients
 from fedapps.methods.method import IMAGE_TASKS, Method, torch_client
+from fedapps.tasks.context import RunContext
 from strategies import FedAvgDistill, FedAvgDistillOptions, FedDyn, FedDynOptions, FFGBDistill, FFGBDistillOptions
+
+if TYPE_CHECKING:
+    from algorithms.boosting.distillation import Distiller
+
+
+def distiller_of(task: Any, context: RunContext) -> "Distiller":
+    """Return the task's net and the public images as tensors, on the task's device. Raises ``UserError`` where there are none."""
+    import torch
+
+    from algorithms.boosting.distillation import Distiller
+    from fedapps.data.public import load_public
+
+    pixels = load_public(context.public, task.image_shape, task.name, context.seed)
+    return Distiller(task.model_fn(0), torch.from_numpy(pixels).to(task.device))
+
 
 METHODS: dict[str, Method] = {
     "ffgb-distill": Method(
         summary="boosting of functions: clients send weak learners, the server distils the ensemble into one network",
         paper="Shen et al. 2022 (FFGB-distill)",
         trait="boosts",
-        strategy=lambda options, task, seed: FFGBDistill(distiller_of(task), options, seed),
-        client=torch_client(FFGBDistillClient),
+        strategy=lambda options, task, context: FFGBDistill(distiller_of(task, context), options, context.seed),
+        client=torch_client(lambda: clients.FFGBDistillClient),
         options=FFGBDistillOptions,
         table="ffgb-distill",
         tasks=IMAGE_TASKS,
@@ -22,8 +39,8 @@ METHODS: dict[str, Method] = {
         summary="FedAvg whose server distils the clients' mean output instead of averaging parameters",
         paper="Lin et al. 2020",
         trait="one global model",
-        strategy=lambda options, task, seed: FedAvgDistill(distiller_of(task), options, seed),
-        client=torch_client(FedAvgClient),
+        strategy=lambda options, task, context: FedAvgDistill(distiller_of(task, context), options, context.seed),
+        client=torch_client(lambda: clients.FedAvgClient),
         options=FedAvgDistillOptions,
         table="fedavg-distill",
         tasks=IMAGE_TASKS,
@@ -34,8 +51,8 @@ METHODS: dict[str, Method] = {
         summary="linear corrections at clients and server make local and global optima agree",
         paper="Acar et al. 2021",
         trait="one global model",
-        strategy=lambda options, task, seed: FedDyn(options),
-        client=torch_client(FedDynClient),
+        strategy=lambda options, task, context: FedDyn(options),
+        client=torch_client(lambda: clients.FedDynClient),
         options=FedDynOptions,
         table="feddyn",
     ),

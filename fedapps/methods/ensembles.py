@@ -1,14 +1,16 @@
 """Weights of an ensemble of predictors that are there before: FedBoost and AFLBoost."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.client import NumPyClient
 
-from clients.base.store import Store
-from clients.fedboost import FedBoostClient
+import clients
 from fedapps.methods.method import Method
 from fedapps.tasks.predictor_library import Library
 from strategies import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
+
+if TYPE_CHECKING:
+    from clients.base.store import Store
 
 ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
 
@@ -16,9 +18,9 @@ ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
 ENSEMBLE_JOB = {"num-clients": 100, "clients-per-round": 0, "num-rounds": 200, "evaluate-every": 20, "checkpoint-every": 100}
 
 
-def ensemble_client(task: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+def ensemble_client(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
     """Return a client that scores ensembles on the task's samples."""
-    return FedBoostClient(task.client_data(client_id, num_clients), store)
+    return clients.FedBoostClient(task.client_data(client_id, num_clients), store)
 
 
 def library_of(task: Any, options: FedBoostOptions) -> Any:
@@ -37,7 +39,7 @@ METHODS: dict[str, Method] = {
         summary="weights of an ensemble of pre-trained predictors, a few of them sent a round",
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts",
-        strategy=lambda options, task, seed: FedBoost(library_of(task, options), options, seed),
+        strategy=lambda options, task, context: FedBoost(library_of(task, options), options, context.seed),
         client=ensemble_client,
         options=FedBoostOptions,
         table="fedboost",
@@ -48,7 +50,7 @@ METHODS: dict[str, Method] = {
         summary="FedBoost for the worst client: weights of clients rise with their losses",
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts, re-weights",
-        strategy=lambda options, task, seed: AFLBoost(library_of(task, options), options, seed),
+        strategy=lambda options, task, context: AFLBoost(library_of(task, options), options, context.seed),
         client=ensemble_client,
         options=AFLBoostOptions,
         table="aflboost",

@@ -3,8 +3,8 @@
 from dataclasses import make_dataclass
 from typing import Any
 
+import clients
 from algorithms.common.checks import check_choice
-from clients import FedAvgClient, PropFairClient
 from fedapps.methods.method import Method, torch_client
 from strategies import (
     AFL,
@@ -69,8 +69,8 @@ METHODS: dict[str, Method] = {
         summary="clients count by a power of their loss, the step by a Lipschitz estimate",
         paper="Li et al. 2020 (q-FFL)",
         trait="re-weights",
-        strategy=lambda options, task, seed: QFedAvg(options),
-        client=torch_client(FedAvgClient),
+        strategy=lambda options, task, context: QFedAvg(options),
+        client=torch_client(lambda: clients.FedAvgClient),
         options=QFedAvgOptions,
         table="q-fedavg",
     ),
@@ -86,8 +86,8 @@ METHODS: dict[str, Method] = {
         summary="shortest mixture of the clients' unit updates (FedMGDA+)",
         paper="Hu et al. 2022",
         trait="re-weights",
-        strategy=lambda options, task, seed: FedMGDA(options),
-        client=torch_client(FedAvgClient),
+        strategy=lambda options, task, context: FedMGDA(options),
+        client=torch_client(lambda: clients.FedAvgClient),
         options=FedMGDAOptions,
         table="fedmgda",
     ),
@@ -95,8 +95,8 @@ METHODS: dict[str, Method] = {
         summary="clients minimise -log(M - loss): proportional fairness",
         paper="Zhang et al. 2022",
         trait="re-weights",
-        strategy=lambda options, task, seed: PropFair(options),
-        client=torch_client(PropFairClient),
+        strategy=lambda options, task, context: PropFair(options),
+        client=torch_client(lambda: clients.PropFairClient),
         options=PropFairOptions,
         table="propfair",
     ),

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from clients import FedAvgClient
-from clients.base.store import Store
+from algorithms.common.options import Options
+from fedapps.tasks.context import RunContext
 
-if TYPE_CHECKING:
-    from fedapps.tasks.classification import Classification
+if TYPE_CHECKING:  # the table of methods is read by commands that train nothing: PyTorch would take them seconds
+    from clients import FedAvgClient
+    from clients.base.store import Store
 
+StrategyFactory = Callable[[Any, Any, RunContext], Strategy]
+ClientFactory = Callable[[Any, Any, int | str, int, "Store"], NumPyClient]
 
 IMAGE_TASKS = ("classification", "digits")
 
@@ -21,7 +24,8 @@ IMAGE_TASKS = ("classification", "digits")
 class Method:
     """One method.
 
-    Two halves: ``strategy(options, task, seed) -> Strategy``; ``client(task, client_id, num_clients, store) -> NumPyClient``. Or
+    Two halves: ``strategy(options, task, context) -> Strategy``;
+    ``client(options, task, client_id, num_clients, store) -> NumPyClient``. Or
     ``wrap(strategy, options) -> Strategy``: it decides the weights of another method, which its options name as ``base``, and has the
     halves of that one. Or none of these: warm-start has the halves of two others. ``all_clients``: every client takes part in every
     round. ``public``: the server distils on its unlabelled images (table ``public``). ``options``: dataclass of the method's own
@@ -33,12 +37,12 @@ class Method:
     summary: str
     paper: str
     trait: str
-    strategy: Callable[[Any, Any, int], Strategy] | None = None
-    client: Callable[[Any, int | str, int, Store], NumPyClient] | None = None
+    strategy: StrategyFactory | None = None
+    client: ClientFactory | None = None
     wrap: Callable[[Strategy, Any], Strategy] | None = None
     all_clients: bool = False
     public: bool = False
-    options: type | None = None
+    options: type[Options] | None = None
     table: str = ""
     tasks: tuple[str, ...] = ("classification", "digits", "tabular", "text", "speech", "text-pairs", "words")
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -46,11 +50,11 @@ class Method:
     synthetic: bool = False
 
 
-def torch_client(kind: type[FedAvgClient]) -> Callable[[Any, int | str, int, Store], NumPyClient]:
-    """Return a factory of clients that train the task's torch model."""
+def torch_client(kind: "Callable[[], type[FedAvgClient]]") -> ClientFactory:
+    """Return a factory of clients that train the task's torch model; ``kind()``, called late, is their class."""
 
-    def build(task: "Classification", client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+    def build(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
         data = task.client_data(client_id, num_clients)
-        return kind(task.model_fn, data, client_id, store, task.work_model(), task.objective)
+        return kind()(task.model_fn, data, client_id, store, task.work_model(), task.objective)
 
     return build

@@ -1,13 +1,13 @@
 """Methods after which every client has a model of its own: SuPerFed and what its chapter compares it with."""
 
-from collections.abc import Callable
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from clients import APFLClient, DittoClient, FedRepClient, LocalClient, PartialClient, PFedMeClient, SuPerFedClient
+import clients
 from fedapps.errors import UserError
-from fedapps.methods.method import Method, torch_client
+from fedapps.methods.method import Method, StrategyFactory, torch_client
+from fedapps.tasks.context import RunContext
 from strategies import (
     APFL,
     APFLOptions,
@@ -24,24 +24,24 @@ from strategies import (
 )
 
 
-def sharing(share: str) -> Callable[[Any, Any, int], Strategy]:
+def sharing(share: str) -> StrategyFactory:
     """Return a factory of the server half that shares one part of the task's model: "body" or "head"."""
 
-    def build(options: FedRepOptions | None, task: Any, seed: int) -> Strategy:
+    def build(options: FedRepOptions | None, task: Any, context: RunContext) -> Strategy:
         model = task.work_model()
         strategy = FedRep(model.head, options) if options else PartialSharing(model.head, share)
         try:
             strategy.check(list(model.state_dict()))
         except ValueError as error:
-            raise UserError(f"model.name = {task.settings.model.name!r}: {error}") from None
+            raise UserError(f"model.name = {context.model.name!r}: {error}") from None
         return strategy
 
     return build
 
 
-def pfedme(options: PFedMeOptions, task: Any, seed: int) -> Strategy:
+def pfedme(options: PFedMeOptions, task: Any, context: RunContext) -> Strategy:
     """Return the server half of pFedMe. Raises ``UserError`` where the step of w_i would go beyond theta_i."""
-    rate = options.rate or task.settings.train.learning_rate
+    rate = options.rate or context.train.learning_rate
     if options.lambda_ * rate > 1:
         raise UserError(
             f"pfedme.lambda = {options.lambda_:g}, but the rate is {rate:g}: their product must be at most 1: choose "
@@ -55,15 +55,15 @@ METHODS: dict[str, Method] = {
         summary="no federation: every client trains alone",
         paper="baseline",
         trait="personalises",
-        strategy=lambda options, task, seed: Local(),
-        client=torch_client(LocalClient),
+        strategy=lambda options, task, context: Local(),
+        client=torch_client(lambda: clients.LocalClient),
     ),
     "superfed-mm": Method(
         summary="federated and personal model mixed at random, one weight a model",
         paper="Hahn et al. 2022 (SuPerFed-MM)",
         trait="personalises",
-        strategy=lambda options, task, seed: SuPerFed(options, mixing="model"),
-        client=torch_client(SuPerFedClient),
+        strategy=lambda options, task, context: SuPerFed(options, mixing="model"),
+        client=torch_client(lambda: clients.SuPerFedClient),
         options=SuPerFedOptions,
         table="superfed",
     ),
@@ -71,8 +71,8 @@ METHODS: dict[str, Method] = {
         summary="federated and personal model mixed at random, one weight a layer",
         paper="Hahn et al. 2022 (SuPerFed-LM)",
         trait="personalises",
-        strategy=lambda options, task, seed: SuPerFed(options, mixing="layer"),
-        client=torch_client(SuPerFedClient),
+        strategy=lambda options, task, context: SuPerFed(options, mixing="layer"),
+        client=torch_client(lambda: clients.SuPerFedClient),
         options=SuPerFedOptions,
         table="superfed",
     ),
@@ -81,21 +81,21 @@ METHODS: dict[str, Method] = {
         paper="Arivazhagan et al. 2019",
         trait="personalises",
         strategy=sharing("body"),
-        client=torch_client(PartialClient),
+        client=torch_client(lambda: clients.PartialClient),
     ),
     "lg-fedavg": Method(
         summary="averages the head of the model; every client keeps its own body",
         paper="Liang et al. 2020",
         trait="personalises",
         strategy=sharing("head"),
-        client=torch_client(PartialClient),
+        client=torch_client(lambda: clients.PartialClient),
     ),
     "fedrep": Method(
         summary="FedPer whose clients first fit their head, then the body",
         paper="Collins et al. 2021",
         trait="personalises",
         strategy=sharing("body"),
-        client=torch_client(FedRepClient),
+        client=torch_client(lambda: clients.FedRepClient),
         options=FedRepOptions,
         table="fedrep",
     ),
@@ -103,8 +103,8 @@ METHODS: dict[str, Method] = {
         summary="a mixture of the global model and the client's own, its weight fixed or learned",
         paper="Deng, Kamani, Mahdavi 2020",
         trait="personalises",
-        strategy=lambda options, task, seed: APFL(options),
-        client=torch_client(APFLClient),
+        strategy=lambda options, task, context: APFL(options),
+        client=torch_client(lambda: clients.APFLClient),
         options=APFLOptions,
         table="apfl",
     ),
@@ -113,7 +113,7 @@ METHODS: dict[str, Method] = {
         paper="Dinh, Tran, Nguyen 2020",
         trait="personalises",
         strategy=pfedme,
-        client=torch_client(PFedMeClient),
+        client=torch_client(lambda: clients.PFedMeClient),
         options=PFedMeOptions,
         table="pfedme",
     ),
@@ -121,8 +121,8 @@ METHODS: dict[str, Method] = {
         summary="FedAvg, and beside it a personal model that is pulled to the global one",
         paper="Li et al. 2021",
         trait="personalises",
-        strategy=lambda options, task, seed: Ditto(options),
-        client=torch_client(DittoClient),
+        strategy=lambda options, task, context: Ditto(options),
+        client=torch_client(lambda: clients.DittoClient),
         options=DittoOptions,
         table="ditto",
     ),

@@ -1,22 +1,19 @@
 """Methods that make a set of synthetic images: FedEvg, and averaged generators."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+import clients
 from algorithms.common.checks import check_choice
 from algorithms.common.seeds import derived_seed
-from clients import FedCGANClient, FedCVAEClient, FedEvgClient
-from clients.base.store import Store
-from fedapps.methods.method import IMAGE_TASKS, Method
-from fedapps.models.generative_nets import ACGAN, CVAE, ENERGY_NETS, build_energy_net, build_generator
-from fedapps.tasks.synthetic_sets import SetJudge
+from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory
+from fedapps.tasks.context import RunContext
 from strategies import FedEvg, FedEvgOptions, FedGenerator, GeneratorOptions
 
 if TYPE_CHECKING:
-    from fedapps.tasks.classification import Classification
+    from clients.base.store import Store
 
 
 SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
@@ -33,50 +30,56 @@ SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
 }
 
 
-def evg_strategy(options: FedEvgOptions, task: "Classification", seed: int) -> Strategy:
+def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Strategy:
     """Return the server half of FedEvg on the task's images."""
+    from fedapps.models.generative_nets import ENERGY_NETS
+    from fedapps.tasks.set_evaluator import SetEvaluator
+
     check_choice("net", options.net, ENERGY_NETS)
-    judge = SetJudge(task)
-    judge.check()
-    return FedEvg(task.image_shape, task.num_outputs, judge, options, task.settings.synthetic.samples, seed)
+    evaluator = SetEvaluator(task)
+    evaluator.check()
+    return FedEvg(task.image_shape, task.num_outputs, evaluator, options, context.synthetic.samples, context.seed)
 
 
-def evg_client(task: "Classification", client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
+def evg_client(options: FedEvgOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
     """Return a client with an energy net of its own."""
-    shape, name = task.image_shape, task.settings.options.net
+    from fedapps.models.generative_nets import build_energy_net
 
     def net_fn(seed: int) -> Any:
-        return build_energy_net(name, shape, task.num_outputs, seed).to(task.device)
+        return build_energy_net(options.net, task.image_shape, task.num_outputs, seed).to(task.device)
 
     data = task.client_data(client_id, num_clients)
-    return FedEvgClient(net_fn, task.model_fn, data, client_id, store, task.work_model(), task.objective)
+    return clients.FedEvgClient(net_fn, task.model_fn, data, client_id, store, task.work_model(), task.objective)
 
 
-def generator_of(kind: type, task: "Classification", seed: int) -> Any:
-    """Return a generative net for the task's images, with weights drawn from ``seed``."""
-    shape, hidden = task.image_shape, task.settings.options.hidden
-    return build_generator(kind, shape, task.num_outputs, hidden, seed).to(task.device)
+def generator_of(name: str, options: GeneratorOptions, task: Any, seed: int) -> Any:
+    """Return the generative net ``name`` ("acgan" or "cvae") for the task's images, with weights drawn from ``seed``."""
+    from fedapps.models.generative_nets import GENERATORS, build_generator
+
+    return build_generator(GENERATORS[name], task.image_shape, task.num_outputs, options.hidden, seed).to(task.device)
 
 
-def generator_strategy(kind: type) -> Callable[[Any, Any, int], Strategy]:
+def generator_strategy(name: str) -> StrategyFactory:
     """Return a factory of the server half that averages such nets."""
 
-    def build(options: GeneratorOptions, task: "Classification", seed: int) -> Strategy:
-        judge = SetJudge(task)
-        judge.check()
-        net = generator_of(kind, task, derived_seed(seed, "model"))
-        return FedGenerator(net, judge, task.num_outputs, task.settings.synthetic.samples, seed)
+    def build(options: GeneratorOptions, task: Any, context: RunContext) -> Strategy:
+        from fedapps.tasks.set_evaluator import SetEvaluator
+
+        evaluator = SetEvaluator(task)
+        evaluator.check()
+        net = generator_of(name, options, task, derived_seed(context.seed, "model"))
+        return FedGenerator(net, evaluator, task.num_outputs, context.synthetic.samples, context.seed)
 
     return build
 
 
-def generator_client(half: Any, kind: type) -> Callable[[Any, int | str, int, Store], NumPyClient]:
+def generator_client(name: str) -> ClientFactory:
     """Return a factory of clients that train such a net."""
 
-    def build(task: "Classification", client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
-        data, net = task.client_data(client_id, num_clients), generator_of(kind, task, 0)
-        client: NumPyClient = half(net, task.model_fn, data, client_id, store, task.work_model(), task.objective)
-        return client
+    def build(options: GeneratorOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+        data, net = task.client_data(client_id, num_clients), generator_of(name, options, task, 0)
+        half = clients.FedCGANClient if name == "acgan" else clients.FedCVAEClient
+        return half(net, task.model_fn, data, client_id, store, task.work_model(), task.objective)
 
     return build
 
@@ -99,8 +102,8 @@ METHODS: dict[str, Method] = {
         summary="a conditional GAN averaged over clients; the server draws synthetic data from it",
         paper="Rasouli et al. 2020 (FedGAN)",
         trait="makes data",
-        strategy=generator_strategy(ACGAN),
-        client=generator_client(FedCGANClient, ACGAN),
+        strategy=generator_strategy("acgan"),
+        client=generator_client("acgan"),
         options=GeneratorOptions,
         table="fedcgan",
         tasks=IMAGE_TASKS,
@@ -112,8 +115,8 @@ METHODS: dict[str, Method] = {
         summary="a conditional variational autoencoder averaged over clients, used likewise",
         paper="baseline of Hahn 2024",
         trait="makes data",
-        strategy=generator_strategy(CVAE),
-        client=generator_client(FedCVAEClient, CVAE),
+        strategy=generator_strategy("cvae"),
+        client=generator_client("cvae"),
         options=GeneratorOptions,
         table="fedcvae",
         tasks=IMAGE_TASKS,

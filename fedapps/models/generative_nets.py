@@ -205,3 +205,6 @@ def _middle(x: Tensor, shape: Shape) -> Tensor:
 def _padded(x: Tensor, side: int, value: float) -> Tensor:
     top, left = (side - x.shape[-2]) // 2, (side - x.shape[-1]) // 2
     return functional.pad(x, (left, side - x.shape[-1] - left, top, side - x.shape[-2] - top), value=value)
+
+
+GENERATORS: dict[str, type[ACGAN] | type[CVAE]] = {"acgan": ACGAN, "cvae": CVAE}

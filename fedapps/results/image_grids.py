@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from fedapps.tasks.synthetic_sets import save_set
+from fedapps.data.sample_sets import save_set
 from strategies.base.rounds import Round
 from strategies.families.sample_sets import Synthetic
 

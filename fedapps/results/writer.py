@@ -21,7 +21,6 @@ from algorithms.common.measures import describe_clients, gini, parity_gap
 from fedapps import __version__
 from fedapps.toml_text import Value
 from fedapps.errors import UserError
-from fedapps.settings import Settings, default_config
 from fedapps.toml_text import read_toml, to_toml
 from strategies.base.messages import innermost
 from strategies.private import Private
@@ -49,14 +48,17 @@ MAX_WEIGHTS = 100_000
 class Recorder:
     """Callback that records rounds into ``folder``."""
 
-    def __init__(self, folder: Path, settings: Settings, task: str, done: int = 0, strategy: Any = None) -> None:
+    def __init__(
+        self, folder: Path, config: Mapping[str, Value], task: str, done: int = 0, strategy: Any = None
+    ) -> None:
         """Open the folder; ``done``: rounds that a checkpoint already holds (later lines are dropped).
 
+        ``config``: the run's settings, with dotted keys.
         ``strategy``: one with ``last_weights``, a dictionary from client to weight, has them recorded.
         """
         self.folder = folder
         self.strategy = strategy
-        self.num_rounds = settings.num_rounds
+        self.num_rounds = int(config["num-rounds"])
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows = [row for row in read_rounds(folder) if row["round"] <= done]
         self.last_evaluation: dict[str, float] = {}
@@ -65,8 +67,8 @@ class Recorder:
         self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
         for row in rows:
             self._count(row)
-        self.facts = {"method": settings.method, "task": task, "seed": settings.seed, "num-rounds": settings.num_rounds}
-        stored = {k: v for k, v in settings.flat().items() if k not in ("out", "resume")}
+        self.facts = {"method": config["method"], "task": task, "seed": config["seed"], "num-rounds": self.num_rounds}
+        stored = {k: v for k, v in config.items() if k not in ("out", "resume")}
         (folder / "settings.toml").write_text(
             to_toml(stored | {f"versions.{k}": v for k, v in versions().items()}), encoding="utf-8"
         )
@@ -257,18 +259,15 @@ def set_status(folder: Path, status: str, error: str = "") -> None:
         write_text(path, json.dumps(summary | {"status": status} | ({"error": error} if error else {}), indent=1))
 
 
-def check_resumable(folder: Path, settings: Settings) -> None:
-    """Raise ``UserError`` unless ``folder`` holds a run made with these settings."""
+def check_resumable(folder: Path, config: Mapping[str, Value], defaults: Mapping[str, Value]) -> None:
+    """Raise ``UserError`` unless ``folder`` holds a run made with the settings ``config``; ``defaults``: those of every setting."""
     if not (folder / "settings.toml").exists():
         raise UserError(f"{folder} holds no run to resume: leave --resume out, or name the folder with --out")
     before = {k: v for k, v in read_toml(folder / "settings.toml").items() if not k.startswith("versions.")}
-    now: dict[str, Value] = settings.flat()
-    before = {
-        key: value for key, value in default_config().items() if key in now
-    } | before  # of a run before there was the setting
-    for key in sorted(set(before) | set(now)):
-        if key not in FREE and before.get(key) != now.get(key):
+    before = {key: value for key, value in defaults.items() if key in config} | before  # of a run before there was the setting
+    for key in sorted(set(before) | set(config)):
+        if key not in FREE and before.get(key) != config.get(key):
             raise UserError(
-                f"{folder} was run with {key} = {before.get(key)!r}, now it is {now.get(key)!r}: resume with the same settings, "
+                f"{folder} was run with {key} = {before.get(key)!r}, now it is {config.get(key)!r}: resume with the same settings, "
                 "or start a new run in another folder"
             )

@@ -19,12 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from fedapps.cli import INTERRUPTED
-from fedapps.errors import RunFailed, UserError
+from fedapps.errors import INTERRUPTED, RunFailed, UserError
+from fedapps.prepare import checked, prepare_folder
 from fedapps.progress import RoundReader
 from fedapps.results.reader import read_run
 from fedapps.results.writer import FREE, set_status, status_of
-from fedapps.run_command import checked, prepare_folder
 from fedapps.settings import default_config, read_settings
 from fedapps.sweep.grid import RESERVED
 from fedapps.sweep.page import write_page

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.common.checks import check_choice, nearest
+from algorithms.common.options import kebab
 from fedapps.errors import UserError
-from fedapps.settings import default_config, kebab, read_settings
+from fedapps.settings import default_config, read_settings
 from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
 
 SEED = "seed"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.errors import UserError
-from fedapps.run_command import completed
+from fedapps.prepare import completed
 from fedapps.settings import default_config, read_settings
 from fedapps.sweep.grid import RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweep.pool import Cell

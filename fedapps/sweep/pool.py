@@ -116,8 +116,8 @@ def run_cell(cell: Cell, after: Callable[[Cell], None] | None = None) -> dict[st
 
     from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
+    from fedapps.prepare import prepare_folder
     from fedapps.run import execute
-    from fedapps.run_command import prepare_folder
     from fedapps.settings import read_settings
 
     torch.set_num_threads(1)

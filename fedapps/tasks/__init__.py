@@ -1,1 +1,25 @@
-"""Data, model, objective and measures together, by name."""
+"""Data, model, objective and measures together, by name. ``registry.py`` is the table of them."""
+
+from typing import TYPE_CHECKING
+
+from algorithms.common.lazy import late_exports
+
+if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which takes seconds and 200 MB
+    from fedapps.tasks.classification import Classification as Classification
+    from fedapps.tasks.classification import Digits as Digits
+    from fedapps.tasks.constrained_classification import ConstrainedClassification as ConstrainedClassification
+    from fedapps.tasks.convex import Lasso as Lasso
+    from fedapps.tasks.convex import Qap as Qap
+    from fedapps.tasks.convex import SparseLogistic as SparseLogistic
+    from fedapps.tasks.densities import PointMass as PointMass
+    from fedapps.tasks.densities import Unigram as Unigram
+    from fedapps.tasks.ensemble_classification import EnsembleClassification as EnsembleClassification
+    from fedapps.tasks.matrix_completion import Completion as Completion
+    from fedapps.tasks.next_character import Text as Text
+    from fedapps.tasks.next_word import Words as Words
+    from fedapps.tasks.site_data import site_task as site_task
+    from fedapps.tasks.speech import Speech as Speech
+    from fedapps.tasks.tabular import Tabular as Tabular
+    from fedapps.tasks.text_pairs import TextPairs as TextPairs
+
+__getattr__, __dir__ = late_exports(__name__, __file__)

@@ -1,7 +1,7 @@
 """What the tasks with a torch model share: one working model a process, the model at the start, clients' tensors kept."""
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -11,10 +11,7 @@ from algorithms.common.seeds import derived_seed
 from clients.base.data import ClientData
 from clients.base.training import get_arrays
 from fedapps.errors import UserError
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
-
+from fedapps.tasks.context import RunContext
 
 #: Bytes of clients' samples that a process keeps as tensors; beyond, those used longest ago are made again when they are wanted.
 KEPT_BYTES = 2**30
@@ -27,13 +24,14 @@ class TorchTask:
     #: Whether training labels can be made wrong on purpose (``data.noise``).
     flips_labels = False
 
-    def __init__(self, settings: "Settings") -> None:
-        if settings.data.noise != "none" and not self.flips_labels:
+    def __init__(self, options: Any, context: RunContext) -> None:
+        if context.data.noise != "none" and not self.flips_labels:
             raise UserError(
-                f"data.noise = {settings.data.noise!r}: flips classes of dealt images and sounds, not what this task has: choose none"
+                f"data.noise = {context.data.noise!r}: flips classes of dealt images and sounds, not what this task has: choose none"
             )
-        self.settings = settings
-        self.device = device_of(settings.device)
+        self.options = options
+        self.context = context
+        self.device = device_of(context.device)
         self._client_data: dict[int, ClientData] = {}
         self._kept_bytes = 0
 
@@ -57,14 +55,14 @@ class TorchTask:
     @cached_property
     def _work_model(self) -> nn.Module:
         model = self.model_fn(0)
-        if self.settings.model.head:
+        if self.context.model.head:
             named: Any = model
-            named.head = head_of(model, self.settings.model.head)
+            named.head = head_of(model, self.context.model.head)
         return model
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the model with which the run starts, by array name."""
-        model = self.model_fn(derived_seed(self.settings.seed, "model"))
+        model = self.model_fn(derived_seed(self.context.seed, "model"))
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:

@@ -15,7 +15,7 @@ from clients.base.data import Split
 from clients.base.training import SGD, TrainOptions, get_arrays, mini_batches
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
-from fedapps.data.partition import DataSettings
+from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.predictor_library import Library
@@ -56,7 +56,7 @@ def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -
 
 @lru_cache(maxsize=2)
 def pretrained(
-    source: DataSettings, model: str, share: float, predictors: int, labels_each: int, options: TrainOptions, seed: int
+    source: DataOptions, model: str, share: float, predictors: int, labels_each: int, options: TrainOptions, seed: int
 ) -> Library:
     """Return the library of ``predictors`` nets, trained on ``share`` of the samples; kept for the life of the process."""
     images, _ = divide(partitions.load_images(source), share, seed)

@@ -3,8 +3,9 @@
 The data set is loaded once a process; a client's tensors are made once and kept.
 """
 
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +16,16 @@ from torch.nn import functional
 from algorithms.common.checks import nearest
 from algorithms.common.modules import get_arrays
 from algorithms.common.seeds import derived_seed, generator
-from clients.base.data import ClientData
+from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
+from fedapps.data.sample_sets import read_set
 from fedapps.errors import UserError
 from fedapps.models import image_nets
 from fedapps.tasks.base import TorchTask
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.set_training import check_fits, fit, tensors
 
 
 class Classification(TorchTask):
@@ -33,21 +34,21 @@ class Classification(TorchTask):
     name = "classification"
     flips_labels = True
 
-    def __init__(self, settings: "Settings") -> None:
-        if settings.model.name not in image_nets.NAMES:
-            near = nearest(settings.model.name, image_nets.NAMES)
-            raise UserError(f"model.name = {settings.model.name!r}: {near}choose one of {', '.join(image_nets.NAMES)}")
-        super().__init__(settings)
+    def __init__(self, options: Any, context: RunContext) -> None:
+        if context.model.name not in image_nets.NAMES:
+            near = nearest(context.model.name, image_nets.NAMES)
+            raise UserError(f"model.name = {context.model.name!r}: {near}choose one of {', '.join(image_nets.NAMES)}")
+        super().__init__(options, context)
 
     @cached_property
     def images(self) -> Images:
         """The whole data set."""
-        return partitions.load_images(self.settings.data)
+        return partitions.load_images(self.context.data)
 
     @cached_property
     def objective(self) -> Objective:
         """Cross-entropy, with ``data.class-weights`` weighted by class in training (not in the scores)."""
-        if not self.settings.data.class_weights:
+        if not self.context.data.class_weights:
             return CLASSIFICATION
         counts = np.bincount(self.images.labels, minlength=self.images.num_classes)
         weights = torch.tensor(len(self.images.labels) / (counts + 1), dtype=torch.float32, device=self.device)
@@ -56,27 +57,25 @@ class Classification(TorchTask):
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
         """Return the samples of each client."""
-        return partitions.partition(self.images, self.settings.data, num_clients, self.settings.seed)
+        return partitions.partition(self.images, self.context.data, num_clients, self.context.seed)
 
     def natural_clients(self) -> int:
         """Return how many clients the column ``data.natural-id`` names; other partitions deal to any number."""
-        natural = self.settings.data.partition == "natural"
-        return len(partitions.natural_groups(self.images, self.settings.data)) if natural else 0
+        natural = self.context.data.partition == "natural"
+        return len(partitions.natural_groups(self.images, self.context.data)) if natural else 0
 
     def check(self, num_clients: int) -> None:
         """Load and partition the data and build the model, so that what is wrong is said before a run starts."""
         self.partition(num_clients)
-        if self.settings.data.synthetic:  # its training would be done twice
-            from fedapps.tasks.synthetic_sets import load_set
-
-            load_set(self)
+        if self.context.data.synthetic:  # its training would be done twice
+            self.synthetic_set()
             self.model_fn(0)
         else:
             self.initial_arrays()
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model."""
-        chosen = self.settings.model
+        chosen = self.context.model
         model = image_nets.build_model(chosen.name, self.image_shape, self.images.num_classes, seed, chosen.pretrained)
         return model.to(self.device)
 
@@ -93,26 +92,37 @@ class Classification(TorchTask):
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the model with which the run starts; with ``data.synthetic`` for pre-training, trained on that set."""
-        chosen = self.settings.data
+        chosen = self.context.data
         if not chosen.synthetic or chosen.synthetic_use != "pretrain":
             return super().initial_arrays()
-        from fedapps.tasks.synthetic_sets import pretrain  # late: few runs start from a set
-
-        model = self.model_fn(derived_seed(self.settings.seed, "model"))
-        pretrain(self, model)
+        seed = self.context.seed
+        model = self.model_fn(derived_seed(seed, "model"))
+        fit(
+            model,
+            self.synthetic_set(),
+            self.context.synthetic.steps,
+            generator(seed, "pre-training on synthetic samples"),
+        )
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return one client's training, validation and test samples; where a synthetic set is mixed in, that is trained on, too."""
         own = partitions.client_data(
-            self.images, self.partition(num_clients)[client], client, self.settings.seed, self.settings.data.validation
+            self.images, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
         )
-        own = partitions.noisy(own, self.settings.data, self.num_outputs, generator(self.settings.seed, "noise", client))
-        if self.settings.data.synthetic and self.settings.data.synthetic_use == "mix":
-            from fedapps.tasks.synthetic_sets import mixed
-
-            return mixed(self, own)
+        own = partitions.noisy(own, self.context.data, self.num_outputs, generator(self.context.seed, "noise", client))
+        if self.context.data.synthetic and self.context.data.synthetic_use == "mix":
+            made = self.synthetic_set()
+            x, y = torch.cat([own.train.x, made.x.to(own.train.x)]), torch.cat([own.train.y, made.y.to(own.train.y)])
+            return replace(own, train=Split(x, y))
         return own
+
+    def synthetic_set(self) -> Split:
+        """Return the set ``data.synthetic``. Raises ``UserError`` where it does not fit the task."""
+        source = self.context.data.synthetic
+        images = read_set(source)
+        check_fits(images, self.image_shape, self.num_outputs, f"data.synthetic = {source!r}")
+        return tensors(images, self.device)
 
 
 class Digits(Classification):
@@ -120,7 +130,7 @@ class Digits(Classification):
 
     name = "digits"
 
-    def __init__(self, settings: "Settings") -> None:
-        if settings.data.source != "digits":
-            raise UserError(f"task = 'digits', but data.source = {settings.data.source!r}: choose task = 'classification'")
-        super().__init__(settings)
+    def __init__(self, options: Any, context: RunContext) -> None:
+        if context.data.source != "digits":
+            raise UserError(f"task = 'digits', but data.source = {context.data.source!r}: choose task = 'classification'")
+        super().__init__(options, context)

@@ -1,14 +1,12 @@
 """Task ``constrained-classification``: a torch classifier whose every layer lies in a ball of its own: sparse or low-rank nets."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice, check_range
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.matrix_domains import NuclearBall
@@ -18,22 +16,9 @@ from clients.base.training import trainable
 from clients.families.problems import Problem, TorchProblem
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
+from fedapps.tasks.context import RunContext
 from fedapps.tasks.convex import NON_ZERO
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
-
-
-@dataclass(frozen=True)
-class ConstraintOptions:
-    """``ball``: of every layer's weights: l1 (sparse), l2, nuclear (low rank; vectors l2); ``radius``: of each."""
-
-    ball: str = "l2"
-    radius: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_choice("ball", self.ball, ["l1", "l2", "nuclear"])
-        check_range("radius", self.radius, 0, open_low=True)
+from fedapps.tasks.options import ConstraintOptions
 
 
 class ConstrainedClassification(Classification):
@@ -43,9 +28,9 @@ class ConstrainedClassification(Classification):
     lambda_0 = (1e-3, 1e-3)
     learning_rate = 0.1
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
-        self.options: ConstraintOptions = settings.problem
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
+        self.options: ConstraintOptions = options
 
     @cached_property
     def domain(self) -> Domain:
@@ -64,7 +49,7 @@ class ConstrainedClassification(Classification):
         names = list(trainable(self.work_model()))
         if list(arrays) != names:
             raise UserError(
-                f"model.name = {self.settings.model.name!r}: has buffers (batch norm?), which have no domain: choose a model without"
+                f"model.name = {self.context.model.name!r}: has buffers (batch norm?), which have no domain: choose a model without"
             )
         row = self.domain.project(np.concatenate([array.ravel() for array in arrays.values()]))
         return dict(zip(names, self.domain.split(row.astype(np.float32)), strict=True))

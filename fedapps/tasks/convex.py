@@ -7,15 +7,13 @@ FL-NeurIPS 2022, section 5.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
 from algorithms.common.measures import topk_accuracy
 from algorithms.common.seeds import generator
 from algorithms.frank_wolfe.atoms import Array
@@ -26,9 +24,7 @@ from algorithms.frank_wolfe.vector_domains import L1Ball
 from clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.sources import digits_table
 from fedapps.errors import UserError
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
+from fedapps.tasks.context import RunContext
 
 # An entry counts as non-zero from this share of the largest one on: Frank-Wolfe only ever shrinks what it once added.
 NON_ZERO = 1e-3
@@ -41,9 +37,9 @@ class ConstrainedTask:
     lambda_0: tuple[float, float]  # for FedFW and FedFW+
     learning_rate: float = 0.1
 
-    def __init__(self, settings: "Settings") -> None:
-        self.options: Any = settings.problem
-        self.seed = settings.seed
+    def __init__(self, options: Any, context: RunContext) -> None:
+        self.options = options
+        self.seed = context.seed
         self._problems: dict[tuple[int, int], Problem] = {}
 
     @property
@@ -86,30 +82,14 @@ class ConstrainedTask:
 # --- lasso -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LassoOptions:
-    """``rows`` x ``columns``: of A; ``sparsity``: non-zeros of the solution x*; ``radius``: l1 norm (0: that of x*, optimum 0)."""
-
-    rows: int = 200
-    columns: int = 400
-    sparsity: int = 20
-    radius: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("rows", self.rows, 1)
-        check_range("columns", self.columns, 1)
-        check_range("sparsity", self.sparsity, 1, self.columns)
-        check_range("radius", self.radius, 0)
-
-
 class Lasso(ConstrainedTask):
     """``||A x - b||^2`` over an l1 ball, b = A x*: rows of A with variances from U[1, 2], dealt in blocks."""
 
     name = "lasso"
     lambda_0 = (5.0, 0.5)
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
         rng, o = generator(self.seed, "lasso"), self.options
         self.a = rng.normal(size=(o.rows, o.columns)) * np.sqrt(rng.uniform(1, 2, o.columns))
         self.solution = np.zeros(o.columns)
@@ -150,18 +130,6 @@ class Lasso(ConstrainedTask):
 # --- sparse-logistic -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SparseLogisticOptions:
-    """``radius``: of the l1 ball of every class's weights; ``test``: part of the samples."""
-
-    radius: float = 20.0
-    test: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_range("radius", self.radius, 0, open_low=True)
-        check_range("test", self.test, 0, 1, open_low=True, open_high=True)
-
-
 class SparseLogistic(ConstrainedTask):
     """Multi-class logistic regression on the bundled digits, dealt at random; the weights of each class in an l1 ball."""
 
@@ -169,8 +137,8 @@ class SparseLogistic(ConstrainedTask):
     lambda_0 = (4e-4, 4e-4)
     learning_rate = 0.5
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
         digits = digits_table()
         order = generator(self.seed, "sparse-logistic").permutation(len(digits))
         cut = round(self.options.test * len(order))
@@ -213,13 +181,6 @@ def chr12a() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         a[i, j] = a[j, i] = weight
     b[np.triu_indices(12, 1)] = [float(word) for word in CHR12A_DISTANCES.split()]
     return a, b + b.T
-
-
-@dataclass(frozen=True)
-class QapOptions:
-    """``source``: a QAPLIB file (.dat); "": chr12a."""
-
-    source: str = ""
 
 
 class Qap(ConstrainedTask):

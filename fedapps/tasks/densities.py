@@ -5,58 +5,19 @@ members that ``clients.families.ensemble_data`` describes; ``references(num_clie
 against; and ``check_library`` for predictors from elsewhere. Source of both: Hamer, Mohri, Suresh 2020, section 5.
 """
 
-from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
 from algorithms.ensembles.best_mixture import best_mixture
-from clients.families.ensemble_data import DensityData, Histogram, check_loss
+from clients.families.ensemble_data import DensityData, Histogram
 from fedapps.data.corpus import Corpus, read_corpus
 from fedapps.errors import UserError
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import PointMassOptions, UnigramOptions
 from fedapps.tasks.predictor_library import TABLE, Library
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
-
-
-@dataclass(frozen=True)
-class PointMassOptions:
-    """``size``: outcomes, and as many predictors. Outcome k has the share ``(k + 1)^-exponent`` (normalised) of ``samples``.
-
-    Exponent 1 gives the paper's synthetic study an optimal log loss of 3.681 at size 100.
-    """
-
-    size: int = 100
-    exponent: float = 1.0
-    samples: int = 1_000_000
-    loss: str = "log"
-    epsilon: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_range("size", self.size, 2, 10_000)
-        check_range("exponent", self.exponent, 0)
-        check_range("samples", self.samples, self.size)
-        check_loss(self.loss, self.epsilon)
-
-
-@dataclass(frozen=True)
-class UnigramOptions:
-    """``source``: a folder that ``datasets.load_dataset`` reads, with the splits train and test and the columns ``role`` and ``text``;
-    "": a small generated corpus.
-    """  # fmt: skip
-
-    source: str = ""
-    role: str = "character_id"
-    text: str = "text"
-    loss: str = "log"
-    epsilon: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_loss(self.loss, self.epsilon)
 
 
 class DensityTask:
@@ -113,8 +74,8 @@ class PointMass(DensityTask):
 
     name = "point-mass"
 
-    def __init__(self, settings: "Settings") -> None:
-        self.options: PointMassOptions = settings.problem
+    def __init__(self, options: Any, context: RunContext) -> None:
+        self.options: PointMassOptions = options
         share = np.arange(1, self.options.size + 1, dtype=np.float64) ** -self.options.exponent
         self.counts = np.maximum(1, np.rint(self.options.samples * share / share.sum()).astype(np.int64))
 
@@ -152,9 +113,9 @@ class Unigram(DensityTask):
 
     name = "unigram"
 
-    def __init__(self, settings: "Settings") -> None:
-        self.options: UnigramOptions = settings.problem
-        self.num_roles = settings.num_clients
+    def __init__(self, options: Any, context: RunContext) -> None:
+        self.options: UnigramOptions = options
+        self.num_roles = context.num_clients
 
     @cached_property
     def corpus(self) -> Corpus:

@@ -1,51 +1,23 @@
 """An ensemble of torch classifiers: the task ``ensemble-classification``, with the members that ``fedapps.tasks.densities`` names."""
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
 from clients.base.data import Split
 from clients.base.training import TrainOptions
-from clients.families.ensemble_data import TorchEnsembleData, check_loss
+from clients.families.ensemble_data import TorchEnsembleData
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
 from fedapps.errors import UserError
 from fedapps.tasks.base_predictors import divide, label_sets, pretrained
 from fedapps.tasks.classification import Classification
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import EnsembleOptions
 from fedapps.tasks.predictor_library import Library
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
-
-
-@dataclass(frozen=True)
-class EnsembleOptions:
-    """``predictors`` nets, each trained for ``epochs`` on the samples of ``labels_each`` labels among the ``share`` of all samples that
-    no client gets.
-    """  # fmt: skip
-
-    predictors: int = 10
-    labels_each: int = 3
-    share: float = 0.3
-    epochs: int = 20
-    learning_rate: float = 0.05
-    batch_size: int = 16
-    loss: str = "log"
-    epsilon: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_range("predictors", self.predictors, 1)
-        check_range("labels-each", self.labels_each, 1)
-        check_range("share", self.share, 0, 1, open_low=True, open_high=True)
-        check_range("epochs", self.epochs, 1)
-        check_range("learning-rate", self.learning_rate, 0, open_low=True)
-        check_range("batch-size", self.batch_size, 1)
-        check_loss(self.loss, self.epsilon)
 
 
 class EnsembleClassification:
@@ -53,20 +25,20 @@ class EnsembleClassification:
 
     name = "ensemble-classification"
 
-    def __init__(self, settings: "Settings") -> None:
-        self.options: EnsembleOptions = settings.problem
-        self.settings = settings
-        self.rest = _Rest(settings)
+    def __init__(self, options: Any, context: RunContext) -> None:
+        self.options: EnsembleOptions = options
+        self.context = context
+        self.rest = _Rest(options, context)
         self._clients: dict[int | str, TorchEnsembleData] = {}
 
     def check(self, num_clients: int) -> None:
         """Load and partition the data, build the model and deal the labels; the nets are trained when the run starts."""
         self.rest.check(num_clients)
-        label_sets(self.rest.images.num_classes, self.options.labels_each, self.options.predictors, self.settings.seed)
+        label_sets(self.rest.images.num_classes, self.options.labels_each, self.options.predictors, self.context.seed)
 
     def library(self) -> Library:
         """Return the trained nets."""
-        o, s = self.options, self.settings
+        o, s = self.options, self.context
         training = TrainOptions(o.learning_rate, 1.0, 0.9, 1e-4, o.epochs, o.batch_size)
         return pretrained(s.data, s.model.name, o.share, o.predictors, o.labels_each, training, s.seed)
 
@@ -78,7 +50,7 @@ class EnsembleClassification:
         if wrong := [name for name in [*shapes, *given] if given.get(name) != shapes.get(name)]:
             name = wrong[0]
             raise UserError(
-                f"library: array {name!r} has shape {given.get(name)}, but model.name = {self.settings.model.name!r} wants "
+                f"library: array {name!r} has shape {given.get(name)}, but model.name = {self.context.model.name!r} wants "
                 f"{shapes.get(name)}: choose the model that the predictors were trained as"
             )
 
@@ -109,8 +81,8 @@ class _Rest(Classification):
 
     @cached_property
     def images(self) -> Images:
-        whole = partitions.load_images(self.settings.data)
-        return divide(whole, self.settings.problem.share, self.settings.seed)[1]
+        whole = partitions.load_images(self.context.data)
+        return divide(whole, self.options.share, self.context.seed)[1]
 
 
 def _joined(parts: list[Split]) -> Split:

@@ -8,12 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
 from algorithms.common.seeds import generator
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
@@ -22,45 +21,12 @@ from algorithms.frank_wolfe.objectives import MatrixCompletion
 from clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.sources import check_columns, digits_table, load_split
 from fedapps.errors import UserError
+from fedapps.tasks.context import RunContext
 from fedapps.tasks.convex import NON_ZERO, ConstrainedTask
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
+from fedapps.tasks.options import MatrixCompletionOptions
 
 # From so many entries on points are kept in single precision: half the memory and time.
 SINGLE_PRECISION = 2**18
-
-
-@dataclass(frozen=True)
-class MatrixCompletionOptions:
-    """``source``: "" (generated, of ``rank``, with ``noise``), "digits" (a row a picture), or what ``datasets.load_dataset`` reads.
-
-    ``rows`` x ``columns``: of the matrix; of a table 0 means as many as its numbers need. ``observations``: entries seen, training and
-    test together (0: half of them; a table has its own). ``radius``: nuclear norm (0: that of the whole matrix, where it is known).
-    ``user``, ``item``, ``rating``: a table's columns; users and items may be whole numbers from 0 or 1 on.
-    """
-
-    source: str = ""
-    split: str = "train"
-    user: str = "user_id"
-    item: str = "movie_id"
-    rating: str = "rating"
-    rows: int = 0
-    columns: int = 0
-    observations: int = 0
-    rank: int = 3
-    noise: float = 0.1
-    radius: float = 0.0
-    test: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_range("rows", self.rows, 0)
-        check_range("columns", self.columns, 0)
-        check_range("observations", self.observations, 0)
-        check_range("rank", self.rank, 1)
-        check_range("noise", self.noise, 0)
-        check_range("radius", self.radius, 0)
-        check_range("test", self.test, 0, 1, open_low=True, open_high=True)
 
 
 @dataclass(frozen=True)
@@ -81,8 +47,8 @@ class Completion(ConstrainedTask):
     lambda_0 = (1e-5, 1e-5)
     learning_rate = 0.5  # one over the smoothness of every f_i
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
         if not self.options.source or self.options.source == "digits":
             # The paper's value is for 2,500 ratings a client; a few observations need a stronger pull.
             self.lambda_0 = (1e-2, 1e-3)

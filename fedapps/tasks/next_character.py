@@ -10,49 +10,28 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.common.checks import check_range, nearest
+from algorithms.common.checks import nearest
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import NEXT_TOKEN
 from fedapps.data.corpus import DEFAULT_ROLES, read_rows, speech
 from fedapps.errors import UserError
 from fedapps.models.text_nets import NAMES, SIZES, build_lstm
 from fedapps.tasks.base import TorchTask
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import TextOptions
 
 PADDING, OTHER, NEWLINE = 0, 1, 2
 FIRST, LAST = 32, 126  # printable ASCII
 VOCABULARY = 3 + LAST - FIRST + 1
 Tokens = NDArray[np.uint8]
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """``source``: a folder that ``datasets.load_dataset`` reads, with the splits train and test and the columns ``role`` and ``text``;
-    "": a small generated corpus. ``length``: characters of a sequence. ``min_characters``: roles with fewer in training are left out.
-    ``validation``: part of a role's training sequences, the last ones; without any the training sequences stand in for them.
-    """  # fmt: skip
-
-    source: str = ""
-    role: str = "character_id"
-    text: str = "text"
-    length: int = 80
-    min_characters: int = 2
-    validation: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("length", self.length, 1, 10_000)
-        check_range("min-characters", self.min_characters, 2)
-        check_range("validation", self.validation, 0, 1, open_high=True)
 
 
 @dataclass(frozen=True)
@@ -71,12 +50,12 @@ class Text(TorchTask):
     name = "text"
     objective = NEXT_TOKEN
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
-        self.options: TextOptions = settings.problem
-        if settings.model.name not in NAMES:
-            near = nearest(settings.model.name, NAMES)
-            raise UserError(f"model.name = {settings.model.name!r}: {near}task 'text' has {', '.join(NAMES)}")
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
+        self.options: TextOptions = options
+        if context.model.name not in NAMES:
+            near = nearest(context.model.name, NAMES)
+            raise UserError(f"model.name = {context.model.name!r}: {near}task 'text' has {', '.join(NAMES)}")
 
     def play(self, num_clients: int) -> Play:
         """Return the texts; a generated play has as many roles as are asked for."""
@@ -104,7 +83,7 @@ class Text(TorchTask):
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model."""
-        return build_lstm(VOCABULARY, *SIZES[self.settings.model.name], seed).to(self.device)
+        return build_lstm(VOCABULARY, *SIZES[self.context.model.name], seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return the sequences of a role; those of training stand in for validation where there are none to spare."""

@@ -7,15 +7,13 @@ read, but not asked for: they count neither in the loss nor in the accuracy.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from algorithms.common.checks import check_range
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import next_token
 from fedapps.data import partition as partitions
@@ -25,32 +23,11 @@ from fedapps.data.images import Images
 from fedapps.errors import UserError
 from fedapps.models.text_nets import build_lstm
 from fedapps.tasks.base import TorchTask
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import WordsOptions
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
 MARKS = 4
-
-
-@dataclass(frozen=True)
-class WordsOptions:
-    """``text``: column of the texts; ``vocabulary``: numbered words, four marks included; ``length``: words of a sample.
-
-    ``embedding``, ``hidden``, ``layers``: sizes of the LSTM.
-    """
-
-    text: str = "text"
-    vocabulary: int = 10_000
-    length: int = 10
-    embedding: int = 200
-    hidden: int = 256
-    layers: int = 2
-
-    def __post_init__(self) -> None:
-        check_range("vocabulary", self.vocabulary, MARKS + 1)
-        for name in ("length", "embedding", "hidden", "layers"):
-            check_range(name, getattr(self, name), 1)
 
 
 class Words(TorchTask):
@@ -59,32 +36,30 @@ class Words(TorchTask):
     name = "words"
     objective = next_token(MARKS)
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
-        self.options: WordsOptions = settings.problem
-        if settings.model.name != "stacked-lstm":
-            raise UserError(f"model.name = {settings.model.name!r}: task 'words' has one net: choose stacked-lstm or auto")
-        if settings.data.partition not in ("natural", "iid"):
-            raise UserError(
-                f"partitions.partition = {settings.data.partition!r}: task 'words' has no labels: choose natural or iid"
-            )
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
+        self.options: WordsOptions = options
+        if context.model.name != "stacked-lstm":
+            raise UserError(f"model.name = {context.model.name!r}: task 'words' has one net: choose stacked-lstm or auto")
+        if context.data.partition not in ("natural", "iid"):
+            raise UserError(f"data.partition = {context.data.partition!r}: task 'words' has no labels: choose natural or iid")
 
     @cached_property
     def texts(self) -> Images:
         """The whole data set: word numbers (N, length + 1), each row one sample and the word after it."""
-        settings, options = self.settings.data, self.options
-        user = settings.natural_id if settings.partition == "natural" else ""
-        asked = {"split": settings.split, "words": options.text, "vocabulary": str(options.vocabulary)}
+        data, options = self.context.data, self.options
+        user = data.natural_id if data.partition == "natural" else ""
+        asked = {"split": data.split, "words": options.text, "vocabulary": str(options.vocabulary)}
         asked |= {"length": str(options.length), "natural-id": user}
-        arrays, facts = sources.cached(settings.source, asked, lambda split: _decode(split, settings.source, options, user))
+        arrays, facts = sources.cached(data.source, asked, lambda split: _decode(split, data.source, options, user))
         rows = arrays["rows"]
         natural = np.array(arrays["natural"]) if user else None
-        return partitions.thinned(Images(rows, np.zeros(len(rows), np.int64), 1, natural, tuple(facts["names"])), settings)
+        return partitions.thinned(Images(rows, np.zeros(len(rows), np.int64), 1, natural, tuple(facts["names"])), data)
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
         """Return the samples of each client."""
-        return partitions.partition(self.texts, self.settings.data, num_clients, self.settings.seed)
+        return partitions.partition(self.texts, self.context.data, num_clients, self.context.seed)
 
     def check(self, num_clients: int) -> None:
         """Read the texts and build the model, so that what is wrong is said before a run starts."""
@@ -99,7 +74,7 @@ class Words(TorchTask):
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return one client's samples: words (n, length) and the words after each of them."""
         parts = partitions.client_data(
-            self.texts, self.partition(num_clients)[client], client, self.settings.seed, self.settings.data.validation
+            self.texts, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
         )
         return ClientData(*(Split(part.x[:, :-1], part.x[:, 1:]) for part in (parts.train, parts.validation, parts.test)))
 

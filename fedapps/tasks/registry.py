@@ -1,31 +1,35 @@
-"""Every task, by name: data, model and objective together. To add one, add an entry.
+"""Every task, by name: data, model and objective together. To add one, add an entry, and its class to ``fedapps/tasks/__init__.py``.
 
-A task is built once a process from the settings. Beside the three members of ``Task`` it has whatever the methods that run on it
-ask for (``fedapps/methods``): a torch model and tensors, an objective and a domain, predictors.
+A task is built once a process. Beside the members of ``Task`` it has whatever the methods that run on it ask for (``fedapps/methods``):
+a torch model and tensors, an objective and a domain, predictors.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from algorithms.common.checks import nearest
+from algorithms.common.options import Options
+from fedapps import tasks
 from fedapps.errors import UserError
-from fedapps.tasks.classification import Classification, Digits
-from fedapps.tasks.constrained_classification import ConstrainedClassification, ConstraintOptions
-from fedapps.tasks.convex import Lasso, LassoOptions, Qap, QapOptions, SparseLogistic, SparseLogisticOptions
-from fedapps.tasks.densities import PointMass, PointMassOptions, Unigram, UnigramOptions
-from fedapps.tasks.ensemble_classification import EnsembleClassification, EnsembleOptions
-from fedapps.tasks.matrix_completion import Completion, MatrixCompletionOptions
-from fedapps.tasks.next_character import Text, TextOptions
-from fedapps.tasks.next_word import Words, WordsOptions
-from fedapps.tasks.speech import Speech, SpeechOptions
-from fedapps.tasks.tabular import Tabular, TabularOptions
-from fedapps.tasks.text_pairs import TextPairs, TextPairsOptions
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import (
+    ConstraintOptions,
+    EnsembleOptions,
+    LassoOptions,
+    MatrixCompletionOptions,
+    PointMassOptions,
+    QapOptions,
+    SparseLogisticOptions,
+    SpeechOptions,
+    TabularOptions,
+    TextOptions,
+    TextPairsOptions,
+    UnigramOptions,
+    WordsOptions,
+)
 
 
 class Task(Protocol):
@@ -42,13 +46,13 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskKind:
-    """``build(settings) -> Task``; ``options``: dataclass of the task's own table, or ``None``.
+    """``build(options, context) -> Task``; ``options``: dataclass of the task's own table, or ``None``.
 
     ``model``: what ``model.name = "auto"`` means. ``defaults``: settings of a small job where they differ from everyone's.
     """
 
-    build: Callable[["Settings"], Task]
-    options: type | None = None
+    build: Callable[[Any, RunContext], Task]
+    options: type[Options] | None = None
     table: str = ""
     model: str = "mlp"
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -77,23 +81,26 @@ TEXT_JOB = {
 }
 
 TASKS: dict[str, TaskKind] = {
-    "classification": TaskKind(Classification),
-    "digits": TaskKind(Digits, defaults=DIGITS_JOB),
-    "tabular": TaskKind(Tabular, TabularOptions, "tabular", "logistic", TABULAR_JOB),
-    "text": TaskKind(Text, TextOptions, "text", "char-lstm", TEXT_JOB),
-    "point-mass": TaskKind(PointMass, PointMassOptions, "point-mass"),
-    "unigram": TaskKind(Unigram, UnigramOptions, "unigram"),
-    "ensemble-classification": TaskKind(EnsembleClassification, EnsembleOptions, "ensemble"),
-    "lasso": TaskKind(Lasso, LassoOptions, "lasso"),
-    "sparse-logistic": TaskKind(SparseLogistic, SparseLogisticOptions, "sparse-logistic"),
-    "matrix-completion": TaskKind(Completion, MatrixCompletionOptions, "matrix-completion"),
-    "qap": TaskKind(Qap, QapOptions, "qap", defaults={"num-clients": 72}),
+    "classification": TaskKind(lambda o, c: tasks.Classification(o, c)),
+    "digits": TaskKind(lambda o, c: tasks.Digits(o, c), defaults=DIGITS_JOB),
+    "tabular": TaskKind(lambda o, c: tasks.Tabular(o, c), TabularOptions, "tabular", "logistic", TABULAR_JOB),
+    "text": TaskKind(lambda o, c: tasks.Text(o, c), TextOptions, "text", "char-lstm", TEXT_JOB),
+    "point-mass": TaskKind(lambda o, c: tasks.PointMass(o, c), PointMassOptions, "point-mass"),
+    "unigram": TaskKind(lambda o, c: tasks.Unigram(o, c), UnigramOptions, "unigram"),
+    "ensemble-classification": TaskKind(lambda o, c: tasks.EnsembleClassification(o, c), EnsembleOptions, "ensemble"),
+    "lasso": TaskKind(lambda o, c: tasks.Lasso(o, c), LassoOptions, "lasso"),
+    "sparse-logistic": TaskKind(lambda o, c: tasks.SparseLogistic(o, c), SparseLogisticOptions, "sparse-logistic"),
+    "matrix-completion": TaskKind(lambda o, c: tasks.Completion(o, c), MatrixCompletionOptions, "matrix-completion"),
+    "qap": TaskKind(lambda o, c: tasks.Qap(o, c), QapOptions, "qap", defaults={"num-clients": 72}),
     "constrained-classification": TaskKind(
-        ConstrainedClassification, ConstraintOptions, "constraint", defaults={"fedfw.schedule": "non-convex"}
+        lambda o, c: tasks.ConstrainedClassification(o, c),
+        ConstraintOptions,
+        "constraint",
+        defaults={"fedfw.schedule": "non-convex"},
     ),
-    "speech": TaskKind(Speech, SpeechOptions, "speech", "m5"),
-    "text-pairs": TaskKind(TextPairs, TextPairsOptions, "text-pairs", "distilbert"),
-    "words": TaskKind(Words, WordsOptions, "words", "stacked-lstm"),
+    "speech": TaskKind(lambda o, c: tasks.Speech(o, c), SpeechOptions, "speech", "m5"),
+    "text-pairs": TaskKind(lambda o, c: tasks.TextPairs(o, c), TextPairsOptions, "text-pairs", "distilbert"),
+    "words": TaskKind(lambda o, c: tasks.Words(o, c), WordsOptions, "words", "stacked-lstm"),
 }
 
 
@@ -107,10 +114,8 @@ def task_name(name: str, allowed: tuple[str, ...]) -> str:
     return name
 
 
-def build_task(settings: "Settings", site_data: str = "") -> Task:
-    """Return the task of the settings. ``site_data``: where a site has its own data."""
-    if settings.sites.own or site_data:
-        from fedapps.tasks.site_data import site_task  # late: it imports tasks of this table
-
-        return site_task(settings, site_data)
-    return TASKS[settings.task].build(settings)
+def make_task(name: str, options: Any, context: RunContext, site_data: str = "") -> Task:
+    """Return the task of this name. ``site_data``: where a site has data of its own."""
+    if context.sites.own or site_data:
+        return tasks.site_task(name, options, context, site_data)
+    return TASKS[name].build(options, context)

@@ -6,10 +6,9 @@ first round. Who a site is, `client-id`, is its name.
 """
 
 import csv
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,64 +23,10 @@ from fedapps.data.sources import load_split
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.classification import Classification
+from fedapps.tasks.context import RunContext
 from fedapps.tasks.tabular import Table, Tabular, split_rows
 
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
-
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class SiteOptions:
-    """``labels``: the classes, with commas, in the order of the model's outputs; ``shape``: "channels,height,width" of the images.
-
-    ``columns``: the features of a table, with commas; a category is written with its values, ``kind=a|b|c``. Either the first
-    two or the last; all "": sites have no data of their own.
-    """
-
-    labels: str = ""
-    shape: str = ""
-    columns: str = ""
-
-    def __post_init__(self) -> None:
-        if bool(self.labels) != bool(self.shape):
-            raise ValueError("labels and shape go together: give both for images, columns for a table")
-        if self.labels and self.columns:
-            raise ValueError("columns are those of a table, labels those of images: give one of them")
-        if self.labels and len(self.classes) < 2:
-            raise ValueError(f"labels = {self.labels!r}: must be at least two different names, with a comma between them")
-        if self.shape and (len(self.image) != 3 or min(self.image) < 1):
-            raise ValueError(f"shape = {self.shape!r}: must be channels,height,width, for example 1,28,28")
-        for name, levels in self.features.items():
-            if not name or levels == ():
-                raise ValueError(f"columns = {self.columns!r}: write name or name=value|value, with commas between them")
-
-    @property
-    def own(self) -> bool:
-        """Whether sites have data of their own."""
-        return bool(self.labels or self.columns)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, by number."""
-        return tuple(dict.fromkeys(name.strip() for name in self.labels.split(",") if name.strip()))
-
-    @property
-    def image(self) -> tuple[int, ...]:
-        """Channels, height, width."""
-        parts = [part.strip() for part in self.shape.split(",")]
-        return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
-
-    @property
-    def features(self) -> dict[str, tuple[str, ...] | None]:
-        """The columns of a table; of a category its values, of numbers None."""
-        out: dict[str, tuple[str, ...] | None] = {}
-        for part in self.columns.split(",") if self.columns else []:
-            name, sign, levels = part.partition("=")
-            named = tuple(level.strip() for level in levels.split("|") if level.strip())
-            out[name.strip()] = (named if len(named) > 1 else ()) if sign else None
-        return out
 
 
 class SiteImages(Classification):
@@ -89,14 +34,14 @@ class SiteImages(Classification):
 
     flips_labels = False
 
-    def __init__(self, settings: "Settings", source: str) -> None:
-        super().__init__(settings)
+    def __init__(self, options: Any, context: RunContext, source: str) -> None:
+        super().__init__(options, context)
         self.source = source
 
     @cached_property
     def images(self) -> Images:
         """The site's own images, their labels numbered as the settings say."""
-        o, d = self.settings.sites, self.settings.data
+        o, d = self.context.sites, self.context.data
         pixels, names = read_named(self.source, d.split, d.image, d.label, d.resize)
         if pixels.shape[1:] != o.image:
             shown = ",".join(map(str, pixels.shape[1:]))
@@ -128,40 +73,40 @@ class SiteImages(Classification):
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """As the settings say: the server has no image."""
-        channels, height, width = self.settings.sites.image
+        channels, height, width = self.context.sites.image
         return channels, height, width
 
     @property
     def num_outputs(self) -> int:
         """The number of classes in the settings."""
-        return len(self.settings.sites.classes)
+        return len(self.context.sites.classes)
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model for the shape and classes of the settings."""
-        o, chosen = self.settings.sites, self.settings.model
+        o, chosen = self.context.sites, self.context.model
         channels, height, width = o.image
         return build_model(chosen.name, (channels, height, width), len(o.classes), seed, chosen.pretrained).to(self.device)
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the site's training, validation and test samples."""
-        d, total = self.settings.data, len(self.images.labels)
+        d, total = self.context.data, len(self.images.labels)
         if total < d.min_samples:
             raise UserError(f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)")
         rows = np.arange(total)
-        return partitions.client_data(self.images, rows, client_id, self.settings.seed, d.validation).to(self.device)
+        return partitions.client_data(self.images, rows, client_id, self.context.seed, d.validation).to(self.device)
 
 
 class SiteTable(Tabular):
     """Rows of one site; ``source`` is "" on the server."""
 
-    def __init__(self, settings: "Settings", source: str) -> None:
-        super().__init__(settings)
+    def __init__(self, options: Any, context: RunContext, source: str) -> None:
+        super().__init__(options, context)
         self.source = source
 
     @cached_property
     def rows(self) -> Table:
         """The site's own rows, as the one client of a table."""
-        o, wanted = self.options, self.settings.sites.features
+        o, wanted = self.options, self.context.sites.features
         columns = read_columns(self.source, o.split)
         label = o.label or "label"
         missing = [name for name in (*wanted, label) if name not in columns]
@@ -198,28 +143,26 @@ class SiteTable(Tabular):
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model with one logit for the features of the settings."""
-        width = sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in self.settings.sites.features.values())
-        return build_model(self.settings.model.name, (1, 1, width), 1, seed).to(self.device)
+        width = sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in self.context.sites.features.values())
+        return build_model(self.context.model.name, (1, 1, width), 1, seed).to(self.device)
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the site's rows, split by its name and scaled."""
-        return split_rows(self.rows, 0, self.options, generator(self.settings.seed, "split", client_id)).to(self.device)
+        return split_rows(self.rows, 0, self.options, generator(self.context.seed, "split", client_id)).to(self.device)
 
 
-def site_task(settings: "Settings", source: str) -> SiteImages | SiteTable:
+def site_task(name: str, options: Any, context: RunContext, source: str) -> SiteImages | SiteTable:
     """Return the task of a site, or with ``source`` "" of the server. ``UserError`` where settings and site do not agree."""
-    if not settings.sites.own:
+    if not context.sites.own:
         raise UserError(
             f"this site has data of its own ({source}), but the settings describe none: set sites.labels or sites.columns"
         )
-    if settings.task == "tabular" and settings.sites.columns:
-        return SiteTable(settings, source)
-    if settings.task == "classification" and settings.sites.labels:
-        return SiteImages(settings, source)
-    given = "columns" if settings.sites.columns else "labels"
-    raise UserError(
-        f"sites.{given} with task = {settings.task!r}: sites have images (task = 'classification') or tables ('tabular')"
-    )
+    if name == "tabular" and context.sites.columns:
+        return SiteTable(options, context, source)
+    if name == "classification" and context.sites.labels:
+        return SiteImages(options, context, source)
+    given = "columns" if context.sites.columns else "labels"
+    raise UserError(f"sites.{given} with task = {name!r}: sites have images (task = 'classification') or tables ('tabular')")
 
 
 def read_columns(source: str, split: str) -> dict[str, list[Any]]:

@@ -8,35 +8,21 @@ hub keeps that set as a script, which the ``datasets`` library no longer runs: r
 import io
 import wave
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
 from fedapps.data import partition as partitions
 from fedapps.data import sources
 from fedapps.data.cache import Entry
 from fedapps.data.images import Images
+from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
-
-if TYPE_CHECKING:
-    from fedapps.data.partition import DataSettings
-    from fedapps.settings import Settings
-
-
-@dataclass(frozen=True)
-class SpeechOptions:
-    """``audio``: column of the sounds; ``length``: samples of each, longer ones are cut and shorter ones filled with silence."""
-
-    audio: str = "audio"
-    length: int = 16_000
-
-    def __post_init__(self) -> None:
-        check_range("length", self.length, 1)
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import SpeechOptions
 
 
 class Speech(Classification):
@@ -44,39 +30,37 @@ class Speech(Classification):
 
     name = "speech"
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
-        self.options: SpeechOptions = settings.problem
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
+        self.options: SpeechOptions = options
 
     @cached_property
     def images(self) -> Images:
         """The whole data set."""
-        return partitions.thinned(read_sounds(self.settings.data, self.options), self.settings.data)
+        return partitions.thinned(read_sounds(self.context.data, self.options), self.context.data)
 
 
-def read_sounds(settings: "DataSettings", options: SpeechOptions) -> Images:
+def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
     """Return the sounds as int16 "pixels" (N, 1, 1, length). Raises UserError for whatever the user can mend.
 
     Where speakers are clients, sounds without one (background noise) are left out. Classes that do not occur have no number.
     """
-    speaker = settings.natural_id if settings.partition == "natural" else ""
-    asked = {"split": settings.split, "audio": options.audio, "length": str(options.length)}
-    asked |= {"label": settings.label, "natural-id": speaker}
-    arrays, facts = sources.cached(settings.source, asked, lambda split: _decode(split, settings, options, speaker))
+    speaker = data.natural_id if data.partition == "natural" else ""
+    asked = {"split": data.split, "audio": options.audio, "length": str(options.length)}
+    asked |= {"label": data.label, "natural-id": speaker}
+    arrays, facts = sources.cached(data.source, asked, lambda split: _decode(split, data, options, speaker))
     natural = np.array(arrays["natural"]) if speaker else None
     return Images(arrays["pixels"], np.array(arrays["labels"]), facts["num-classes"], natural, tuple(facts["names"]))
 
 
-def _decode(split: Any, settings: "DataSettings", options: SpeechOptions, speaker: str) -> Entry:
-    source = settings.source
-    sources.check_columns(
-        split, source, {"speech.audio": options.audio, "data.label": settings.label, "data.natural-id": speaker}
-    )
+def _decode(split: Any, data: DataOptions, options: SpeechOptions, speaker: str) -> Entry:
+    source = data.source
+    sources.check_columns(split, source, {"speech.audio": options.audio, "data.label": data.label, "data.natural-id": speaker})
     if speaker:
         split = split.select(np.flatnonzero([bool(name) or name == 0 for name in split[speaker][:]]))
         if len(split) == 0:
             raise UserError(f"data.natural-id = {speaker!r}: no sound of {source} has a speaker there: choose another column")
-    labels, _ = sources.labels_of(split, source, settings.label)
+    labels, _ = sources.labels_of(split, source, data.label)
     values, labels = np.unique(labels, return_inverse=True)
     waves = np.zeros((len(split), 1, 1, options.length), np.int16)
     for row, cell in enumerate(_cells(split, options.audio)):

@@ -11,14 +11,13 @@ column that is missing or constant in all its training rows says nothing, and is
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from algorithms.common.checks import check_choice, check_range
 from algorithms.common.partitioners import stratified
 from algorithms.common.seeds import generator
 from clients.base.data import ClientData, Split
@@ -27,9 +26,8 @@ from fedapps.data.sources import load_split
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.base import TorchTask
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import TabularOptions
 
 Columns = dict[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -78,33 +76,6 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class TabularOptions:
-    """``source``: a folder or hub name that ``datasets.load_dataset`` reads; "": a small generated table.
-
-    ``client``, ``label``: columns, "" as the preset says. ``features``, ``categorical``, ``drop`` (columns) and ``drop_clients``: names
-    with commas between them, "" as the preset says. ``test``, ``validation``: parts of a client's rows; without validation rows the
-    training rows stand in for them.
-    """
-
-    source: str = ""
-    split: str = "train"
-    preset: str = "auto"
-    client: str = ""
-    label: str = ""
-    features: str = ""
-    categorical: str = ""
-    drop: str = ""
-    drop_clients: str = ""
-    test: float = 0.2
-    validation: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_choice("preset", self.preset, ["auto", *PRESETS])
-        check_range("test", self.test, 0, 1, open_low=True, open_high=True)
-        check_range("validation", self.validation, 0, 1 - self.test, open_high=True)
-
-
-@dataclass(frozen=True)
 class Table:
     """Rows by client. ``x[k]`` (n_k, F): NaN is missing; ``y[k]`` (n_k,): 0 or 1; ``scaled`` (F,): which features are numeric."""
 
@@ -122,9 +93,9 @@ class Tabular(TorchTask):
     objective = BINARY
     num_outputs = 1
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
-        self.options: TabularOptions = settings.problem
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
+        self.options: TabularOptions = options
 
     def table(self, num_clients: int) -> Table:
         """Return the table; a generated one has as many clients as are asked for."""
@@ -149,7 +120,7 @@ class Tabular(TorchTask):
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model with one logit."""
-        chosen = self.settings.model
+        chosen = self.context.model
         return build_model(chosen.name, (1, 1, len(self.table(1).features)), 1, seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
@@ -157,7 +128,7 @@ class Tabular(TorchTask):
         table, o = self.table(num_clients), self.options
         if client >= len(table.clients):
             raise UserError(f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so many nodes")
-        return split_rows(table, client, o, generator(self.settings.seed, "split", client))
+        return split_rows(table, client, o, generator(self.context.seed, "split", client))
 
 
 def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator) -> ClientData:

@@ -6,17 +6,15 @@ one client a doctor, eleven in all. Needs the extra ``text``.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.common.checks import check_range
 from clients.base.data import ClientData
 from clients.base.evaluation import BINARY
 from fedapps.data import partition as partitions
@@ -25,28 +23,10 @@ from fedapps.data.images import Images
 from fedapps.errors import UserError
 from fedapps.models.base import Classifier
 from fedapps.tasks.base import TorchTask
-
-if TYPE_CHECKING:
-    from fedapps.settings import Settings
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import TextPairsOptions
 
 FILES = ("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
-
-
-@dataclass(frozen=True)
-class TextPairsOptions:
-    """``first``, ``second``: columns of the texts; ``length``: tokens of a pair, longer ones are cut and shorter ones filled.
-
-    ``checkpoint``: a folder, or with ``model.pretrained`` a hub name, that holds the sizes (config.json), the vocabulary (vocab.txt or
-    tokenizer.json) and, with ``model.pretrained``, the weights (model.safetensors) of a DistilBERT.
-    """
-
-    first: str = "question_1"
-    second: str = "question_2"
-    length: int = 200
-    checkpoint: str = "distilbert/distilbert-base-uncased"
-
-    def __post_init__(self) -> None:
-        check_range("length", self.length, 8)
 
 
 class TextPairs(TorchTask):
@@ -55,12 +35,12 @@ class TextPairs(TorchTask):
     name = "text-pairs"
     objective = BINARY
 
-    def __init__(self, settings: "Settings") -> None:
-        super().__init__(settings)
-        self.options: TextPairsOptions = settings.problem
-        self.pretrained = settings.model.pretrained
-        if settings.model.name != "distilbert":
-            raise UserError(f"model.name = {settings.model.name!r}: task 'text-pairs' has one net: choose distilbert or auto")
+    def __init__(self, options: Any, context: RunContext) -> None:
+        super().__init__(options, context)
+        self.options: TextPairsOptions = options
+        self.pretrained = context.model.pretrained
+        if context.model.name != "distilbert":
+            raise UserError(f"model.name = {context.model.name!r}: task 'text-pairs' has one net: choose distilbert or auto")
         _transformers()  # before anything is read
 
     @cached_property
@@ -71,17 +51,17 @@ class TextPairs(TorchTask):
     @cached_property
     def pairs(self) -> Images:
         """The whole data set: token numbers (N, length) and labels."""
-        return partitions.thinned(self._read(), self.settings.data)
+        return partitions.thinned(self._read(), self.context.data)
 
     def _read(self) -> Images:
-        settings, options = self.settings.data, self.options
-        doctor = settings.natural_id if settings.partition == "natural" else ""
-        split = sources.open_split(settings.source, settings.split)
+        data, options = self.context.data, self.options
+        doctor = data.natural_id if data.partition == "natural" else ""
+        split = sources.open_split(data.source, data.split)
         columns = {"text-pairs.first": options.first, "text-pairs.second": options.second}
-        sources.check_columns(split, settings.source, columns | {"data.label": settings.label, "data.natural-id": doctor})
-        labels, num_classes = sources.labels_of(split, settings.source, settings.label)
+        sources.check_columns(split, data.source, columns | {"data.label": data.label, "data.natural-id": doctor})
+        labels, num_classes = sources.labels_of(split, data.source, data.label)
         if num_classes != 2:
-            raise UserError(f"data.label: {settings.source} has {num_classes} classes of pairs: task 'text-pairs' wants two")
+            raise UserError(f"data.label: {data.source} has {num_classes} classes of pairs: task 'text-pairs' wants two")
         tokens, _ = tokenise(self.folder, list(split[options.first]), list(split[options.second]), options.length)
         natural, names = sources.groups_of(split, doctor) if doctor else (None, [])
         return Images(tokens, labels, num_classes, natural, tuple(names))
@@ -89,7 +69,7 @@ class TextPairs(TorchTask):
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
         """Return the samples of each client."""
-        return partitions.partition(self.pairs, self.settings.data, num_clients, self.settings.seed)
+        return partitions.partition(self.pairs, self.context.data, num_clients, self.context.seed)
 
     def check(self, num_clients: int) -> None:
         """Read the pairs and build the model, so that what is wrong is said before a run starts."""
@@ -103,7 +83,7 @@ class TextPairs(TorchTask):
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return one client's pairs."""
         return partitions.client_data(
-            self.pairs, self.partition(num_clients)[client], client, self.settings.seed, self.settings.data.validation
+            self.pairs, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
         )
 
 

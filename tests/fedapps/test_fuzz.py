@@ -172,7 +172,7 @@ def test_files_of_a_library(tmp_path):
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "settings.toml", "clients.csv"])
 def test_files_of_a_run(name, tmp_path):
-    recorder = Recorder(tmp_path, Settings(out=str(tmp_path)), "digits")
+    recorder = Recorder(tmp_path, Settings(out=str(tmp_path)).flat(), "digits")
     row = {"round": 1, "clients": [0], "failures": [], "train": {"loss": 1.0}, "bytes-up": 1, "bytes-down": 1, "seconds": 0.1}
     (tmp_path / "rounds.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "clients.csv").write_text("client,accuracy\n0,0.5\n")

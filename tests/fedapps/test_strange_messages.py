@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
+from fedapps.assembly import build_strategy, build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
-from fedapps.methods import METHODS, build_strategy
+from fedapps.methods import METHODS
 from fedapps.results.writer import mean_curves, summarise
 from fedapps.settings import read_settings
-from fedapps.tasks.registry import TASKS, build_task
+from fedapps.tasks.registry import TASKS
 from strategies.base.client_grid import Cohort
 from strategies.base.rounds import run_rounds
 from tests.strange import mutate

@@ -12,11 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from fedapps.assembly import build_task
 from fedapps.data import cache, images, sources
-from fedapps.data.partition import PARTITIONS, DataSettings, client_data, load_images, partition
+from fedapps.data.options import DataOptions
+from fedapps.data.partition import PARTITIONS, client_data, load_images, partition
 from fedapps.errors import UserError
 from fedapps.settings import read_settings
-from fedapps.tasks.registry import build_task
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_images(DataSettings())
+    return load_images(DataOptions())
 
 
 def test_digits(digits):
@@ -68,7 +69,7 @@ def test_digits(digits):
 
 
 def test_parquet_folder_gives_the_pixels_back(folder):
-    images = load_images(DataSettings(source=folder))
+    images = load_images(DataOptions(source=folder))
     assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
     assert images.pixels.dtype == np.uint8
     assert images.labels.tolist() == [i % 4 for i in range(40)]
@@ -80,7 +81,7 @@ def test_grey_then_colour_becomes_colour(tmp_path):
     mixed = [Image.fromarray(grey[0]), Image.fromarray(colour[1]), Image.fromarray(grey[1])]
     features = datasets.Features({"img": datasets.Image(), "fine_label": datasets.Value("int64")})
     source = write_parquet(tmp_path / "set", {"img": mixed, "fine_label": [7, 9, 7]}, features)
-    images = load_images(DataSettings(source=source))
+    images = load_images(DataOptions(source=source))
     assert np.array_equal(images.pixels[0], np.stack([grey[0]] * 3))
     assert np.array_equal(images.pixels[1], colour[1].transpose(2, 0, 1))
     assert np.array_equal(images.pixels[2], np.stack([grey[1]] * 3))
@@ -92,7 +93,7 @@ def test_folder_of_images(tmp_path):
         (tmp_path / "set" / "train" / name).mkdir(parents=True)
         for i in range(3):
             Image.fromarray(np.full((4, 4), shade + i, np.uint8)).save(tmp_path / "set" / "train" / name / f"{i}.png")
-    images = load_images(DataSettings(source=str(tmp_path / "set")))
+    images = load_images(DataOptions(source=str(tmp_path / "set")))
     assert images.pixels.shape == (6, 1, 4, 4)
     assert all((image.mean() > 100) == bool(label) for image, label in zip(images.pixels, images.labels, strict=True))
 
@@ -104,7 +105,7 @@ def test_saved_set(tmp_path, as_dict):
         features=datasets.Features({"picture": datasets.Image(), "character": datasets.Value("string")}),
     )
     (datasets.DatasetDict({"train": data}) if as_dict else data).save_to_disk(str(tmp_path / "set"))
-    images = load_images(DataSettings(source=str(tmp_path / "set")))
+    images = load_images(DataOptions(source=str(tmp_path / "set")))
     assert np.array_equal(images.pixels, pictures(4).transpose(0, 3, 1, 2))
     assert images.labels.tolist() == [2, 1, 2, 0]  # "?" < "a" < "b"
 
@@ -114,7 +115,7 @@ def test_plain_parquet_without_the_librarys_metadata(folder, tmp_path):
     frame = data.cast_column("image", datasets.Image(decode=False)).to_pandas()
     (tmp_path / "plain").mkdir()
     frame.to_parquet(tmp_path / "plain" / "train.parquet")
-    images = load_images(DataSettings(source=str(tmp_path / "plain")))
+    images = load_images(DataOptions(source=str(tmp_path / "plain")))
     assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
 
 
@@ -122,7 +123,7 @@ def test_max_samples_keeps_the_classes_of_a_sorted_set(tmp_path):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=4)})
     columns = {"image": [Image.fromarray(p) for p in pictures()], "label": [i // 10 for i in range(40)]}
     source = write_parquet(tmp_path / "set", columns, features)
-    images = load_images(DataSettings(source=source, max_samples=8))
+    images = load_images(DataOptions(source=source, max_samples=8))
     assert images.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert np.array_equal(images.pixels[-1], pictures()[35].transpose(2, 0, 1))
 
@@ -131,24 +132,24 @@ def test_max_samples_keeps_the_classes_of_a_sorted_set(tmp_path):
 
 
 def test_second_read_does_not_decode(folder, monkeypatch):
-    first = load_images(DataSettings(source=folder))
+    first = load_images(DataOptions(source=folder))
     monkeypatch.setattr(images, "_decode", lambda *_: pytest.fail("decoded twice"))
-    second = load_images(DataSettings(source=folder))
+    second = load_images(DataOptions(source=folder))
     assert isinstance(second.pixels, np.memmap)
     assert np.array_equal(first.pixels, second.pixels)
     assert np.array_equal(first.labels, second.labels)
 
 
 def test_changed_files_are_read_anew(folder):
-    load_images(DataSettings(source=folder))
+    load_images(DataOptions(source=folder))
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=2)})
     write_parquet(Path(folder), {"image": [Image.fromarray(pictures(1)[0])], "label": [1]}, features)
-    assert len(load_images(DataSettings(source=folder)).labels) == 1
+    assert len(load_images(DataOptions(source=folder)).labels) == 1
 
 
 @pytest.mark.parametrize("damage", ["truncate", "no facts", "other shape", "a file in its place"])
 def test_broken_entry_is_replaced(folder, damage, caplog):
-    load_images(DataSettings(source=folder))
+    load_images(DataOptions(source=folder))
     (entry,) = cache.folder().iterdir()
     if damage == "truncate":
         os.truncate(entry / "pixels.npy", 200)
@@ -161,7 +162,7 @@ def test_broken_entry_is_replaced(folder, damage, caplog):
             path.unlink()
         entry.rmdir()
         entry.write_text("")
-    images = load_images(DataSettings(source=folder))
+    images = load_images(DataOptions(source=folder))
     assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
     assert "cache" in caplog.text or damage == "a file in its place"
     assert [path.name for path in cache.folder().iterdir()] == [entry.name], "nothing is left behind"
@@ -172,7 +173,7 @@ def test_broken_entry_is_replaced(folder, damage, caplog):
 def test_unwritable_cache_is_no_failure(folder, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "file" / "below"))
-    assert load_images(DataSettings(source=folder)).pixels.shape == (40, 3, 6, 5)
+    assert load_images(DataOptions(source=folder)).pixels.shape == (40, 3, 6, 5)
     assert "are not kept" in caplog.text
 
 
@@ -207,7 +208,7 @@ def test_writers_do_not_disturb_each_other():
 
 @pytest.mark.parametrize("scheme", [name for name in PARTITIONS if name != "natural"])
 def test_partitions_of_digits(digits, scheme):
-    settings = DataSettings(partition=scheme)
+    settings = DataOptions(partition=scheme)
     parts = partition(digits, settings, 20, seed=0)
     assert len(parts) == 20
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1797))
@@ -218,13 +219,13 @@ def test_partitions_of_digits(digits, scheme):
 
 
 def test_pathological_counts_classes(digits):
-    parts = partition(digits, DataSettings(classes_per_client=3), 20, seed=0)
+    parts = partition(digits, DataOptions(classes_per_client=3), 20, seed=0)
     assert {len(np.unique(digits.labels[part])) for part in parts} == {3}
 
 
 def test_small_alpha_is_more_skewed(digits):
     def skew(alpha):
-        parts = partition(digits, DataSettings(partition="dirichlet", alpha=alpha), 10, seed=0)
+        parts = partition(digits, DataOptions(partition="dirichlet", alpha=alpha), 10, seed=0)
         shares = [np.bincount(digits.labels[part], minlength=10) / len(part) for part in parts]
         return np.mean(np.max(shares, axis=1))
 
@@ -232,7 +233,7 @@ def test_small_alpha_is_more_skewed(digits):
 
 
 def test_dirichlet_names_client_and_alpha_that_works(digits):
-    settings = DataSettings(partition="dirichlet", alpha=0.001)
+    settings = DataOptions(partition="dirichlet", alpha=0.001)
     with pytest.raises(
         UserError,
         match=r"^data.partition = 'dirichlet' with data.alpha = 0.001 leaves client \d+ of 20 \(with [0-4] samples\) "
@@ -240,14 +241,14 @@ def test_dirichlet_names_client_and_alpha_that_works(digits):
     ) as caught:
         partition(digits, settings, 20, seed=0)
     alpha = float(str(caught.value).split()[-1])
-    parts = partition(digits, DataSettings(partition="dirichlet", alpha=alpha), 20, seed=0)
+    parts = partition(digits, DataOptions(partition="dirichlet", alpha=alpha), 20, seed=0)
     assert min(map(len, parts)) >= 5
     with pytest.raises(UserError, match="no larger alpha helps, choose fewer clients"):
         partition(digits, settings, 359, seed=0)
 
 
 def test_natural_clients(folder):
-    settings = DataSettings(source=folder, partition="natural", natural_id="writer")
+    settings = DataOptions(source=folder, partition="natural", natural_id="writer")
     images = load_images(settings)
     assert images.names == ("w0", "w1", "w2", "w3", "w4")
     parts = partition(images, settings, 5, seed=0)
@@ -258,7 +259,7 @@ def test_natural_clients(folder):
 
 
 def test_client_data(folder):
-    images = load_images(DataSettings(source=folder))
+    images = load_images(DataOptions(source=folder))
     indices = np.arange(3, 33)
     data = client_data(images, indices, client_id=7, seed=1)
     assert [len(data.train), len(data.validation), len(data.test)] == [18, 6, 6]
@@ -316,15 +317,15 @@ def test_the_sets_and_nets_of_the_superfed_paper(name, tmp_path):
 def test_noise_is_in_the_training_labels_only(validation):
     config = {"data.partition": "iid", "data.validation": validation, "num-clients": 4, "seed": 5}
     clean = build_task(read_settings(config)).client_data(1, 4)
-    task = build_task(read_settings({**config, "data.noise": "pair", "data.noise-ratio": 0.4}))
-    noisy = task.client_data(1, 4)
+    noisier = read_settings({**config, "data.noise": "pair", "data.noise-ratio": 0.4})
+    noisy = build_task(noisier).client_data(1, 4)
     assert torch.equal(noisy.test.y, clean.test.y)
     wrong = noisy.train.y != clean.train.y
     assert 0.3 < wrong.float().mean() < 0.5
     assert torch.equal(noisy.train.y[wrong], (clean.train.y[wrong] + 1) % 10)
     assert torch.equal(noisy.train.x, clean.train.x)
     assert torch.equal(noisy.validation.y, clean.validation.y if validation else noisy.train.y)
-    again = build_task(task.settings).client_data(1, 4)
+    again = build_task(noisier).client_data(1, 4)
     assert torch.equal(again.train.y, noisy.train.y)
 
 
@@ -342,7 +343,7 @@ def test_client_data_leaves_the_images_alone(digits):
 
 @pytest.mark.skipif("FEDAPPS_TEST_DATA" not in os.environ, reason="FEDAPPS_TEST_DATA names no folder with mnist")
 def test_real_mnist():
-    settings = DataSettings(source=str(Path(os.environ["FEDAPPS_TEST_DATA"]) / "mnist"))
+    settings = DataOptions(source=str(Path(os.environ["FEDAPPS_TEST_DATA"]) / "mnist"))
     images = load_images(settings)
     assert images.pixels.shape == (60_000, 1, 28, 28)
     assert round(float(images.pixels.mean()) / 255, 4) == 0.1307  # the known mean of the training set
@@ -358,22 +359,22 @@ def test_real_mnist():
     ("values", "message"),
     [
         ({"partition": "pathologic"}, "partition = 'pathologic': did you mean 'pathological'? choose one of iid, "),
-        ({"alpha": -1.0}, "alpha = -1.0: must be above 0 and finite"),
-        ({"alpha": float("nan")}, "alpha = nan: must be above 0 and finite"),
-        ({"share": 1.1}, "share = 1.1: must be between 0 and 1"),
-        ({"classes_per_client": 0}, "classes-per-client = 0: must be at least 1"),
+        ({"alpha": -1.0}, "alpha = -1.0: choose a value in (0, inf)"),
+        ({"alpha": float("nan")}, "alpha = nan: choose a value in (0, inf)"),
+        ({"share": 1.1}, "share = 1.1: choose a value in [0, 1]"),
+        ({"classes_per_client": 0}, "classes-per-client = 0: choose a value in [1, inf)"),
         ({"noise": "pear"}, "noise = 'pear': did you mean 'pair'?"),
         ({"noise": "pair", "noise_ratio": 1.0}, "noise-ratio = 1.0: choose a value in [0, 1)"),
         ({"noise": "symmetric", "noise_ratio": -0.1}, "noise-ratio = -0.1: choose a value in [0, 1)"),
         ({"noise_ratio": 0.1}, "noise-ratio = 0.1, but noise = 'none': choose noise = pair or symmetric, or the ratio 0"),
-        ({"max_samples": -1}, "max-samples = -1: must be at least 0 (0 = all)"),
+        ({"max_samples": -1}, "max-samples = -1: choose a value in [0, inf)"),
         ({"source": ""}, "source = '': must not be empty"),
         ({"partition": "natural"}, "natural-id = '': partition = 'natural' needs the column that names the client"),
     ],
 )
 def test_settings_are_checked_at_once(values, message):
     with pytest.raises(ValueError, match=r".") as caught:
-        DataSettings(**values)
+        DataOptions(**values)
     assert str(caught.value).startswith(message)
 
 
@@ -387,7 +388,7 @@ def test_settings_are_checked_at_once(values, message):
 )
 def test_impossible_partitions(digits, values, clients, message):
     with pytest.raises(UserError, match=r"^") as caught:
-        partition(digits, DataSettings(**values), clients, seed=0)
+        partition(digits, DataOptions(**values), clients, seed=0)
     assert str(caught.value).startswith(message)
 
 
@@ -407,39 +408,39 @@ def test_impossible_partitions(digits, values, clients, message):
 )
 def test_wrong_columns_and_splits(folder, values, message):
     with pytest.raises(UserError, match=r"^data\.") as caught:
-        load_images(DataSettings(source=folder, **values))
+        load_images(DataOptions(source=folder, **values))
     assert str(caught.value).startswith(message.replace("SOURCE", folder))
 
 
 def test_data_that_cannot_be_used(tmp_path, folder):
     with pytest.raises(UserError, match=r"data.source = '\./nowhere/at/all': there is no such folder"):
-        load_images(DataSettings(source="./nowhere/at/all"))
+        load_images(DataOptions(source="./nowhere/at/all"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"data.source = .*cannot be read"):
-        load_images(DataSettings(source=str(tmp_path / "empty")))
+        load_images(DataOptions(source=str(tmp_path / "empty")))
     table = write_parquet(tmp_path / "table", {"age": [63, 41], "label": [0, 1]})
     with pytest.raises(UserError, match="holds no images; its columns are age, label"):
-        load_images(DataSettings(source=table))
+        load_images(DataOptions(source=table))
     one = {"picture": [Image.fromarray(pictures(1)[0])]}
     no_label = write_parquet(tmp_path / "no-label", one, datasets.Features({"picture": datasets.Image()}))
     with pytest.raises(UserError, match=r"data.label: no label column found in .*, name one of picture"):
-        load_images(DataSettings(source=no_label))
+        load_images(DataOptions(source=no_label))
     both = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     sizes = [Image.fromarray(pictures(1)[0]), Image.fromarray(pictures(1, (4, 5))[0])]
     uneven = write_parquet(tmp_path / "uneven", {"image": sizes, "label": [0, 1]}, both)
     with pytest.raises(UserError, match=r"images differ in size \(6 x 5 and 4 x 5 in image 1\): set data.resize"):
-        load_images(DataSettings(source=uneven))
+        load_images(DataOptions(source=uneven))
     damaged = write_parquet(tmp_path / "damaged", {"image": [{"bytes": b"no image", "path": None}], "label": [0]}, both)
     with pytest.raises(UserError, match="image 0 cannot be decoded"):
-        load_images(DataSettings(source=damaged))
+        load_images(DataOptions(source=damaged))
     missing = write_parquet(tmp_path / "missing", {"image": [sizes[0]] * 2, "label": [0, None]}, both)
     with pytest.raises(UserError, match="column 'label': 1 samples have no value in it"):
-        load_images(DataSettings(source=missing))
+        load_images(DataOptions(source=missing))
     two = datasets.Features({"left": datasets.Image(), "right": datasets.Image(), "label": datasets.Value("int64")})
     stereo = write_parquet(tmp_path / "stereo", {"left": sizes[:1], "right": sizes[:1], "label": [0]}, two)
     with pytest.raises(UserError, match=r"data.image: .* has several image columns, name one of left, right"):
-        load_images(DataSettings(source=stereo))
-    assert load_images(DataSettings(source=stereo, image="right")).pixels.shape == (1, 3, 6, 5)
+        load_images(DataOptions(source=stereo))
+    assert load_images(DataOptions(source=stereo, image="right")).pixels.shape == (1, 3, 6, 5)
 
 
 # The hub
@@ -465,24 +466,24 @@ def test_unreachable_hub_ends_soon(endpoint, silent, monkeypatch):
     if silent:
         endpoint.listen()
     with pytest.raises(UserError, match=r"data.source = 'some/set': no such folder, and the hub at http://127.0.0.1"):
-        load_images(DataSettings(source="some/set"))
+        load_images(DataOptions(source="some/set"))
     assert datasets.config.HF_HUB_OFFLINE is False
 
 
 def test_set_in_the_hub_cache_needs_no_hub(endpoint, folder):
     """What the library keeps of a hub set after a download, made here from a local one."""
-    load_images(DataSettings(source=folder))
+    load_images(DataOptions(source=folder))
     kept = Path(datasets.config.HF_DATASETS_CACHE)
     (kept / "set").rename(kept / "some___set")
-    images = load_images(DataSettings(source="some/set"))
+    images = load_images(DataOptions(source="some/set"))
     assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
 
 
 def test_folder_in_the_librarys_cache_is_not_taken_for_a_hub_set(endpoint, folder):
-    load_images(DataSettings(source=folder))
+    load_images(DataOptions(source=folder))
     assert (Path(datasets.config.HF_DATASETS_CACHE) / Path(folder).name).is_dir()
     with pytest.raises(UserError, match=r"no such folder, and the hub at .* is not reachable"):
-        load_images(DataSettings(source=Path(folder).name))
+        load_images(DataOptions(source=Path(folder).name))
 
 
 def test_name_unknown_to_the_hub(monkeypatch):
@@ -493,9 +494,9 @@ def test_name_unknown_to_the_hub(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refuse)
     with pytest.raises(UserError, match=r"'digit': no such folder, nor such a data set on the hub: did you mean 'digits'"):
-        load_images(DataSettings(source="digit"))
+        load_images(DataOptions(source="digit"))
     with pytest.raises(UserError, match="use its owner/name, a folder, or digits"):
-        load_images(DataSettings(source="a/b/c"))
+        load_images(DataOptions(source="a/b/c"))
 
 
 def test_tensors_of_clients_are_kept_up_to_a_limit_and_made_again(monkeypatch):

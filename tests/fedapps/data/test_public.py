@@ -7,13 +7,14 @@ import pytest
 from PIL import Image
 
 from fedapps.cli import main
-from fedapps.data.public import PATCHES, PublicSettings, load_public
+from fedapps.data.options import PublicOptions
+from fedapps.data.public import PATCHES, load_public
 from fedapps.errors import UserError
 from fedapps.settings import read_settings
 
 
 def load(source, shape=(1, 8, 8), task="classification", seed=0, **settings):
-    return load_public(PublicSettings(source, **settings), shape, task, seed)
+    return load_public(PublicOptions(source, **settings), shape, task, seed)
 
 
 def write_images(folder, shape, count=6):
@@ -70,7 +71,7 @@ def test_another_shape_is_resized_only_when_asked(tmp_path):
     ("settings", "message"),
     [
         (["public.source=/no/such/folder"], "public.source = '/no/such/folder': there is no such folder"),
-        (["public.resize=-1"], "public.resize = -1: must be at least 0"),
+        (["public.resize=-1"], "public.resize = -1: choose a value in [0, inf)"),
         (["public.resize=9"], "public.resize = 9: patches of the photographs have the task's shape"),
         (["ffgb-distill.mu=0.5"], "ffgb-distill.step = 10, mu = 0.5"),
         (["task=tabular"], "task = 'tabular': this method runs on classification, digits"),

@@ -35,9 +35,9 @@ def settings(**config):
 
 
 def record(folder, strategy, rounds, done=0, answered=("a", "b"), num_rounds=12):
-    writer = writer.Recorder(folder, settings(**{"num-rounds": num_rounds}), "digits", done, strategy)
+    recorder = writer.Recorder(folder, settings(**{"num-rounds": num_rounds}).flat(), "digits", done, strategy)
     for number in rounds:
-        writer(Round(number, num_rounds, None, Exchange("train", list(answered)), None))
+        recorder(Round(number, num_rounds, None, Exchange("train", list(answered)), None))
 
 
 def lines(folder):

@@ -9,12 +9,11 @@ from sklearn.tree import DecisionTreeRegressor
 from algorithms.boosting.functional import LOSSES
 from algorithms.boosting.trees import TreeOracle, walk
 from algorithms.boosting.weak_learners import NetOracle, RidgeOracle, Target
+from fedapps.assembly import build_strategy, build_task
 from fedapps.cli import main
 from fedapps.errors import UserError
-from fedapps.methods import build_strategy
 from fedapps.settings import read_settings
 from fedapps.tasks.boosting_oracles import fit_tree, load_function, oracle_of, predictor, save_function
-from fedapps.tasks.registry import build_task
 from fedapps.toml_text import read_toml
 
 

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from algorithms.frank_wolfe.objectives import QuadraticAssignment
+from fedapps.assembly import build_task
 from fedapps.cli import main
 from fedapps.errors import UserError
 from fedapps.settings import read_settings
 from fedapps.tasks.convex import chr12a
-from fedapps.tasks.registry import build_task
 
 METHODS = ("fedfw", "fedfw-plus", "naive-fw", "projected-fedavg")
 TASKS = ("lasso", "sparse-logistic", "matrix-completion", "qap", "constrained-classification")

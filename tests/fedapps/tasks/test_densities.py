@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from clients.families.ensemble_data import DensityData
+from fedapps.assembly import build_task
 from fedapps.data.corpus import count_words, generate, read_corpus, words
-from fedapps.data.partition import DataSettings, load_images
+from fedapps.data.options import DataOptions
+from fedapps.data.partition import load_images
 from fedapps.errors import UserError
 from fedapps.settings import Settings
 from fedapps.tasks.base_predictors import divide, label_sets
-from fedapps.tasks.densities import PointMassOptions, UnigramOptions
-from fedapps.tasks.ensemble_classification import EnsembleOptions
+from fedapps.tasks.options import EnsembleOptions, PointMassOptions, UnigramOptions
 from fedapps.tasks.predictor_library import Library
-from fedapps.tasks.registry import build_task
 
 
 def point_mass(num_clients=100, **options):
@@ -210,12 +210,12 @@ def test_shakespeare_has_its_715_roles():
 
 def ensemble(seed=0, num_clients=4, **options):
     problem = EnsembleOptions(**({"predictors": 5, "epochs": 5} | options))
-    data = DataSettings(partition="iid")
+    data = DataOptions(partition="iid")
     return build_task(Settings(task="ensemble-classification", seed=seed, num_clients=num_clients, data=data, problem=problem))
 
 
 def test_no_client_holds_a_sample_that_a_net_was_trained_on():
-    images = load_images(DataSettings())
+    images = load_images(DataOptions())
     mine, rest = divide(images, 0.3, 0)
     assert len(mine.labels) + len(rest.labels) == len(images.labels)
     assert len(mine.labels) == pytest.approx(0.3 * len(images.labels), abs=5)

@@ -8,6 +8,7 @@ import torch
 
 from clients.base.data import Split
 from clients.base.evaluation import NEXT_TOKEN, next_token
+from fedapps.assembly import build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -15,7 +16,6 @@ from fedapps.models.text_nets import SIZES, build_lstm
 from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
-from fedapps.tasks.registry import build_task
 
 
 def text(num_clients=0, model="auto", **options):

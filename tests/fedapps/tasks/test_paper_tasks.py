@@ -15,14 +15,17 @@ from PIL import Image
 from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
-from fedapps.data.partition import DataSettings, load_images
+from fedapps.assembly import build_strategy
+from fedapps.data.options import DataOptions
+from fedapps.data.partition import load_images
 from fedapps.errors import UserError
-from fedapps.methods import build_strategy
-from fedapps.settings import ModelSettings, Settings, read_settings
+from fedapps.models.options import ModelOptions
+from fedapps.settings import Settings, read_settings
 from fedapps.tasks.classification import Classification
-from fedapps.tasks.next_word import Words, WordsOptions, vocabulary, windows
-from fedapps.tasks.speech import Speech, SpeechOptions, waveform
-from fedapps.tasks.text_pairs import TextPairs, TextPairsOptions, build_pair_classifier, tokenise
+from fedapps.tasks.next_word import Words, vocabulary, windows
+from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions
+from fedapps.tasks.speech import Speech, waveform
+from fedapps.tasks.text_pairs import TextPairs, build_pair_classifier, tokenise
 from fedapps.toml_text import read_toml
 
 
@@ -50,8 +53,12 @@ NETS = {SpeechOptions: "m5", TextPairsOptions: "distilbert", WordsOptions: "stac
 
 def settings(source, options, natural="", model="", pretrained=False, **values):
     partition = {"partition": "natural", "natural_id": natural} if natural else {"partition": "iid"}
-    data = DataSettings(source=source, **(partition | values))
-    return Settings(data=data, model=ModelSettings(model or NETS[type(options)], pretrained), problem=options, device="cpu")
+    data = DataOptions(source=source, **(partition | values))
+    return Settings(data=data, model=ModelOptions(model or NETS[type(options)], pretrained), problem=options, device="cpu")
+
+
+def made(kind, settings):
+    return kind(settings.problem, settings.context)
 
 
 def train_one_round(task, client, num_clients):
@@ -78,29 +85,29 @@ def test_resize_takes_the_middle_square(write):
     )
     cells = {"image": [Image.fromarray(wide), Image.fromarray(tall)], "Smiling": [True, False], "celeb_id": [7, 3]}
     source = write(cells, features)
-    images = load_images(DataSettings(source=source, resize=2, label="Smiling", partition="natural", natural_id="celeb_id"))
+    images = load_images(DataOptions(source=source, resize=2, label="Smiling", partition="natural", natural_id="celeb_id"))
     assert images.pixels.shape == (2, 3, 2, 2)
     small = np.asarray(Image.fromarray(wide).resize((4, 2), Image.Resampling.BILINEAR))[:, 1:3]
     assert np.array_equal(images.pixels[0], small.transpose(2, 0, 1))
     assert np.unique(images.pixels[1]).tolist() == [50]
     assert (images.labels.tolist(), images.names, images.natural.tolist()) == ([1, 0], ("3", "7"), [1, 0])
     with pytest.raises(UserError, match=r"images differ in size .*: set data.resize"):
-        load_images(DataSettings(source=source, label="Smiling"))
-    assert load_images(DataSettings(source=source, resize=3, label="Smiling")).pixels.shape == (2, 3, 3, 3), "another entry"
+        load_images(DataOptions(source=source, label="Smiling"))
+    assert load_images(DataOptions(source=source, resize=3, label="Smiling")).pixels.shape == (2, 3, 3, 3), "another entry"
     with pytest.raises(UserError, match=r"data.resize = 4: the digits stay 8 x 8"):
-        load_images(DataSettings(resize=4))
-    with pytest.raises(ValueError, match="resize = -1: must be at least 0"):
-        DataSettings(resize=-1)
+        load_images(DataOptions(resize=4))
+    with pytest.raises(ValueError, match=r"resize = -1: choose a value in \[0, inf\)"):
+        DataOptions(resize=-1)
 
 
 def test_class_weights_weigh_training_only():
-    task = Classification(Settings(data=DataSettings(class_weights=True, partition="iid", max_samples=100), device="cpu"))
+    task = made(Classification, Settings(data=DataOptions(class_weights=True, partition="iid", max_samples=100), device="cpu"))
     counts = np.bincount(task.images.labels, minlength=10)
     outputs, y = torch.randn(20, 10), torch.arange(20) % 10
     losses = functional.cross_entropy(outputs, y, reduction="none").double().numpy()
     weights = (100 / (counts + 1))[y.numpy()]
     assert float(task.objective.loss(outputs, y)) == pytest.approx((weights * losses).sum() / weights.sum(), rel=1e-5)
-    plain = Classification(Settings(data=DataSettings(partition="iid", max_samples=100), device="cpu"))
+    plain = made(Classification, Settings(data=DataOptions(partition="iid", max_samples=100), device="cpu"))
     assert plain.objective.loss is functional.cross_entropy
     assert task.objective.score is plain.objective.score
 
@@ -162,7 +169,7 @@ def speech_features():
 @pytest.mark.parametrize("stored", ["audio", "struct"])
 def test_speech(write, stored):
     source = write(speech_columns(), speech_features(), audio="audio" if stored == "audio" else "")
-    task = Speech(settings(source, SpeechOptions(length=1300), "speaker_id"))
+    task = made(Speech, settings(source, SpeechOptions(length=1300), "speaker_id"))
     assert task.images.pixels.shape == (18, 1, 1, 1300)
     assert np.array_equal(task.images.pixels[:, 0, 0, :1200], sounds()[:18])
     assert not task.images.pixels[..., 1200:].any()
@@ -181,15 +188,15 @@ def test_speech(write, stored):
 def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
     columns = speech_columns()
     source = write(columns, speech_features())
-    assert Speech(settings(source, SpeechOptions(length=100))).images.pixels.shape == (24, 1, 1, 100)
+    assert made(Speech, settings(source, SpeechOptions(length=100))).images.pixels.shape == (24, 1, 1, 100)
     with pytest.raises(UserError, match=r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id"):
-        _ = Speech(settings(source, SpeechOptions(audio="sound"))).images
+        _ = made(Speech, settings(source, SpeechOptions(audio="sound"))).images
     columns["audio"][3] = {"bytes": b"fLaC", "path": None}
     source = write(columns, speech_features(), "damaged")
     with pytest.raises(UserError, match=r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV"):
-        _ = Speech(settings(source, SpeechOptions())).images
+        _ = made(Speech, settings(source, SpeechOptions())).images
     with pytest.raises(UserError, match=r"data.source = 'digits': this task cannot use them"):
-        _ = Speech(settings("digits", SpeechOptions())).images
+        _ = made(Speech, settings("digits", SpeechOptions())).images
 
 
 # Words
@@ -223,7 +230,7 @@ def test_words(write):
     texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on and on"] * 6
     source = write({"text": texts, "user": [i % 2 for i in range(24)]})
     options = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6, layers=2)
-    task = Words(settings(source, options, "user"))
+    task = made(Words, settings(source, options, "user"))
     task.check(2)
     data = task.client_data(0, 2)
     assert (data.train.x.shape[1:], data.train.y.shape[1:]) == ((4,), (4,))
@@ -241,19 +248,19 @@ def test_words(write):
 
 def test_words_as_lists_and_what_is_no_text(write):
     options = WordsOptions(vocabulary=8, length=4)
-    as_text = Words(settings(write({"text": ["a b c", "b c"]}, name="text"), options)).texts.pixels
-    as_list = Words(settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)).texts.pixels
+    as_text = made(Words, settings(write({"text": ["a b c", "b c"]}, name="text"), options)).texts.pixels
+    as_list = made(Words, settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)).texts.pixels
     assert as_text.tolist() == as_list.tolist()
     with pytest.raises(UserError, match=r"^words.text = 'text': holds int, neither a text nor a list of words"):
-        _ = Words(settings(write({"text": [1, 2]}, name="number"), options)).texts
+        _ = made(Words, settings(write({"text": [1, 2]}, name="number"), options)).texts
     with pytest.raises(UserError, match=r"has no words in it"):
-        _ = Words(settings(write({"text": ["", " "]}, name="empty"), options)).texts
+        _ = made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).texts
     with pytest.raises(UserError, match=r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid"):
-        Words(settings("x", options, partition="dirichlet"))
+        made(Words, settings("x", options, partition="dirichlet"))
 
 
 def test_the_papers_lstm_for_reddit(write):
-    task = Words(settings(write({"text": ["a b c"] * 9}), WordsOptions()))
+    task = made(Words, settings(write({"text": ["a b c"] * 9}), WordsOptions()))
     assert sum(p.numel() for p in task.model_fn(0).parameters()) == 5_565_328
 
 
@@ -295,7 +302,7 @@ def test_pairs_are_joined_with_marks_and_filled(checkpoint):
 def test_text_pairs(checkpoint, pairs):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
     options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
-    task = TextPairs(settings(pairs, options, "dr_id"))
+    task = made(TextPairs, settings(pairs, options, "dr_id"))
     task.check(2)
     assert task.pairs.names == ("1", "5")
     data = task.client_data(0, 2)
@@ -323,7 +330,7 @@ def test_pretrained_distilbert_is_never_drawn_anew(checkpoint, pairs):
     published = transformers.DistilBertModel(transformers.DistilBertConfig.from_pretrained(checkpoint))
     published.save_pretrained(checkpoint)
     options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
-    task = TextPairs(settings(pairs, options, pretrained=True))
+    task = made(TextPairs, settings(pairs, options, pretrained=True))
     nets = [task.model_fn(seed) for seed in (0, 1)]
     for net in nets:
         assert all(torch.equal(value, published.state_dict()[key]) for key, value in net.body.state_dict().items())
@@ -336,32 +343,32 @@ def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without model.pretrained nothing"
     ):
-        TextPairs(settings(pairs, hub)).check(2)
+        made(TextPairs, settings(pairs, hub)).check(2)
 
     def no_network(*_, **values):
         raise FileNotFoundError("not in the cache" if values.get("local_files_only") else "no route to host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
     with pytest.raises(UserError, match=r"no such folder, and the hub does not give it \(no route to host\): check the network"):
-        TextPairs(settings(pairs, hub, pretrained=True)).check(2)
+        made(TextPairs, settings(pairs, hub, pretrained=True)).check(2)
     tiny = TextPairsOptions(length=16, checkpoint=str(checkpoint))
     with pytest.raises(UserError, match=r"^text-pairs.checkpoint: .* holds no DistilBERT that can be read"):
-        TextPairs(settings(pairs, tiny, pretrained=True)).check(2)  # no weights in the folder
+        made(TextPairs, settings(pairs, tiny, pretrained=True)).check(2)  # no weights in the folder
     with pytest.raises(UserError, match=r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32"):
-        TextPairs(settings(pairs, TextPairsOptions(length=64, checkpoint=str(checkpoint)))).check(2)
+        made(TextPairs, settings(pairs, TextPairsOptions(length=64, checkpoint=str(checkpoint)))).check(2)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"cannot be read or used"):
-        TextPairs(settings(pairs, TextPairsOptions(checkpoint=str(tmp_path / "empty")))).check(2)
+        made(TextPairs, settings(pairs, TextPairsOptions(checkpoint=str(tmp_path / "empty")))).check(2)
 
 
 def test_transformers_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$"):
-        TextPairs(settings("anything", TextPairsOptions()))
+        made(TextPairs, settings("anything", TextPairsOptions()))
     with pytest.raises(UserError, match=r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto"):
-        TextPairs(settings("anything", TextPairsOptions(), model="mlp"))
+        made(TextPairs, settings("anything", TextPairsOptions(), model="mlp"))
     with pytest.raises(UserError, match=r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto"):
-        Words(settings("anything", WordsOptions(), model="mlp"))
+        made(Words, settings("anything", WordsOptions(), model="mlp"))
 
 
 # The experiments

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedapps.assembly import build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.run import execute
 from fedapps.settings import read_settings
-from fedapps.tasks.registry import build_task
 
 TABLE = {"task": "tabular", "sites.columns": "age, kind=a|b|c, sex=0|1"}
 IMAGES = {"sites.labels": "dog,cat", "sites.shape": "1,4,4"}

@@ -12,6 +12,7 @@ from torch.nn import functional
 from algorithms.common.partitioners import stratified
 from clients.base.data import Split
 from clients.base.evaluation import BINARY
+from fedapps.assembly import build_task
 from fedapps.cli import main
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
@@ -19,8 +20,8 @@ from fedapps.errors import UserError
 from fedapps.results.writer import summarise
 from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
-from fedapps.tasks.registry import build_task
-from fedapps.tasks.tabular import TabularOptions, encode, generate, read_table, standardised
+from fedapps.tasks.options import TabularOptions
+from fedapps.tasks.tabular import encode, generate, read_table, standardised
 
 
 def tabular(num_clients=0, seed=0, **options):

@@ -9,12 +9,13 @@ from flwr.app import Array, ArrayRecord
 from PIL import Image
 
 from clients.base.data import Split
+from fedapps.assembly import build_strategy, build_task
 from fedapps.cli import main
-from fedapps.methods import build_strategy
+from fedapps.data.sample_sets import save_set
 from fedapps.results.image_grids import Album, grid, grids
 from fedapps.settings import read_settings
-from fedapps.tasks.registry import build_task
-from fedapps.tasks.synthetic_sets import SetJudge, augmented, fit, load_set, mixed, save_set
+from fedapps.tasks.set_evaluator import SetEvaluator
+from fedapps.tasks.set_training import augmented, fit
 from strategies.base.rounds import Round
 
 CLIENTS = 4
@@ -50,12 +51,12 @@ def accuracy(model, data):
 def test_a_hundred_real_digits_are_a_good_set():
     """What there is to reach: and noise is no set, and lies further off."""
     task = task_with(synthetic__reference="clients", method="fedevg")
-    judge = SetJudge(task)
+    evaluate = SetEvaluator(task)
     x, y = real_digits(task)
-    arrays, measured = judge(x, y, 1)
+    arrays, measured = evaluate(x, y, 1)
     assert measured["test-accuracy"] > 0.85
-    assert judge(x, y, 7)[1] == measured  # nothing but the set decides
-    noise = judge(np.random.default_rng(0).random(x.shape), y, 1)[1]
+    assert evaluate(x, y, 7)[1] == measured  # nothing but the set decides
+    noise = evaluate(np.random.default_rng(0).random(x.shape), y, 1)[1]
     assert noise["test-accuracy"] < 0.4
     assert noise["frechet"] > 2 * measured["frechet"] > 0
     assert list(arrays) == list(task.model_fn(0).state_dict())
@@ -80,7 +81,7 @@ def test_a_classifier_is_fitted_where_there_are_few_samples():
 
 def test_a_saved_set_is_read_again(saved):
     folder, x, y = saved
-    got = load_set(task_with(data__synthetic=str(folder)))
+    got = task_with(data__synthetic=str(folder)).synthetic_set()
     np.testing.assert_allclose(got.x.numpy(), x, atol=1 / 510 + 1e-6)
     np.testing.assert_array_equal(got.y.numpy(), y)
 
@@ -182,7 +183,8 @@ def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
     source = f"data.source={out / 'synthetic' / 'set'}"
     assert main(["run", "--engine", "inline", source, "data.partition=iid", "--nodes", "2", "num-rounds=1", "clients-per-round=0",
                  "--out", str(tmp_path / "on-it")]) == 0  # fmt: skip
-    assert len(mixed(task_with(data__synthetic=str(out / "synthetic" / "set")), task_with().client_data(0, CLIENTS)).train) > 20
+    with_set = task_with(data__synthetic=str(out / "synthetic" / "set"), data__synthetic_use="mix").client_data(0, CLIENTS)
+    assert len(with_set.train) == len(task_with().client_data(0, CLIENTS).train) + 20
 
 
 @pytest.mark.parametrize("method", ["fedevg", "fedcgan", "fedcvae"])
@@ -194,7 +196,7 @@ def test_a_server_that_has_no_image_starts_all_the_same(method):
     x, y = strategy.samples(to_record(strategy.first_arrays()))
     assert x.shape == (100, 3, 8, 8)
     assert np.bincount(y).tolist() == [25] * 4
-    judged, measured = strategy.judge(x[::10], y[::10], 1)
+    judged, measured = strategy.evaluator(x[::10], y[::10], 1)
     assert list(judged) == list(task.model_fn(0).state_dict())
     assert measured == {}
 

@@ -1,0 +1,61 @@
+"""From the settings of a run to its parts: the task, the server half, a client half."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import Strategy
+
+from fedapps.errors import UserError
+from fedapps.settings import Settings
+from fedapps.tasks.registry import Task, make_task
+from strategies import Private, WarmStart
+from strategies.base.messages import innermost
+
+if TYPE_CHECKING:
+    from clients.base.store import Store
+
+
+def build_task(settings: Settings, site_data: str = "") -> Task:
+    """Return the task of a run. ``site_data``: where a site has data of its own."""
+    return make_task(settings.task, settings.problem, settings.context, site_data)
+
+
+def build_strategy(settings: Settings, task: Any) -> Strategy:
+    """Return the server half. Raises ``UserError`` where a bound on updates, or their privacy, does not go with the method."""
+    strategy = _strategy(settings, task)
+    halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
+    for kind in (type(innermost(half)) for half in halves):
+        updates = getattr(kind, "replies_like_model", False) or hasattr(kind, "replies_are_updates")
+        if settings.max_update_norm and not updates:
+            raise UserError(
+                f"max-update-norm = {settings.max_update_norm}: the clients of this method send no updates that have a norm: choose 0"
+            )
+    try:
+        return Private(strategy, settings.dp) if settings.dp.noise_multiplier else strategy
+    except ValueError as error:
+        raise UserError(f"dp.{error}") from None
+
+
+def _strategy(settings: Settings, task: Any) -> Strategy:
+    if settings.halves:
+        first, then = (_strategy(half, task) for half in settings.halves)
+        return WarmStart(first, settings.options.rounds, then)
+    method, base, context = settings.entry, settings.base, settings.context
+    assert base.strategy is not None
+    if method.wrap is None:
+        return base.strategy(settings.options, task, context)
+    return method.wrap(base.strategy(settings.base_options, task, context), settings.options)
+
+
+def build_client(settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+    """Return a client half."""
+    if settings.halves:
+        from clients import TwoPhaseClient
+
+        builders = [partial(build_client, half, task, client_id, num_clients, store) for half in settings.halves]
+        return TwoPhaseClient(dict(zip(("first", "then"), builders, strict=True)))
+    base = settings.base
+    assert base.client is not None
+    options = settings.base_options if settings.entry.wrap else settings.options
+    return base.client(options, task, client_id, num_clients, store)

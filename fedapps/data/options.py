@@ -1,0 +1,129 @@
+"""Options of a run's data: which set and how it is dealt, the server's public images, synthetic sets, sites with their own data."""
+
+from dataclasses import dataclass
+
+from algorithms.common.label_noise import KINDS
+from algorithms.common.options import Options, option
+
+PARTITIONS = ("iid", "pathological", "dirichlet", "dirichlet-clients", "natural", "sorted-share")
+
+
+@dataclass(frozen=True)
+class DataOptions(Options):
+    """Options of the data set and its partition (table ``data``)."""
+
+    source: str = option("digits", "bundled digits, a hub name (owner/name), or a folder that datasets.load_dataset reads")
+    split: str = option("train", "split that is dealt to the clients")
+    partition: str = option("pathological", "how samples are dealt to clients", choices=PARTITIONS)
+    classes_per_client: int = option(2, "pathological: classes of a client", low=1)
+    alpha: float = option(0.5, "dirichlet, dirichlet-clients: concentration; small is heterogeneous", low=0, open_low=True)
+    share: float = option(0.1, "sorted-share: part dealt at random, the rest in blocks of the label order", low=0, high=1)
+    natural_id: str = option("", "natural: the column that names a sample's client")
+    image: str = option("", 'column of the images; "": found')
+    label: str = option("", 'column of the labels; "": found')
+    min_samples: int = option(5, "samples that a client needs", low=3)
+    validation: float = option(
+        0.2, "part of a client's samples, beside 20 % for testing; 0: the training samples stand in", low=0, high=0.6
+    )
+    resize: int = option(0, "side of the square that images are cropped and resized to; 0: as they are", low=0)
+    class_weights: bool = option(False, "weigh the training loss of rare classes up")
+    max_samples: int = option(0, "use only so many samples, evenly spaced; 0: all", low=0)
+    noise: str = option(
+        "none", "training labels are flipped to the next class (pair) or to any other (symmetric)", choices=["none", *KINDS]
+    )
+    noise_ratio: float = option(0.0, "probability of a flip", low=0, high=1, open_high=True)
+    synthetic: str = option("", 'folder of a synthetic set, as fedevg, fedcgan or fedcvae leave it, to start from; "": none')
+    synthetic_use: str = option(
+        "pretrain", "train the initial model on that set, or mix it into every client's samples", choices=["pretrain", "mix"]
+    )
+
+    def check(self) -> None:
+        """Check what belongs together."""
+        for key, text in (("source", self.source), ("split", self.split)):
+            if not text:
+                raise ValueError(f"{key} = '': must not be empty")
+        if self.noise == "none" and self.noise_ratio:
+            raise ValueError(
+                f"noise-ratio = {self.noise_ratio}, but noise = 'none': choose noise = pair or symmetric, or the ratio 0"
+            )
+        if self.partition == "natural" and not self.natural_id:
+            raise ValueError("natural-id = '': partition = 'natural' needs the column that names the client")
+
+
+@dataclass(frozen=True)
+class PublicOptions(Options):
+    """Options of the server's unlabelled images, for methods that distil (table ``public``)."""
+
+    source: str = option(
+        "auto", 'folder or hub name, or "photos": patches of two bundled photographs; "auto": these for digits, else none'
+    )
+    split: str = option("train", "split of it")
+    image: str = option("", 'column of the images; "": found')
+    resize: int = option(
+        0, "side of the square that images are cropped and resized to; 0: they must have the task's shape", low=0
+    )
+    samples: int = option(0, "use only so many, evenly spaced; 0: all (4000 patches)", low=0)
+
+
+@dataclass(frozen=True)
+class SyntheticOptions(Options):
+    """Options of the synthetic set that fedevg, fedcgan and fedcvae make (table ``synthetic``)."""
+
+    samples: int = option(100, "size of the set, as many of each class", low=1)
+    every: int = option(10, "rounds between pictures of it; 0: only after the last", low=0)
+    steps: int = option(400, "Adam steps on the classifier that is trained on it", low=1)
+    reference: str = option(
+        "", 'what the server also scores on: a split of data.source, or "clients": their pooled test samples; "": nothing'
+    )
+
+
+@dataclass(frozen=True)
+class SiteOptions(Options):
+    """What the data of sites with data of their own have in common (table ``sites``).
+
+    Either the first two or the last; all empty: sites have no data of their own.
+    """
+
+    labels: str = option("", "images: the classes, separated by commas, in the order of the model's outputs")
+    shape: str = option("", "images: channels,height,width")
+    columns: str = option("", "tables: the features, separated by commas; a category with its values: kind=a|b|c")
+
+    def check(self) -> None:
+        """Check that the texts can be read and belong together."""
+        if bool(self.labels) != bool(self.shape):
+            raise ValueError("labels and shape go together: give both for images, columns for a table")
+        if self.labels and self.columns:
+            raise ValueError("columns are those of a table, labels those of images: give one of them")
+        if self.labels and len(self.classes) < 2:
+            raise ValueError(f"labels = {self.labels!r}: must be at least two different names, with a comma between them")
+        if self.shape and (len(self.image) != 3 or min(self.image) < 1):
+            raise ValueError(f"shape = {self.shape!r}: must be channels,height,width, for example 1,28,28")
+        for name, levels in self.features.items():
+            if not name or levels == ():
+                raise ValueError(f"columns = {self.columns!r}: write name or name=value|value, with commas between them")
+
+    @property
+    def own(self) -> bool:
+        """Whether sites have data of their own."""
+        return bool(self.labels or self.columns)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by number."""
+        return tuple(dict.fromkeys(name.strip() for name in self.labels.split(",") if name.strip()))
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        """Channels, height, width."""
+        parts = [part.strip() for part in self.shape.split(",")]
+        return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+    @property
+    def features(self) -> dict[str, tuple[str, ...] | None]:
+        """The columns of a table: the values of a category, ``None`` for numbers."""
+        out: dict[str, tuple[str, ...] | None] = {}
+        for part in self.columns.split(",") if self.columns else []:
+            name, sign, levels = part.partition("=")
+            named = tuple(level.strip() for level in levels.split("|") if level.strip())
+            out[name.strip()] = (named if len(named) > 1 else ()) if sign else None
+        return out

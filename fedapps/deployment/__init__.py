@@ -1,0 +1,1 @@
+"""A SuperLink and SuperNodes as real processes of this machine, with certificates and keys."""

@@ -1,0 +1,26 @@
+"""What tasks and methods may know of a run beside their own options."""
+
+from dataclasses import dataclass, field
+
+from clients.base.training import TrainOptions
+from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
+from fedapps.models.options import ModelOptions
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The part of a run's settings that its task and its method share.
+
+    ``num_clients``: 0 while the data have yet to say how many there are. ``device``: "auto", "cpu" or "cuda".
+    """
+
+    seed: int = 0
+    num_rounds: int = 50
+    num_clients: int = 0
+    device: str = "auto"
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    public: PublicOptions = field(default_factory=PublicOptions)
+    synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
+    sites: SiteOptions = field(default_factory=SiteOptions)

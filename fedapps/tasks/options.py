@@ -1,0 +1,184 @@
+"""Options of the tasks, one dataclass each. Without PyTorch: settings are read and checked before anything heavy is imported."""
+
+from dataclasses import dataclass
+
+from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
+
+LOSSES = ("log", "squared")
+# How the columns of a table are read; ``fedapps.tasks.tabular`` says what each means.
+TABULAR_PRESETS = ("none", "heart", "berka")
+# Numbers of a vocabulary of words that are taken: padding, beginning, end, unknown.
+WORD_MARKS = 4
+
+
+@dataclass(frozen=True)
+class TabularOptions(Options):
+    """Options of task ``tabular``."""
+
+    source: str = option("", 'folder or hub name that datasets.load_dataset reads; "": a small generated table')
+    split: str = option("train", "split of it")
+    preset: str = option("auto", "how the columns are read; auto: found by their names", choices=["auto", *TABULAR_PRESETS])
+    client: str = option("", 'column of the client; "": as the preset says ("client" with none)')
+    label: str = option("", 'column of the label, 0 or 1; "": as the preset says ("label" with none)')
+    features: str = option("", 'columns to learn from, separated by commas; "": as the preset says (all)')
+    categorical: str = option("", 'columns whose values are categories; "": as the preset says')
+    drop: str = option("", 'columns to leave out; "": as the preset says')
+    drop_clients: str = option("", 'clients to leave out; "": as the preset says')
+    test: float = option(0.2, "part of a client's rows for testing, of each label", low=0, high=1, open_low=True, open_high=True)
+    validation: float = option(0.0, "part for validation; 0: the training rows stand in", low=0)
+
+    def check(self) -> None:
+        """Leave something to train on."""
+        check_range("validation", self.validation, 0, 1 - self.test, open_high=True)
+
+
+@dataclass(frozen=True)
+class TextOptions(Options):
+    """Options of task ``text``."""
+
+    source: str = option("", 'folder that datasets.load_dataset reads, with splits train and test; "": a small generated corpus')
+    role: str = option("character_id", "column of the speaking role")
+    text: str = option("text", "column of what is said")
+    length: int = option(80, "characters of a sequence", low=1, high=10_000)
+    min_characters: int = option(2, "roles with less training text are left out", low=2)
+    validation: float = option(
+        0.0,
+        "part of a role's training sequences, the last ones; 0: the training sequences stand in",
+        low=0,
+        high=1,
+        open_high=True,
+    )
+
+
+@dataclass(frozen=True)
+class PointMassOptions(Options):
+    """Options of task ``point-mass``. With exponent 1 and size 100 the optimal log loss is the paper's 3.681."""
+
+    size: int = option(100, "outcomes, and as many predictors", low=2, high=10_000)
+    exponent: float = option(1.0, "outcome k occurs with a share of (k + 1)^-exponent", low=0)
+    samples: int = option(1_000_000, "samples of all clients together", low=1)
+    loss: str = option("log", "loss of the ensemble", choices=LOSSES)
+    epsilon: float = option(
+        0.01, "uniform share in every predictor under the log loss", low=0, high=1, open_low=True, open_high=True
+    )
+
+    def check(self) -> None:
+        """Give every outcome a sample."""
+        check_range("samples", self.samples, self.size)
+
+
+@dataclass(frozen=True)
+class UnigramOptions(Options):
+    """Options of task ``unigram``."""
+
+    source: str = option("", 'folder that datasets.load_dataset reads, with splits train and test; "": a small generated corpus')
+    role: str = option("character_id", "column of the speaking role")
+    text: str = option("text", "column of what is said")
+    loss: str = option("log", "loss of the ensemble", choices=LOSSES)
+    epsilon: float = option(
+        0.01, "uniform share in every predictor under the log loss", low=0, high=1, open_low=True, open_high=True
+    )
+
+
+@dataclass(frozen=True)
+class EnsembleOptions(Options):
+    """Options of task ``ensemble-classification``: nets that the server trains on samples that no client gets."""
+
+    predictors: int = option(10, "nets (model.name), trained on the server before round 1", low=1)
+    labels_each: int = option(3, "labels that a net is trained on", low=1)
+    share: float = option(
+        0.3, "part of the samples that trains the nets; the rest is dealt", low=0, high=1, open_low=True, open_high=True
+    )
+    epochs: int = option(20, "of a net's training", low=1)
+    learning_rate: float = option(0.05, "of a net's training", low=0, open_low=True)
+    batch_size: int = option(16, "of a net's training", low=1)
+    loss: str = option("log", "loss of the ensemble", choices=LOSSES)
+    epsilon: float = option(
+        0.01, "uniform share in every predictor under the log loss", low=0, high=1, open_low=True, open_high=True
+    )
+
+
+@dataclass(frozen=True)
+class SpeechOptions(Options):
+    """Options of task ``speech``."""
+
+    audio: str = option("audio", "column of the sounds")
+    length: int = option(16_000, "samples of each: cut, or filled with silence", low=1)
+
+
+@dataclass(frozen=True)
+class TextPairsOptions(Options):
+    """Options of task ``text-pairs``."""
+
+    first: str = option("question_1", "column of the first text")
+    second: str = option("question_2", "column of the second text")
+    length: int = option(200, "tokens of a pair: cut, or padded", low=8)
+    checkpoint: str = option("distilbert/distilbert-base-uncased", "a DistilBERT: a folder or, with model.pretrained, a hub name")
+
+
+@dataclass(frozen=True)
+class WordsOptions(Options):
+    """Options of task ``words``."""
+
+    text: str = option("text", "column of the texts")
+    vocabulary: int = option(10_000, "words that have a number, four marks included", low=WORD_MARKS + 1)
+    length: int = option(10, "words of a sample", low=1)
+    embedding: int = option(200, "width of the LSTM's embedding", low=1)
+    hidden: int = option(256, "width of its layers", low=1)
+    layers: int = option(2, "number of its layers", low=1)
+
+
+@dataclass(frozen=True)
+class LassoOptions(Options):
+    """Options of task ``lasso``."""
+
+    rows: int = option(200, "rows of A, dealt to the clients in blocks", low=1)
+    columns: int = option(400, "columns of A", low=1)
+    sparsity: int = option(20, "non-zeros of the solution", low=1)
+    radius: float = option(0.0, "of the l1 ball; 0: that of the solution, whose objective is then 0", low=0)
+
+    def check(self) -> None:
+        """Keep the solution within the columns."""
+        check_range("sparsity", self.sparsity, 1, self.columns)
+
+
+@dataclass(frozen=True)
+class SparseLogisticOptions(Options):
+    """Options of task ``sparse-logistic``."""
+
+    radius: float = option(20.0, "of the l1 ball of every class's weights", low=0, open_low=True)
+    test: float = option(0.2, "part of the samples for testing", low=0, high=1, open_low=True, open_high=True)
+
+
+@dataclass(frozen=True)
+class MatrixCompletionOptions(Options):
+    """Options of task ``matrix-completion``."""
+
+    source: str = option("", '"": a generated low-rank matrix; digits: rows are pictures; a folder or hub name: a ratings table')
+    split: str = option("train", "split of the table")
+    user: str = option("user_id", "column of the users, whole numbers from 0 or 1 on")
+    item: str = option("movie_id", "column of the items, likewise")
+    rating: str = option("rating", "column of the ratings")
+    rows: int = option(0, "of the matrix; 0: 60 generated ones, of a table as many as it has", low=0)
+    columns: int = option(0, "of the matrix; 0: 80 generated ones, of a table as many as it has", low=0)
+    observations: int = option(0, "observed entries, training and test; 0: half of them, of a table all", low=0)
+    rank: int = option(3, "of the generated matrix", low=1)
+    noise: float = option(0.1, "in its observations", low=0)
+    radius: float = option(0.0, "of the nuclear-norm ball; 0: the norm of the whole matrix; a table needs one", low=0)
+    test: float = option(0.2, "part of the observations for testing", low=0, high=1, open_low=True, open_high=True)
+
+
+@dataclass(frozen=True)
+class QapOptions(Options):
+    """Options of task ``qap``."""
+
+    source: str = option("", 'QAPLIB file (.dat); "": chr12a')
+
+
+@dataclass(frozen=True)
+class ConstraintOptions(Options):
+    """Options of task ``constrained-classification``: the ball of every layer's weights."""
+
+    ball: str = option("l2", "l1 (sparse), l2, or nuclear (low rank; vectors l2)", choices=["l1", "l2", "nuclear"])
+    radius: float = option(10.0, "of each ball", low=0, open_low=True)

@@ -1,0 +1,92 @@
+"""Evaluation of a synthetic set of images: a classifier trained on it and its scores, and how far the set is from the real images.
+
+The classifier is the task's model, trained to convergence on augmented images, and scored on whole test sets. The Fréchet distance is
+taken in the features of a classifier trained centrally on the real images of all clients: it is no FID, and only a simulation has it.
+"""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from algorithms.common.modules import get_arrays, outputs_of
+from algorithms.common.seeds import derived_seed, generator
+from algorithms.synthetic.frechet import frechet_distance
+from clients.base.data import Split
+from fedapps.data import partition as partitions
+from fedapps.data.images import Images
+from fedapps.errors import UserError
+from fedapps.tasks.classification import Classification
+from fedapps.tasks.set_training import check_fits, fit, tensors
+from strategies.families.sample_sets import balanced_labels
+
+#: Steps of the classifier whose features the Fréchet distance is taken in.
+FEATURE_STEPS = 600
+
+
+class SetEvaluator:
+    """Trains the task's model on a synthetic set; measures it on the reference, where there is one."""
+
+    def __init__(self, task: Classification) -> None:
+        self.task = task
+        self.options = task.context.synthetic
+
+    def __call__(self, x: NDArray[Any], y: NDArray[Any], server_round: int) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
+        """Return the classifier's arrays by name and ``test-accuracy``, ``test-loss`` and ``frechet``."""
+        model, seed = self.task.model_fn(derived_seed(self.task.context.seed, "judge")), self.task.context.seed
+        images = torch.tensor(x, dtype=torch.float32, device=self.task.device)
+        labels = torch.tensor(y, device=self.task.device).long()
+        fit(model, Split(images, labels), self.options.steps, generator(seed, "judge batches"))
+        measured = {}
+        if self.options.reference:
+            scores = self.task.objective.score(model, self.reference)
+            measured = {f"test-{name}": scores[name] for name in ("accuracy", "loss")}
+            made, real = (outputs_of(self.features, part).cpu().numpy() for part in (images, self.reference.x))
+            measured["frechet"] = frechet_distance(made, real)
+        return dict(zip(model.state_dict(), get_arrays(model), strict=True)), measured
+
+    def check(self) -> None:
+        """Raise ``UserError`` for a number of samples that cannot be balanced, or a reference that there is not."""
+        try:
+            balanced_labels(self.options.samples, self.task.num_outputs)
+        except ValueError as error:
+            raise UserError(f"synthetic.{error}") from None
+        name = self.options.reference
+        if name and self.task.context.sites.own:
+            raise UserError(f"synthetic.reference = {name!r}: the sites keep their data, the server has none: leave it empty")
+        if name and name != "clients":
+            self._images(name)
+
+    @cached_property
+    def reference(self) -> Split:
+        """The real images that the server scores on."""
+        name = self.options.reference
+        return self._of_all("test") if name == "clients" else tensors(self._images(name), self.task.device)
+
+    def _images(self, split: str) -> Images:
+        source, what = self.task.context.data, f"synthetic.reference = {split!r}"
+        if source.source == "digits":
+            raise UserError(f"{what}: the digits have one split: choose 'clients', their test samples together")
+        try:
+            images = partitions.load_images(replace(source, split=split, max_samples=0))
+        except UserError as error:
+            raise UserError(str(error).replace("data.split", "synthetic.reference")) from error
+        check_fits(images, self.task.image_shape, self.task.num_outputs, what)
+        return images
+
+    @cached_property
+    def features(self) -> nn.Module:
+        """The body of a classifier that was trained on the training samples of all clients together, with its hidden layer."""
+        net = self.task.model_fn(derived_seed(self.task.context.seed, "feature net"))
+        rng = generator(self.task.context.seed, "feature net batches")
+        fit(net, self._of_all("train"), FEATURE_STEPS, rng)
+        last = list(net.classifier)[:-1] if isinstance(net.classifier, nn.Sequential) else []
+        return nn.Sequential(net.body, *last)  # type: ignore[arg-type]
+
+    def _of_all(self, part: str) -> Split:
+        number = self.task.context.num_clients
+        parts: list[Split] = [getattr(self.task.client_data(client, number), part) for client in range(number)]
+        return Split(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))

@@ -1,0 +1,62 @@
+"""Training a classifier on a synthetic set of images, with augmentation; the set as tensors that fit a task."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clients.base.data import Split
+from fedapps.data.images import Images
+from fedapps.errors import UserError
+
+BATCH = 50
+
+
+def fit(model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, rate: float = 2e-3) -> None:
+    """Train a classifier in place by Adam on augmented batches; the rate falls to 0 by half a cosine."""
+    optimiser = torch.optim.Adam(model.parameters(), rate)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    size = min(BATCH, len(samples))
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**63)))  # of layers that draw
+        order = np.empty(0, np.int64)
+        for _ in range(steps):
+            if len(order) < size:
+                order = np.concatenate([order, rng.permutation(len(samples))])
+            rows, order = torch.from_numpy(order[:size]).to(samples.y.device), order[size:]
+            loss = functional.cross_entropy(model(augmented(samples.x[rows], rng)), samples.y[rows])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            falling.step()
+
+
+def augmented(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return images (n, C, H, W) turned by up to 15 degrees, scaled by up to 15 % and moved by up to a fourteenth of their side."""
+    angle, scale = rng.uniform(-np.pi / 12, np.pi / 12, len(x)), rng.uniform(0.85, 1.15, len(x))
+    matrix = np.zeros((len(x), 2, 3))
+    matrix[:, 0, 0] = matrix[:, 1, 1] = np.cos(angle) * scale
+    matrix[:, 1, 0] = np.sin(angle) * scale
+    matrix[:, 0, 1] = -matrix[:, 1, 0]
+    matrix[:, :, 2] = rng.uniform(-1 / 7, 1 / 7, (len(x), 2))  # the side is 2 here
+    grid = functional.affine_grid(torch.from_numpy(matrix).to(x), list(x.shape), align_corners=False)
+    return functional.grid_sample(x, grid, align_corners=False)
+
+
+def check_fits(images: Images, shape: tuple[int, int, int], num_classes: int, what: str) -> None:
+    """Raise ``UserError``, beginning with ``what``, unless a set has the images' shape (C, H, W) and no more classes."""
+    got = images.pixels.shape[1:]
+    if got != shape:
+        sizes = [f"{s[1]} x {s[2]} with {s[0]} channel{'s' if s[0] > 1 else ''}" for s in (got, shape)]
+        raise UserError(
+            f"{what}: its images are {sizes[0]}, the task's {sizes[1]}: make it with the same data.source and data.resize"
+        )
+    if images.num_classes > num_classes:
+        raise UserError(f"{what}: has {images.num_classes} classes, the task {num_classes}: name another set")
+
+
+def tensors(images: Images, device: torch.device) -> Split:
+    """Return a set as float32 in [0, 1] and int64 labels, on a device."""
+    values = images.pixels.astype(np.float32) / (255 if images.pixels.dtype == np.uint8 else 1)
+    return Split(torch.from_numpy(values), torch.from_numpy(images.labels)).to(device)
