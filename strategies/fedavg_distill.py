@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from algorithms.boosting.distillation import Distiller, DistillOptions
-from algorithms.common.checks import check_choice
+from algorithms.common.options import option
 from strategies.base.messages import metrics_of
 from strategies.families.distilling import Distilled, networks_of
 from strategies.fedavg import average_arrays
@@ -24,13 +24,11 @@ from strategies.fedavg import average_arrays
 
 @dataclass(frozen=True)
 class FedAvgDistillOptions(DistillOptions):
-    """``start``: what the server fits from, the model that it sent ("server") or the weighted average of the replies ("average")."""
+    """Options of FedAvg-distill."""
 
-    start: str = "server"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("start", self.start, ["server", "average"])
+    start: str = option(
+        "server", "the server fits from the model that it sent, or from the average of the replies", choices=["server", "average"]
+    )
 
 
 class FedAvgDistill(Distilled):

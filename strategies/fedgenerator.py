@@ -14,21 +14,18 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
 
-from algorithms.common.checks import check_range
 from algorithms.common.modules import get_arrays, set_arrays
+from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from strategies.families.sample_sets import Arrays, Judge, Synthetic
 
 
 @dataclass(frozen=True)
-class GeneratorOptions:
-    """``hidden``: channels of the nets' first stage; the paper has 64."""
+class GeneratorOptions(Options):
+    """Options of FedCGAN and FedCVAE."""
 
-    hidden: int = 32
-
-    def __post_init__(self) -> None:
-        check_range("hidden", self.hidden, 1)
+    hidden: int = option(32, "channels of the nets' first stage; the paper has 64", low=1)
 
 
 class FedGenerator(Synthetic):
