@@ -2,7 +2,7 @@
 
 Source: Hahn 2024 (dissertation), Chapter IV, Algorithm 4.1. The server owns M labelled samples, as many of each class, noise at
 first. Every round the clients train classifiers of their own and answer, for each sample, with the weight and the gradient of its
-energy; the server makes one Langevin step along the mixture's (``algorithms.synthetic.energies``). What a round costs does not
+energy; the server makes one Langevin step along the mixture's (``algorithms.synthetic.mixture``). What a round costs does not
 depend on the size of the nets.
 
 Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and in its configuration the options of the client's steps
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
-from algorithms.synthetic.energies import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
+from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import arrays_of
 from strategies.families.sample_sets import Arrays, Judge, Synthetic

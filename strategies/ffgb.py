@@ -29,7 +29,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.boosting.additive import Additive, Block, Learners, named, pack_blocks, shapes, stacked
-from algorithms.boosting.functional import LOSSES, SCHEDULES, clip_bounds, step_sizes, summed_steps
+from algorithms.boosting.steps import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
@@ -50,7 +50,7 @@ class FFGBOptions(Options):
     eta_0: float = option(10.0, "decay: the step is eta-0 / (K t + k + 1)", low=0, open_low=True)
     eta_max: float = option(10.0, "the longest step; 1 / mu is another bound", low=0, open_low=True)
     residual: bool = option(True, "learners also fit what the one before them missed")
-    loss: str = option("cross-entropy", "loss of the clients; ffgb-l has the square", choices=LOSSES)
+    loss: str = option("cross-entropy", "loss of the clients; ffgb-l has the square", choices=LOSS_NAMES)
     weights: str = option("uniform", "clients count alike, or by their training samples", choices=["uniform", "samples"])
     gradient_bound: float = option(1.0, "ffgb-c: G, that of every entry of a gradient", low=0, open_low=True)
     gamma: float = option(0.5, "ffgb-c: edge of the oracle", low=0, high=1, open_low=True)
