@@ -15,14 +15,18 @@ Contract: a training reply holds the arrays of h_i, with the names and shapes th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import RecordDict
-from torch import Tensor
 
-from algorithms.boosting.distillation import Distiller, DistillOptions
+from algorithms.boosting.fit_options import DistillOptions
 from algorithms.common.options import option
 from strategies.families.distilling import Distilled, networks_of, values_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from algorithms.boosting.distillation import Distiller
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class FFGBDistillOptions(DistillOptions):
 class FFGBDistill(Distilled):
     """Server half; every client of a round counts alike."""
 
-    def __init__(self, distiller: Distiller, options: FFGBDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(self, distiller: "Distiller", options: FFGBDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
         self.options = options or FFGBDistillOptions()
         super().__init__(distiller, self.options, seed, **kwargs)
 
@@ -57,7 +61,7 @@ class FFGBDistill(Distilled):
             "oracle-learning-rate": o.oracle_learning_rate,
         }
 
-    def teacher(self, contents: Sequence[RecordDict]) -> Tensor:
+    def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
         """Return ``(1 - eta mu) f_t - eta mean_i h_i`` at the public points."""
         o = self.options
         ensemble = self.distiller.mean_outputs(networks_of(contents)).mul_(-o.step)
