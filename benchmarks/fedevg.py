@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.synthetic.energies import mixture_gradient, server_step
+from algorithms.synthetic.mixture import mixture_gradient, server_step
 from clients import ClientData, FedEvgClient, Split
 from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net
 from fedapps.models.image_nets import build_model

@@ -43,7 +43,7 @@ from rich.table import Table
 from safetensors.numpy import load_file
 from torch import nn
 
-from algorithms.boosting.additive import advance
+from algorithms.boosting.additive_values import advance
 from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
 from fedapps.assembly import build_strategy, build_task
 from fedapps.engines.inline import InlineGrid

@@ -7,8 +7,8 @@ from algorithms.common.lazy import late_exports
 if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which takes seconds and 200 MB
     from clients.base.adapter import to_client_app
     from clients.base.data import ClientData, Split
+    from clients.base.options import TrainOptions
     from clients.base.store import DiskStore, MessageStore, Store
-    from clients.base.training import TrainOptions
     from clients.fedavg import FedAvgClient
     from clients.fedboost import FedBoostClient
     from clients.fedcgan import FedCGANClient

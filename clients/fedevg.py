@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.common.seeds import derived_seed, generator
-from algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step, log_weights
+from algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step
+from algorithms.synthetic.mixture import log_weights
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, mini_batches, set_arrays
 from clients.families.generative import adam
 from clients.fedavg import FedAvgClient

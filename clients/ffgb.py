@@ -13,7 +13,8 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
-from algorithms.boosting.additive import advance, unpack_blocks
+from algorithms.boosting.additive import unpack_blocks
+from algorithms.boosting.additive_values import advance
 from algorithms.boosting.functional import LOSSES, LipschitzExtension, Plan, boost, check_labels, coded, lipschitz_constant
 from algorithms.boosting.weak_learners import Learner, Oracle, Target, combined
 from algorithms.common.seeds import generator

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from algorithms.boosting.fit_options import FitOptions
 from algorithms.boosting.functional import LOSSES, check_labels
-from algorithms.boosting.regression import FitOptions, fit_network
+from algorithms.boosting.regression import fit_network
 from algorithms.common.modules import outputs_of
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.training import Arrays, Config, get_arrays, set_arrays

@@ -11,7 +11,7 @@ from typing import Any
 
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, kebab, option
-from clients.base.training import TrainOptions
+from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method

@@ -13,30 +13,25 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.checks import check_choice, check_range
+from algorithms.common.options import Options, option
 from algorithms.fairness.portfolio import RIDGES, LinearisedFTRL, OnlineNewtonStep, normalise
 from algorithms.fairness.responses import CDFS, check_bounds, decision_loss, respond
 from strategies.families.reweighting import Floats, Places, Reweighting
 
 
 @dataclass(frozen=True)
-class AAggFFOptions:
-    """``cdf``: how losses become responses, a name in ``algorithms.fairness.responses.CDFS``; ``c1``, ``c2``: their range.
+class AAggFFOptions(Options):
+    """Options of AAggFF."""
 
-    ``c2`` 0 is the paper's: 1/K for AAggFF-S, the sampling ratio C for AAggFF-D. ``ridge``: AAggFF-S only, "paper" is (3.7),
-    "reference" the milder form of the reference implementation.
-    """
+    cdf: str = option("normal", "distribution function by which losses become responses", choices=CDFS)
+    c1: float = option(0.0, "least response", low=0)
+    c2: float = option(0.0, "greatest response; 0: 1/K (aaggff-s), the share of sampled clients (aaggff-d)", low=0)
+    ridge: str = option(
+        "paper", "regulariser of aaggff-s: (3.7), or the milder form of the reference implementation", choices=RIDGES
+    )
 
-    cdf: str = "normal"
-    c1: float = 0.0
-    c2: float = 0.0
-    ridge: str = "paper"
-
-    def __post_init__(self) -> None:
-        check_choice("cdf", self.cdf, CDFS)
-        check_range("c1", self.c1, 0)
-        check_range("c2", self.c2, 0)
-        check_choice("ridge", self.ridge, RIDGES)
+    def check(self) -> None:
+        """Responses need a range."""
         if self.c2:
             check_bounds(self.c1, self.c2)
 

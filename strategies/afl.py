@@ -11,20 +11,17 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from algorithms.fairness.portfolio import normalise
 from algorithms.fairness.weight_rules import ProjectedAscent
 from strategies.families.reweighting import Floats, Places, Reweighting
 
 
 @dataclass(frozen=True)
-class AFLOptions:
-    """``gamma``: step of the weights along the losses; 0 is the uniform average."""
+class AFLOptions(Options):
+    """Options of AFL."""
 
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_range("gamma", self.gamma, 0)
+    gamma: float = option(0.1, "step of the clients' weights along their losses; 0: the uniform average", low=0)
 
 
 class AFL(Reweighting):

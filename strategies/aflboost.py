@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
 from algorithms.common.mirror import MIRRORS
+from algorithms.common.options import option
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.fedavg import to_record
 from strategies.fedboost import FedBoost, FedBoostOptions, Floats, PredictorLibrary, Reply
@@ -25,15 +25,10 @@ from strategies.fedboost import FedBoost, FedBoostOptions, Floats, PredictorLibr
 
 @dataclass(frozen=True)
 class AFLBoostOptions(FedBoostOptions):
-    """FedBoost's options; ``lambda_step``: step of the domain weights; ``lambda_min``: their floor."""
+    """Options of AFLBoost: FedBoost's, and those of the clients' weights lambda."""
 
-    lambda_step: float = 0.01
-    lambda_min: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("lambda-step", self.lambda_step, 0, open_low=True)
-        check_range("lambda-min", self.lambda_min, 0, 1)
+    lambda_step: float = option(0.01, "step of the clients' weights lambda", low=0, open_low=True)
+    lambda_min: float = option(0.0, "floor of the clients' weights lambda, at most 1 / number of clients", low=0, high=1)
 
 
 class AFLBoost(FedBoost):

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from algorithms.common.averaging import weighted_average
-from algorithms.common.checks import check_choice
+from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.client_grid import Cohort
 from strategies.base.messages import arrays_of, metrics_of
@@ -29,13 +29,12 @@ from strategies.base.rounds import Callback, Patience, run_rounds
 
 
 @dataclass(frozen=True)
-class FedAvgOptions:
-    """``weights``: "samples" (n_k) or "uniform": every client of a round counts alike."""
+class FedAvgOptions(Options):
+    """Options of FedAvg."""
 
-    weights: str = "samples"
-
-    def __post_init__(self) -> None:
-        check_choice("weights", self.weights, ["samples", "uniform"])
+    weights: str = option(
+        "samples", "a client counts by its training samples, or like every other one", choices=["samples", "uniform"]
+    )
 
 
 class FedAvg(FlowerFedAvg):

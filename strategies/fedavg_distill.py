@@ -10,37 +10,39 @@ Contract: FedAvg's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, RecordDict
-from torch import Tensor
 
-from algorithms.boosting.distillation import Distiller, DistillOptions
-from algorithms.common.checks import check_choice
+from algorithms.boosting.fit_options import DistillOptions
+from algorithms.common.options import option
 from strategies.base.messages import metrics_of
 from strategies.families.distilling import Distilled, networks_of
 from strategies.fedavg import average_arrays
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from algorithms.boosting.distillation import Distiller
+
 
 @dataclass(frozen=True)
 class FedAvgDistillOptions(DistillOptions):
-    """``start``: what the server fits from, the model that it sent ("server") or the weighted average of the replies ("average")."""
+    """Options of FedAvg-distill."""
 
-    start: str = "server"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("start", self.start, ["server", "average"])
+    start: str = option(
+        "server", "the server fits from the model that it sent, or from the average of the replies", choices=["server", "average"]
+    )
 
 
 class FedAvgDistill(Distilled):
     """Server half; every client of a round counts alike in the teacher."""
 
-    def __init__(self, distiller: Distiller, options: FedAvgDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(self, distiller: "Distiller", options: FedAvgDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
         self.options = options or FedAvgDistillOptions()
         super().__init__(distiller, self.options, seed, **kwargs)
 
-    def teacher(self, contents: Sequence[RecordDict]) -> Tensor:
+    def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
         """Return the mean logits at the public points."""
         return self.distiller.mean_outputs(networks_of(contents))
 

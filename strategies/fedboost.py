@@ -24,8 +24,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice, check_range
 from algorithms.common.mirror import MIRRORS
+from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from algorithms.ensembles.mixture_losses import (
@@ -63,38 +63,26 @@ class PredictorLibrary(Protocol):
 
 
 @dataclass(frozen=True)
-class FedBoostOptions:
-    """Options of FedBoost.
+class FedBoostOptions(Options):
+    """Options of FedBoost."""
 
-    ``budget``: expected number C of predictors sent a round; 0: 32, or all where there are fewer. ``sampling``: none, uniform,
-    weighted. ``draw``: independent as in the paper, or exactly C. ``mirror``: entropy, euclidean. ``gradient``: sampled (as Figure 1
-    reads) or unbiased (chain rule and corrected (10)). ``step``: eta. ``repeats``: messages with fresh draws before one step
-    (Corollary 2). ``floor``: least gamma. ``cache``: how many predictors a client keeps, so that they need not be sent again (0:
-    none; it costs the client memory). ``library``: where the predictors come from, a matter of who builds the strategy: "task", a
-    folder, or "clients": in the first round every sampled client trains one on its samples and hands it over.
-    """
+    budget: int = option(0, "C, expected number of predictors sent a round; 0: 32, or all where there are fewer", low=0)
+    sampling: str = option("weighted", "how predictors are drawn; none: all are sent", choices=["none", "uniform", "weighted"])
+    draw: str = option(
+        "independent", "each predictor is drawn for itself as in the paper, or exactly C", choices=["independent", "exact"]
+    )
+    mirror: str = option("entropy", "map of the mirror descent", choices=MIRRORS)
+    gradient: str = option(
+        "sampled", "the gradient as Figure 1 reads, or by the chain rule with the corrected (10)", choices=["sampled", "unbiased"]
+    )
+    step: float = option(0.01, "eta, of the mirror descent", low=0, open_low=True)
+    repeats: int = option(1, "messages with fresh draws before one step (Corollary 2)", low=1)
+    floor: float = option(1e-3, "least probability gamma of being sent", low=0, high=1, open_low=True)
+    cache: int = option(0, "predictors that a client keeps, so that they need not be sent again; needs repeats = 1", low=0)
+    library: str = option("task", '"task", a folder of safetensors files, or "clients": each trains a predictor in round 1')
 
-    budget: int = 0
-    sampling: str = "weighted"
-    draw: str = "independent"
-    mirror: str = "entropy"
-    gradient: str = "sampled"
-    step: float = 0.01
-    repeats: int = 1
-    floor: float = 1e-3
-    cache: int = 0
-    library: str = "task"
-
-    def __post_init__(self) -> None:
-        check_range("budget", self.budget, 0)
-        check_choice("sampling", self.sampling, ["none", "uniform", "weighted"])
-        check_choice("draw", self.draw, ["independent", "exact"])
-        check_choice("mirror", self.mirror, MIRRORS)
-        check_choice("gradient", self.gradient, ["sampled", "unbiased"])
-        check_range("step", self.step, 0, open_low=True)
-        check_range("repeats", self.repeats, 1)
-        check_range("floor", self.floor, 0, 1, open_low=True)
-        check_range("cache", self.cache, 0)
+    def check(self) -> None:
+        """A cache serves one message a round."""
         if self.cache and self.repeats > 1:
             raise ValueError(
                 f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no cache; set one of them off"

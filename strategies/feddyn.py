@@ -23,20 +23,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from strategies.base.client_grid import clients_of
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FedDynOptions:
-    """``alpha``: weight of the proximal term; the smaller, the further a round goes."""
+class FedDynOptions(Options):
+    """Options of FedDyn."""
 
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_range("alpha", self.alpha, 0, open_low=True)
+    alpha: float = option(0.1, "weight of the proximal term; the smaller, the further a round goes", low=0, open_low=True)
 
 
 class FedDyn(FedAvg):

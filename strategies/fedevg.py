@@ -2,7 +2,7 @@
 
 Source: Hahn 2024 (dissertation), Chapter IV, Algorithm 4.1. The server owns M labelled samples, as many of each class, noise at
 first. Every round the clients train classifiers of their own and answer, for each sample, with the weight and the gradient of its
-energy; the server makes one Langevin step along the mixture's (``algorithms.synthetic.energies``). What a round costs does not
+energy; the server makes one Langevin step along the mixture's (``algorithms.synthetic.mixture``). What a round costs does not
 depend on the size of the nets.
 
 Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and in its configuration the options of the client's steps
@@ -21,10 +21,10 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice, check_range
+from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
-from algorithms.synthetic.energies import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
+from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import arrays_of
 from strategies.families.sample_sets import Arrays, Judge, Synthetic
@@ -35,35 +35,25 @@ LARGEST_LOG = 50.0
 
 
 @dataclass(frozen=True)
-class FedEvgOptions:
-    """``beta_first``, ``beta_last``, ``schedule``: the server's steps, by cosine or "ddpm"; ``delta``: its noise.
+class FedEvgOptions(Options):
+    """Options of FedEvg."""
 
-    ``lambda_``: weight of the cross-entropy on synthetic samples. ``langevin_steps`` R, ``langevin_step`` gamma, ``langevin_noise``
-    sigma and ``clip``: the clients' steps. ``weights``: e, of the energy's sign or its exponential. ``persistent``: a client keeps its
-    net from round to round. ``net``: which. ``low``: least value of the images, 0 or -1; the greatest is 1.
-    """
+    beta_first: float = option(10.0, "the server's step along the energy in the first round", low=0)
+    beta_last: float = option(0.01, "the server's step in the last round", low=0)
+    schedule: str = option("cosine", "how that step goes from beta-first to beta-last; ddpm: late", choices=SCHEDULES)
+    delta: float = option(0.01, "noise of the server's step", low=0)
+    lambda_: float = option(0.1, "weight of the cross-entropy on synthetic samples", low=0)
+    langevin_steps: int = option(1, "R, a client's Langevin steps for a batch", low=1)
+    langevin_step: float = option(1.0, "gamma, size of a client's Langevin steps", low=0)
+    langevin_noise: float = option(0.01, "sigma, noise of a client's Langevin steps", low=0)
+    clip: float = option(3.0, "bound on the entries of the gradients in a client's Langevin steps", low=0, open_low=True)
+    weights: str = option("sign", "a client counts at a sample by e to the sign of -E, or e to -E", choices=WEIGHTS)
+    persistent: bool = option(False, "clients keep net and Adam's moments from round to round; else they draw a new net")
+    net: str = option("energy-cnn", "net of the clients: energy-cnn, or the paper's energy-resnet10 (4.98 M parameters)")
+    low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
 
-    beta_first: float = 10.0
-    beta_last: float = 0.01
-    schedule: str = "cosine"
-    delta: float = 0.01
-    lambda_: float = 0.1
-    langevin_steps: int = 1
-    langevin_step: float = 1.0
-    langevin_noise: float = 0.01
-    clip: float = 3.0
-    weights: str = "sign"
-    persistent: bool = False
-    net: str = "energy-cnn"
-    low: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("beta_first", "beta_last", "delta", "lambda_", "langevin_step", "langevin_noise"):
-            check_range(name.rstrip("_").replace("_", "-"), getattr(self, name), 0)
-        check_range("langevin-steps", self.langevin_steps, 1)
-        check_range("clip", self.clip, 0, open_low=True)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("weights", self.weights, WEIGHTS)
+    def check(self) -> None:
+        """Images are scaled in one of two ways."""
         if self.low not in (0.0, -1.0):
             raise ValueError(f"low = {self.low:g}: images have values in [0, 1] or [-1, 1]: choose 0 or -1")
 

@@ -25,7 +25,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice, check_range
+from algorithms.common.checks import check_choice
+from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
@@ -38,25 +39,19 @@ VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 
 
 @dataclass(frozen=True)
-class FedFWOptions:
-    """``lambda_0``: penalty weight (0: the task's). ``schedule``: convex, non-convex (fixed step) or stochastic.
+class FedFWOptions(Options):
+    """Options of FedFW, FedFW+ and the naive form."""
 
-    ``local_steps``: Frank-Wolfe steps a round. ``batch_size``: samples of a stochastic gradient (0: all). ``tolerance``: stop once the
-    duality gap is at most this (0: never).
-    """
+    lambda_0: float = option(0.0, "penalty on the distance from consensus; 0: the task's", low=0)
+    schedule: str = option(
+        "convex", "schedule of steps and penalty; non-convex: fixed steps, stochastic: averaged gradients", choices=SCHEDULES
+    )
+    local_steps: int = option(1, "Frank-Wolfe steps a round, with the same mean point", low=1)
+    batch_size: int = option(0, 'samples of a gradient, with schedule = "stochastic"; 0: all', low=0)
+    tolerance: float = option(0.0, "stop once an evaluation finds a duality gap of at most this; 0: never", low=0)
 
-    lambda_0: float = 0.0
-    schedule: str = "convex"
-    local_steps: int = 1
-    batch_size: int = 0
-    tolerance: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("lambda-0", self.lambda_0, 0)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_range("local-steps", self.local_steps, 1)
-        check_range("batch-size", self.batch_size, 0)
-        check_range("tolerance", self.tolerance, 0)
+    def check(self) -> None:
+        """Only one schedule bears the noise of batches."""
         if self.batch_size and self.schedule != "stochastic":
             raise ValueError(
                 f"batch-size = {self.batch_size}, schedule = {self.schedule!r}: only 'stochastic' averages gradients: choose it, or 0"

@@ -19,7 +19,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from algorithms.fairness.weight_rules import min_norm_in_box
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import arrays_of
@@ -28,15 +28,11 @@ from strategies.fedavg import FedAvg, average_arrays
 
 
 @dataclass(frozen=True)
-class FedMGDAOptions:
-    """``epsilon``: how far a client's weight may be from 1/m. ``server_learning_rate``: eta, the length of a step where all agree."""
+class FedMGDAOptions(Options):
+    """Options of FedMGDA+."""
 
-    epsilon: float = 0.1
-    server_learning_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_range("epsilon", self.epsilon, 0, 1)
-        check_range("server-learning-rate", self.server_learning_rate, 0, open_low=True)
+    epsilon: float = option(0.1, "how far a client's weight may be from uniform; 1: the minimum-norm point", low=0, high=1)
+    server_learning_rate: float = option(1.0, "eta, the length of a step where all clients agree", low=0, open_low=True)
 
 
 class FedMGDA(FedAvg):

@@ -26,7 +26,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 
@@ -34,19 +34,13 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class FedOptOptions:
-    """``server_learning_rate``: eta. ``beta_1``, ``beta_2``: memory of m and v (FedAdagrad has no beta_2). ``tau``: adaptivity."""
+class FedOptOptions(Options):
+    """Options of FedAdam, FedYogi and FedAdagrad."""
 
-    server_learning_rate: float = 0.01
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    tau: float = 0.001
-
-    def __post_init__(self) -> None:
-        check_range("server-learning-rate", self.server_learning_rate, 0, open_low=True)
-        check_range("beta-1", self.beta_1, 0, 1, open_high=True)
-        check_range("beta-2", self.beta_2, 0, 1, open_high=True)
-        check_range("tau", self.tau, 0, open_low=True)
+    server_learning_rate: float = option(0.01, "eta, of the server's steps along the mean update", low=0, open_low=True)
+    beta_1: float = option(0.9, "memory of the mean update m; the paper has 0 for FedAdagrad", low=0, high=1, open_high=True)
+    beta_2: float = option(0.99, "memory of its squares v; FedAdagrad has none", low=0, high=1, open_high=True)
+    tau: float = option(0.001, "adaptivity: the smaller, the more", low=0, open_low=True)
 
 
 class FedOpt(FedAvg):

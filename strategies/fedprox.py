@@ -9,18 +9,15 @@ Contract: FedAvg's, and the client adds the term with the weight it finds as ``p
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FedProxOptions:
-    """``mu``: weight of the proximal term; 0 is FedAvg."""
+class FedProxOptions(Options):
+    """Options of FedProx."""
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_range("mu", self.mu, 0)
+    mu: float = option(0.01, "weight of the proximal term (mu/2) ||w - w_global||^2; 0: FedAvg", low=0)
 
 
 class FedProx(FedAvg):

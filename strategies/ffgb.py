@@ -29,8 +29,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.boosting.additive import Additive, Block, Learners, named, pack_blocks, shapes, stacked
-from algorithms.boosting.functional import LOSSES, SCHEDULES, clip_bounds, step_sizes, summed_steps
-from algorithms.common.checks import check_choice, check_range
+from algorithms.boosting.steps import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
+from algorithms.common.checks import check_choice
+from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
@@ -40,68 +41,38 @@ VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")
 
 
 @dataclass(frozen=True)
-class FFGBOptions:
-    """Options of FFGB, FFGB.C and FFGB.L.
+class FFGBOptions(Options):
+    """Options of FFGB, FFGB.C and FFGB.L."""
 
-    ``local_steps``: K. ``schedule`` of the steps: decay (eta_0 / (K t + k + 1)), homogeneous, general (see ``step_sizes``);
-    auto: decay,
-    for FFGB.L general. ``mu``: weight of ``(mu/2) ||f||^2``; FFGB.L has 1. ``residual``: whether a learner is also asked for
-    what the one
-    before it missed. ``loss``: cross-entropy or square; FFGB.L has the square. ``weights`` of the clients: uniform or samples.
+    local_steps: int = option(1, "K, learners that a client adds in a round", low=1)
+    schedule: str = option("auto", "schedule of the steps; auto: decay, for ffgb-l general", choices=["auto", *SCHEDULES])
+    mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2; ffgb-l has 1", low=0)
+    eta_0: float = option(10.0, "decay: the step is eta-0 / (K t + k + 1)", low=0, open_low=True)
+    eta_max: float = option(10.0, "the longest step; 1 / mu is another bound", low=0, open_low=True)
+    residual: bool = option(True, "learners also fit what the one before them missed")
+    loss: str = option("cross-entropy", "loss of the clients; ffgb-l has the square", choices=LOSS_NAMES)
+    weights: str = option("uniform", "clients count alike, or by their training samples", choices=["uniform", "samples"])
+    gradient_bound: float = option(1.0, "ffgb-c: G, that of every entry of a gradient", low=0, open_low=True)
+    gamma: float = option(0.5, "ffgb-c: edge of the oracle", low=0, high=1, open_low=True)
+    lipschitz: float = option(0.0, "ffgb-l: L; 0: the least that fits a client's samples", low=0)
+    at_once: int = option(0, "ffgb-l: rounds that the server makes with the learners of one message; 0: round by round", low=0)
+    learner: str = option(
+        "auto", "weak learner, net is model.name; auto: trees for tables, else net", choices=["auto", "net", "trees", "ridge"]
+    )
+    oracle: str = option(
+        "auto", "fit of nets; auto: l2 for ffgb, linf for ffgb-c, else lipschitz", choices=["auto", "l2", "linf", "lipschitz"]
+    )
+    fit_steps: int = option(200, "nets: Adam's steps", low=1)
+    fit_rate: float = option(0.005, "nets: learning rate", low=0, open_low=True)
+    fit_batch: int = option(64, "nets: batch size", low=1)
+    sobolev: float = option(0.1, "oracle lipschitz: weight of the gradients by the inputs", low=0)
+    ridge: float = option(1.0, "learner ridge: penalty", low=0)
+    trees: int = option(1, "trees in a learner, each fitted to what the ones before it left", low=1)
+    depth: int = option(3, "depth of a tree", low=1, high=12)
+    tree_rate: float = option(1.0, "what each tree counts", low=0, high=1, open_low=True)
 
-    FFGB.C: ``gradient_bound`` G and ``gamma``, the oracle's edge. FFGB.L: ``lipschitz`` L (0: the least that fits a client's samples);
-    ``at_once`` T > 0: the clients send their learners in one round, of which the server makes T.
-
-    The weak learner, built on the clients: ``learner`` net, trees or ridge (auto: trees for tables, else the net ``model.name``);
-    ``oracle`` l2, linf, lipschitz (auto: that of the method, for nets); ``fit_...``: Adam's steps, rate and batch; ``sobolev``:
-    weight of
-    the gradients in the Lipschitz oracle; ``ridge``: penalty; ``trees``, ``depth``, ``tree_rate``: trees in a learner, boosted.
-    """
-
-    local_steps: int = 1
-    schedule: str = "auto"
-    mu: float = 0.005
-    eta_0: float = 10.0
-    eta_max: float = 10.0
-    residual: bool = True
-    loss: str = "cross-entropy"
-    weights: str = "uniform"
-    gradient_bound: float = 1.0
-    gamma: float = 0.5
-    lipschitz: float = 0.0
-    at_once: int = 0
-    learner: str = "auto"
-    oracle: str = "auto"
-    fit_steps: int = 200
-    fit_rate: float = 0.005
-    fit_batch: int = 64
-    sobolev: float = 0.1
-    ridge: float = 1.0
-    trees: int = 1
-    depth: int = 3
-    tree_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_range("local-steps", self.local_steps, 1)
-        check_choice("schedule", self.schedule, ["auto", *SCHEDULES])
-        check_range("mu", self.mu, 0)
-        check_range("eta-0", self.eta_0, 0, open_low=True)
-        check_range("eta-max", self.eta_max, 0, open_low=True)
-        check_choice("loss", self.loss, LOSSES)
-        check_range("gradient-bound", self.gradient_bound, 0, open_low=True)
-        check_range("gamma", self.gamma, 0, 1, open_low=True)
-        check_range("lipschitz", self.lipschitz, 0)
-        check_range("at-once", self.at_once, 0)
-        check_choice("learner", self.learner, ["auto", "net", "trees", "ridge"])
-        check_choice("oracle", self.oracle, ["auto", "l2", "linf", "lipschitz"])
-        check_range("fit-steps", self.fit_steps, 1)
-        check_range("fit-rate", self.fit_rate, 0, open_low=True)
-        check_range("fit-batch", self.fit_batch, 1)
-        check_range("sobolev", self.sobolev, 0)
-        check_range("ridge", self.ridge, 0)
-        check_range("trees", self.trees, 1)
-        check_range("depth", self.depth, 1, 12)
-        check_range("tree-rate", self.tree_rate, 0, 1, open_low=True)
+    def check(self) -> None:
+        """Two schedules need a regulariser."""
         if self.schedule in ("homogeneous", "general") and not self.mu:
             raise ValueError(f"schedule = {self.schedule!r} divides by mu, which is 0: choose mu > 0, or schedule = 'decay'")
 

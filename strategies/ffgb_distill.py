@@ -15,41 +15,40 @@ Contract: a training reply holds the arrays of h_i, with the names and shapes th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import RecordDict
-from torch import Tensor
 
-from algorithms.boosting.distillation import Distiller, DistillOptions
-from algorithms.common.checks import check_range
+from algorithms.boosting.fit_options import DistillOptions
+from algorithms.common.options import option
 from strategies.families.distilling import Distilled, networks_of, values_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from algorithms.boosting.distillation import Distiller
 
 
 @dataclass(frozen=True)
 class FFGBDistillOptions(DistillOptions):
-    """``step``: eta. ``mu``: weight of the regulariser ``(mu/2) ||f||^2``. ``oracle_...``: of a client's fit, with Adam."""
+    """Options of FFGB-distill."""
 
-    step: float = 10.0
-    mu: float = 0.005
-    oracle_epochs: int = 100
-    oracle_batch_size: int = 64
-    oracle_learning_rate: float = 1e-3
+    step: float = option(10.0, "eta, of the function along the mean weak learner; times mu at most 1", low=0, open_low=True)
+    mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2", low=0)
+    oracle_epochs: int = option(100, "epochs of a client's fit of its weak learner, with Adam, gradients cut to norm 5", low=1)
+    oracle_batch_size: int = option(64, "batch size of a client's fit", low=1)
+    oracle_learning_rate: float = option(1e-3, "learning rate of a client's fit", low=0, open_low=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("step", self.step, 0, open_low=True)
-        check_range("mu", self.mu, 0)
+    def check(self) -> None:
+        """A step must not turn the function around."""
         if self.step * self.mu > 1:
             raise ValueError(f"step = {self.step:g}, mu = {self.mu:g}: f shrinks by their product, at most 1: lower one of them")
-        check_range("oracle-epochs", self.oracle_epochs, 1)
-        check_range("oracle-batch-size", self.oracle_batch_size, 1)
-        check_range("oracle-learning-rate", self.oracle_learning_rate, 0, open_low=True)
 
 
 class FFGBDistill(Distilled):
     """Server half; every client of a round counts alike."""
 
-    def __init__(self, distiller: Distiller, options: FFGBDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(self, distiller: "Distiller", options: FFGBDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
         self.options = options or FFGBDistillOptions()
         super().__init__(distiller, self.options, seed, **kwargs)
 
@@ -62,7 +61,7 @@ class FFGBDistill(Distilled):
             "oracle-learning-rate": o.oracle_learning_rate,
         }
 
-    def teacher(self, contents: Sequence[RecordDict]) -> Tensor:
+    def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
         """Return ``(1 - eta mu) f_t - eta mean_i h_i`` at the public points."""
         o = self.options
         ensemble = self.distiller.mean_outputs(networks_of(contents)).mul_(-o.step)

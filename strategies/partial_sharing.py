@@ -18,7 +18,8 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from algorithms.common.checks import check_choice, check_range
+from algorithms.common.checks import check_choice
+from algorithms.common.options import Options, option
 from strategies.fedavg import FedAvg
 
 
@@ -77,15 +78,11 @@ class PartialSharing(FedAvg):
 
 
 @dataclass(frozen=True)
-class FedRepOptions:
-    """``head_epochs``, ``body_epochs``: of a client's round, the head's first (0: as many as ``train.local-epochs``)."""
+class FedRepOptions(Options):
+    """Options of FedRep."""
 
-    head_epochs: int = 0
-    body_epochs: int = 5
-
-    def __post_init__(self) -> None:
-        check_range("head-epochs", self.head_epochs, 0)
-        check_range("body-epochs", self.body_epochs, 1)
+    head_epochs: int = option(0, "local epochs on the head, which come first; 0: train.local-epochs", low=0)
+    body_epochs: int = option(5, "local epochs on the body, which follow", low=1)
 
 
 class FedRep(PartialSharing):

@@ -17,20 +17,17 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class APFLOptions:
-    """``alpha``: weight of the client's own model in its mixture. ``adaptive``: the client learns alpha, starting there."""
+class APFLOptions(Options):
+    """Options of APFL."""
 
-    alpha: float = 0.25
-    adaptive: bool = False
-
-    def __post_init__(self) -> None:
-        check_range("alpha", self.alpha, 0, 1)
+    alpha: float = option(0.25, "weight of the client's own model in its mixture", low=0, high=1)
+    adaptive: bool = option(False, "clients learn alpha, starting there")
 
 
 class APFL(FedAvg):
@@ -50,15 +47,11 @@ class APFL(FedAvg):
 
 
 @dataclass(frozen=True)
-class DittoOptions:
-    """``mu``: weight of the pull to the global model. ``epochs``: on the personal model (0: as many as on the global one)."""
+class DittoOptions(Options):
+    """Options of Ditto."""
 
-    mu: float = 1.0
-    epochs: int = 5
-
-    def __post_init__(self) -> None:
-        check_range("mu", self.mu, 0)
-        check_range("epochs", self.epochs, 0)
+    mu: float = option(1.0, "weight of the pull (mu/2) ||v - w||^2 of the personal model to the global one", low=0)
+    epochs: int = option(5, "local epochs on the personal model; 0: train.local-epochs", low=0)
 
 
 class Ditto(FedAvg):
@@ -74,22 +67,15 @@ class Ditto(FedAvg):
 
 
 @dataclass(frozen=True)
-class PFedMeOptions:
-    """``lambda_``: of the Moreau envelope. ``inner_steps``: on theta_i for one of w_i. ``rate``: of w_i (0: that of theta_i).
+class PFedMeOptions(Options):
+    """Options of pFedMe."""
 
-    ``beta``: the model becomes ``(1 - beta) w + beta mean(w_i)``.
-    """
-
-    lambda_: float = 15.0
-    inner_steps: int = 5
-    rate: float = 0.0
-    beta: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_range("lambda", self.lambda_, 0, open_low=True)
-        check_range("inner-steps", self.inner_steps, 1)
-        check_range("rate", self.rate, 0)
-        check_range("beta", self.beta, 0, open_low=True)
+    lambda_: float = option(
+        15.0, "weight of the pull between a client's own model theta and the one that it sends, w", low=0, open_low=True
+    )
+    inner_steps: int = option(5, "steps of theta for one of w, each on the next mini-batch", low=1)
+    rate: float = option(0.0, "learning rate of w, at most 1 / lambda; 0: train.learning-rate", low=0)
+    beta: float = option(1.0, "how far the server goes towards the average; 1: all the way", low=0, open_low=True)
 
 
 class PFedMe(FedAvg):

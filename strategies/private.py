@@ -38,6 +38,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from algorithms.common.privacy import gaussian_epsilon
 from algorithms.common.wire import read
 from strategies.base.messages import arrays_of
@@ -52,22 +53,17 @@ Named = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class PrivacyOptions:
-    """``noise_multiplier``: z (0: no differential privacy). ``clipping_norm``: C. ``delta``: at which epsilon is told.
+class PrivacyOptions(Options):
+    """Options of differential privacy."""
 
-    ``max_epsilon``: the run ends before a round that would spend more (0: never).
-    """
-
-    noise_multiplier: float = 0.0
-    clipping_norm: float = 1.0
-    delta: float = 1e-5
-    max_epsilon: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("noise-multiplier", self.noise_multiplier, 0)
-        check_range("clipping-norm", self.clipping_norm, 0, open_low=True)
-        check_range("delta", self.delta, 0, 1, open_low=True, open_high=True)
-        check_range("max-epsilon", self.max_epsilon, 0)
+    noise_multiplier: float = option(
+        0.0, "z, noise in the sum of the updates, in units of clipping-norm; 0: no differential privacy", low=0
+    )
+    clipping_norm: float = option(1.0, "C, to which every client's update is shortened", low=0, open_low=True)
+    delta: float = option(
+        1e-5, "at which epsilon is told; below 1 / number of clients", low=0, high=1, open_low=True, open_high=True
+    )
+    max_epsilon: float = option(0.0, "the run ends before a round that would spend more; 0: never", low=0)
 
 
 class Private(Wrapper):

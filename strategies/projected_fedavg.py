@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.domain import Domain
 from strategies.base.messages import arrays_of
@@ -24,19 +24,13 @@ from strategies.families.consensus import Constrained, Measure
 
 
 @dataclass(frozen=True)
-class ProjectedOptions:
-    """``learning_rate``: of the clients' steps (0: the task's). ``batch_size`` (0: all samples) and ``tolerance`` as in FedFW."""
+class ProjectedOptions(Options):
+    """Options of projected FedAvg."""
 
-    learning_rate: float = 0.0
-    local_steps: int = 1
-    batch_size: int = 0
-    tolerance: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("learning-rate", self.learning_rate, 0)
-        check_range("local-steps", self.local_steps, 1)
-        check_range("batch-size", self.batch_size, 0)
-        check_range("tolerance", self.tolerance, 0)
+    learning_rate: float = option(0.0, "learning rate of the clients' steps; 0: the task's", low=0)
+    local_steps: int = option(1, "projected gradient steps a round", low=1)
+    batch_size: int = option(0, "samples of a gradient; 0: all", low=0)
+    tolerance: float = option(0.0, "stop once an evaluation finds a duality gap of at most this; 0: never", low=0)
 
 
 class ProjectedFedAvg(Constrained):

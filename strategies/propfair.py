@@ -10,18 +10,15 @@ Contract: FedAvg's, and the client minimises that loss with the M it finds as ``
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class PropFairOptions:
-    """``m``: the baseline M, above the losses that clients have."""
+class PropFairOptions(Options):
+    """Options of PropFair."""
 
-    m: float = 3.0
-
-    def __post_init__(self) -> None:
-        check_range("m", self.m, 0, open_low=True)
+    m: float = option(3.0, "baseline M, above the losses that clients have", low=0, open_low=True)
 
 
 class PropFair(FedAvg):

@@ -24,7 +24,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from algorithms.common.schedule import decayed
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import LOSS_BEFORE, arrays_of, sound_losses
@@ -36,15 +36,11 @@ LEAST_LOSS = 1e-10
 
 
 @dataclass(frozen=True)
-class QFedAvgOptions:
-    """``q``: at least 0. ``lipschitz``: L; 0: one over the local learning rate of the round."""
+class QFedAvgOptions(Options):
+    """Options of q-FedAvg."""
 
-    q: float = 0.1
-    lipschitz: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("q", self.q, 0)
-        check_range("lipschitz", self.lipschitz, 0)
+    q: float = option(0.1, "clients count by their loss to this power; 0: the uniform average", low=0)
+    lipschitz: float = option(0.0, "L; 0: one over the learning rate of the round", low=0)
 
 
 class QFedAvg(FedAvg):

@@ -23,7 +23,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.client_grid import clients_of
 from strategies.base.updates import learned, moved, updates
@@ -33,13 +33,12 @@ CONTROL = "control."
 
 
 @dataclass(frozen=True)
-class ScaffoldOptions:
-    """``server_learning_rate``: eta_g; with 1 the model becomes the mean of the clients'."""
+class ScaffoldOptions(Options):
+    """Options of SCAFFOLD."""
 
-    server_learning_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_range("server-learning-rate", self.server_learning_rate, 0, open_low=True)
+    server_learning_rate: float = option(
+        1.0, "eta_g, of the clients' mean change; 1: the model becomes the mean of theirs", low=0, open_low=True
+    )
 
 
 class Scaffold(FedAvg):

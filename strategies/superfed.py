@@ -11,22 +11,18 @@ Contract: FedAvg's. The client keeps its personal model and never sends it; it f
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.common.checks import check_choice, check_range
+from algorithms.common.checks import check_choice
+from algorithms.common.options import Options, option
 from strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class SuPerFedOptions:
-    """``mu``: proximal weight. ``nu``: weight of the cosine term. ``start``: share of the rounds before mixing starts (L / T)."""
+class SuPerFedOptions(Options):
+    """Options of SuPerFed."""
 
-    mu: float = 0.01
-    nu: float = 1.0
-    start: float = 0.4
-
-    def __post_init__(self) -> None:
-        check_range("mu", self.mu, 0)
-        check_range("nu", self.nu, 0)
-        check_range("start", self.start, 0, 1)
+    mu: float = option(0.01, "weight of the proximal term", low=0)
+    nu: float = option(1.0, "weight of the squared cosine between federated and personal model", low=0)
+    start: float = option(0.4, "L / T, the share of the rounds before mixing starts", low=0, high=1)
 
 
 class SuPerFed(FedAvg):

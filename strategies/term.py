@@ -10,19 +10,16 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from algorithms.fairness.weight_rules import tilt
 from strategies.families.reweighting import Floats, Places, Reweighting
 
 
 @dataclass(frozen=True)
-class TERMOptions:
-    """``lambda_``: the tilt, at least 0."""
+class TERMOptions(Options):
+    """Options of TERM."""
 
-    lambda_: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_range("lambda", self.lambda_, 0)
+    lambda_: float = option(0.1, "tilt towards the largest loss; 0: the uniform average", low=0)
 
 
 class TERM(Reweighting):

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
+from algorithms.common.options import Options, option
 from strategies.base.messages import innermost
 from strategies.base.rounds import run_rounds
 
@@ -26,15 +27,12 @@ HALF = "warm-start-half"
 
 
 @dataclass(frozen=True)
-class WarmStartOptions:
-    """``first``: the method of the first ``rounds`` rounds; ``then``: that of the others. Each takes its own options."""
+class WarmStartOptions(Options):
+    """Options of a warm start."""
 
-    first: str = "ffgb-distill"
-    rounds: int = 1
-    then: str = "fedavg"
-
-    def __post_init__(self) -> None:
-        check_range("rounds", self.rounds, 1)
+    first: str = option("ffgb-distill", "method of the first rounds; it and the other one take their own tables")
+    rounds: int = option(1, "rounds of the first method", low=1)
+    then: str = option("fedavg", "method of the other rounds")
 
 
 class WarmStart(Strategy):

@@ -1,25 +1,22 @@
 """The additive function of functional boosting: ``f^{t+1} = c_t f^t + sum_j w_j h_j``, a block of learners a round.
 
 Who knows the values of f^t at some points needs only the blocks from t on. Learners are packed: named arrays, stacked along their first
-axis; what turns them into values is an oracle's ``predict`` (``algorithms.boosting.weak_learners``).
+axis; what turns them into values is an oracle's ``predict`` (``algorithms.boosting.weak_learners``, ``additive_values``).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from algorithms.boosting.functional import clipped
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from algorithms.boosting.additive_values import Predict
 
 Learners = Mapping[str, NDArray[Any]]
-#: (learners stacked (m, ...), points (n, ...)) -> values (m, n, outputs)
-Predict = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-#: Values of learners that are in memory at once.
-BATCH = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -64,16 +61,11 @@ class Additive:
             rest *= block.shrink
         return out[::-1]
 
-    def __call__(self, x: Tensor, outputs: int, predict: Predict, points: int = 4096) -> Tensor:
+    def __call__(self, x: "Tensor", outputs: int, predict: "Predict", points: int = 4096) -> "Tensor":
         """Return the values (n, outputs) at the points x (n, ...), computed in batches of ``points``."""
-        parts = [self._values(part, outputs, predict) for part in x.split(points)]
-        return torch.cat(parts) if parts else torch.zeros((0, outputs), device=x.device)
+        from algorithms.boosting.additive_values import values_at  # late: PyTorch, which who packs blocks does not need
 
-    def _values(self, x: Tensor, outputs: int, predict: Predict) -> Tensor:
-        values = torch.zeros((len(x), outputs), device=x.device)
-        for block in self.blocks:
-            values = advance(values, block, x, predict, self.clip)
-        return values
+        return values_at(self, x, outputs, predict, points)
 
     def pruned(self, share: float) -> "Additive":
         """Return the function of one block without the learners that count least, so that their counts are at most ``share`` of all."""
@@ -117,21 +109,6 @@ class Additive:
 def named(number: int, block: Block) -> dict[str, NDArray[Any]]:
     """Return the arrays of a block under their names in the whole function."""
     return {f"block.{number:06d}.{name}": array for name, array in {"coefficients": block.coefficients, **block.learners}.items()}
-
-
-def advance(values: Tensor, block: Block, x: Tensor, predict: Predict, clip: float | None = None) -> Tensor:
-    """Return the values (n, outputs) at x after a block, from those before it."""
-    values = block.shrink * values
-    for start, learners in _chunks(block, max(1, BATCH // max(1, values.numel())), x.device):
-        found = clipped(predict(learners, x), clip)
-        weights = torch.tensor(block.coefficients[start : start + len(found)], dtype=values.dtype, device=x.device)
-        values = values + torch.tensordot(weights, found.to(values.dtype), 1)
-    return values
-
-
-def _chunks(block: Block, size: int, device: torch.device) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    for start in range(0, len(block), size):
-        yield start, {name: torch.tensor(array[start : start + size], device=device) for name, array in block.learners.items()}
 
 
 def stacked(groups: Sequence[Learners]) -> dict[str, NDArray[Any]]:

@@ -7,37 +7,16 @@ networks there were.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.boosting.regression import LOSSES, FitOptions, fit_network
-from algorithms.common.checks import check_choice, check_range
+from algorithms.boosting.fit_options import DistillOptions as DistillOptions
+from algorithms.boosting.fit_options import FitOptions
+from algorithms.boosting.regression import fit_network
 from algorithms.common.modules import Arrays, get_arrays, outputs_of, set_arrays
-
-
-@dataclass(frozen=True)
-class DistillOptions:
-    """How the server's network is fitted: ``distill_epochs`` passes of Adam over the public set, with loss "mse" or "kl"."""
-
-    distill_epochs: int = 10
-    distill_batch_size: int = 64
-    distill_learning_rate: float = 1e-3
-    distill_loss: str = "mse"
-
-    def __post_init__(self) -> None:
-        check_range("distill-epochs", self.distill_epochs, 1)
-        check_range("distill-batch-size", self.distill_batch_size, 1)
-        check_range("distill-learning-rate", self.distill_learning_rate, 0, open_low=True)
-        check_choice("distill-loss", self.distill_loss, LOSSES)
-
-    @property
-    def fit(self) -> FitOptions:
-        """The same as options of a fit."""
-        return FitOptions(self.distill_epochs, self.distill_batch_size, self.distill_learning_rate, loss=self.distill_loss)
 
 
 class Distiller:

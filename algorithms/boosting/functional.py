@@ -63,29 +63,7 @@ LOSSES = {
     ),
 }
 
-# --- steps -------------------------------------------------------------------------------------------------------------
-
-SCHEDULES = ("decay", "homogeneous", "general")
-
-
-def step_sizes(schedule: str, t: int, local_steps: int, mu: float, eta_0: float, eta_max: float) -> list[float]:
-    """Return eta^{k,t} for k = 1..K of round t = 0, 1, ...; never above ``eta_max``, and mu eta never above 1.
-
-    decay: eta_0 / (K t + k + 1), as in the experiments; homogeneous: 2 / (mu (K t + k + 1)), for equal marginals of the features;
-    general: 4 / (mu (K t + k + 1)).
-    """
-    top = {"decay": eta_0, "homogeneous": 2 / mu if mu else math.inf, "general": 4 / mu if mu else math.inf}[schedule]
-    limit = min(eta_max, 1 / mu if mu else math.inf)
-    return [min(limit, top / (local_steps * t + k + 1)) for k in range(1, local_steps + 1)]
-
-
-def summed_steps(etas: Sequence[float], mu: float) -> tuple[float, list[float]]:
-    """Return (c, a) with ``g^{K+1} = c f - sum_k a_k h^k``, what K steps ``g <- g - eta_k (h^k + mu g)`` from f come to."""
-    shrink, coefficients = 1.0, [0.0] * len(etas)
-    for k in reversed(range(len(etas))):
-        coefficients[k] = etas[k] * shrink
-        shrink *= 1 - mu * etas[k]
-    return shrink, coefficients
+# --- the local steps of a round ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,11 +81,6 @@ class Plan:
     residual: bool = True
     clip: float | None = None
     clip_residual: float | None = None
-
-
-def clip_bounds(gradient_bound: float, gamma: float) -> tuple[float, float]:
-    """Return (G^2, G^1) = ((2 - gamma) G / gamma, (1 - gamma) G / gamma): what gradients up to G and an edge gamma allow."""
-    return (2 - gamma) * gradient_bound / gamma, (1 - gamma) * gradient_bound / gamma
 
 
 def clipped(values: Tensor, bound: float | None) -> Tensor:

@@ -6,44 +6,17 @@ pass, and the order of the samples comes from the generator that is handed in: t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.common.checks import check_choice, check_range
+from algorithms.boosting.fit_options import FitOptions as FitOptions
 
 
 class Diverged(ValueError):
     """A fit that ended in values that are not finite; its network must not be used."""
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """``epochs`` passes in batches of ``batch_size``, or, where ``steps`` is above 0, so many steps instead.
-
-    ``clip``: greatest norm of a step's gradient, 0 for any. ``loss``: "mse", the squared error averaged over samples and outputs, or
-    "kl", the divergence of the softmax of the outputs from that of the targets. ``weight_decay`` is added to the gradient.
-    """
-
-    epochs: int = 100
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    clip: float = 5.0
-    steps: int = 0
-    loss: str = "mse"
-
-    def __post_init__(self) -> None:
-        check_range("epochs", self.epochs, 1)
-        check_range("batch-size", self.batch_size, 1)
-        check_range("learning-rate", self.learning_rate, 0, open_low=True)
-        check_range("weight-decay", self.weight_decay, 0)
-        check_range("clip", self.clip, 0)
-        check_range("steps", self.steps, 0)
-        check_choice("loss", self.loss, LOSSES)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.boosting.regression import Adam, Diverged, FitOptions, fit_network
+from algorithms.boosting.fit_options import FitOptions
+from algorithms.boosting.regression import Adam, Diverged, fit_network
 from algorithms.common.checks import check_choice, check_range
 
 #: A packed learner: arrays by name, the same names and shapes for every learner of an oracle.

@@ -11,7 +11,7 @@ The checks, the block of settings in ``pyproject.toml`` and the tables of the do
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from algorithms.common.checks import check_choice, check_range
@@ -53,6 +53,12 @@ def option(
     """Return a dataclass field with its declaration. ``help``: one line, which need not repeat bounds and choices."""
     declared = Declared(help, low, high, open_low, open_high, tuple(choices))
     return field(default=default, metadata={"option": declared})
+
+
+def with_choices(kind: type, name: str, choices: Iterable[str]) -> Any:
+    """Return the option ``name`` of ``kind`` once more, for a subclass that knows what values there are."""
+    (part,) = (part for part in fields(kind) if part.name == name)
+    return field(default=part.default, metadata={"option": replace(part.metadata["option"], choices=tuple(choices))})
 
 
 class Options:

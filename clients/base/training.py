@@ -1,67 +1,25 @@
-"""Local training shared by all gradient methods: options, mini-batches, SGD with momentum on lists of tensors, moving arrays.
+"""Local training shared by all gradient methods: mini-batches, SGD with momentum on lists of tensors, moving arrays.
 
 Written for speed on small models: tensors are indexed once an epoch, nothing is copied or synchronised in a step, and one call
 updates all tensors. The order of operations is the same for every method, so that a method whose extra terms vanish equals FedAvg to
 the last bit.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algorithms.common.checks import check_range
 from algorithms.common.modules import Arrays as Arrays
 from algorithms.common.modules import get_arrays as get_arrays
 from algorithms.common.modules import set_arrays as set_arrays
-from algorithms.common.schedule import decayed
 from clients.base.data import Split
+from clients.base.options import Config as Config
+from clients.base.options import TrainOptions as TrainOptions
 
-Config = Mapping[str, Any]
 Tensors = list[Tensor] | tuple[Tensor, ...]
 Terms = Sequence[tuple[Tensors, float]]
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Local SGD. ``learning_rate`` is multiplied by ``lr_decay`` after every ``lr_decay_every`` rounds.
-
-    Momentum buffers start at 0 every round.
-    """
-
-    learning_rate: float = 0.01
-    lr_decay: float = 0.99
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    local_epochs: int = 10
-    batch_size: int = 10
-    lr_decay_every: int = 1
-
-    def __post_init__(self) -> None:
-        check_range("learning-rate", self.learning_rate, 0, open_low=True)
-        check_range("lr-decay", self.lr_decay, 0, 1, open_low=True)
-        check_range("lr-decay-every", self.lr_decay_every, 1)
-        check_range("momentum", self.momentum, 0, 1, open_high=True)
-        check_range("weight-decay", self.weight_decay, 0)
-        check_range("local-epochs", self.local_epochs, 1)
-        check_range("batch-size", self.batch_size, 1)
-
-    @classmethod
-    def from_config(cls, config: Config) -> "TrainOptions":
-        """Read the options that a server sent in a message's configuration; what it did not send keeps its default."""
-        keys = {field.name: field.name.replace("_", "-") for field in fields(cls)}
-        return cls(**{name: config[key] for name, key in keys.items() if key in config})
-
-    def to_config(self) -> dict[str, int | float]:
-        """Return the options under the keys of a message's configuration."""
-        return {name.replace("_", "-"): value for name, value in asdict(self).items()}
-
-    def rate(self, server_round: int) -> float:
-        """Return the learning rate of a round (the first is 1)."""
-        return decayed(self.learning_rate, self.lr_decay, self.lr_decay_every, server_round)
 
 
 class SGD:

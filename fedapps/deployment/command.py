@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedapps.toml_text import Value
 from fedapps.errors import UserError
+from fedapps.toml_text import Value
 
 DEFAULT = Path("deployment")
 

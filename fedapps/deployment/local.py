@@ -25,11 +25,19 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Self
 
-from fedapps.toml_text import Value, toml_value
-from fedapps.deployment.certificates import CA, SERVER, SERVER_KEY, check_connection, make_certificates, make_site_key, private_folder
-from fedapps.errors import RunFailed, UserError
+from fedapps.deployment.certificates import (
+    CA,
+    SERVER,
+    SERVER_KEY,
+    check_connection,
+    make_certificates,
+    make_site_key,
+    private_folder,
+)
 from fedapps.engines.processes import Guard, checked_port, free_port, marked, program
 from fedapps.engines.superlink import START_SECONDS, Connection, environment_of, one_line
+from fedapps.errors import RunFailed, UserError
+from fedapps.toml_text import Value, toml_value
 
 HOST = "127.0.0.1"
 END_SECONDS = 10.0  # for programs to end after they were asked to

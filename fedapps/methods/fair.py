@@ -1,10 +1,9 @@
 """Methods that weigh clients for fairness: around another method (AAggFF, AFL, TERM), or with a rule of their own."""
 
 from dataclasses import make_dataclass
-from typing import Any
 
 import clients
-from algorithms.common.checks import check_choice
+from algorithms.common.options import option
 from fedapps.methods.method import Method, torch_client
 from strategies import (
     AFL,
@@ -29,13 +28,8 @@ BASES = ("fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad")
 def with_base(kind: type) -> type:
     """Return options like ``kind`` that also name, as ``base``, the method whose weights are decided."""
 
-    def check(self: Any) -> None:
-        kind.__post_init__(self)  # type: ignore[attr-defined]
-        check_choice("base", self.base, BASES)
-
-    return make_dataclass(
-        kind.__name__, [("base", str, "fedavg")], bases=(kind,), namespace={"__post_init__": check}, frozen=True
-    )
+    base = option("fedavg", "the method whose weights are decided; it takes its own table", choices=BASES)
+    return make_dataclass(kind.__name__, [("base", str, base)], bases=(kind,), frozen=True)
 
 
 METHODS: dict[str, Method] = {

@@ -1,6 +1,8 @@
 """A few rounds of one method, then another."""
 
-from algorithms.common.checks import check_choice
+from dataclasses import dataclass
+
+from algorithms.common.options import with_choices
 from fedapps.methods.method import Method
 from strategies import WarmStartOptions
 
@@ -11,13 +13,12 @@ COMPOSABLE = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
 class TwoMethods(WarmStartOptions):
     """A warm start's options, with names of methods."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("first", self.first, COMPOSABLE)
-        check_choice("then", self.then, COMPOSABLE)
+    first: str = with_choices(WarmStartOptions, "first", COMPOSABLE)
+    then: str = with_choices(WarmStartOptions, "then", COMPOSABLE)
 
 
 METHODS: dict[str, Method] = {

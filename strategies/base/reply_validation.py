@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice, check_range
+from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
 
@@ -24,18 +24,13 @@ LIMIT = 1e15
 
 
 @dataclass(frozen=True)
-class UpdateBound:
-    """``max_update_norm``: of a client's update, the Euclidean norm over all its arrays of real numbers; 0: any.
+class UpdateBound(Options):
+    """The bound on a client's update."""
 
-    ``on_large_update``: "reject" leaves the reply out, "clip" shortens the update to the bound.
-    """
-
-    max_update_norm: float = 0.0
-    on_large_update: str = "reject"
-
-    def __post_init__(self) -> None:
-        check_range("max-update-norm", self.max_update_norm, 0)
-        check_choice("on-large-update", self.on_large_update, ["reject", "clip"])
+    max_update_norm: float = option(0.0, "Euclidean norm of a client's update, over all its real arrays; 0: any", low=0)
+    on_large_update: str = option(
+        "reject", "what happens to a larger update: it is left out, or shortened to the bound", choices=["reject", "clip"]
+    )
 
 
 @dataclass

@@ -8,18 +8,24 @@ Contract: a training reply holds one network, with the names and shapes that wer
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from torch import Tensor
+from numpy.typing import NDArray
 
-from algorithms.boosting.distillation import Distiller, DistillOptions
-from algorithms.common.modules import Arrays
+from algorithms.boosting.fit_options import DistillOptions
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from strategies.base.messages import arrays_of
 from strategies.fedavg import FedAvg, to_record
+
+if TYPE_CHECKING:  # PyTorch is needed once there is a network to fit, not to read the options
+    from torch import Tensor
+
+    from algorithms.boosting.distillation import Distiller
+
+Arrays = list[NDArray[Any]]
 
 
 class Distilled(FedAvg):
@@ -27,7 +33,7 @@ class Distilled(FedAvg):
 
     averages_by_weight = False
 
-    def __init__(self, distiller: Distiller, options: DistillOptions, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(self, distiller: "Distiller", options: DistillOptions, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.distiller = distiller
         self.distill_options = options
@@ -36,7 +42,7 @@ class Distilled(FedAvg):
         self._asked = 0
 
     @abstractmethod
-    def teacher(self, contents: Sequence[RecordDict]) -> Tensor:
+    def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
         """Return the outputs (m, classes) to be fitted, of the clients' replies."""
 
     def student(self, contents: Sequence[RecordDict]) -> ArrayRecord:

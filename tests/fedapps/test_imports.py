@@ -46,6 +46,13 @@ def test_the_side_that_trains_imports_nothing_that_it_can_do_without():
     assert LATE & imported("import fedapps.client_factory\n") == {"torch"}
 
 
+def test_options_are_read_without_what_trains():
+    modules = [*ROOT.joinpath("strategies").rglob("*.py"), ROOT / "clients/base/options.py"]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules if path.name != "__init__.py"]
+    assert len(names) > 30
+    assert LATE & imported(f"import {', '.join(sorted(names))}\n") == set()
+
+
 @pytest.mark.parametrize("name", ["clients", "strategies"])
 def test_what_a_package_offers_is_imported_on_use(name):
     assert "torch" not in imported(f"import {name}\nfrom {name} import {'to_client_app' if name == 'clients' else 'FedAvg'}\n")

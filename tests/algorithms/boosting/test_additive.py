@@ -5,8 +5,9 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
-from algorithms.boosting import additive
-from algorithms.boosting.additive import Additive, Block, advance, named, pack_blocks, stacked, unpack_blocks
+from algorithms.boosting import additive_values
+from algorithms.boosting.additive import Additive, Block, named, pack_blocks, stacked, unpack_blocks
+from algorithms.boosting.additive_values import advance
 
 
 def linear(learners, x):
@@ -34,7 +35,7 @@ def test_it_is_the_sum_that_its_definition_says(function, monkeypatch):
             f = f + c * (X @ torch.tensor(w))
     torch.testing.assert_close(function(X, 2, linear), f)
     torch.testing.assert_close(function(X, 2, linear, points=3), f)
-    monkeypatch.setattr(additive, "BATCH", 1)  # learner by learner
+    monkeypatch.setattr(additive_values, "BATCH", 1)  # learner by learner
     torch.testing.assert_close(function(X, 2, linear), f)
     weights = np.concatenate(function.weights())
     by_weight = sum(

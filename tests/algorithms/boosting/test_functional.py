@@ -14,13 +14,11 @@ from algorithms.boosting.functional import (
     Plan,
     boost,
     check_labels,
-    clip_bounds,
     coded,
     least_lipschitz,
     lipschitz_constant,
-    step_sizes,
-    summed_steps,
 )
+from algorithms.boosting.steps import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
 
 
 def randn(*shape, seed=0):
@@ -34,6 +32,10 @@ def test_the_gradient_is_that_of_the_loss(loss, outputs):
     labels = torch.arange(7) % max(2, outputs)
     wanted = torch.autograd.grad(7 * LOSSES[loss].mean(values, labels), values)[0]  # the mean counts each point a seventh
     torch.testing.assert_close(LOSSES[loss].gradient(values.detach(), labels), wanted)
+
+
+def test_every_loss_can_be_chosen():
+    assert tuple(LOSSES) == LOSS_NAMES
 
 
 def test_codes_of_labels():
@@ -63,7 +65,7 @@ def test_steps_are_the_printed_ones_and_never_too_long():
     assert step_sizes("general", 3, 2, 0.5, 1.0, 99.0) == [8 / 8, 8 / 9]
     assert step_sizes("general", 0, 1, 1.0, 1.0, 99.0) == [1.0]  # 4 / 2, cut to 1 / mu
     assert step_sizes("decay", 0, 1, 0.005, 400.0, 10.0) == [10.0]
-    for schedule in functional.SCHEDULES:
+    for schedule in SCHEDULES:
         steps = [eta for t in range(50) for eta in step_sizes(schedule, t, 3, 0.3, 8.0, 5.0)]
         assert all(a >= b for a, b in itertools.pairwise(steps))
         assert max(steps) * 0.3 <= 1

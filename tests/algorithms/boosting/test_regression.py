@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.boosting.regression import Adam, Diverged, FitOptions, divergence, fit_network
+from algorithms.boosting.fit_options import FIT_LOSSES
+from algorithms.boosting.regression import LOSSES, Adam, Diverged, FitOptions, divergence, fit_network
 
 
 def linear(seed, inputs=3, outputs=2):
@@ -84,6 +85,10 @@ def test_a_fit_that_diverged_says_so():
         fit_network(linear(0), x, y / 0, FitOptions(), np.random.default_rng(0))
     with pytest.raises(Diverged):  # the one step spoils the net, which no loss has seen
         fit_network(linear(0), x, y * 1e38, FitOptions(steps=1, learning_rate=1e39, clip=0), np.random.default_rng(0))
+
+
+def test_every_loss_can_be_chosen():
+    assert tuple(LOSSES) == FIT_LOSSES
 
 
 def test_targets_must_match():

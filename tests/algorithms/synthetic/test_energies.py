@@ -13,11 +13,8 @@ from algorithms.synthetic.energies import (
     energy,
     joint_loss,
     langevin_step,
-    log_weights,
-    mixture_gradient,
-    server_step,
-    step_size,
 )
+from algorithms.synthetic.mixture import log_weights, mixture_gradient, server_step, step_size
 
 
 def smooth_net(seed=0, inputs=2, classes=3):

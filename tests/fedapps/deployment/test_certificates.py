@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
 from fedapps.deployment.certificates import check_connection, make_certificates, make_site_key
-from fedapps.errors import UserError
 from fedapps.engines.processes import free_port
+from fedapps.errors import UserError
 
 
 @pytest.fixture
