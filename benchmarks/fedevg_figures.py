@@ -142,13 +142,13 @@ def folder_of(out: Path, label: str) -> Path:
 def real_images(config: Config) -> float:
     """Return the accuracy of the same classifier on as many real training images, mean of three draws: what there is to reach."""
     settings = read_settings(config)
-    judge = SetEvaluator(build_task(settings))  # type: ignore[arg-type]
-    pool: Split = judge._of_all("train")
+    evaluator = SetEvaluator(build_task(settings))  # type: ignore[arg-type]
+    pool: Split = evaluator._of_all("train")
     accuracies = []
     for draw in range(3):
         rng, labels = generator(draw, "real images"), pool.y.numpy()
         rows = np.concatenate([rng.choice(np.flatnonzero(labels == c), SAMPLES // 10, replace=False) for c in range(10)])
-        accuracies.append(judge(pool.x.numpy()[rows], labels[rows], 0)[1]["test-accuracy"])
+        accuracies.append(evaluator(pool.x.numpy()[rows], labels[rows], 0)[1]["test-accuracy"])
     return float(np.mean(accuracies))
 
 

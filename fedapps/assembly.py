@@ -10,7 +10,7 @@ from fedapps.errors import UserError
 from fedapps.settings import Settings
 from fedapps.tasks.registry import Task, make_task
 from strategies import Private, WarmStart
-from strategies.base.messages import innermost
+from strategies.base.capabilities import sends_updates
 
 if TYPE_CHECKING:
     from clients.base.store import Store
@@ -25,9 +25,8 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
     """Return the server half. Raises ``UserError`` where a bound on updates, or their privacy, does not go with the method."""
     strategy = _strategy(settings, task)
     halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
-    for kind in (type(innermost(half)) for half in halves):
-        updates = getattr(kind, "replies_like_model", False) or hasattr(kind, "replies_are_updates")
-        if settings.max_update_norm and not updates:
+    for half in halves:
+        if settings.max_update_norm and not sends_updates(half):
             raise UserError(
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send no updates that have a norm: choose 0"
             )

@@ -14,10 +14,10 @@ from fedapps.results.checkpoint import Checkpoints
 from fedapps.results.image_grids import Album
 from fedapps.results.writer import FILES, Recorder, check_resumable
 from fedapps.settings import Settings, default_config
+from strategies.base.capabilities import MakingSamples
 from strategies.base.client_grid import Cohort
 from strategies.base.messages import innermost
 from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
-from strategies.families.sample_sets import Synthetic
 
 
 def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -32,10 +32,12 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)
     if not done:
-        first = inner.first_arrays() if isinstance(inner, Synthetic) else task.initial_arrays()
+        first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     recorder = Recorder(folder, settings.flat(), task.name, done, strategy)
-    album = Album(folder, inner, settings.synthetic.every, len(set(inner.labels)), done) if isinstance(inner, Synthetic) else None
+    album = (
+        Album(folder, inner, settings.synthetic.every, len(set(inner.labels)), done) if isinstance(inner, MakingSamples) else None
+    )
     cohort = Cohort(
         grid,
         seed=settings.seed,

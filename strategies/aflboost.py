@@ -48,6 +48,10 @@ class AFLBoost(FedBoost):
         self.lambda_: Floats = np.zeros(0)
         self.lambda_average: Floats = np.zeros(0)
 
+    def privacy_fault(self) -> str:
+        """Return that it cannot be: the clients' weights follow their losses."""
+        return "AFLBoost weighs clients by their losses, which are not private: choose fedboost"
+
     def meet(self, grid: Grid) -> None:
         """Start lambda uniform; a domain that arrives later starts at the mean."""
         self._names = clients_of(grid)

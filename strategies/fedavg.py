@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from algorithms.common.averaging import weighted_average
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
+from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import Cohort
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.rounds import Callback, Patience, run_rounds
@@ -43,9 +44,6 @@ class FedAvg(FlowerFedAvg):
     ``weights``: as in :class:`FedAvgOptions`; metrics are averaged by ``num-examples`` either way.
     """
 
-    #: A sound training reply has the names and shapes of the model that was sent (see ``strategies.base.reply_validation``).
-    replies_like_model = True
-
     def __init__(self, *, weights: str = "samples", **kwargs: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
         averages = {"train_metrics_aggr_fn": average_metrics, "evaluate_metrics_aggr_fn": average_metrics}
@@ -53,9 +51,9 @@ class FedAvg(FlowerFedAvg):
         self.weights = FedAvgOptions(weights).weights
 
     @property
-    def averages_by_weight(self) -> bool:
-        """Whether the model is the average of the replies by their weights, so that a wrapper can replace these."""
-        return self.weights == "samples"
+    def capabilities(self) -> Capabilities:
+        """Replies are models, and all that is taken from them is their average."""
+        return Capabilities("model", "weighted average" if self.weights == "samples" else "uniform average")
 
     # --- hooks for methods built on this one ---------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from algorithms.ensembles.mixture_losses import (
 )
 from algorithms.ensembles.predictor_cache import remember
 from algorithms.ensembles.sparse_tables import compact
+from strategies.base.capabilities import Capabilities, Named
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.fedavg import FedAvg, to_record
 
@@ -96,13 +97,34 @@ class FedBoost(FedAvg):
     predictors in the first round. ``seed`` names the draws of predictors; keyword arguments as in FedAvg.
     """
 
-    replies_like_model = False
-    averages_by_weight = False
-
     @property
-    def replies_are_updates(self) -> bool:
-        """Whether a training reply is the update itself, so that a bound on its norm applies: not while predictors are collected."""
-        return not self.collecting
+    def capabilities(self) -> Capabilities:
+        """A training reply is the update itself, except while predictors are collected."""
+        return Capabilities("other" if self.collecting else "update", "single replies", later="update")
+
+    # --- privacy: the update is the gradient in alpha ------------------------------------------------------------
+
+    def privacy_fault(self) -> str:
+        """Return why noise in the sum of the gradients would not make the run private."""
+        o = self.options
+        if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not self.collecting:
+            return ""
+        return (
+            f"FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and predictors that are not the "
+            f"clients' own, here they are {o.gradient!r}, {o.repeats}, {o.cache}, {'theirs' if self.collecting else 'not'}"
+        )
+
+    def zero_update(self, sent: Named) -> Named:
+        """Return a gradient of 0."""
+        return {"0": np.zeros_like(sent["alpha"])}
+
+    def update_of(self, arrays: Sequence[NDArray[Any]], sent: Named) -> Named:
+        """Return the gradient, the first array of a reply."""
+        return dict(zip("0", arrays, strict=False))
+
+    def reply_with(self, update: Named) -> Named:
+        """Return the arrays of a reply: the gradient, and norms of 0."""
+        return {**update, "1": np.zeros_like(update["0"])}
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
+from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
@@ -39,7 +40,7 @@ class FedDynOptions(Options):
 class FedDyn(FedAvg):
     """Server half of FedDyn."""
 
-    averages_by_weight = False
+    capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, options: FedDynOptions | None = None, **kwargs: Any) -> None:
         super().__init__(weights="uniform", **kwargs)

@@ -25,9 +25,10 @@ from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
+from strategies.base.capabilities import Capabilities, Named
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import arrays_of
-from strategies.families.sample_sets import Arrays, Judge, Synthetic
+from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
 from strategies.fedavg import to_record
 
 #: Beyond this e overflows with noise around it; clipping makes it meaningless long before.
@@ -61,25 +62,44 @@ class FedEvgOptions(Options):
 class FedEvg(Synthetic):
     """Server half. ``shape``: of a sample, (C, H, W)."""
 
-    replies_like_model = False
-    averages_by_weight = False
+    capabilities = Capabilities(replies="other", aggregation="single replies")
 
     def __init__(
         self,
         shape: Sequence[int],
         num_classes: int,
-        judge: Judge,
+        evaluator: Evaluator,
         options: FedEvgOptions | None = None,
         samples: int = 100,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(judge, num_classes, samples, seed, **kwargs)
+        super().__init__(evaluator, num_classes, samples, seed, **kwargs)
         self.options = options or FedEvgOptions()
         self.shape = tuple(shape)
         self._x: NDArray[np.float32] = np.zeros((0,), np.float32)
         self._names: dict[int, ClientId] = {}
         self._num_rounds = 1
+
+    # --- privacy: the update is e_i grad E_i, so the weights are in it -------------------------------------------
+
+    def privacy_fault(self) -> str:
+        """Return "": the set depends on the clients through the sum of their signals alone."""
+        return ""
+
+    def zero_update(self, sent: Named) -> Named:
+        """Return signals of 0."""
+        return {"0": np.zeros_like(sent["x"])}
+
+    def update_of(self, arrays: Sequence[NDArray[Any]], sent: Named) -> Named:
+        """Return a client's signals, weighted; nothing for some that do not fit the samples."""
+        return dict(zip("0", weighted_gradients(arrays, sent["x"]), strict=False))
+
+    def reply_with(self, update: Named) -> Named:
+        """Return the signals of one client with log e = 0."""
+        return {**update, "1": np.zeros(len(update["0"]), np.float32)}
+
+    # --- the set -------------------------------------------------------------------------------------------------
 
     def first_arrays(self) -> Arrays:
         """Return x ~ N(0, I), equation (4.12), and the labels."""

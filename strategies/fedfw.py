@@ -85,6 +85,8 @@ class _Reply:
 class FedFW(Constrained):
     """Server half; ``variant``: fedfw, fedfw-plus, naive-fw. ``lambda_0``: the penalty weight where the options leave it at 0."""
 
+    capabilities = Constrained.capabilities  # it mirrors every client's point
+
     def __init__(
         self,
         domain: Domain,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
-from strategies.families.sample_sets import Arrays, Judge, Synthetic
+from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,11 +32,11 @@ class FedGenerator(Synthetic):
     """Server half of both. ``net``: with the weights of the start; ``images(y, rng)`` makes an image for each label."""
 
     def __init__(
-        self, net: "nn.Module", judge: Judge, num_classes: int, samples: int = 100, seed: int = 0, **kwargs: Any
+        self, net: "nn.Module", evaluator: Evaluator, num_classes: int, samples: int = 100, seed: int = 0, **kwargs: Any
     ) -> None:
         from algorithms.common.modules import get_arrays  # late: PyTorch, which who reads the options does not need
 
-        super().__init__(judge, num_classes, samples, seed, **kwargs)
+        super().__init__(evaluator, num_classes, samples, seed, **kwargs)
         self.net = net
         self._names = list(net.state_dict())
         self._first = get_arrays(net)

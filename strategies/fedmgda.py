@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
 from algorithms.fairness.weight_rules import min_norm_in_box
+from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import arrays_of
 from strategies.base.updates import moved, updates
@@ -38,7 +39,7 @@ class FedMGDAOptions(Options):
 class FedMGDA(FedAvg):
     """Server half of FedMGDA+; the clients are FedAvg's."""
 
-    averages_by_weight = False
+    capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, options: FedMGDAOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

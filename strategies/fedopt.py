@@ -46,6 +46,8 @@ class FedOptOptions(Options):
 class FedOpt(FedAvg):
     """What the three share: all but the rule of the second moment."""
 
+    capabilities = FedAvg.capabilities  # the step is taken along the average
+
     def __init__(self, options: FedOptOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.options = options or FedOptOptions()

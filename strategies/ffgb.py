@@ -33,6 +33,7 @@ from algorithms.boosting.steps import LOSS_NAMES, SCHEDULES, clip_bounds, step_s
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
+from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.fedavg import FedAvg, to_record
@@ -83,8 +84,7 @@ class FFGB(FedAvg):
     The model of a run is the function's arrays (``Additive.to_arrays``): a run may start from such arrays, and else starts from 0.
     """
 
-    replies_like_model = False
-    averages_by_weight = False
+    capabilities = Capabilities(replies="other", aggregation="single replies")
 
     def __init__(self, options: FFGBOptions | None = None, variant: str = "ffgb", **kwargs: Any) -> None:
         self.options = options or FFGBOptions()

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from strategies.base.capabilities import Capabilities
 from strategies.fedavg import FedAvg
 
 
 class Local(FedAvg):
     """Server half of local training: samples clients and collects metrics."""
 
-    replies_like_model = False
-    averages_by_weight = False
+    capabilities = Capabilities(replies="other", aggregation="single replies")
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask the sampled clients to train; send nothing to start from."""

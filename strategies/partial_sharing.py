@@ -29,6 +29,8 @@ class PartialSharing(FedAvg):
     ``head``: prefixes of the names of the head's arrays. The run's model keeps, of the part that is not shared, what it started with.
     """
 
+    capabilities = FedAvg.capabilities  # of the part that travels
+
     def __init__(self, head: Sequence[str], share: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_choice("share", share, ["body", "head"])

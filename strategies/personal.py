@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
+from strategies.base.capabilities import Capabilities
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 
@@ -81,7 +82,7 @@ class PFedMeOptions(Options):
 class PFedMe(FedAvg):
     """Server half of pFedMe."""
 
-    averages_by_weight = False
+    capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, options: PFedMeOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

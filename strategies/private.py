@@ -41,15 +41,21 @@ from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.privacy import gaussian_epsilon
 from algorithms.common.wire import read
+from strategies.base.capabilities import (
+    Capabilities,
+    Named,
+    PrivateByItself,
+    declared,
+    is_finished,
+    load_state,
+    require_declaration,
+    state_of,
+)
 from strategies.base.messages import arrays_of
 from strategies.base.reply_validation import update_of
-from strategies.base.weights import averages_by_weight, weight_key
+from strategies.base.weights import weight_key
 from strategies.base.wrapper import Wrapper
-from strategies.fedavg import FedAvg, to_record
-from strategies.fedboost import FedBoost
-from strategies.fedevg import FedEvg, weighted_gradients
-
-Named = dict[str, NDArray[Any]]
+from strategies.fedavg import to_record
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,11 @@ class PrivacyOptions(Options):
 class Private(Wrapper):
     """Wraps ``strategy``; ``ValueError`` for one whose model is not a function of the average of the updates."""
 
-    averages_by_weight = False  # a wrapper's weights would have no effect
+    @property
+    def capabilities(self) -> Capabilities:
+        """Replies are those of the wrapped strategy; a wrapper's weights would have no effect."""
+        found = declared(self.strategy)
+        return Capabilities(found.replies if found else "other", "single replies")
 
     def __init__(self, strategy: Strategy, options: PrivacyOptions, rng: np.random.Generator | None = None) -> None:
         check_range("noise-multiplier", options.noise_multiplier, 0, open_low=True)
@@ -98,7 +108,7 @@ class Private(Wrapper):
     def finished(self) -> bool:
         """Whether another round would spend more than ``max_epsilon``, or the wrapped strategy is done."""
         spent = 0 < self.options.max_epsilon < self.epsilon(self.releases + 1)
-        return spent or bool(getattr(self.strategy, "finished", False))
+        return spent or is_finished(self.strategy)
 
     # --- the Strategy interface ----------------------------------------------------------------------------------
 
@@ -117,16 +127,12 @@ class Private(Wrapper):
         sound = [reply for reply in replies if not reply.has_error()]
         if not sound:
             return None, None
-        boost, energies = isinstance(self.strategy, FedBoost), isinstance(self.strategy, FedEvg)
-        start = self._sent
-        if boost or energies:  # a reply is no model: what is averaged of it counts from 0
-            start = {"0": np.zeros_like(self._sent["alpha" if boost else "x"])}
+        own = self.strategy if isinstance(self.strategy, PrivateByItself) else None
+        start = own.zero_update(self._sent) if own else self._sent
         total = {name: np.zeros(array.shape) for name, array in start.items() if array.dtype.kind == "f"}
         for reply in sound:
             arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
-            if energies:
-                arrays = weighted_gradients(arrays, self._sent["x"])
-            named = dict(zip(start, arrays, strict=False))  # of FedBoost's two arrays the first
+            named = own.update_of(arrays, self._sent) if own else dict(zip(start, arrays, strict=False))
             if _spec(named) != _spec(start):
                 continue
             update = update_of(named, start)
@@ -140,12 +146,9 @@ class Private(Wrapper):
             else array
             for name, array in start.items()
         }
-        if boost:
-            moved["1"] = np.zeros_like(moved["0"])
-        if energies:  # one client's signals: the weights are in them already
-            moved["1"] = np.zeros(len(moved["0"]), np.float32)
         self.releases += 1
-        arrays_, metrics = self.strategy.aggregate_train(server_round, [self._one_reply(sound, moved)])
+        reply = self._one_reply(sound, own.reply_with(moved) if own else moved)
+        arrays_, metrics = self.strategy.aggregate_train(server_round, [reply])
         return arrays_, MetricRecord({**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]})
 
     def _one_reply(self, replies: list[Message], arrays: Named) -> Message:
@@ -162,15 +165,14 @@ class Private(Wrapper):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the number of releases and, if it has one, the wrapped strategy's state."""
-        inner = self.strategy.state_dict() if hasattr(self.strategy, "state_dict") else {}
-        return {"releases": np.array(self.releases), **{f"strategy.{name}": value for name, value in inner.items()}}
+        inner = {f"strategy.{name}": value for name, value in state_of(self.strategy).items()}
+        return {"releases": np.array(self.releases), **inner}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.releases = int(state["releases"])
-        if hasattr(self.strategy, "load_state_dict"):
-            inner = {name.removeprefix("strategy."): v for name, v in state.items() if name.startswith("strategy.")}
-            self.strategy.load_state_dict(inner)
+        inner = {name.removeprefix("strategy."): v for name, v in state.items() if name.startswith("strategy.")}
+        load_state(self.strategy, inner)
 
 
 def _spec(arrays: Named) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -178,21 +180,13 @@ def _spec(arrays: Named) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _check(strategy: Strategy) -> None:
-    if isinstance(strategy, FedEvg):
+    if isinstance(strategy, PrivateByItself):
+        if fault := strategy.privacy_fault():
+            raise ValueError(f"noise-multiplier: {fault}")
         return
-    if type(strategy) is FedBoost:
-        o = strategy.options
-        if o.gradient != "sampled" or o.repeats > 1 or o.cache or strategy.collecting:
-            raise ValueError(
-                f"noise-multiplier: FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and "
-                f"predictors that are not the "
-                f"clients' own, here they are {o.gradient!r}, {o.repeats}, {o.cache}, {'theirs' if strategy.collecting else 'not'}"
-            )
-        return
-    uniform = getattr(strategy, "weights", "") == "uniform" and type(strategy).aggregate_train is FedAvg.aggregate_train
-    if not uniform and averages_by_weight(strategy) is not True:
+    found = require_declaration(strategy, "noise-multiplier")
+    if found.replies != "model" or found.aggregation == "single replies":
         raise ValueError(
-            f"noise-multiplier: of {type(strategy).__name__} only the average of updates could be made private, and its "
-            f"model depends on "
-            f"more: choose a method that averages (fedavg, fedprox, fedadam, propfair, superfed-mm, ...) or fedboost, or 0"
+            f"noise-multiplier: of {type(strategy).__name__} only the average of updates could be made private, and its model "
+            f"depends on more: choose a method that averages (fedavg, fedprox, fedadam, propfair, superfed-mm, ...) or fedboost, or 0"
         )

@@ -36,6 +36,8 @@ class ProjectedOptions(Options):
 class ProjectedFedAvg(Constrained):
     """Server half; ``learning_rate``: where the options leave it at 0. ``ValueError`` for a domain without projection."""
 
+    capabilities = Constrained.capabilities  # the average is projected and measured with the clients' gradients
+
     def __init__(
         self,
         domain: Domain,

@@ -26,6 +26,7 @@ from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
 from algorithms.common.schedule import decayed
+from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import LOSS_BEFORE, arrays_of, sound_losses
 from strategies.base.updates import moved, updates
@@ -46,7 +47,7 @@ class QFedAvgOptions(Options):
 class QFedAvg(FedAvg):
     """Server half of q-FedAvg."""
 
-    averages_by_weight = False
+    capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, options: QFedAvgOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
+from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.updates import learned, moved, updates
 from strategies.fedavg import FedAvg
@@ -44,7 +45,7 @@ class ScaffoldOptions(Options):
 class Scaffold(FedAvg):
     """Server half of SCAFFOLD."""
 
-    averages_by_weight = False
+    capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, options: ScaffoldOptions | None = None, **kwargs: Any) -> None:
         super().__init__(weights="uniform", **kwargs)

@@ -15,11 +15,20 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
+from strategies.base.capabilities import (
+    Capabilities,
+    DecidingWeights,
+    declared,
+    is_finished,
+    load_state,
+    require_declaration,
+    state_of,
+)
 from strategies.base.messages import innermost
 from strategies.base.rounds import run_rounds
 
@@ -38,10 +47,10 @@ class WarmStartOptions(Options):
 class WarmStart(Strategy):
     """Runs ``first`` for ``rounds`` rounds, then ``then``."""
 
-    averages_by_weight = False  # of both halves that is not known
-
     def __init__(self, first: Strategy, rounds: int, then: Strategy) -> None:
         check_range("rounds", rounds, 1)
+        for half in (first, then):
+            require_declaration(half, "WarmStart")
         self.first, self.rounds, self.then = first, rounds, then
         self.current = first
 
@@ -78,15 +87,10 @@ class WarmStart(Strategy):
     # --- what the round loop and the recorder ask of a strategy ---------------------------------------------------
 
     @property
-    def replies_like_model(self) -> bool:
-        """Whether the current strategy's replies are models."""
-        inner = innermost(self.current)
-        return bool(getattr(inner, "replies_like_model", isinstance(inner, FedAvg)))
-
-    @property
-    def replies_are_updates(self) -> bool:
-        """Whether they are updates."""
-        return bool(getattr(innermost(self.current), "replies_are_updates", False))
+    def capabilities(self) -> Capabilities:
+        """Replies are those of the current strategy; two strategies are no average."""
+        found = declared(self.current)
+        return Capabilities(found.replies if found else "other", "single replies")
 
     @property
     def weighted_by_key(self) -> str | None:
@@ -96,29 +100,23 @@ class WarmStart(Strategy):
     @property
     def finished(self) -> bool:
         """Whether the second strategy says that the run is over."""
-        return bool(self.current is self.then and getattr(self.then, "finished", False))
+        return self.current is self.then and is_finished(self.then)
 
     @property
     def last_weights(self) -> dict[int | str, float]:
         """The weights that the current strategy decided, if it does."""
-        return dict(getattr(self.current, "last_weights", {}))
+        return dict(self.current.last_weights) if isinstance(self.current, DecidingWeights) else {}
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the state of those that have one."""
         halves = {"first": self.first, "then": self.then}
-        return {
-            f"{name}.{key}": value
-            for name, strategy in halves.items()
-            if hasattr(strategy, "state_dict")
-            for key, value in strategy.state_dict().items()
-        }
+        return {f"{name}.{key}": value for name, half in halves.items() for key, value in state_of(half).items()}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        for name, strategy in {"first": self.first, "then": self.then}.items():
-            if hasattr(strategy, "load_state_dict"):
-                prefix = f"{name}."
-                strategy.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        for name, half in {"first": self.first, "then": self.then}.items():
+            prefix = f"{name}."
+            load_state(half, {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)})
 
     def _announced(self, server_round: int, config: ConfigRecord) -> Strategy:
         strategy = self.half(server_round)

@@ -6,11 +6,10 @@ deleted afterwards, so that there is a whole one at any time.
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -20,18 +19,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedapps.errors import UserError
+from strategies.base.capabilities import Stateful
 from strategies.base.rounds import Round
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A strategy whose server state can be saved."""
-
-    def state_dict(self) -> Mapping[str, NDArray[Any]]:
-        """Return the state."""
-
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore the state."""
 
 
 @dataclass

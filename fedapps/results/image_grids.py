@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from fedapps.data.sample_sets import save_set
+from strategies.base.capabilities import MakingSamples
 from strategies.base.rounds import Round
-from strategies.families.sample_sets import Synthetic
 
 FOLDER = "synthetic"
 ANIMATION, SET = "rounds.png", "set"
@@ -21,7 +21,7 @@ SIDE = 480  # pixels, about
 class Album:
     """Callback that draws the set of ``strategy`` into ``folder``/synthetic; ``done``: rounds that a resumed run holds already."""
 
-    def __init__(self, folder: Path, strategy: Synthetic, every: int, num_classes: int, done: int = 0) -> None:
+    def __init__(self, folder: Path, strategy: MakingSamples, every: int, num_classes: int, done: int = 0) -> None:
         self.folder, self.strategy, self.every, self.num_classes = folder / FOLDER, strategy, every, num_classes
         for path in grids(folder):
             if int(path.stem.partition("-")[2]) > done:

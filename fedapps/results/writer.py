@@ -19,11 +19,9 @@ from safetensors.numpy import save_file
 
 from algorithms.common.measures import describe_clients, gini, parity_gap
 from fedapps import __version__
-from fedapps.toml_text import Value
 from fedapps.errors import UserError
-from fedapps.toml_text import read_toml, to_toml
-from strategies.base.messages import innermost
-from strategies.private import Private
+from fedapps.toml_text import Value, read_toml, to_toml
+from strategies.base.capabilities import DecidingWeights, SpendingPrivacy, replies_of
 from strategies.base.rounds import Round
 
 # What a run writes: nothing else in a folder is ever deleted.
@@ -48,9 +46,7 @@ MAX_WEIGHTS = 100_000
 class Recorder:
     """Callback that records rounds into ``folder``."""
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, Value], task: str, done: int = 0, strategy: Any = None
-    ) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Value], task: str, done: int = 0, strategy: Any = None) -> None:
         """Open the folder; ``done``: rounds that a checkpoint already holds (later lines are dropped).
 
         ``config``: the run's settings, with dotted keys.
@@ -102,7 +98,7 @@ class Recorder:
         with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         if now.trained.clients:  # without replies nothing was decided: the weights are those of an earlier round
-            self._write_weights(now.number, getattr(self.strategy, "last_weights", {}))
+            self._write_weights(now.number, self.strategy.last_weights if isinstance(self.strategy, DecidingWeights) else {})
         self.finish("running")
 
     def _models(self, now: Round) -> dict[str, int]:
@@ -110,7 +106,7 @@ class Recorder:
         counted: Mapping[str, Any] = now.train_metrics or {}
         if "models-up" in counted:
             return {key: round(float(str(counted[key]))) for key in MODELS}
-        if getattr(innermost(self.strategy), "replies_like_model", False):
+        if self.strategy is not None and replies_of(self.strategy) == "model":
             return {"models-up": len(now.trained.clients), "models-down": len(now.trained.clients) + len(now.trained.failures)}
         return {}
 
@@ -136,7 +132,7 @@ class Recorder:
             **{key: self.totals[key] for key in BYTES},
             **self.models,
             **self.last_evaluation,
-            **(self.strategy.privacy_spent() if isinstance(self.strategy, Private) else {}),
+            **(self.strategy.privacy_spent() if isinstance(self.strategy, SpendingPrivacy) else {}),
             **({"error": error} if error else {}),
         }
         write_text(self.folder / "summary.json", json.dumps(summary, indent=1))

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
+from strategies.base.capabilities import replies_of
 from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
 
 #: A number beyond this is broken whatever the method: no weight, gradient, loss or sample count is so large, and sums of a few
@@ -49,10 +50,9 @@ class Rules:
 
     def follow(self, strategy: Strategy) -> None:
         """Ask of replies what ``strategy``, or the one that it wraps, needs now."""
-        inner = innermost(strategy)
-        self.like_model = bool(getattr(inner, "replies_like_model", isinstance(inner, FedAvg)))
-        self.updates = bool(getattr(inner, "replies_are_updates", False))
-        self.weight = getattr(inner, "weighted_by_key", None)
+        replies = replies_of(strategy)
+        self.like_model, self.updates = replies == "model", replies == "update"
+        self.weight = getattr(innermost(strategy), "weighted_by_key", None)
 
     def fault(self, message: Message, reply: Message) -> str | None:
         """Return why a reply must not be used, or ``None``. Clips its update, and casts its arrays to the types that were sent."""

@@ -15,6 +15,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from strategies.base.capabilities import is_finished
 from strategies.base.client_grid import Cohort, Exchange, Failure
 
 
@@ -132,7 +133,7 @@ def run_rounds(
         if now.train_metrics is not None:
             result.train_metrics_clientapp[number] = now.train_metrics
 
-        stopping = number == num_rounds or bool(getattr(strategy, "finished", False))
+        stopping = number == num_rounds or is_finished(strategy)
         if stopping or (evaluate_every and number % evaluate_every == 0):
             config = _for_round(evaluate_config, number, num_rounds)
             messages = list(strategy.configure_evaluate(number, arrays, config, cohort))
@@ -150,7 +151,7 @@ def run_rounds(
         tally.note(now.trained, asked, patience)
         wishes = [callback(now) for callback in callbacks]  # every callback runs, whatever another one returns
         tally.check(patience, number)
-        if any(wishes) or getattr(strategy, "finished", False):
+        if any(wishes) or is_finished(strategy):
             log(INFO, "stopped after round %d by %s", number, "a callback" if any(wishes) else "the strategy")
             break
     if tally.last and not tally.sound_rounds:

@@ -22,6 +22,7 @@ from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.steps import duality_gap
+from strategies.base.capabilities import Capabilities
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.fedavg import FedAvg, to_record
 
@@ -35,8 +36,7 @@ class Constrained(FedAvg):
     report; ``means``: the clients' metrics, averaged alike, and ``objective``. Keyword arguments as in FedAvg.
     """
 
-    replies_like_model = False
-    averages_by_weight = False
+    capabilities = Capabilities(replies="other", aggregation="single replies")
 
     def __init__(self, domain: Domain, *, tolerance: float = 0.0, measure: Measure | None = None, **kwargs: Any) -> None:
         super().__init__(**({"weights": "uniform"} | kwargs))

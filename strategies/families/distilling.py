@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from algorithms.boosting.fit_options import DistillOptions
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
+from strategies.base.capabilities import Capabilities
 from strategies.base.messages import arrays_of
 from strategies.fedavg import FedAvg, to_record
 
@@ -31,7 +32,7 @@ Arrays = list[NDArray[Any]]
 class Distilled(FedAvg):
     """Base of these methods; ``distiller`` holds a network and the public points, ``seed`` names the draws of the fit."""
 
-    averages_by_weight = False
+    capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, distiller: "Distiller", options: DistillOptions, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -14,7 +14,7 @@ received. The training configuration asks for it with ``loss-before`` = true. A 
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,10 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.fairness.portfolio import Maker
+from strategies.base.capabilities import Capabilities, load_state, require_declaration, state_of
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.base.messages import LOSS_BEFORE, innermost, sound_losses
-from strategies.base.weights import averages_by_weight, ignores_weights, weight_key, with_weight
+from strategies.base.weights import weight_key, with_weight
 from strategies.base.wrapper import Wrapper
 
 Floats = NDArray[np.float64]
@@ -35,15 +36,18 @@ Places = NDArray[np.int64]
 
 
 class Reweighting(Wrapper):
-    """Wraps ``strategy``, which must average by weight: ``ValueError`` at once, or in the first round where only a trial can tell."""
+    """Wraps ``strategy``, which must average by weight: ``ValueError`` for one that does not, or does not say so."""
 
-    replies_like_model = True
-    averages_by_weight = False  # a second wrapper's weights would be replaced by this one's
+    #: A second wrapper's weights would be replaced by this one's.
+    capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, strategy: Strategy) -> None:
-        known = averages_by_weight(strategy)
-        if known is False:
-            raise ValueError(self._refusal(strategy))
+        name = type(self).__name__
+        if require_declaration(strategy, name).aggregation != "weighted average":
+            raise ValueError(
+                f"{name} decides the weights of an average, but {type(innermost(strategy)).__name__} does not average by the "
+                f"weights of the replies: wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, ...)"
+            )
         self.strategy = strategy
         #: The weights of the last round, sum 1, by client.
         self.last_weights: dict[ClientId, float] = {}
@@ -51,7 +55,6 @@ class Reweighting(Wrapper):
         self.clients: list[ClientId] = []
         self.maker: Maker | None = None
         self._names: dict[int, ClientId] = {}
-        self._certain = bool(known)
 
     # --- what a method decides -----------------------------------------------------------------------------------
 
@@ -95,7 +98,6 @@ class Reweighting(Wrapper):
         weights, facts = self.decide(places, losses)
         self.last_weights = {self.clients[place]: float(w) for place, w in zip(places, weights, strict=True)}
         whole = [reply for _, reply, _ in sound]
-        self._try(server_round, whole, weights)
         key = weight_key(self.strategy)
         weighted = [with_weight(reply, key, w) for reply, w in zip(whole, weights, strict=True)]
         with _metrics_as_replied(self.strategy, [reply.content for reply in whole]):
@@ -109,9 +111,7 @@ class Reweighting(Wrapper):
         state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients)}
         if self.maker is not None:
             state |= {f"maker.{name}": value for name, value in self.maker.state_dict().items()}
-        if hasattr(self.strategy, "state_dict"):
-            state |= {f"strategy.{name}": value for name, value in self.strategy.state_dict().items()}
-        return state
+        return state | {f"strategy.{name}": value for name, value in state_of(self.strategy).items()}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -119,8 +119,7 @@ class Reweighting(Wrapper):
         self.maker = self.new_maker(len(self.clients)) if self.clients else None
         if self.maker is not None:
             self.maker.load_state_dict(_part(state, "maker."))
-        if hasattr(self.strategy, "load_state_dict"):
-            self.strategy.load_state_dict(_part(state, "strategy."))
+        load_state(self.strategy, _part(state, "strategy."))
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
@@ -139,20 +138,6 @@ class Reweighting(Wrapper):
             self.maker.add(len(new))
         if gone or new:
             self.clients = [client for client in self.clients if client in present] + new
-
-    def _try(self, server_round: int, replies: Sequence[Message], weights: Floats) -> None:
-        """Where the class of the wrapped strategy does not tell whether it averages, find out by the first replies that can."""
-        if not self._certain and (ignored := ignores_weights(self.strategy, server_round, replies, weights.tolist())) is not None:
-            if ignored:
-                raise ValueError(self._refusal(self.strategy))
-            self._certain = True
-
-    def _refusal(self, strategy: Strategy) -> str:
-        name = type(innermost(strategy)).__name__
-        return (
-            f"{type(self).__name__} decides the weights of an average, but {name} does not average by the weights of the replies: "
-            f"wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, ...)"
-        )
 
 
 @contextmanager

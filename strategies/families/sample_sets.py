@@ -20,7 +20,7 @@ from strategies.fedavg import FedAvg, to_record
 
 Arrays = dict[str, NDArray[Any]]
 #: (x (M, ...), y (M,), round) -> the classifier's arrays by name, and what the server itself measured.
-Judge = Callable[[NDArray[Any], NDArray[Any], int], tuple[Arrays, dict[str, float]]]
+Evaluator = Callable[[NDArray[Any], NDArray[Any], int], tuple[Arrays, dict[str, float]]]
 
 
 def balanced_labels(samples: int, num_classes: int) -> NDArray[np.int32]:
@@ -36,17 +36,17 @@ def balanced_labels(samples: int, num_classes: int) -> NDArray[np.int32]:
 
 
 class Synthetic(FedAvg):
-    """Base of these strategies. ``judge`` trains the classifier and measures the set; ``seed`` names the draws.
+    """Base of these strategies. ``evaluator`` trains the classifier and measures the set; ``seed`` names the draws.
 
     ``samples``: M, a multiple of ``num_classes``.
     """
 
-    def __init__(self, judge: Judge, num_classes: int, samples: int = 100, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(self, evaluator: Evaluator, num_classes: int, samples: int = 100, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.judge = judge
+        self.evaluator = evaluator
         self.seed = seed
         self.labels = balanced_labels(samples, num_classes)
-        self._judged: tuple[int, dict[str, float]] = (0, {})
+        self._evaluated: tuple[int, dict[str, float]] = (0, {})
 
     @abstractmethod
     def first_arrays(self) -> Arrays:
@@ -58,12 +58,12 @@ class Synthetic(FedAvg):
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Train the classifier on the set, and send it."""
-        classifier, measured = self.judge(*self.samples(arrays), server_round)
-        self._judged = (server_round, measured)
+        classifier, measured = self.evaluator(*self.samples(arrays), server_round)
+        self._evaluated = (server_round, measured)
         return super().configure_evaluate(server_round, to_record(list(classifier), list(classifier.values())), config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' measures, and add the server's own."""
         metrics = super().aggregate_evaluate(server_round, replies)
-        own = self._judged[1] if self._judged[0] == server_round else {}
+        own = self._evaluated[1] if self._evaluated[0] == server_round else {}
         return MetricRecord({**(metrics or {}), **own}) if metrics or own else None

@@ -39,13 +39,13 @@ def net_fn(seed):
     return build_energy_net("energy-cnn", SHAPE, CLASSES, seed)
 
 
-def judge(x, y, server_round):
+def evaluator(x, y, server_round):
     model = model_fn(1)
     return {name: tensor.numpy() for name, tensor in model.state_dict().items()}, {"of-the-server": float(server_round)}
 
 
 def evg(options=None, samples=M):
-    return FedEvg(SHAPE, CLASSES, judge, options, samples, seed=3)
+    return FedEvg(SHAPE, CLASSES, evaluator, options, samples, seed=3)
 
 
 def evg_client(i, context=None):
@@ -302,7 +302,7 @@ def test_baselines_average_nets_and_draw_from_them(kind, half):
     def generator_client(i, context):
         return half(build_generator(kind, SHAPE, CLASSES, 4, 9), model_fn, images(i, n=17), i)  # a batch of one at the end
 
-    strategy = FedGenerator(build_generator(kind, SHAPE, CLASSES, 4, 0), judge, CLASSES, M, seed=3)
+    strategy = FedGenerator(build_generator(kind, SHAPE, CLASSES, 4, 0), evaluator, CLASSES, M, seed=3)
     result = run(strategy, generator_client, rounds=1)
     alone = [
         generator_client(i, None).fit(list(strategy.first_arrays().values()), {**TRAIN, "server-round": 1})[0] for i in range(3)

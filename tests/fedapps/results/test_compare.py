@@ -7,8 +7,8 @@ import math
 import pytest
 from rich.console import Console
 
-from fedapps.results.compare import compare
 from fedapps.errors import UserError
+from fedapps.results.compare import compare
 
 
 def terminal(comparison, width=120, colour=False):

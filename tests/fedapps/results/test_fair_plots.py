@@ -8,16 +8,16 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
-from fedapps.results import fair_plots, writer
 from fedapps.client_app import app
+from fedapps.engines.inline import InlineGrid
+from fedapps.results import fair_plots, writer
 from fedapps.results.compare import compare
 from fedapps.results.drawing import DARK, LIGHT
 from fedapps.results.formats import metric_text
-from fedapps.engines.inline import InlineGrid
-from fedapps.results.run_plots import plot_run, run_figures
-from fedapps.results.report import write_report
-from fedapps.run import execute
 from fedapps.results.reader import read_run
+from fedapps.results.report import write_report
+from fedapps.results.run_plots import plot_run, run_figures
+from fedapps.run import execute
 from fedapps.settings import read_settings
 from strategies.base.client_grid import Exchange
 from strategies.base.rounds import Round

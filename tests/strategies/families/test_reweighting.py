@@ -30,6 +30,7 @@ from strategies import (
     TERMOptions,
     run_rounds,
 )
+from strategies.base.capabilities import Capabilities
 from tests.helpers import EchoClient, LossyClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}
@@ -47,7 +48,9 @@ def tilted(strategy):
 
 
 class Recording(FedAvg):
-    """A stranger's subclass that hands on to ``super`` and keeps what it was given."""
+    """A stranger's subclass that hands on to ``super``, keeps what it was given, and says so."""
+
+    capabilities = FedAvg.capabilities
 
     def aggregate_train(self, server_round, replies):
         self.replies = list(replies)
@@ -56,7 +59,9 @@ class Recording(FedAvg):
 
 
 class FromScratch(flower.FedAvg):
-    """A stranger's own average."""
+    """A stranger's own average, declared."""
+
+    capabilities = Capabilities("model", "weighted average")
 
     def aggregate_train(self, server_round, replies):
         contents = [reply.content for reply in replies]
@@ -65,8 +70,8 @@ class FromScratch(flower.FedAvg):
         return ArrayRecord({"w": Array(mean)}), None
 
 
-class HandsOnToMedian(flower.FedMedian):
-    """A stranger's subclass of what does not average."""
+class HandsOn(flower.FedAvg):
+    """A stranger's subclass that says nothing of what it does."""
 
     def aggregate_train(self, server_round, replies):
         return super().aggregate_train(server_round, replies)
@@ -74,6 +79,8 @@ class HandsOnToMedian(flower.FedMedian):
 
 class OwnMedian(flower.FedAvg):
     """A stranger's own median: weights change nothing."""
+
+    capabilities = Capabilities("model", "single replies")
 
     def aggregate_train(self, server_round, replies):
         values = [reply.content["arrays"].to_numpy_ndarrays(keep_input=False)[0] for reply in replies]
@@ -129,7 +136,7 @@ def test_a_server_optimiser_behind_the_wrapper_is_that_optimiser_fed_with_reweig
         lambda: flower.QFedAvg(0.1),
         flower.FedXgbBagging,
         flower.FedXgbCyclic,
-        HandsOnToMedian,
+        OwnMedian,
     ],
 )
 def test_what_does_not_average_by_weight_is_refused_at_once(strategy):
@@ -137,9 +144,11 @@ def test_what_does_not_average_by_weight_is_refused_at_once(strategy):
         AAggFFD(strategy())
 
 
-def test_a_strangers_own_rule_is_found_out_in_the_first_round():
-    with pytest.raises(ValueError, match="OwnMedian does not average by the weights"):
-        simulate(tilted(OwnMedian(**FREE)), client, 3, START, 1)
+def test_a_stranger_who_says_nothing_is_refused_with_the_line_to_add():
+    with pytest.raises(ValueError, match=r"TERM: HandsOn overrides aggregate_train .*: declare capabilities = Capabilities\("):
+        tilted(HandsOn(**FREE))
+    with pytest.raises(ValueError, match="HandsOn overrides aggregate_train"):
+        tilted(flower.DifferentialPrivacyServerSideFixedClipping(HandsOn(**FREE), 0.0, 1.0, 3))
 
 
 def test_a_wrapper_of_flowers_is_looked_through():
@@ -199,6 +208,8 @@ def test_a_weight_of_zero_breaks_no_average():
 
 def test_a_strategy_that_refuses_clients_without_examples_gets_none():
     class Strict(FromScratch):
+        capabilities = FromScratch.capabilities
+
         def aggregate_train(self, server_round, replies):
             assert all(reply.content["metrics"]["num-examples"] > 0 for reply in replies)
             return super().aggregate_train(server_round, replies)

@@ -1,0 +1,150 @@
+"""Capabilities are closed by default: who overrides ``aggregate_train`` says what it does, or nothing composes with it."""
+
+import importlib
+import inspect
+import pkgutil
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+
+import strategies
+from strategies import TERM, FedAvg, FedProx, PrivacyOptions, Private, Scaffold, TERMOptions, WarmStart
+from strategies.base.capabilities import Capabilities, declared, replies_of, sends_updates
+from tests.helpers import LossyClient, arrays_of, simulate
+
+START = {"w": np.zeros(2, np.float32)}
+LOSSES, SHIFTS, STEPS = [0.5, 1.0, 4.0], [1.0, 2.0, 6.0], [1, 2, 4]
+DP = PrivacyOptions(noise_multiplier=1.0)
+
+
+class SilentFedNova(FedAvg):
+    """FedNova as a stranger would write it: the mean of ``(w_k - w) / steps_k``, rescaled by the mean number of steps."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self._sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        total, scaled, steps = 0.0, 0.0, 0.0
+        sent = self._sent["w"].numpy()
+        for reply in replies:
+            metrics = reply.content["metrics"]
+            weight = float(metrics["num-examples"])
+            total, steps = total + weight, steps + weight * metrics["steps"]
+            scaled = scaled + weight * (reply.content["arrays"]["w"].numpy() - sent) / metrics["steps"]
+        return ArrayRecord({"w": Array(sent + (scaled / total) * (steps / total))}), MetricRecord({"steps": steps / total})
+
+
+class HonestFedNova(SilentFedNova):
+    """The same, which says that it looks at single replies."""
+
+    capabilities = Capabilities(replies="model", aggregation="single replies")
+
+
+class SummedFedNova(FedAvg):
+    """FedNova whose clients send ``(w_k - w) / steps_k``: it needs no more than weighted averages of arrays and metrics."""
+
+    capabilities = Capabilities(replies="update", aggregation="weighted average")
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self._sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        update, metrics = super().aggregate_train(server_round, replies)
+        moved = self._sent["w"].numpy() + update["w"].numpy() * metrics["steps"]
+        return ArrayRecord({"w": Array(moved)}), metrics
+
+
+class NovaClient(LossyClient):
+    """Moves by its shift; as an update, divided by its steps, where asked."""
+
+    def __init__(self, i, update=False):
+        super().__init__(SHIFTS[i], LOSSES[i], 1)
+        self.metrics = {"steps": STEPS[i]}
+        self.i, self.update = i, update
+
+    def fit(self, parameters, config):
+        arrays, count, metrics = super().fit(parameters, config)
+        if self.update:
+            arrays = [(new - old) / STEPS[self.i] for new, old in zip(arrays, parameters, strict=True)]
+        return arrays, count, metrics
+
+
+def nova(strategy, update=False, rounds=1):
+    return arrays_of(simulate(strategy, lambda i, _: NovaClient(i, update), 3, START, rounds))["w"]
+
+
+WRAPPERS = {
+    "TERM": lambda inner: TERM(inner, TERMOptions(1.0)),
+    "noise-multiplier": lambda inner: Private(inner, DP),
+    "WarmStart": lambda inner: WarmStart(FedAvg(), 1, inner),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_without_a_declaration_fednova_composes_with_nothing(name):
+    with pytest.raises(ValueError, match=rf"{name}: SilentFedNova overrides aggregate_train and does not say .*: declare"):
+        WRAPPERS[name](SilentFedNova())
+
+
+@pytest.mark.parametrize("name", ["TERM", "noise-multiplier"])
+def test_with_an_honest_declaration_it_is_refused_for_what_it_does(name):
+    with pytest.raises(ValueError, match="HonestFedNova"):
+        WRAPPERS[name](HonestFedNova())
+    WRAPPERS["WarmStart"](HonestFedNova())
+
+
+def test_alone_both_forms_are_fednova():
+    mean_of_normalised = np.mean([s / k for s, k in zip(SHIFTS, STEPS, strict=True)])
+    expected = mean_of_normalised * np.mean(STEPS)
+    for strategy, update in ((SilentFedNova(), False), (HonestFedNova(), False), (SummedFedNova(), True)):
+        np.testing.assert_allclose(nova(strategy, update), expected, rtol=1e-6)
+
+
+def test_a_weighted_sum_takes_other_weights():
+    tilt = np.exp(LOSSES) / np.exp(LOSSES).sum()
+    expected = (tilt @ (np.array(SHIFTS) / STEPS)) * np.mean(STEPS)  # metrics stay those of the samples
+    np.testing.assert_allclose(nova(WRAPPERS["TERM"](SummedFedNova()), update=True), expected, rtol=1e-6)
+
+
+def every_strategy():
+    """Yield each class of a strategy in the package, whether exported or not."""
+    for module in pkgutil.walk_packages(strategies.__path__, "strategies."):
+        for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if issubclass(kind, Strategy) and kind.__module__ == module.name:
+                yield kind
+
+
+def test_every_strategy_of_this_package_declares_what_covers_its_aggregation():
+    found = list(every_strategy())
+    assert len(found) > 30
+    for kind in found:
+        if "aggregate_train" in vars(kind):
+            assert "capabilities" in vars(kind), kind
+
+
+@pytest.mark.parametrize("kind", [flower.FedAvg, flower.FedAdam, flower.FedAvgM, flower.FedProx])
+def test_flowers_averages_are_known(kind):
+    assert declared(kind()) == Capabilities("model", "weighted average")
+
+
+def test_a_subclass_that_leaves_the_aggregation_alone_is_covered():
+    class Sampling(flower.FedAvg):
+        def configure_train(self, *args):
+            return super().configure_train(*args)
+
+    assert declared(Sampling()).aggregation == "weighted average"
+    assert declared(FedProx()).aggregation == "weighted average"
+    assert declared(FedProx(weights="uniform")).aggregation == "uniform average"
+
+
+def test_what_is_asked_of_replies_follows_the_declaration():
+    assert replies_of(SilentFedNova()) == "model"  # a FedAvg that says nothing is held to FedAvg's contract
+    assert replies_of(SummedFedNova()) == "update"
+    assert replies_of(Private(FedAvg(), DP)) == replies_of(TERM(FedAvg())) == replies_of(Scaffold()) == "model"
+    assert sends_updates(SummedFedNova())
+    assert not sends_updates(strategies.Local())
