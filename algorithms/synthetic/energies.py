@@ -1,13 +1,17 @@
-"""A classifier read as an energy, and a set of samples that moves down the energy of a mixture of classifiers.
+"""FedEvg's energies: classifiers as energy-based models, and Langevin steps of samples down the energy of a mixture of them.
 
-Source: Hahn 2024 (dissertation), Chapter IV. A net f defines the energy ``E(x, y) = -f(x)[y]`` of a labelled sample. Clients train
-their nets by cross-entropy and by contrast with samples (Algorithm 4.2, with the sign mended: see :func:`joint_loss`); the server
-steps along the mixture of the clients' energies (equations 4.11, 4.13, 4.14):
+A net f defines the energy ``E(x, y) = -f(x)[y]`` of a labelled sample. Clients train their nets by cross-entropy and contrastive
+divergence (Algorithm 4.2, with a sign corrected: see :func:`joint_loss`); the server steps along the gradient of the mixture of the
+clients' energies (equations 4.11, 4.13, 4.14):
 
     p(x) = sum_i w_i exp(-E_i(x)),   grad E = sum_i w_i e_i grad E_i / sum_i w_i e_i,   e_i = exp(-E_i(x)), or exp(sgn(-E_i(x)))
     x <- x - beta_t grad E + delta eps,   eps ~ N(0, I)
 
-What travels for a sample is ``log e_i``, so that no exponential can overflow on the way.
+Clients send ``log e_i`` for each sample, so that no exponential can overflow.
+
+Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter IV. Schedule "ddpm": Nichol, Dhariwal, "Improved Denoising Diffusion Probabilistic Models", ICML 2021,
+arXiv 2102.09672.
 """
 
 import math
@@ -32,7 +36,7 @@ def energy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def energies_and_gradients(net: nn.Module, x: Tensor, y: Tensor, batch_size: int = 256) -> tuple[Tensor, Tensor]:
-    """Return the energies (m,) of samples x (m, ...) with labels y (m,), and their gradients by x (m, ...)."""
+    """Return the energies (m,) of samples x (m, ...) with labels y (m,), and their gradients with respect to x (m, ...)."""
     parts = []
     for some, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
         inputs = some.detach().requires_grad_()
@@ -45,17 +49,17 @@ def energies_and_gradients(net: nn.Module, x: Tensor, y: Tensor, batch_size: int
 def langevin_step(
     net: nn.Module, x: Tensor, y: Tensor, noise: Tensor, step: float, scale: float, clip: float, low: float, high: float
 ) -> Tensor:
-    """Return ``x - step grad E + scale noise`` (equation 4.9), every entry of the gradient within ±clip, the result in [low, high]."""
+    """Return ``x - step grad E + scale noise`` (equation 4.9), the gradient clipped to ±clip and the result to [low, high]."""
     _, gradient = energies_and_gradients(net, x, y)
     return (x - step * gradient.clamp(-clip, clip) + scale * noise).clamp(low, high)
 
 
 def joint_loss(net: nn.Module, real: tuple[Tensor, Tensor], start: Tensor, moved: Tensor, y: Tensor, lambda_: float) -> Tensor:
-    """Return ``CE(f(x), y) + lambda CE(f(start), y~) + E(x, y) - E(moved, y~)``, means over real samples and over synthetic ones.
+    """Return ``CE(f(x), y) + lambda CE(f(start), y~) + E(x, y) - E(moved, y~)``, averaged over real and over synthetic samples.
 
-    ``real``: (x, y); ``start``: synthetic samples; ``moved``: the same after their Langevin steps; ``y``: their labels. The paper
-    prints the last two terms, the persistent contrastive divergence, as ``f(x)[y] - f(moved)[y~]``: with E = -f that would raise the
-    energy of the data and lower that of the samples.
+    ``real``: (x, y); ``start``: synthetic samples; ``moved``: the same after their Langevin steps; ``y``: their labels y~. The last two
+    terms, the persistent contrastive divergence, are printed as ``f(x)[y] - f(moved)[y~]``: with E = -f that would raise the energy of
+    the data and lower that of the samples.
     """
     x, labels = real
     logits, at_start, at_moved = net(torch.cat([x, start, moved])).split([len(x), len(start), len(moved)])
@@ -65,7 +69,7 @@ def joint_loss(net: nn.Module, real: tuple[Tensor, Tensor], start: Tensor, moved
 
 
 def log_weights(energies: NDArray[np.floating], kind: str = "sign") -> Numbers:
-    """Return ``log e``: ``sgn(-E)``, so that e is 1/e, 1 or e, or ``-E`` itself ("exponential")."""
+    """Return the log weights log e_i: ``sgn(-E)`` ("sign") or ``-E`` ("exponential")."""
     check_choice("weights", kind, WEIGHTS)
     return np.asarray(np.sign(-energies) if kind == "sign" else -energies, np.float32)
 
@@ -75,10 +79,10 @@ def mixture_gradient(
 ) -> NDArray[np.float64]:
     """Return the gradient (m, ...) of the mixture's energy, equation (4.13).
 
-    Of client i: ``logs[i]`` (m,) = log e_i, ``gradients[i]`` (m, ...), ``shares[i]`` = w_i > 0. Sums run in the order given.
+    For client i: ``logs[i]`` (m,) = log e_i, ``gradients[i]`` (m, ...), ``shares[i]`` = w_i > 0. Sums run in the order given.
     """
     exponents = np.stack([np.asarray(log, np.float64) + math.log(share) for log, share in zip(logs, shares, strict=True)])
-    weights = np.exp(exponents - exponents.max(0))  # of the largest 1: only ratios count
+    weights = np.exp(exponents - exponents.max(0))  # the largest is 1: only ratios matter
     weights /= weights.sum(0)
     total = np.zeros(np.shape(gradients[0]))
     for weight, gradient in zip(weights, gradients, strict=True):
@@ -96,8 +100,8 @@ def server_step(
 def step_size(schedule: str, first: float, last: float, t: int, num_rounds: int) -> float:
     """Return beta of round t = 0 .. num_rounds - 1, from ``first`` to ``last``.
 
-    cosine: half a period between the two. ddpm: the noise variances of Nichol and Dhariwal's cosine schedule, stretched between the
-    two: nearly constant until the last rounds, as the paper's program does.
+    cosine: half a cosine period between the two. ddpm: the noise variances of Nichol and Dhariwal's cosine schedule, rescaled to the
+    two ends: nearly constant until the last rounds, as in the dissertation's program.
     """
     check_choice("schedule", schedule, SCHEDULES)
     if num_rounds < 2:
