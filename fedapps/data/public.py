@@ -1,4 +1,4 @@
-"""The server's unlabelled images, on which it distils: a folder or hub data set whose labels are never read, or bundled photographs."""
+"""The server's public unlabelled images for distillation: a folder or hub data set, whose labels are not read, or bundled photos."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from fedapps.errors import UserError
 if TYPE_CHECKING:
     from fedapps.tasks.classification import Classification
 
-#: Patches that are cut from the photographs where ``public.samples`` is 0.
+#: Number of patches cut from the photographs if ``public.samples`` is 0.
 PATCHES = 4000
 Shape = tuple[int, int, int]
 
@@ -45,14 +45,14 @@ class PublicSettings:
 
 
 def distiller_of(task: "Classification") -> Distiller:
-    """Return the task's net and the public images as tensors, on the device of the task. Raises ``UserError`` where there are none."""
+    """Return a distiller of the task's model and the public images, on the task's device. Raises ``UserError`` without images."""
     shape: Shape = tuple(task.images.pixels.shape[1:])
     pixels = load_public(task.settings.public, shape, task.settings.task, task.settings.seed)
     return Distiller(task.model_fn(0), torch.from_numpy(pixels).to(task.device))
 
 
 def load_public(settings: PublicSettings, shape: Shape, task: str, seed: int) -> npt.NDArray[np.float32]:
-    """Return the public images (m, C, H, W) in [0, 1], of the task's ``shape`` (C, H, W). Raises ``UserError``."""
+    """Return the public images (m, C, H, W) in [0, 1], of the task's ``shape`` (C, H, W). Raises ``UserError`` if there are none."""
     source = settings.source
     if source == "auto":
         if task != "digits":
@@ -80,11 +80,11 @@ def load_public(settings: PublicSettings, shape: Shape, task: str, seed: int) ->
 
 
 def patches(count: int, shape: Shape, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Return ``count`` square cuttings of two photographs, of random place and size, as images of ``shape`` (C, H, W) in [0, 1].
+    """Return ``count`` square patches of two photographs, of random position and size, as images of ``shape`` (C, H, W) in [0, 1].
 
-    Their contrast is stretched: strokes and edges then look alike.
+    Their contrast is stretched, which makes edges resemble strokes of a pen.
     """
-    from PIL import Image  # imports that no other run needs
+    from PIL import Image  # imported here: no other run needs these
     from sklearn.datasets import load_sample_images
 
     channels, height, width = shape
