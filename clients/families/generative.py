@@ -1,4 +1,8 @@
-"""Base for clients that train a generative model and evaluate a classifier trained on its samples: FedCGAN, FedCVAE."""
+"""Base for clients that train a generative model and evaluate a classifier trained on its samples: FedCGAN, FedCVAE.
+
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter IV.
+"""
 
 from abc import abstractmethod
 from typing import Any

@@ -229,8 +229,8 @@ def _natural(images: Images, settings: DataSettings, num_clients: int) -> list[I
 def _dirichlet(labels: npt.NDArray[np.int64], settings: DataSettings, num_clients: int, seed: int) -> list[Indices]:
     """Partition each class by Dir(alpha), redrawn until every client has enough samples.
 
-    A client that already has an even share of all samples gets none of the later classes (``self_balancing``), as in the reference
-    programs of the papers.
+    A client that already has an even share of all samples gets none of the later classes (``self_balancing``), as in the programs
+    published with the methods.
     """
     parts = _dirichlet_once(labels, num_clients, settings.alpha, seed, settings.min_samples)
     if parts is not None:
