@@ -1,10 +1,10 @@
-"""Client halves of the methods, as Flower NumPyClients: a model and data are handed in. And what they share."""
+"""Client sides of the methods, as Flower NumPyClients that take a model and data, and the code they share."""
 
 from typing import TYPE_CHECKING
 
 from algorithms.common.lazy import late_exports
 
-if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which takes seconds and 200 MB
+if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes seconds and 200 MB to import
     from clients.base.adapter import to_client_app
     from clients.base.data import ClientData, Split
     from clients.base.options import TrainOptions

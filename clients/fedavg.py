@@ -1,7 +1,10 @@
-"""FedAvg's client: local SGD from the server's model. Base of every client that trains a torch model.
+"""FedAvg's client: local SGD from the server's model. Base class of the clients that train a torch model.
 
-Source: McMahan et al. 2017, Algorithm 1, ClientUpdate. The options of local training arrive in the message's configuration
-(``clients.base.training.TrainOptions``), beside ``seed`` and ``server-round``, which name the random draws of the round.
+The options of local training are sent in the message's configuration (``clients.base.training.TrainOptions``), with ``seed`` and
+``server-round``, which key the random draws of the round.
+
+Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, arXiv 1602.05629, Algorithm 1, ClientUpdate.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +25,11 @@ ModelFn = Callable[[int], nn.Module]
 
 
 class FedAvgClient(NumPyClient):
-    """Trains and scores a torch model on one client's data.
+    """Trains and evaluates a torch model on one client's data.
 
-    ``model_fn``: seed -> module (a method with a personal model makes a second one). ``client_id`` names the client's random draws.
-    ``store``: where it keeps things between rounds (default: nowhere beyond this object). ``model``: a module to work in, which
-    may be shared by the clients of one process, since all of it is overwritten before use. ``objective``: loss and measures, by default
-    those of a classifier.
+    ``model_fn``: seed -> module (methods with a personal model call it for a second one). ``client_id`` keys the client's random draws.
+    ``store``: holds state between rounds (default: in this object only). ``model``: the module to work in; clients of one process may
+    share it, since it is overwritten before use. ``objective``: loss and metrics, by default those of a classifier.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class FedAvgClient(NumPyClient):
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the locally trained model, the number of training samples and the mean training loss.
 
-        Where the configuration asks for ``loss-before``, also the training loss of the model as it was received.
+        If the configuration asks for ``loss-before``, also the training loss of the received model.
         """
         set_arrays(self.model, parameters)
         before = self.before(config)
@@ -57,15 +59,15 @@ class FedAvgClient(NumPyClient):
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test samples and scores of the server's model on the local test set."""
+        """Return loss, number of test samples and metrics of the server's model on the local test set."""
         set_arrays(self.model, parameters)
         scores = self.score(self.data.test)
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores)}
 
-    # --- parts for methods built on this one ---------------------------------------------------------------------
+    # --- building blocks for subclasses ---------------------------------------------------------------------------
 
     def before(self, config: Config) -> dict[str, float]:
-        """Return what the server wants to know about the model as it was received: ``loss-before``, where it asks for that."""
+        """Return the metrics of the received model that the server asks for: ``loss-before``, or nothing."""
         return {"loss-before": self.mean_loss(self.data.train)} if config.get("loss-before") else {}
 
     def train(self, config: Config) -> float:
@@ -88,7 +90,7 @@ class FedAvgClient(NumPyClient):
         return self.objective.loss(self.model(x), y)
 
     def surrogate(self, loss: Tensor, config: Config) -> Tensor:
-        """Return what is differentiated in place of the mean loss of a mini-batch; FedAvg takes the loss itself."""
+        """Return the function of the mini-batch's mean loss that is differentiated; for FedAvg the loss itself."""
         return loss
 
     @torch.no_grad()
@@ -101,11 +103,11 @@ class FedAvgClient(NumPyClient):
         return float(total) / len(data)
 
     def score(self, data: Split) -> dict[str, float]:
-        """Return the measures of ``self.model`` on all samples of a split, ``accuracy`` and ``loss`` among them."""
+        """Return the metrics of ``self.model`` on all samples of a split, including ``accuracy`` and ``loss``."""
         return self.objective.score(self.model, data)
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return (c, [(t_j, c_j)]) of a penalty with gradient ``c w + sum_j c_j t_j``; FedAvg has none."""
+        """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``; FedAvg has none."""
         return 0.0, []
 
     def run_epochs(self, step: Callable[[Tensor, Tensor], Tensor], options: TrainOptions, config: Config) -> float:
@@ -115,13 +117,13 @@ class FedAvgClient(NumPyClient):
         rng = generator(seed, "batches", *place)
         total = torch.zeros((), device=self.data.train.y.device)
         with torch.random.fork_rng(devices=[total.device] if total.is_cuda else []):
-            torch.manual_seed(derived_seed(seed, "dropout", *place))  # layers that draw know torch's own generator only
+            torch.manual_seed(derived_seed(seed, "dropout", *place))  # random layers (dropout) draw from torch's global generator
             for x, y in mini_batches(self.data.train, options, rng):
                 total += step(x, y) * len(y)
         return float(total) / (len(self.data.train) * options.local_epochs)
 
     def fresh_arrays(self, purpose: str, config: Config, own: bool) -> Arrays:
-        """Return a newly initialised model: ``own`` of this client, else the one all clients and the server share."""
+        """Return a newly initialised model: specific to this client if ``own``, else the same for all clients and the server."""
         seed = int(config.get("seed", 0))
         return get_arrays(self.model_fn(derived_seed(seed, purpose, self.client_id) if own else derived_seed(seed, purpose)))
 
@@ -132,5 +134,5 @@ class FedAvgClient(NumPyClient):
 
 
 def as_global(scores: dict[str, float]) -> dict[str, float]:
-    """Return accuracy and loss under the names for the global model (a personalised method reports both)."""
+    """Return accuracy and loss under the names for the global model (personalised methods report both models)."""
     return {"global-accuracy": scores["accuracy"], "global-loss": scores["loss"]}

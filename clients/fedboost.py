@@ -1,7 +1,8 @@
-"""FedBoost's client: the loss of an ensemble on its own samples, and the gradient with respect to the ensemble's weights.
+"""FedBoost's and AFLBoost's client: the loss of an ensemble on its samples, and the gradient in the ensemble's weights.
 
-Source: Hamer, Mohri, Suresh 2020, Figure 1, line 5. Stateless unless it caches predictors; what it computes lies in
-``clients/families/ensemble_data.py``. AFLBoost's client is the same one.
+Stateless unless it caches predictors; the computations are in ``clients/families/ensemble_data.py``.
+
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, Figure 1, line 5.
 """
 
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from clients.base.training import Arrays, Config
 
 
 class EnsembleData(Protocol):
-    """A client's samples, as an ensemble sees them."""
+    """A client's samples, on which an ensemble is trained and evaluated."""
 
     @property
     def num_examples(self) -> int:
@@ -37,18 +38,18 @@ class EnsembleData(Protocol):
         """Return the arrays of one predictor trained on the training samples, by name."""
 
     def score(self, predictors: dict[str, NDArray[Any]], alpha: NDArray[Any]) -> dict[str, float]:
-        """Return metrics on the test samples, ``loss`` among them."""
+        """Return metrics on the test samples, including ``loss``."""
 
 
 class FedBoostClient(NumPyClient):
-    """A client of FedBoost and AFLBoost. ``store``: where it keeps predictors it has seen, if the server asks for that."""
+    """Client of FedBoost and AFLBoost. ``store`` holds the cache of received predictors, if the server asks for one."""
 
     def __init__(self, data: EnsembleData, store: Store | None = None) -> None:
         self.data = data
         self.store = store if store is not None else MessageStore(RecordDict())
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return gradient and squared norms at the sent weights; in the first phase of ``library = "clients"``, a predictor."""
+        """Return gradient and squared norms at the received weights; with ``library = "clients"`` first a trained predictor."""
         if config.get("phase") == "train-predictor":
             predictor = self.data.train_predictor(config)
             return list(predictor.values()), self.data.num_examples, {"predictor-arrays": list(predictor)}
@@ -60,7 +61,7 @@ class FedBoostClient(NumPyClient):
         return [gradient, norms], self.data.num_examples, {"loss": loss, "draw": int(config["draw"])}
 
     def complete(self, new: dict[str, NDArray[Any]], config: Config) -> dict[str, NDArray[Any]]:
-        """Return the predictors of the round, those that were not sent from the cache; update the cache as the server expects."""
+        """Return the round's predictors, taking those that were not sent from the cache; update the cache as the server expects."""
         hashes, held = list(config["hashes"]), list[str]()
         new = {"table": unpack(new)} if is_packed(new) else new
         rows: dict[str, list[NDArray[Any]]] = {
@@ -80,10 +81,10 @@ class FedBoostClient(NumPyClient):
         return {name: np.stack([rows[key][i] for key in hashes]) for i, name in enumerate(new)}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return the scores of the whole ensemble, beside the uniform one."""
+        """Return the metrics of the full ensemble and of the uniform one."""
         alpha, *arrays = parameters
         predictors = dict(zip(config["predictor-arrays"], arrays, strict=True))
-        if config["mixtures"]:  # two densities: the ensemble's and the uniform ensemble's
+        if config["mixtures"]:  # two densities: the ensemble's mixture and the uniform mixture
             one = np.ones(1)
             scores = self.data.score({name: array[:1] for name, array in predictors.items()}, one)
             uniform = self.data.score({name: array[1:] for name, array in predictors.items()}, one)

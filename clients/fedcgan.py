@@ -1,9 +1,13 @@
 """FedCGAN's client: trains generator and discriminator of an auxiliary-classifier GAN on its samples.
 
-Source: Odena et al. 2017 (AC-GAN), averaged over clients as in Rasouli et al. 2020 (FedGAN); baseline of Hahn 2024, Chapter IV. The
-label that the discriminator is to find in a generated sample is the one that the generator was given (the chapter's program draws
-another).
-The net has ``latent``, ``generate(z, y)`` and ``judge(x) -> (logit of being real (n,), logits of the classes)``, images in [-1, 1].
+The discriminator's target label for a generated sample is the one the generator was conditioned on (the dissertation's program draws
+another). The net has ``latent``, ``generate(z, y)`` and ``judge(x) -> (logit of being real (n,), logits of the classes)``, with images
+in [-1, 1].
+
+Sources: Odena, Olah, Shlens, "Conditional Image Synthesis with Auxiliary Classifier GANs", ICML 2017, arXiv 1610.09585. Averaged over
+clients as in Rasouli, Sun, Rajagopal, "FedGAN: Federated Generative Adversarial Networks for Distributed Data", 2020,
+arXiv 2006.07228. A baseline in Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation,
+UNIST 2024, arXiv 2408.00050, Chapter IV.
 """
 
 from typing import Any
@@ -17,10 +21,10 @@ from clients.families.generative import GeneratorClient, adam
 
 
 class FedCGANClient(GeneratorClient):
-    """A client with both nets."""
+    """Trains both networks of the GAN."""
 
     def steps(self, options: TrainOptions, rate: float) -> Any:
-        """Return a step of the discriminator, then one of the generator, for a mini-batch of real samples in [0, 1]."""
+        """Return the step on a mini-batch of real samples in [0, 1]: first of the discriminator, then of the generator."""
         net: Any = self.net
         makes, judges = adam(net.generator, rate, options), adam(net.discriminator, rate, options)
 
@@ -41,7 +45,7 @@ class FedCGANClient(GeneratorClient):
 
 
 def _judged(net: Any, x: Tensor, y: Tensor, real: float) -> Tensor:
-    """Return the cross-entropies of calling x (n, C, H, W) real (1) or not (0), and of its labels y."""
+    """Return the discriminator's loss: the cross-entropy of x (n, C, H, W) being real (1) or not (0), plus that of its labels y."""
     source, logits = net.judge(x)
     wanted = torch.full_like(source, real)
     return functional.binary_cross_entropy_with_logits(source, wanted) + functional.cross_entropy(logits, y)

@@ -1,8 +1,12 @@
 """FedCVAE's client: trains a conditional variational autoencoder on its samples.
 
-Source: Sohn et al. 2015 (CVAE), averaged over clients; baseline of Hahn 2024, Chapter IV. The squared error is summed over pixels, as
-the Gaussian likelihood has it: averaged, as in the chapter's program, it is outweighed by the divergence, and the code means nothing.
-The net has ``encode(x) -> (mean, sigma)`` and ``decode(z, y)``, images in [0, 1].
+The squared error is summed over pixels, as in the Gaussian likelihood: averaged, as in the dissertation's program, it is outweighed by
+the KL divergence, and the latent code carries no information. The net has ``encode(x) -> (mean, sigma)`` and ``decode(z, y)``, with
+images in [0, 1].
+
+Sources: Sohn, Lee, Yan, "Learning Structured Output Representation using Deep Conditional Generative Models", NeurIPS 2015. Averaged
+over clients as a baseline in Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation,
+UNIST 2024, arXiv 2408.00050, Chapter IV.
 """
 
 from typing import Any
@@ -15,10 +19,10 @@ from clients.families.generative import GeneratorClient, adam
 
 
 class FedCVAEClient(GeneratorClient):
-    """A client with encoder and decoder."""
+    """Trains the encoder and the decoder."""
 
     def steps(self, options: TrainOptions, rate: float) -> Any:
-        """Return a step on the negative evidence bound of a mini-batch of samples in [0, 1]."""
+        """Return the step on the negative evidence lower bound of a mini-batch of samples in [0, 1]."""
         net: Any = self.net
         optimiser = adam(net, rate, options)
 
@@ -35,5 +39,5 @@ class FedCVAEClient(GeneratorClient):
 
 
 def divergence(mean: Tensor, sigma: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence (n,) of N(mean, sigma^2) from N(0, I), both (n, latent)."""
+    """Return the Kullback-Leibler divergence (n,) of N(mean, sigma^2), both (n, latent), from N(0, I)."""
     return (mean**2 + sigma**2 - 1 - 2 * sigma.log()).sum(1) / 2

@@ -1,7 +1,10 @@
 """FedDyn's client: local SGD on ``f_i(theta) - <g_i, theta> + (alpha/2) ||theta - theta^{t-1}||^2``; it keeps g_i between rounds.
 
-Source: Acar et al. 2021, Algorithm 1. alpha arrives as ``feddyn-alpha``. g_i starts at 0; after a round
-``g_i <- g_i - alpha (theta_i - theta^{t-1})``, which is the gradient of f_i at theta_i where the local problem was solved to the end.
+alpha is sent as ``feddyn-alpha``. g_i starts at 0; after a round ``g_i <- g_i - alpha (theta_i - theta^{t-1})``, which is the gradient
+of f_i at theta_i if the local problem was solved exactly.
+
+Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR 2021,
+arXiv 2111.04263, Algorithm 1.
 """
 
 from collections.abc import Sequence
@@ -18,7 +21,7 @@ class FedDynClient(FedAvgClient):
     """FedAvg's client with a proximal and a linear term."""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return theta_i; keep the new g_i."""
+        """Return theta_i; store the new g_i."""
         set_arrays(self.model, parameters)
         before = self.before(config)
         tensors = [p.detach() for p in trainable(self.model).values()]
@@ -26,18 +29,18 @@ class FedDynClient(FedAvgClient):
         loss = self.train(config)
         alpha = float(config["feddyn-alpha"])
         gradients = [g - alpha * (t - s) for g, t, s in zip(self.linear(tensors, config), tensors, start, strict=True)]
-        if not all(bool(torch.isfinite(g).all()) for g in gradients):  # once kept, it would spoil every later round
+        if not all(bool(torch.isfinite(g).all()) for g in gradients):  # once stored, it would corrupt all later rounds
             raise ValueError("local training diverged: lower train.learning-rate or raise feddyn.alpha")
         self.store.save("feddyn", [g.cpu().numpy() for g in gradients], config)
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the gradient of both terms in parts: ``alpha theta - alpha theta^{t-1} - g_i``."""
+        """Return the gradient of both terms: ``alpha theta - alpha theta^{t-1} - g_i``."""
         alpha = float(config["feddyn-alpha"])
         return alpha, [([t.clone() for t in tensors], -alpha), (self.linear(tensors, config), -1.0)]
 
     def linear(self, tensors: Sequence[Tensor], config: Config) -> list[Tensor]:
-        """Return g_i, as kept before this round, or zeros."""
+        """Return g_i as stored before this round, or zeros."""
         kept = self.store.load("feddyn", config, before=True)
         if kept is None:
             return [torch.zeros_like(t) for t in tensors]

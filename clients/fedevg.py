@@ -1,9 +1,12 @@
-"""FedEvg's client: trains a classifier of its own as an energy, and answers with energy signals at the server's synthetic samples.
+"""FedEvg's client: trains a local energy-based classifier and returns its energy signals at the server's synthetic samples.
 
-Source: Hahn 2024 (dissertation), Algorithm 4.2. The client draws a new net every round, or keeps its own (``evg-persistent``). For
-each mini-batch of its data it takes a batch of its copy of the synthetic samples, moves it by R Langevin steps and writes it back, and
-makes one step of Adam on the joint loss (``algorithms.synthetic.energies``). At the samples as they were received it then answers
-with ``log e`` and the gradient of the energy. No parameter of its net leaves the client.
+The client initialises a new net every round, or keeps one (``evg-persistent``). For each mini-batch of its data it takes a batch of
+its copy of the synthetic samples, moves it by R Langevin steps, writes it back, and takes one Adam step on the joint loss
+(``algorithms.synthetic.energies``). It then returns ``log e`` and the gradient of the energy at the samples as received. The
+parameters of its net never leave the client.
+
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Algorithm 4.2.
 """
 
 from collections.abc import Callable
@@ -24,14 +27,14 @@ NetFn = Callable[[int], nn.Module]
 
 
 class FedEvgClient(FedAvgClient):
-    """``net_fn``: seed -> the net read as an energy; it stays here. ``model_fn``: the server's classifier, which is only scored."""
+    """``net_fn``: seed -> the energy net, which is not sent. ``model_fn``: the server's classifier, which is only evaluated."""
 
     def __init__(self, net_fn: NetFn, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.net_fn = net_fn
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return (gradients (M, C, H, W), ``log e`` (M,)) at the samples (x (M, C, H, W), y (M,)), and the number of own samples."""
+        """Return (gradients (M, C, H, W), ``log e`` (M,)) at the samples (x (M, C, H, W), y (M,)), and the number of local samples."""
         device, low = self.data.train.y.device, float(config["evg-low"])
         x, y = torch.tensor(parameters[0], device=device), torch.tensor(parameters[1], device=device).long()
         self._check(x, low)
@@ -46,7 +49,7 @@ class FedEvgClient(FedAvgClient):
         return [gradients.cpu().numpy(), logs], len(self.data.train), {"loss": loss}
 
     def _train_energy(self, net: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor, config: Config) -> float:
-        """Train the net for one round; return the mean loss over mini-batches. ``x``: the local copy, which moves."""
+        """Train the net for one round; return the mean loss over mini-batches. ``x``: the synthetic samples; a copy of them moves."""
         options = TrainOptions.from_config(config)
         place = (int(config.get("seed", 0)), self.client_id, self.round(config))
         rng, noise = (generator(place[0], purpose, *place[1:]) for purpose in ("batches", "langevin"))
@@ -54,7 +57,7 @@ class FedEvgClient(FedAvgClient):
         step, scale, clip = (float(config[f"evg-{key}"]) for key in ("step", "noise", "clip"))
         x, total, count = x.clone(), torch.zeros((), device=x.device), 0
         for real in mini_batches(self.data.train, options, rng):
-            # Labels of real and synthetic samples are not matched: every batch sees all classes.
+            # Labels of real and synthetic samples are not matched: synthetic batches are drawn from all classes.
             rows = torch.from_numpy(noise.permutation(len(x))[:size]).to(x.device)
             start = moved = x[rows]
             for _ in range(int(config["evg-langevin-steps"])):
@@ -69,7 +72,7 @@ class FedEvgClient(FedAvgClient):
         return float(total) / count
 
     def _net(self, config: Config) -> tuple[nn.Module, torch.optim.Adam]:
-        """Return a new net, or the one of the round before, and its optimiser."""
+        """Return a new net, or the stored one, and its optimiser."""
         options = TrainOptions.from_config(config)
         persistent = bool(config["evg-persistent"])
         place = (self.client_id, 0 if persistent else self.round(config))

@@ -1,9 +1,10 @@
-"""FedFW's client: keeps a point of its own and sends the atoms towards which it moves it.
+"""FedFW's client: keeps its own iterate and sends the atoms of its Frank-Wolfe steps.
 
-Source: Dadras, Prakhya, Yurtsever, FL-NeurIPS 2022, Algorithms 1 and 2 and equation (3); the step itself is
-``algorithms.frank_wolfe.steps.client_step``. What is kept: x_i; y_i for FedFW+, from 0; the averaged gradient for stochastic ones;
-the last atom, where the oracle starts from it. A client that has nothing yet, or lost it, starts at the x_bar that it was sent and
-says so.
+The step itself is ``algorithms.frank_wolfe.steps.client_step``. State between rounds: x_i; y_i for FedFW+, starting at 0; the averaged
+gradient if gradients are stochastic; the last atom if it warm-starts the oracle. A client without state, new or lost, starts at the
+received x_bar and reports ``fresh``.
+
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, Algorithms 1 and 2 and equation (3).
 """
 
 from dataclasses import dataclass
@@ -28,10 +29,10 @@ class _State:
 
 
 class FedFWClient(ConstrainedClient):
-    """Client half of FedFW, FedFW+ and naive Frank-Wolfe: the server says which."""
+    """Client of FedFW, FedFW+ and naive Frank-Wolfe; the server's configuration selects the variant."""
 
     def step(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
-        """Do the round's steps; return their atoms, or x_i where the server asks for that."""
+        """Take the round's steps; return their atoms, or x_i if the server asks for it (``resync``)."""
         naive = config["variant"] == "naive-fw"
         kept = None if naive else self._load(config)
         state = kept or _State(
@@ -75,7 +76,7 @@ class FedFWClient(ConstrainedClient):
 
     def _save(self, state: _State, config: Config) -> None:
         arrays = [array for array in (state.x, state.y, state.average) if array is not None]
-        if isinstance(state.atom, RankOne | Parts):  # found by an iteration that goes on from there
+        if isinstance(state.atom, RankOne | Parts):  # found by an iterative oracle, which it warm-starts
             arrays += state.atom.pack()
         self.store.save(NAME, arrays, config)
 

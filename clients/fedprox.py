@@ -1,6 +1,9 @@
-"""FedProx's client: local SGD on the loss plus ``(mu/2) ||w - w^t||^2``, w^t the model it was sent.
+"""FedProx's client: local SGD on the loss plus ``(mu/2) ||w - w^t||^2``, w^t being the received model.
 
-Source: Li et al. 2020, Algorithm 2. mu arrives as ``proximal-mu``. The norm is squared, so the term's gradient is ``mu (w - w^t)``.
+mu is sent as ``proximal-mu``. The gradient of the term is ``mu (w - w^t)``.
+
+Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020, arXiv 1812.06127,
+Algorithm 2.
 """
 
 from collections.abc import Sequence
@@ -12,9 +15,9 @@ from clients.fedavg import FedAvgClient
 
 
 class FedProxClient(FedAvgClient):
-    """FedAvg's client with the proximal term."""
+    """FedAvg's client with a proximal term."""
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the proximal gradient in parts: ``mu w - mu w^t``."""
+        """Return the gradient of the proximal term: ``mu w - mu w^t``."""
         mu = float(config.get("proximal-mu", 0.0))
         return (mu, [([t.clone() for t in tensors], -mu)]) if mu else (0.0, [])

@@ -1,8 +1,10 @@
-"""FFGB's client: local steps in function space, each with a weak learner fitted to the gradient at the client's own points.
+"""FFGB's client: local steps in function space, each with a weak learner fitted to the functional gradient at the client's points.
 
-Source: Shen, Hassani, Kale, Karbasi 2022, Algorithm 2, and Algorithms 3 and 4 of its first version (FFGB.C, FFGB.L); the steps are
-``algorithms.boosting.functional.boost``. The client keeps the values of the server's function at its own points, training and test,
-as boosting libraries do: (n, outputs) float32. A message brings the learners that it has not seen; only these are evaluated.
+The steps are ``algorithms.boosting.functional.boost``. As boosting libraries do, the client stores the values of the server's function
+at its training and test points, (n, outputs) float32. A message brings the learners that are new to it; only these are evaluated.
+
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, Algorithm 2; for FFGB.C
+and FFGB.L Algorithms 3 and 4 of its first version (2021, arXiv 2103.06972v1).
 """
 
 from typing import Any
@@ -26,7 +28,7 @@ from clients.fedavg import as_global
 
 
 class LostValues(RuntimeError):
-    """The client keeps no values from which the message leads on."""
+    """The stored values are missing or too old for the message's update."""
 
     def __init__(self, base: int) -> None:
         super().__init__(
@@ -35,10 +37,10 @@ class LostValues(RuntimeError):
 
 
 class FFGBClient(NumPyClient):
-    """A client of FFGB, FFGB.C and FFGB.L.
+    """Client of FFGB, FFGB.C and FFGB.L.
 
-    ``oracle`` fits the weak learners, ``outputs``: of the function (1: a yes-or-no question). ``objective`` scores the values as
-    if they were a model's outputs. Raises ``ValueError`` for labels that the outputs cannot tell apart.
+    ``oracle`` fits the weak learners; ``outputs``: number of outputs of the function (1: binary classification). ``objective`` scores
+    the function's values as a model's outputs. Raises ``ValueError`` for labels that so many outputs cannot distinguish.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class FFGBClient(NumPyClient):
         self.objective = objective
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the learners of the round; nothing but ``holds`` where the values were lost."""
+        """Return the round's learners; if the stored values were lost, only the metric ``holds`` = 0."""
         count = len(self.data.train)
         try:
             values = self.catch_up(parameters, config)
@@ -70,19 +72,19 @@ class FFGBClient(NumPyClient):
         return list(stacks.values()), count, {**metrics, "learner-arrays": list(stacks)}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test samples and scores of the function on them; what the client keeps stays as it is."""
+        """Return loss, number of test samples and metrics of the function on them; does not change the stored values."""
         held, (_, kept) = self._kept(config, before=False)
         values, y = self._advanced(held, kept, self.data.test.x, parameters, config), self.data.test.y
         scores = self.objective.score(nn.Identity(), Split(values, y))
-        if config["loss"] == "square":  # the outputs are no logits
+        if config["loss"] == "square":  # the outputs are not logits
             scores = {name: value for name, value in scores.items() if name not in ("ece", "mce")}
             scores["loss"] = float(LOSSES["square"].mean(values, y))
         return scores["loss"], len(y), {**scores, **as_global(scores)}
 
-    # --- the values that the client keeps ---------------------------------------------------------------------------
+    # --- the stored values ------------------------------------------------------------------------------------------
 
     def catch_up(self, parameters: Arrays, config: Config) -> Tensor:
-        """Bring the kept values to the message's version; return those at the training points."""
+        """Update the stored values to the message's version; return those at the training points."""
         held, kept = self._kept(config, before=True)
         points = (self.data.train.x, self.data.test.x)
         current = [self._advanced(held, values, x, parameters, config) for values, x in zip(kept, points, strict=True)]
@@ -92,13 +94,13 @@ class FFGBClient(NumPyClient):
         return current[0]
 
     def _advanced(self, held: int, values: Tensor, x: Tensor, parameters: Arrays, config: Config) -> Tensor:
-        """Return the values of the message's version at x, from those of version ``held``."""
+        """Return the values at x of the message's version, given those of version ``held``."""
         for block in unpack_blocks(parameters, config.get("learner-arrays", []))[held - int(config["base"]) :]:
             values = advance(values, block, x, self.oracle.predict, config.get("clip"))
         return values
 
     def _kept(self, config: Config, before: bool) -> tuple[int, list[Tensor]]:
-        """Return the version that the client keeps and its values at the training and the test points; ``LostValues`` if too old."""
+        """Return the stored version and its values at training and test points. Raises ``LostValues`` if they are too old."""
         parts, base = (self.data.train, self.data.test), int(config["base"])
         (version, *arrays) = self.store.load("values", config, before) or [np.zeros(1, np.int64)]
         held, device = int(version[0]), self.data.train.x.device
@@ -113,14 +115,14 @@ class FFGBClient(NumPyClient):
     # --- the local steps --------------------------------------------------------------------------------------------
 
     def boost(self, values: Tensor, config: Config) -> tuple[list[Learner], list[float]]:
-        """Make the round's steps from ``values`` (n, outputs) at the training points; return learners and how much each one missed.
+        """Run the round's steps from ``values`` (n, outputs) at the training points; return the learners and their relative errors.
 
-        What a learner missed is ``||h - target|| / ||target||``: 1 - gamma of the oracle at best.
+        The relative error is ``||h - target|| / ||target||``; an oracle with edge gamma guarantees at most 1 - gamma.
         """
         x, y = self.data.train.x, self.data.train.y
         extension = self._extension(config) if config["variant"] == "ffgb-l" else None
         loss, residual = LOSSES[config["loss"]], bool(config["residual"])
-        # FFGB.L asks for the same learners in every round: nothing that it draws may depend on the round.
+        # FFGB.L needs the same learners in every round: its random draws must not depend on the round.
         seed, place = int(config.get("seed", 0)), 0 if extension else int(config["server-round"])
         learners: list[Learner] = []
         errors: list[float] = []
@@ -143,19 +145,19 @@ class FFGBClient(NumPyClient):
         return learners, errors
 
     def _extension(self, config: Config) -> LipschitzExtension:
-        """Return u, of which FFGB.L's learners are to reach the values at the points: the labels themselves."""
+        """Return u, the Lipschitz extension of the coded labels, which FFGB.L's learners approximate."""
         x, targets = self.data.train.x, coded(self.data.train.y, self.outputs)
         return LipschitzExtension(x, targets, lipschitz_constant(x, targets, float(config["lipschitz"])))
 
 
 class Remaining:
-    """``u + Delta^{k-1} = k u - h^1 - ... - h^{k-1}``: what FFGB.L's next learner is to reach, as a function of the inputs."""
+    """``u + Delta^{k-1} = k u - h^1 - ... - h^{k-1}``: the target of FFGB.L's next learner as a function of the inputs."""
 
     def __init__(self, extension: LipschitzExtension, oracle: Oracle, learners: list[Learner]) -> None:
         self.extension, self.times = extension, len(learners) + 1
         self.fitted = combined(oracle, list(learners)) if learners else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the values (n, outputs)."""
+        """Return the values (n, outputs) at x (n, ...)."""
         values = self.times * self.extension(x)
         return values - self.fitted(x) if self.fitted else values

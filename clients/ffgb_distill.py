@@ -1,9 +1,10 @@
-"""FFGB-distill's client: fits a new network to the functional gradient of its loss at the server's function, and sends that.
+"""FFGB-distill's client: fits a new network to the functional gradient of its loss at the server's function, and sends it.
 
-Source: Shen et al. 2022, Algorithm 2 with K = 1. The target at a training point is ``softmax(f_t(x)) - onehot(y)``; the regulariser's
-part ``mu f_t`` is known exactly and applied by the server. Every client draws a new initialisation every round. The weak-learning
-oracle is the clipped Adam of ``algorithms.boosting.regression``; what it leaves, as a part of the target's norm, is reported as
-``oracle-error`` (1 - gamma).
+The target at a training point is ``softmax(f_t(x)) - onehot(y)``; the regulariser's term ``mu f_t`` is known exactly and applied by the
+server. Every client draws a new initialisation every round. The weak-learning oracle is Adam with gradient clipping
+(``algorithms.boosting.regression``); its relative error is reported as ``oracle-error`` (at most 1 - gamma for an edge gamma).
+
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, Algorithm 2 with K = 1.
 """
 
 from typing import Any
@@ -20,10 +21,10 @@ from clients.fedavg import FedAvgClient
 
 
 class FFGBDistillClient(FedAvgClient):
-    """A client that answers with a weak learner; for classifiers."""
+    """Sends a weak learner instead of an updated model; for classification."""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the arrays of h_i, the number of training samples, the loss of f_t on them and the oracle's error."""
+        """Return the weak learner h_i, the number of training samples, the loss of f_t on them and the oracle's error."""
         set_arrays(self.model, parameters)
         data = self.data.train
         outputs = outputs_of(self.model, data.x)
@@ -36,7 +37,7 @@ class FFGBDistillClient(FedAvgClient):
         )
         fit_network(self.model, data.x, target, options, generator(*place))
         left = torch.linalg.vector_norm(outputs_of(self.model, data.x) - target)
-        norm = torch.linalg.vector_norm(target).clamp(min=torch.finfo(target.dtype).tiny)  # 0 where nothing is left to learn
+        norm = torch.linalg.vector_norm(target).clamp(min=torch.finfo(target.dtype).tiny)  # it is 0 if nothing is left to learn
         loss = float(LOSSES["cross-entropy"].mean(outputs, data.y))
         asked = {"loss-before": loss} if config.get("loss-before") else {}
         return get_arrays(self.model), len(data), {"loss": loss, "oracle-error": float(left / norm), **asked}

@@ -1,6 +1,6 @@
-"""Local's client: trains its own model, round after round, and shares nothing but metrics.
+"""Local's client: trains its own model from round to round and shares only metrics.
 
-It starts from the initialisation that a federated run of the same seed would start from.
+The initial model is the one that a federated run of the same seed starts from.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from clients.fedavg import FedAvgClient, as_global
 
 
 class LocalClient(FedAvgClient):
-    """A client without a federation."""
+    """Trains and evaluates a purely local model."""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Train the client's own model further; return no arrays."""
@@ -20,7 +20,7 @@ class LocalClient(FedAvgClient):
         return [], len(self.data.train), {"loss": loss}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Score the client's own model, and the server's (which stays what it was at the start)."""
+        """Evaluate the client's own model, and the server's, which stays the initial one."""
         set_arrays(self.model, parameters)
         of_server = as_global(self.score(self.data.test))
         set_arrays(self.model, self.own_model(config, before=False))
@@ -28,5 +28,5 @@ class LocalClient(FedAvgClient):
         return scores["loss"], len(self.data.test), {**scores, **of_server}
 
     def own_model(self, config: Config, before: bool) -> Arrays:
-        """Return the client's own model, as initialised while it has not been trained."""
+        """Return the client's own model, or the initial one if it has not been trained yet."""
         return self.store.load("model", config, before) or self.fresh_arrays("model", config, own=False)

@@ -1,7 +1,12 @@
-"""Clients that share one part of their model and keep the other: FedPer and LG-FedAvg, and FedRep.
+"""Clients that share one part of their model and keep the other private: FedPer, LG-FedAvg, FedRep.
 
-The part that is kept starts as the run's model does, survives between rounds in the client's store and never leaves it. A model says
-which of its parameters are its head: ``model.head``, prefixes of their names.
+The private part starts as in the run's initial model, is stored on the client between rounds and never leaves it. A model declares its
+head as ``model.head``, prefixes of parameter names.
+
+Sources: FedPer: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization Layers", 2019, arXiv 1912.00818.
+LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act Globally: Federated Learning with
+Local and Global Representations", 2020, arXiv 2001.01523. FedRep: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared
+Representations for Personalized Federated Learning", ICML 2021, arXiv 2102.07078, Algorithm 1.
 """
 
 from collections.abc import Iterator
@@ -15,10 +20,10 @@ NAME = "private"
 
 
 class PartialClient(FedAvgClient):
-    """Client half of FedPer and LG-FedAvg: the configuration says which part is shared."""
+    """Client of FedPer and LG-FedAvg; the configuration (``share``) says which part is shared."""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the shared part after training; keep the other."""
+        """Return the trained shared part; store the private one."""
         self.assemble(parameters, config, before=True)
         loss = self.train_parts(config)
         arrays, shared = get_arrays(self.model), self.shared(config)
@@ -26,7 +31,7 @@ class PartialClient(FedAvgClient):
         return [a for a, travels in zip(arrays, shared, strict=True) if travels], len(self.data.train), {"loss": loss}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Score the shared part together with the client's own."""
+        """Evaluate the shared part combined with the client's private part."""
         self.assemble(parameters, config, before=False)
         scores = self.score(self.data.test)
         return scores["loss"], len(self.data.test), scores
@@ -36,7 +41,7 @@ class PartialClient(FedAvgClient):
         return self.train(config)
 
     def assemble(self, received: Arrays, config: Config, before: bool) -> None:
-        """Fill the model with what was received and what is kept. Raises ``ValueError`` where they do not make up this model."""
+        """Set the model to the received and the private part. Raises ``ValueError`` if they do not fit this model."""
         shared = self.shared(config)
         own = self.store.load(NAME, config, before)
         if own is None:
@@ -56,7 +61,7 @@ class PartialClient(FedAvgClient):
         return [name.startswith(self.head()) == (config["share"] == "head") for name in self.model.state_dict()]
 
     def head(self) -> tuple[str, ...]:
-        """Return the prefixes of the head's names. Raises ``ValueError`` for a model that does not say."""
+        """Return the name prefixes of the head's parameters. Raises ``ValueError`` if the model does not declare them."""
         head: Any = getattr(self.model, "head", None)
         if not head:
             raise ValueError(f"{type(self.model).__name__} has no head: give it an attribute head, prefixes of parameter names")
@@ -64,10 +69,10 @@ class PartialClient(FedAvgClient):
 
 
 class FedRepClient(PartialClient):
-    """Client half of FedRep: the head first, the body fixed; then the body with that head."""
+    """Client of FedRep: trains the head with the body fixed, then the body with the head fixed."""
 
     def train_parts(self, config: Config) -> float:
-        """Train both parts in turn; return the mean loss of the body's epochs."""
+        """Train the head, then the body; return the mean loss of the body's epochs."""
         with self.only(head=True):
             self.train({**config, "local-epochs": int(config["fedrep-head-epochs"]) or int(config["local-epochs"])})
         with self.only(head=False):
@@ -75,7 +80,7 @@ class FedRepClient(PartialClient):
 
     @contextmanager
     def only(self, head: bool) -> Iterator[None]:
-        """Let training change one part only; the module may be shared by the clients of a process."""
+        """Freeze all but one part within the context; the module may be shared by the clients of a process."""
         others = [p for name, p in self.model.named_parameters() if name.startswith(self.head()) != head and p.requires_grad]
         for parameter in others:
             parameter.requires_grad_(False)

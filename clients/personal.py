@@ -1,7 +1,11 @@
-"""Clients with a model of their own beside the one they send: APFL, Ditto and pFedMe (sources: ``strategies/personal.py``).
+"""Clients that keep a personal model beside the one they send: APFL, Ditto and pFedMe.
 
-A client that has not trained yet has no model of its own: it starts from, and is scored with, the one it was sent. Every evaluation
-also scores the server's model alone.
+A client that has not trained yet has no personal model: it starts from, and is evaluated with, the received one. Every evaluation also
+scores the server's model alone.
+
+Sources: APFL: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv 2003.13461, Algorithm 1. Ditto: Li, Hu,
+Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, arXiv 2012.04221, Algorithm 1. pFedMe:
+Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
 """
 
 from collections.abc import Sequence
@@ -15,13 +19,13 @@ from clients.fedavg import FedAvgClient, as_global
 
 
 class PersonalClient(FedAvgClient):
-    """Base: scores the model that the client keeps, under ``kept_as``."""
+    """Base for clients with a personal model: evaluates the model stored under ``kept_as``."""
 
-    #: A name of the method's own: after a warm start by another method its model is not taken for this one's.
+    #: Store name, different for each method, so that after a warm start another method's model is not taken for this one's.
     kept_as: str
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return the scores of the client's own model, and those of the server's as ``global-...``."""
+        """Return the metrics of the personal model, and those of the server's as ``global-...``."""
         set_arrays(self.model, parameters)
         of_server = as_global(self.score(self.data.test))
         more = self.take_own(config)
@@ -29,13 +33,13 @@ class PersonalClient(FedAvgClient):
         return scores["loss"], len(self.data.test), {**scores, **of_server, **more}
 
     def take_own(self, config: Config) -> dict[str, float]:
-        """Turn ``self.model``, the server's, into the client's own; return what else there is to say about it."""
+        """Turn ``self.model`` from the server's into the personal model; return further metrics about it."""
         if (kept := self.kept(config, before=False)) is not None:
             set_arrays(self.model, kept)
         return {}
 
     def kept(self, config: Config, before: bool) -> Arrays | None:
-        """Return what the client keeps, if that fits the model."""
+        """Return the stored arrays, or ``None``. Raises ``ValueError`` if they do not fit the model."""
         kept = self.store.load(self.kept_as, config, before)
         if kept is not None and [a.shape for a in kept] != self.shapes():
             raise ValueError(
@@ -44,18 +48,18 @@ class PersonalClient(FedAvgClient):
         return kept
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of what the client keeps."""
+        """Return the shapes of the stored arrays."""
         return [tuple(t.shape) for t in self.model.state_dict().values()]
 
 
 class DittoClient(PersonalClient):
-    """Trains the global model as FedAvg does, and its own on the loss plus ``(mu/2) ||v - w||^2``, w the model it was sent."""
+    """Trains the global model as FedAvg does, and a personal v on the loss plus ``(mu/2) ||v - w||^2``, w being the received model."""
 
     kept_as = "ditto"
     _anchor: Sequence[Tensor] = ()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the trained global model; keep v."""
+        """Return the trained global model; store v."""
         self._anchor = ()
         reply = super().fit(parameters, config)
         set_arrays(self.model, parameters)
@@ -68,23 +72,23 @@ class DittoClient(PersonalClient):
         return reply[0], reply[1], {**reply[2], "personal-loss": own}
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the gradient of the pull in parts, ``mu v - mu w``, while v is trained."""
+        """Return the gradient of the proximal term, ``mu v - mu w``, while v is trained."""
         mu = float(config["ditto-mu"]) if self._anchor else 0.0
         return (mu, [(list(self._anchor), -mu)]) if mu else (0.0, [])
 
 
 class PFedMeClient(PersonalClient):
-    """Descends the Moreau envelope ``min_theta f_i(theta) + (lambda/2) ||theta - w_i||^2`` of its loss; keeps theta.
+    """Minimises the Moreau envelope ``min_theta f_i(theta) + (lambda/2) ||theta - w_i||^2`` of its loss; theta is the personal model.
 
-    Each of the inner steps on theta takes the next mini-batch (the paper: one for all of them), so that a round costs what FedAvg's
-    costs; then ``w_i <- w_i - rate lambda (w_i - theta)``.
+    Each inner step on theta takes the next mini-batch (in the paper, all of them take the same one), so that a round costs as much as
+    FedAvg's; then ``w_i <- w_i - rate lambda (w_i - theta)``.
     """
 
     kept_as = "pfedme"
 
     def train(self, config: Config) -> float:
-        """Train w_i in ``self.model`` from what it was sent, keep theta; return the mean loss at theta."""
-        _ = self.kept(config, before=True)  # not needed, but what another net left is not replaced without a word
+        """Train w_i in ``self.model`` from the received model, store theta; return the mean loss at theta."""
+        _ = self.kept(config, before=True)  # raises rather than overwrite another architecture's model
         options = TrainOptions.from_config(config)
         parameters = list(trainable(self.model).values())
         theta = [p.detach() for p in parameters]
@@ -116,18 +120,18 @@ class PFedMeClient(PersonalClient):
 
 
 class APFLClient(PersonalClient):
-    """Trains w as FedAvg does, and beside it its own v at the mixture ``alpha v + (1 - alpha) w``, by which it is scored.
+    """Trains w as FedAvg does, and a personal v at the mixture ``alpha v + (1 - alpha) w``, which is what is evaluated.
 
-    A step takes both gradients at the same mini-batch and iterates. Where alpha is learned it descends along ``<v - w, gradient at the
-    mixture>`` once a round, at the first mini-batch: there w is the server's, with which v is mixed when it is scored, while later in
-    the round it is a model of this client already, which would draw alpha to 0. Statistics of normalisation layers are those of both
-    passes.
+    A step takes both gradients at the same mini-batch and the same iterates. If alpha is learned, it descends along ``<v - w, gradient
+    at the mixture>`` once per round, at the first mini-batch: there w is the server's model, with which v is mixed at evaluation; later
+    in the round w is already adapted to this client, which would draw alpha to 0. Running statistics of normalisation layers see both
+    forward passes.
     """
 
     kept_as = "apfl"
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return w; keep v and alpha."""
+        """Return w; store v and alpha."""
         set_arrays(self.model, parameters)
         before = self.before(config)
         parameters_ = list(trainable(self.model).values())
@@ -162,14 +166,14 @@ class APFLClient(PersonalClient):
         return get_arrays(self.model), len(self.data.train), {"loss": loss, "apfl-alpha": alpha, **before}
 
     def take_own(self, config: Config) -> dict[str, float]:
-        """Mix."""
+        """Turn ``self.model`` into the mixture of v and the server's model; return alpha as a metric."""
         mixed = [p.detach() for p in trainable(self.model).values()]
         v, alpha = self.own(config, before=False)
         _write(mixed, torch._foreach_lerp(mixed, v, alpha))
         return {"apfl-alpha": alpha}
 
     def own(self, config: Config, before: bool) -> tuple[list[Tensor], float]:
-        """Return v and alpha; of a client that has not trained yet the model that it was sent and the server's alpha."""
+        """Return v and alpha; before a client's first training the received model and the server's alpha."""
         parameters = trainable(self.model).values()
         if (kept := self.kept(config, before)) is None:
             return [p.detach().clone() for p in parameters], float(config["apfl-alpha"])

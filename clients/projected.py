@@ -1,4 +1,4 @@
-"""The client of FedAvg with projection: gradient steps from the server's point, each projected onto the domain. Keeps nothing."""
+"""Client of FedAvg with projection: gradient steps from the server's point, each projected onto the domain. Stateless."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from clients.families.problems import ConstrainedClient
 
 
 class ProjectedClient(ConstrainedClient):
-    """Client half of FedAvg with projection."""
+    """Client of FedAvg with projection."""
 
     def step(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
         """Return the point after ``local-steps`` projected gradient steps."""

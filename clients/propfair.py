@@ -1,8 +1,9 @@
-"""PropFair's client: local SGD on ``-log(1 - l / M)`` of the mini-batch loss l, so that a client with a large loss pulls harder.
+"""PropFair's client: local SGD on ``-log(1 - l / M)`` of the mini-batch loss l, which gives large losses larger gradients.
 
-Source: Zhang et al. 2022, "Proportional Fairness in Federated Learning", Algorithm 1. M arrives as ``propfair-m``. The gradient is
-``grad l / (M - l)``. Safeguard: the logarithm ends at M - l = 0.2 and goes on as its tangent, so that a loss near or above the baseline
-M has the finite pull 1 / 0.2. The loss that is reported is l.
+M is sent as ``propfair-m``. The gradient is ``grad l / (M - l)``. Safeguard: below M - l = 0.2 the logarithm is replaced by its tangent
+there, so that a loss near or above the baseline M has the finite factor 1 / 0.2. The reported loss is l.
+
+Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning", TMLR 2023, arXiv 2202.01666, Algorithm 1.
 """
 
 import math
@@ -17,10 +18,10 @@ EPSILON = 0.2
 
 
 class PropFairClient(FedAvgClient):
-    """FedAvg's client with PropFair's loss."""
+    """FedAvg's client with PropFair's surrogate loss."""
 
     def surrogate(self, loss: Tensor, config: Config) -> Tensor:
-        """Return ``-log(1 - l / M)``, or its tangent where M - l is below 0.2."""
+        """Return ``-log(1 - l / M)``, or its tangent if M - l is below 0.2."""
         m = float(config["propfair-m"])
         inside = -torch.log((m - loss).clamp(min=EPSILON) / m)
         tangent = (loss - m + EPSILON) / EPSILON - math.log(EPSILON / m)

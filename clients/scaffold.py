@@ -1,8 +1,11 @@
 """SCAFFOLD's client: local SGD along ``g - c_i + c``; it keeps its control variate c_i between rounds.
 
-Source: Karimireddy et al. 2020, Algorithm 1, option II: ``c_i+ = c_i - c + (x - y_i) / (K eta)``. So ``c + c_i+ - c_i``, which is
-what the server is sent, is the mean direction of the round's steps. K is the number of steps that were really made. Momentum beta
-makes the k-th last step count ``(1 - beta^k) / (1 - beta)`` times, so that the sum of these stands for K.
+``c_i+ = c_i - c + (x - y_i) / (K eta)``, so ``c + c_i+ - c_i``, which is sent to the server, is the mean direction of the round's
+steps. K is the number of steps actually taken. With momentum beta, the k-th last step counts ``(1 - beta^k) / (1 - beta)`` times, and
+the sum of these factors replaces K.
+
+Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+arXiv 1910.06378, Algorithm 1, option II.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ class ScaffoldClient(FedAvgClient):
     _correction: Sequence[Tensor] = ()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return y_i and, after it, c + c_i+ - c_i; keep c_i+."""
+        """Return y_i followed by c + c_i+ - c_i; store c_i+."""
         state = self.model.state_dict()
         set_arrays(self.model, parameters[: len(state)])
         before = self.before(config)
@@ -36,25 +39,25 @@ class ScaffoldClient(FedAvgClient):
         loss = self.train(config)
         scale = 1 / self.reach(TrainOptions.from_config(config), config)
         direction = {n: scale * (start[n] - t) if n in moving else c[n] for n, t in learned.items()}
-        if not all(bool(torch.isfinite(d).all()) for d in direction.values()):  # once kept, it would spoil every later round
+        if not all(bool(torch.isfinite(d).all()) for d in direction.values()):  # once stored, it would corrupt all later rounds
             raise ValueError("local training diverged: lower train.learning-rate")
         self.store.save("control", [(own[n] - c[n] + direction[n]).cpu().numpy() for n in learned], config)
         reply = get_arrays(self.model) + [d.cpu().numpy() for d in direction.values()]
         return reply, len(self.data.train), {"loss": loss, **before}
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the correction of the gradient, ``c - c_i``."""
+        """Return the gradient correction, ``c - c_i``."""
         return 0.0, [(list(self._correction), 1.0)]
 
     def reach(self, options: TrainOptions, config: Config) -> float:
-        """Return by how much a gradient of 1 in all steps of a round moves the model: K eta without momentum."""
+        """Return how far a gradient of 1 in every step of a round moves the model: K eta without momentum."""
         steps = options.local_epochs * -(-len(self.data.train) // options.batch_size)
         beta = options.momentum
         counted = sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))
         return options.rate(self.round(config)) * counted
 
     def like(self, learned: dict[str, Tensor], arrays: Arrays) -> dict[str, Tensor]:
-        """Return arrays as tensors by the names of the learned ones; ``ValueError`` if they do not fit."""
+        """Return arrays as tensors under the names of the learned ones; raises ``ValueError`` if their shapes do not match."""
         if [a.shape for a in arrays] != [tuple(t.shape) for t in learned.values()]:
             raise ValueError(
                 f"client {self.client_id} has control variates of another architecture: use another results folder, and Scaffold"

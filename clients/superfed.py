@@ -1,14 +1,19 @@
-"""SuPerFed's client: trains theta_f (federated) and theta_l (personal) together at random mixtures of the two.
+"""SuPerFed's client: trains theta_f (federated) and theta_l (personal) jointly at random mixtures of the two.
 
-Source: the dissertation's Chapter II, Algorithm 2.4, equations (2.3)-(2.6). A step draws lambda ~ U(0, 1) (one for the model: MM, one
-a layer: LM), takes the gradient g of the loss at ``theta = (1 - lambda) theta_f + lambda theta_l``, and follows
+A step draws lambda ~ U(0, 1) (MM: one for the whole model; LM: one per layer), takes the gradient g of the loss at
+``theta = (1 - lambda) theta_f + lambda theta_l``, and descends along
+
     theta_f:  (1 - lambda) g + mu (theta_f - theta_g) + nu d cos^2 / d theta_f
     theta_l:        lambda g                          + nu d cos^2 / d theta_l
-The mixed model is written into the module's own parameters; no module is copied, one backward pass serves both. theta_l has its own
-initialisation and never leaves the client. Before the start round lambda = 0 and the cosine term is off: FedProx on theta_f.
 
-Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda with the best validation accuracy, beside
-lambda = 0.5, the global model alone (lambda = 0) and, as the reference has it, the best lambda on the test set ("oracle").
+The mixed model is written into the module's own parameters; no module is copied, and one backward pass serves both. theta_l has its
+own initialisation and never leaves the client. Before the start round lambda = 0 and the cosine term is off: FedProx on theta_f.
+
+Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda with the best validation accuracy, and also
+lambda = 0.5, the global model alone (lambda = 0) and, as in the reference program, the best lambda on the test set ("oracle").
+
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter II, Algorithm 2.4, equations (2.3)-(2.6).
 """
 
 from collections.abc import Callable
@@ -24,18 +29,18 @@ from clients.base.training import SGD, Arrays, Config, Tensors, TrainOptions, fl
 from clients.fedavg import as_global
 from clients.fedprox import FedProxClient
 
-# Below this lambda (1 - lambda) the two models are stepped one by one.
+# Below this value of lambda (1 - lambda) the two models are stepped separately.
 EDGE = 1e-3
 LAMBDAS = [i / 10 for i in range(11)]
-# Measures that are reported along lambda, where the objective has them.
+# Metrics reported as curves over lambda, if the objective has them.
 CURVES = ("accuracy", "loss", "ece", "mce", "auroc")
 
 
 class SuPerFedClient(FedProxClient):
-    """A client with a federated and a personal model."""
+    """Client with a federated and a personal model."""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the trained theta_f; keep theta_l."""
+        """Return the trained theta_f; store theta_l."""
         if config.get("superfed-mixing", "none") == "none":
             return super().fit(parameters, config)
         set_arrays(self.model, parameters)
@@ -46,7 +51,7 @@ class SuPerFedClient(FedProxClient):
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Score along lambda; see the module docstring."""
+        """Evaluate the mixtures over lambda; see the module docstring."""
         set_arrays(self.model, parameters)
         mixed = [p.detach() for p in trainable(self.model).values()]
         federated, personal = [t.clone() for t in mixed], self.personal(config, before=False)
@@ -63,7 +68,7 @@ class SuPerFedClient(FedProxClient):
         return scores["loss"], len(self.data.test), {**scores, **curves, "lambda-grid": LAMBDAS}
 
     def personal(self, config: Config, before: bool) -> list[Tensor]:
-        """Return theta_l: as kept, or its own initialisation while it has not been trained."""
+        """Return theta_l as stored, or its own initialisation if it has not been trained yet."""
         parameters = trainable(self.model)
         kept = self.store.load("personal", config, before)
         if kept is None:
@@ -112,7 +117,7 @@ class SuPerFedClient(FedProxClient):
         return loss
 
     def lambda_source(self, config: Config, num_parts: int) -> Callable[[], list[float]]:
-        """Return a function that draws the mixing weights of the next mini-batch, one a part."""
+        """Return a function that draws the mixing weights of the next mini-batch, one per part."""
         rng = generator(int(config.get("seed", 0)), "lambda", self.client_id, self.round(config))
         mixing = str(config["superfed-mixing"])
         return lambda: draw_lambda(rng, mixing, num_parts).tolist()
@@ -120,7 +125,7 @@ class SuPerFedClient(FedProxClient):
 
 @dataclass
 class _Part:
-    """Tensors that share one lambda: the whole model (MM) or one layer (LM). ``at``: their places among the gradients."""
+    """Tensors that share one lambda: the whole model (MM) or one layer (LM). ``at``: their indices among the gradients."""
 
     at: list[int]
     mixed: list[Tensor]
@@ -135,15 +140,15 @@ class _Part:
         _mix(self.mixed, self.federated, self.personal, [value] * len(self.mixed))
 
     def follow(self, gradients: Tensors, value: float, mu: float, a: float, b: float, c: float) -> None:
-        """Make both steps of the module docstring; g is the mixed gradient, a, b, c are the cosine's coefficients.
+        """Take both steps of the module docstring; g is the mixed gradient, a, b, c are the cosine's coefficients.
 
         theta_f moves along ``(1 - lambda) g + mu (theta_f - theta_g) + a theta_l - b theta_f``, theta_l along
-        ``lambda g + a theta_f - c theta_l``. Add k theta(lambda) to g, with k = a / (lambda (1 - lambda)): what that brings of the
-        other model is the wanted term, what it brings of the own one is taken back by the decay. So one pass serves both.
+        ``lambda g + a theta_f - c theta_l``. Add k theta(lambda) to g, with k = a / (lambda (1 - lambda)): for each model, the other
+        model's part of this is the wanted term, and its own part is cancelled by the decay. So one pass serves both.
         """
         g = [gradients[i] for i in self.at]
         spread = value * (1 - value)
-        if spread < EDGE:  # k would drown g
+        if spread < EDGE:  # k is so large that g would be lost to rounding
             to_f, to_l = torch._foreach_mul(g, 1 - value), torch._foreach_mul(g, value)
             torch._foreach_add_(to_l, self.federated, alpha=a)
             self.of_f.step(to_f, mu - b, [(self.start, -mu), (self.personal, a)])
@@ -163,6 +168,6 @@ def _mix(mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], l
 
 
 def _angle(federated: Tensor, personal: Tensor) -> tuple[float, float, float]:
-    """Return the coefficients of the gradient of cos^2 over all mixed parameters together; one synchronisation on a GPU."""
+    """Return the gradient coefficients of cos^2 over all mixed parameters together; a single GPU synchronisation."""
     dots = [torch.dot(u, v) for u, v in ((federated, personal), (federated, federated), (personal, personal))]
     return cosine_squared_gradient(*torch.stack(dots).tolist())

@@ -1,4 +1,4 @@
-"""A client that answers with one client half or another, as the message says: the client side of ``strategies.WarmStart``."""
+"""Client of ``strategies.WarmStart``: delegates each message to one of two clients, as its configuration says."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,23 +9,23 @@ from clients.base.training import Arrays, Config
 
 
 class TwoPhaseClient(NumPyClient):
-    """Holds ``halves``, functions that make the clients "first" and "then"; the configuration names one as ``warm-start-half``."""
+    """Delegates to one of ``halves``, factories of the clients "first" and "then"; ``warm-start-half`` in the configuration selects."""
 
     def __init__(self, halves: Mapping[str, Callable[[], NumPyClient]]) -> None:
         self.halves = halves
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Let the named half train."""
+        """Train with the selected client."""
         arrays, num_examples, metrics = self.half(config).fit(parameters, dict(config))
         return arrays, num_examples, dict(metrics)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Let the named half score."""
+        """Evaluate with the selected client."""
         loss, num_examples, metrics = self.half(config).evaluate(parameters, dict(config))
         return loss, num_examples, dict(metrics)
 
     def half(self, config: Config) -> NumPyClient:
-        """Return the client that the configuration names."""
+        """Return the client that the configuration selects."""
         name = config.get("warm-start-half")
         if name not in self.halves:
             raise ValueError(f"warm-start-half = {name!r} in the configuration: the server's strategy must be WarmStart")

@@ -1,1 +1,1 @@
-"""Functional gradient boosting: weak learners, their sums, distillation into one network."""
+"""Functional gradient boosting: weak learners, additive models, distillation into one network."""

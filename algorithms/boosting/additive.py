@@ -1,7 +1,7 @@
-"""The additive function of functional boosting: ``f^{t+1} = c_t f^t + sum_j w_j h_j``, a block of learners a round.
+"""The additive model of functional boosting: ``f^{t+1} = c_t f^t + sum_j w_j h_j``, one block of learners per round.
 
-Who knows the values of f^t at some points needs only the blocks from t on. Learners are packed: named arrays, stacked along their first
-axis; what turns them into values is an oracle's ``predict`` (``algorithms.boosting.weak_learners``, ``additive_values``).
+Given the values of f^t at some points, only the blocks from t on are needed to update them. Learners are packed as named arrays,
+stacked along their first axis; an oracle's ``predict`` evaluates them (``algorithms.boosting.weak_learners``, ``additive_values``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Learners = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Block:
-    """What one round did to the function: multiplied it by ``shrink``, then added ``coefficients`` (m,) times the learners."""
+    """One round's update of the function: multiply it by ``shrink``, then add ``coefficients`` (m,) times the m learners."""
 
     shrink: float
     coefficients: NDArray[np.float64]
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass
 class Additive:
-    """The function: 0 before its first block. ``clip``: every learner is cut to [-clip, clip] before it counts (FFGB.C)."""
+    """The additive function; 0 without blocks. ``clip``: learner outputs are clipped to [-clip, clip] before summing (FFGB.C)."""
 
     clip: float | None = None
     blocks: list[Block] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Additive:
         return sum(map(len, self.blocks))
 
     def weights(self) -> list[NDArray[np.float64]]:
-        """Return, block by block, what each learner counts in the whole function."""
+        """Return, block by block, the weight of each learner in the whole function."""
         out, rest = [], 1.0
         for block in reversed(self.blocks):
             out.append(block.coefficients * rest)
@@ -68,7 +68,7 @@ class Additive:
         return values_at(self, x, outputs, predict, points)
 
     def pruned(self, share: float) -> "Additive":
-        """Return the function of one block without the learners that count least, so that their counts are at most ``share`` of all."""
+        """Return the function as one block without its least important learners: their absolute weights sum to <= ``share`` of all."""
         weights = np.concatenate([np.zeros(0), *self.weights()])
         order = np.argsort(np.abs(weights), kind="stable")
         total = np.abs(weights[order]).cumsum()
@@ -79,20 +79,20 @@ class Additive:
     # --- as named arrays ---------------------------------------------------------------------------------------------
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the function as named arrays: those of :meth:`head`, and those of every block."""
+        """Return the function as named arrays: those of :meth:`head` and those of every block."""
         out = self.head()
         for number, block in enumerate(self.blocks):
             out |= named(number, block)
         return out
 
     def head(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays that are not of one block: ``shrinks`` (t,) and, where learners are cut, ``clip``."""
+        """Return the arrays that belong to no single block: ``shrinks`` (t,) and, if learners are clipped, ``clip``."""
         out = {"shrinks": np.array([block.shrink for block in self.blocks], np.float64)}
         return out if self.clip is None else out | {"clip": np.array([self.clip])}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Additive":
-        """Return the function of :meth:`to_arrays`; ``ValueError`` if these arrays are none."""
+        """Rebuild the function from the arrays of :meth:`to_arrays`; raises ``ValueError`` if they are not such arrays."""
         if "shrinks" not in arrays:
             raise ValueError(f"no array 'shrinks' among {list(arrays)[:4]}: this is not the model of a boosted function")
         of_blocks: list[dict[str, NDArray[Any]]] = [{} for _ in arrays["shrinks"]]
@@ -107,12 +107,12 @@ class Additive:
 
 
 def named(number: int, block: Block) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a block under their names in the whole function."""
+    """Return the arrays of block ``number`` under their names in :meth:`Additive.to_arrays`."""
     return {f"block.{number:06d}.{name}": array for name, array in {"coefficients": block.coefficients, **block.learners}.items()}
 
 
 def stacked(groups: Sequence[Learners]) -> dict[str, NDArray[Any]]:
-    """Return groups of stacked learners as one; ``ValueError`` where their arrays differ in name or shape."""
+    """Concatenate groups of stacked learners; raises ``ValueError`` if their arrays differ in name, dtype or shape."""
     for group in groups[1:]:
         if shapes(group) != shapes(groups[0]):
             raise ValueError(f"learners of arrays {shapes(group)} beside {shapes(groups[0])}: all must be of one kind")
@@ -120,7 +120,7 @@ def stacked(groups: Sequence[Learners]) -> dict[str, NDArray[Any]]:
 
 
 def shapes(learners: Learners) -> dict[str, tuple[Any, ...]]:
-    """Return name -> (type, shape) of one learner."""
+    """Return name -> (dtype, shape) of a single learner's arrays."""
     return {name: (str(array.dtype), *array.shape[1:]) for name, array in learners.items()}
 
 
@@ -128,7 +128,7 @@ def shapes(learners: Learners) -> dict[str, tuple[Any, ...]]:
 
 
 def pack_blocks(blocks: Sequence[Block]) -> tuple[list[NDArray[Any]], list[str]]:
-    """Return blocks as arrays (``shrinks``, ``sizes`` (t,), coefficients, learners stacked) and the names of the learners' arrays."""
+    """Return blocks as arrays (``shrinks``, ``sizes`` (t,), coefficients, stacked learners) and the names of the learners' arrays."""
     learners = stacked([block.learners for block in blocks if len(block)])
     coefficients = np.concatenate([np.zeros(0), *(block.coefficients for block in blocks)])
     facts = [np.array([block.shrink for block in blocks], np.float64), np.array([len(block) for block in blocks], np.int64)]
@@ -136,7 +136,7 @@ def pack_blocks(blocks: Sequence[Block]) -> tuple[list[NDArray[Any]], list[str]]
 
 
 def unpack_blocks(arrays: Sequence[NDArray[Any]], names: Sequence[str]) -> list[Block]:
-    """Return the blocks of :func:`pack_blocks`; ``ValueError`` for arrays that are none."""
+    """Undo :func:`pack_blocks`; raises ``ValueError`` for malformed arrays."""
     shrinks, sizes, coefficients, *rest = arrays
     rows = shrinks.ndim == sizes.ndim == coefficients.ndim == 1 and all(array.ndim for array in rest)
     kinds = shrinks.dtype.kind + sizes.dtype.kind + coefficients.dtype.kind

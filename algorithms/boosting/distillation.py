@@ -1,9 +1,10 @@
-"""Distillation: the outputs of several networks at unlabelled points become one network.
+"""Distillation of an ensemble of networks into one network on unlabelled public points.
 
-Source: Shen, Hassani, Karbasi, Chen 2022, "Federated Functional Gradient Boosting", equation (17):
-``min_theta sum_x || h_theta(x) - (teacher)(x) ||^2`` over the points x of a public set, with Adam. The teacher is a combination of
-outputs (logits), so it is exact to evaluate it network by network, once, and to keep its outputs: (m, classes) numbers, however many
+Minimises ``sum_x || h_theta(x) - (teacher)(x) ||^2`` over the points x of a public set with Adam. The teacher is a combination of
+outputs (logits), so it can be evaluated exactly, once, network by network; only its outputs (m, classes) are kept, however many
 networks there were.
+
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, equation (17).
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ from algorithms.common.modules import Arrays, get_arrays, outputs_of, set_arrays
 
 
 class Distiller:
-    """A network to work in and the public points ``inputs`` (m, ...), on one device."""
+    """Distils into ``module`` on the public points ``inputs`` (m, ...); both must be on the same device."""
 
     def __init__(self, module: nn.Module, inputs: Tensor) -> None:
         if not len(inputs):
@@ -28,7 +29,7 @@ class Distiller:
         self.module, self.inputs = module, inputs
 
     def outputs(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """Return the outputs (m, ...) of the network with these arrays."""
+        """Return the outputs (m, ...) of the network with parameters ``arrays``."""
         set_arrays(self.module, arrays)
         return outputs_of(self.module, self.inputs)
 
@@ -45,7 +46,7 @@ class Distiller:
     def distil(
         self, start: Sequence[NDArray[Any]], targets: Tensor, options: FitOptions, generator: np.random.Generator
     ) -> tuple[Arrays, float]:
-        """Return the network that, from ``start``, was fitted to ``targets`` (m, ...), and the mean loss of the last pass."""
+        """Fit the network to ``targets`` (m, ...) from ``start``; return its arrays and the mean loss of the last epoch."""
         set_arrays(self.module, start)
         loss = fit_network(self.module, self.inputs, targets, options, generator)
         return get_arrays(self.module), loss

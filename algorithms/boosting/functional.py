@@ -1,8 +1,10 @@
-"""Boosting in function space, on the values of a function at a client's points: gradients, steps, clips, residual, Lipschitz extension.
+"""Boosting in function space: functional gradients, step sizes, clipping, residual, Lipschitz extension.
 
-Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, Algorithms 1 and 2; its first version
-(2021) for the clipped (FFGB.C, Algorithm 3) and the Lipschitz form (FFGB.L, Algorithm 4). A function is known by its values
-(n, outputs) at n points. One output stands for a yes-or-no question: a logit of label 1.
+A function is represented by its values (n, outputs) at n points. One output means binary classification: the logit of label 1.
+
+Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, Algorithms 1 and 2;
+its first version (2021, arXiv 2103.06972v1) for the clipped variant (FFGB.C, Algorithm 3) and the Lipschitz variant (FFGB.L,
+Algorithm 4).
 """
 
 import math
@@ -14,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-#: Entries of the largest block of distances that is ever in memory.
+#: Largest number of pairwise distances held in memory at once.
 BLOCK = 4_000_000
 
 # --- losses ------------------------------------------------------------------------------------------------------------
 
 
 def check_labels(labels: Tensor, outputs: int) -> None:
-    """Raise ``ValueError`` unless the labels (n,) are whole numbers that ``outputs`` can tell apart."""
+    """Raise ``ValueError`` unless the labels (n,) are integers below the number of classes that ``outputs`` can distinguish."""
     classes = max(2, outputs)
     if labels.dtype.is_floating_point or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes):
         shown = f"{labels.min().item()}..{labels.max().item()} of type {labels.dtype}"
@@ -29,7 +31,7 @@ def check_labels(labels: Tensor, outputs: int) -> None:
 
 
 def coded(labels: Tensor, outputs: int) -> Tensor:
-    """Return labels (n,) as targets (n, outputs) of a regression: one-hot; with one output -1 and 1, so that its sign decides."""
+    """Return labels (n,) as regression targets (n, outputs): one-hot, or -1 and 1 if there is one output, whose sign then decides."""
     if outputs == 1:
         return (2.0 * labels - 1.0)[:, None].float()
     return functional.one_hot(labels, outputs).float()
@@ -37,7 +39,7 @@ def coded(labels: Tensor, outputs: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Loss:
-    """``gradient(values, labels)`` (n, outputs) is that of the loss at each point; ``mean(values, labels)`` the mean loss."""
+    """A loss: its pointwise ``gradient(values, labels)`` (n, outputs), and ``mean(values, labels)`` over the points."""
 
     gradient: Callable[[Tensor, Tensor], Tensor]
     mean: Callable[[Tensor, Tensor], Tensor]
@@ -70,9 +72,9 @@ LOSSES = {
 class Plan:
     """The local steps of a round.
 
-    ``sign``: 1 where learners fit what is to be taken away (a gradient), -1 where they fit what is to be reached (FFGB.L).
-    ``residual``: whether what a learner missed is asked of the next one. ``clip`` (G^2) bounds what a learner adds, ``clip_residual``
-    (G^1) the residual; ``None``: no clip.
+    ``sign``: 1 if learners fit a gradient, which is subtracted; -1 if they fit the values to reach (FFGB.L). ``residual``: whether a
+    learner's residual is added to the target of the next one. ``clip`` (G^2) bounds the learner outputs, ``clip_residual`` (G^1) the
+    residual; ``None`` means no clipping.
     """
 
     etas: Sequence[float]
@@ -84,16 +86,16 @@ class Plan:
 
 
 def clipped(values: Tensor, bound: float | None) -> Tensor:
-    """Return the values cut to [-bound, bound], each for itself."""
+    """Return the values clipped elementwise to [-bound, bound]; ``None`` is no bound."""
     return values if bound is None else values.clamp(-bound, bound)
 
 
 def boost(
     start: Tensor, direction: Callable[[Tensor], Tensor], fit: Callable[[Tensor], tuple[Any, Tensor]], plan: Plan
 ) -> tuple[list[Any], Tensor, Tensor]:
-    """Make the local steps from the values ``start`` (n, outputs); return (learners, values g^{K+1}, residual Delta^K).
+    """Run the local steps from the values ``start`` (n, outputs); return (learners, values g^{K+1}, residual Delta^K).
 
-    ``direction(g)``: the gradient at g. ``fit(target)``: the oracle; returns a learner and its values (n, outputs).
+    ``direction(g)``: the functional gradient at g. ``fit(target)``: the oracle; returns a learner and its values (n, outputs).
     """
     g, delta, learners = start, torch.zeros_like(start), []
     for eta in plan.etas:
@@ -110,16 +112,16 @@ def boost(
 
 
 class LipschitzExtension:
-    """``u(x) = min_j (y_j + L ||x - x_j||)`` for x_j (n, ...) and y_j (n, outputs), each output for itself.
+    """``u(x) = min_j (y_j + L ||x - x_j||)`` for x_j (n, ...) and y_j (n, outputs), for each output separately.
 
-    It is L-Lipschitz, and passes through the labels if these are. Blocks of distances, never n x n of them.
+    u is L-Lipschitz, and interpolates the labels if they are L-Lipschitz. Distances are computed in blocks, never all n x n.
     """
 
     def __init__(self, x: Tensor, y: Tensor, constant: float) -> None:
         self.x, self.y, self.constant = x.flatten(1), y, constant
 
     def __call__(self, points: Tensor) -> Tensor:
-        """Return u (m, outputs) at ``points`` (m, ...); differentiable in them."""
+        """Return u (m, outputs) at ``points`` (m, ...); differentiable with respect to them."""
         flat = points.flatten(1)
         with torch.no_grad():
             nearest = torch.cat([self._nearest(part) for part in flat.split(max(1, BLOCK // len(self.x)))])
@@ -127,15 +129,15 @@ class LipschitzExtension:
         return self.y.gather(0, nearest) + self.constant * distances
 
     def _nearest(self, points: Tensor) -> Tensor:
-        """Return the j of the minimum (m, outputs)."""
+        """Return the minimising j (m, outputs)."""
         distances = self.constant * _distances(points, self.x)
         return torch.stack([(distances + column).argmin(1) for column in self.y.unbind(1)], 1)
 
 
 def least_lipschitz(x: Tensor, y: Tensor) -> tuple[float, tuple[int, int]]:
-    """Return the least L with ``|y_i - y_j| <= L ||x_i - x_j||`` in every output, and the pair (i, j) that needs it.
+    """Return the smallest L with ``|y_i - y_j| <= L ||x_i - x_j||`` in every output, and a pair (i, j) that attains it.
 
-    Infinite where two equal points have different labels.
+    L is infinite if two equal points have different labels.
     """
     x, best, pair = x.flatten(1), 0.0, (0, 0)
     size = max(1, BLOCK // max(1, len(x)))
@@ -149,7 +151,7 @@ def least_lipschitz(x: Tensor, y: Tensor) -> tuple[float, tuple[int, int]]:
 
 
 def lipschitz_constant(x: Tensor, y: Tensor, wanted: float) -> float:
-    """Return L: ``wanted``, or with 0 the least that fits the samples. ``ValueError`` names the pair that violates it."""
+    """Return L: ``wanted``, or the smallest that fits the samples if that is 0. ``ValueError`` names the pair that violates it."""
     least, (i, j) = least_lipschitz(x, y)
     if math.isinf(least):
         raise ValueError(f"samples {i} and {j} are the same point with different labels: no L fits them, leave one out")
@@ -159,5 +161,5 @@ def lipschitz_constant(x: Tensor, y: Tensor, wanted: float) -> float:
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    # The quick way, by a matrix product, loses the small distances.
+    # The faster way, by a matrix product, loses precision in small distances.
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,8 +1,10 @@
-"""Fitting a network to given outputs: Adam on the distance between what it says and what it should say, on tensors.
+"""Regression of a network on target outputs, with Adam.
 
-The oracle of functional boosting (a client fits a weak learner to a functional gradient) and of distillation (the server fits one
-network to an ensemble's outputs) are this one loop. Inputs and targets stay on their device, nothing is copied or synchronised within a
-pass, and the order of the samples comes from the generator that is handed in: the same arguments give the same network.
+One loop serves functional boosting (a client fits a weak learner to a functional gradient) and distillation (the server fits one
+network to an ensemble's outputs). Inputs and targets stay on their device, nothing is copied or synchronised within an epoch, and the
+sample order comes from the generator passed in: the same arguments give the same network.
+
+Source of the optimiser: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, arXiv 1412.6980.
 """
 
 from collections.abc import Callable
@@ -16,16 +18,16 @@ from algorithms.boosting.fit_options import FitOptions as FitOptions
 
 
 class Diverged(ValueError):
-    """A fit that ended in values that are not finite; its network must not be used."""
+    """A fit produced non-finite values; its network must not be used."""
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over samples and outputs of the squared difference; both (n, ...)."""
+    """Return the squared difference of two arrays (n, ...), averaged over samples and outputs."""
     return functional.mse_loss(outputs, targets)
 
 
 def divergence(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``KL(softmax(targets) || softmax(outputs))``, a mean over samples; both logits (n, classes)."""
+    """Return ``KL(softmax(targets) || softmax(outputs))`` of logits (n, classes), averaged over samples."""
     return functional.kl_div(outputs.log_softmax(1), targets.log_softmax(1), reduction="batchmean", log_target=True)
 
 
@@ -33,10 +35,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": squared_error, "
 
 
 def fit_network(module: nn.Module, inputs: Tensor, targets: Tensor, options: FitOptions, generator: np.random.Generator) -> float:
-    """Fit ``module`` in place so that its outputs for ``inputs`` (n, ...) come near ``targets`` (n, ...).
+    """Fit ``module`` in place to ``targets`` (n, ...) at ``inputs`` (n, ...); return the mean training loss of the last epoch.
 
-    Return the mean loss of the last pass, as it was made. Raises ``Diverged`` where the loss or a parameter is not finite after a pass,
-    ``ValueError`` where targets and inputs do not match.
+    Raises ``Diverged`` if the loss of an epoch or a final parameter is not finite, ``ValueError`` if targets and inputs do not match.
     """
     count = len(inputs)
     if not count or len(targets) != count:
@@ -50,13 +51,13 @@ def fit_network(module: nn.Module, inputs: Tensor, targets: Tensor, options: Fit
     was_training = module.training
     module.train()
     with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
-        torch.manual_seed(int(generator.integers(2**63)))  # layers that draw know torch's own generator only
+        torch.manual_seed(int(generator.integers(2**63)))  # random layers (dropout) draw from torch's global generator
         while left > 0:
             order = torch.from_numpy(generator.permutation(count)[: left * options.batch_size]).to(inputs.device)
             total = torch.zeros((), device=inputs.device)
             for x, y in zip(inputs[order].split(options.batch_size), targets[order].split(options.batch_size), strict=True):
                 outputs = module(x)
-                if outputs.shape != y.shape:  # a broadcast would fit something else without a word
+                if outputs.shape != y.shape:  # broadcasting would silently fit something else
                     raise ValueError(f"outputs of shape {tuple(outputs.shape)}, but targets of shape {tuple(y.shape)}")
                 loss = loss_of(outputs, y)
                 adam.step(list(torch.autograd.grad(loss, parameters)))
@@ -64,13 +65,13 @@ def fit_network(module: nn.Module, inputs: Tensor, targets: Tensor, options: Fit
             left -= batches
             mean = float(total) / len(order)
             _check_finite(mean, [], options)
-    _check_finite(mean, adam.parameters, options)  # the last step may have spoilt what no loss has seen
+    _check_finite(mean, adam.parameters, options)  # no loss was computed after the last step
     module.train(was_training)
     return mean
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015, beta = 0.9, 0.999) on a list of tensors, in one pass over them; gradients are cut to norm ``clip``."""
+    """Adam with beta = (0.9, 0.999) on a list of tensors, as one fused operation; gradients are clipped to norm ``clip`` (0: not)."""
 
     def __init__(self, parameters: list[Tensor], rate: float, weight_decay: float = 0.0, clip: float = 0.0) -> None:
         self.parameters = parameters
@@ -80,7 +81,7 @@ class Adam:
         self.steps = [torch.zeros((), device=p.device) for p in parameters]
 
     def step(self, gradients: list[Tensor]) -> None:
-        """Make one step; overwrites ``gradients``."""
+        """Take one step; overwrites ``gradients``."""
         if self.clip:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1))

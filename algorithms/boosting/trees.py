@@ -1,9 +1,9 @@
-"""Regression trees as plain arrays of fixed shape, and an oracle that boosts a few of them: what a client of a table sends.
+"""Regression trees as arrays of fixed shape, and an oracle that boosts a few of them: weak learners for tabular data.
 
 A tree of depth d is laid out as a full binary tree: ``feature`` and ``threshold`` (2^d - 1,) of the inner nodes, node i with children
-2 i + 1 (x[feature] <= threshold) and 2 i + 2, and ``value`` (2^d, outputs) of the leaves. Below a node that was not split all
-leaves are alike. Whoever fits a tree hands it over in that layout (``fedapps.tasks.boosting_oracles``): nothing here knows a
-library of trees.
+2 i + 1 (x[feature] <= threshold) and 2 i + 2, and ``value`` (2^d, outputs) of the leaves. Below a node that was not split, all leaves
+are equal. Trees are fitted elsewhere and passed in this layout (``fedapps.tasks.boosting_oracles``), so this module depends on no
+tree library.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ FitTree = Callable[[NDArray[np.float32], NDArray[np.float64], int, np.random.Gen
 def full_tree(
     left: NDArray[Any], right: NDArray[Any], feature: NDArray[Any], threshold: NDArray[Any], value: NDArray[Any], depth: int
 ) -> Tree:
-    """Return a tree given by the children of its nodes (-1: a leaf) in the layout of the module.
+    """Convert a tree given by the children of its nodes (-1: leaf) to the layout of this module.
 
-    Thresholds become the largest float32 not above them: on float32 inputs that decides the same.
+    Thresholds are rounded down to float32, which leaves every decision on float32 inputs unchanged.
     """
     inner = 2**depth - 1
     features, thresholds = np.zeros(inner, np.int32), np.zeros(inner, np.float32)
@@ -50,7 +50,7 @@ def _float32_below(threshold: float) -> np.float32:
 
 
 class TreeOracle:
-    """Fits ``trees`` trees one after the other to what the ones before left, each times ``rate``: an L2 oracle."""
+    """L2 oracle: boosts ``trees`` trees, each fitted to the residual of the ones before it and scaled by ``rate``."""
 
     def __init__(self, fit_tree: FitTree, trees: int = 1, depth: int = 3, rate: float = 1.0) -> None:
         self.fit_tree, self.trees, self.depth, self.rate = fit_tree, trees, depth, rate
@@ -68,7 +68,7 @@ class TreeOracle:
         return {"feature": features, "threshold": thresholds, "value": values}
 
     def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the values (m, n, outputs) of m learners: the sums of their trees."""
+        """Return the values (m, n, outputs) of m learners, each the sum of its trees."""
 
         def some(group: Mapping[str, Tensor], points: Tensor) -> Tensor:
             trees = [group[name].flatten(0, 1) for name in ("feature", "threshold", "value")]
@@ -80,7 +80,7 @@ class TreeOracle:
 
 
 def walk(feature: Tensor, threshold: Tensor, value: Tensor, x: Tensor) -> Tensor:
-    """Return the values (m, n, outputs) of m trees at x (n, features): all trees and points go down one level at a time."""
+    """Return the values (m, n, outputs) of m trees at x (n, features), descending one level at a time for all trees and points."""
     trees, inner = feature.shape
     rows = torch.arange(len(x), device=x.device)
     at = torch.zeros((trees, len(x)), dtype=torch.int64, device=x.device)

@@ -1,8 +1,10 @@
-"""Weak-learning oracles: what fits a learner to a function known at a client's points, and evaluates many learners at once.
+"""Weak-learning oracles: they fit a learner to a function given at a client's points, and evaluate many learners at once.
 
-An oracle is anything with ``fit`` and ``predict`` whose learners pack to named arrays of a fixed shape. Here: networks by the L2, the
-L-infinity and the Lipschitz oracle (Shen et al. 2022, appendix B, equations 20 and 21), and ridge regression;
-``algorithms.boosting.trees`` has trees.
+An oracle is any object with ``fit`` and ``predict`` whose learners pack to named arrays of a fixed shape. Here: networks fitted by the
+L2, the L-infinity and the Lipschitz oracle, and ridge regression; trees are in ``algorithms.boosting.trees``.
+
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, appendix B,
+equations (20) and (21).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,15 +23,15 @@ from algorithms.common.checks import check_choice, check_range
 
 #: A packed learner: arrays by name, the same names and shapes for every learner of an oracle.
 Learner = dict[str, NDArray[Any]]
-#: Numbers that evaluating learners may hold in memory at once.
+#: Numbers held in memory at once while learners are evaluated.
 BATCH = 16_000_000
-# The L-infinity oracle minimises the mean squared error of this share of the points, the worst ones.
+# The L-infinity oracle minimises the mean squared error over this fraction of the points, the worst ones.
 WORST = 0.1
 
 
 @dataclass(frozen=True)
 class Target:
-    """What an oracle is asked to come near: ``values`` (n, outputs) at the points, and the ``function`` itself where it is known."""
+    """The target of an oracle: ``values`` (n, outputs) at the points and, where it is known, the ``function`` itself."""
 
     values: Tensor
     function: Callable[[Tensor], Tensor] | None = None
@@ -39,7 +41,7 @@ class Oracle(Protocol):
     """A weak-learning oracle Q."""
 
     def fit(self, x: Tensor, target: Target, rng: np.random.Generator) -> Learner:
-        """Return a learner near the target at the points x (n, ...). ``Diverged`` if it came to values that are not finite."""
+        """Return a learner fitted to the target at the points x (n, ...). Raises ``Diverged`` if values become non-finite."""
 
     def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the values (m, n, outputs) of m learners, stacked along their first axis, at the points x (n, ...)."""
@@ -64,9 +66,9 @@ class NetOptions:
 def in_chunks(
     one: Callable[[Mapping[str, Tensor], Tensor], Tensor], learners: Mapping[str, Tensor], x: Tensor, width: int
 ) -> Tensor:
-    """Return ``one(learners, x)`` (m, n, outputs), computed in parts that hold about ``BATCH`` numbers.
+    """Return ``one(learners, x)`` (m, n, outputs), computed in chunks of about ``BATCH`` numbers.
 
-    ``width``: how many numbers a learner holds for a point.
+    ``width``: how many numbers one learner needs for one point.
     """
     points = max(1, BATCH // width)
     some = max(1, BATCH // (width * max(1, min(len(x), points))))
@@ -76,17 +78,17 @@ def in_chunks(
 
 
 class NetOracle:
-    """Fits a fresh network; ``model_fn``: seed -> module."""
+    """Fits a newly initialised network; ``model_fn``: seed -> module."""
 
     def __init__(self, model_fn: Callable[[int], nn.Module], options: NetOptions | None = None) -> None:
         self.model_fn, self.options = model_fn, options or NetOptions()
-        self.module = model_fn(0).eval()  # the shape of all of them
+        self.module = model_fn(0).eval()  # a template: all networks have its architecture
         self._width: int | None = None
         for parameter in self.module.parameters():
             parameter.requires_grad_(False)
 
     def fit(self, x: Tensor, target: Target, rng: np.random.Generator) -> Learner:
-        """Return a network's parameters and buffers."""
+        """Return the parameters and buffers of a network fitted to the target."""
         module = self.model_fn(int(rng.integers(2**62)))
         if self.options.kind == "l2":
             fit_network(module, x, target.values, self.options.fit, rng)
@@ -95,7 +97,7 @@ class NetOracle:
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
 
     def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Run the networks side by side."""
+        """Return the values (m, n, outputs) of m networks, evaluated in parallel."""
 
         def one(state: dict[str, Tensor], points: Tensor) -> Tensor:
             values: Tensor = functional_call(self.module, state, (points,))
@@ -108,7 +110,7 @@ class NetOracle:
         return in_chunks(some, learners, x, self.width(x))
 
     def width(self, x: Tensor) -> int:
-        """Return the size of the largest layer's output for one point."""
+        """Return the size of the largest layer output for one point."""
         if self._width is None:
             sizes = [x[0].numel()]
             hooks = [m.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel())) for m in self.module.modules()]
@@ -119,7 +121,7 @@ class NetOracle:
         return self._width
 
     def _fit_worst(self, module: nn.Module, x: Tensor, target: Target, rng: np.random.Generator) -> None:
-        """Minimise the mean squared error of the worst points (a smoothed maximum); with "lipschitz" also that of the gradients."""
+        """Minimise the mean squared error over the worst points (a smoothed maximum), with "lipschitz" also that of the gradients."""
         function = target.function if self.options.kind == "lipschitz" else None
         if self.options.kind == "lipschitz" and function is None:
             raise ValueError("oracle = 'lipschitz' needs the target as a function, which only ffgb-l has: choose l2 or linf")
@@ -139,14 +141,14 @@ class NetOracle:
 
 
 def points_between(x: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """Return ``count`` random points on the lines between random pairs of the points x (n, ...)."""
+    """Return ``count`` random points on the segments between random pairs of the points x (n, ...)."""
     i, j = (torch.from_numpy(rng.integers(len(x), size=count)).to(x.device) for _ in range(2))
     share = torch.from_numpy(rng.random(count)).to(x).reshape(-1, *[1] * (x.ndim - 1))
     return torch.lerp(x[i], x[j], share)
 
 
 def gradient_gap(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return the mean over x of ``||v' (D function - D module)||^2`` for one random v: on average that of the whole Jacobians."""
+    """Return the mean over x of ``||v' (D function - D module)||^2``, v ~ N(0, I): unbiased for that of the whole Jacobians."""
     points = x.detach().requires_grad_()
     outputs = module(points)
     v = torch.from_numpy(rng.normal(size=outputs.shape[1])).to(outputs)
@@ -156,7 +158,7 @@ def gradient_gap(module: nn.Module, function: Callable[[Tensor], Tensor], x: Ten
 
 
 class RidgeOracle:
-    """Ridge regression with an intercept, which is not penalised: an L2 oracle in closed form."""
+    """L2 oracle in closed form: ridge regression with an unpenalised intercept."""
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty
@@ -174,12 +176,12 @@ class RidgeOracle:
         return {"weight": weight.float().cpu().numpy(), "bias": bias.float().cpu().numpy()}
 
     def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return ``x weight + bias`` of every learner."""
+        """Return ``x weight + bias`` (m, n, outputs) of m learners."""
         return torch.matmul(x.flatten(1), learners["weight"]) + learners["bias"][:, None]
 
 
 def combined(oracle: Oracle, learners: list[Learner]) -> Callable[[Tensor], Tensor]:
-    """Return the sum of learners as a function of points; differentiable where the learners are."""
+    """Return the sum of the learners as a function of the points; differentiable if the learners are."""
 
     def values(x: Tensor) -> Tensor:
         stacks = {name: torch.tensor(np.stack([h[name] for h in learners]), device=x.device) for name in learners[0]}

@@ -1,1 +1,1 @@
-"""What several families share: checks, seeds, wire format, averages, measures, mirror steps."""
+"""Building blocks shared by the methods: checks, seeds, wire format, averaging, metrics, mirror descent."""

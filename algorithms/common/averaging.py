@@ -1,4 +1,8 @@
-"""Weighted average of lists of arrays: the server step of FedAvg and of everything built on it."""
+"""Weighted average of lists of arrays: the server step of FedAvg and of the methods built on it.
+
+Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, arXiv 1602.05629, Algorithm 1.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = list[NDArray[Any]]
-#: How the names of arrays end that are counted or measured, not learned: a step along their differences means nothing.
+#: Name suffixes of buffers that hold counts or running statistics: a step along their differences means nothing.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def weighted_average(models: Sequence[Sequence[NDArray[Any]]], weights: Sequence[float]) -> Arrays:
-    """Return ``sum_k w_k x_k / sum_k w_k`` for every array position (McMahan et al. 2017, Algorithm 1).
+    """Return ``sum_k w_k x_k / sum_k w_k`` for every array position.
 
-    ``models``: one list of arrays a client, position by position of the same shape; ``weights``: one non-negative
-    number a client. Floating arrays keep their type; integer arrays (step counters of normalisation layers) are
-    averaged and rounded back to their own type. Sums run in the order given: sort the clients first if the last bit matters.
-    Raises ``ValueError`` when there is nothing to average or the weights do not sum to a positive finite number.
+    ``models``: one list of arrays per client, with equal shapes at each position; ``weights``: one non-negative number per client.
+    Floating-point arrays keep their dtype; integer arrays (step counters of normalisation layers) are averaged and rounded back to
+    their own dtype. Sums run in the order given: sort the clients first if the last bit matters.
+    Raises ``ValueError`` if there is nothing to average or the weights do not sum to a positive finite number.
     """
     if not models or len(models) != len(weights):
         raise ValueError(
@@ -37,7 +41,7 @@ def _average(column: Sequence[NDArray[Any]], shares: Sequence[float]) -> NDArray
     scratch = np.empty_like(mean)
     for array, share in zip(column, shares, strict=True):
         np.multiply(array, share, out=scratch, dtype=work, casting="same_kind")
-        mean += scratch  # in place also for arrays without dimensions, where `mean + scratch` would be a scalar
+        mean += scratch  # in place, also for 0-d arrays, where `mean + scratch` would be a scalar
     if not np.issubdtype(dtype, np.floating):
         np.rint(mean, out=mean)
     return mean.astype(dtype, copy=False)

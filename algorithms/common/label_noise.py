@@ -1,10 +1,13 @@
-"""Wrong labels on purpose: pair and symmetric flipping.
+"""Synthetic label noise: pair and symmetric flipping.
 
-Source: Han et al. 2018, "Co-teaching", section 4, as in the dissertation's Chapter II (Table 2.6). With ratio e and L classes, a label
-c becomes
+With ratio e and L classes, a label c becomes
 
     pair:       c + 1 mod L with probability e
     symmetric:  each of the other classes with probability e / (L - 1)
+
+Sources: Han, Yao, Yu, Niu, Xu, Hu, Tsang, Sugiyama, "Co-teaching: Robust Training of Deep Neural Networks with Extremely Noisy
+Labels", NeurIPS 2018, arXiv 1804.06872, section 4; as used in Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter II (Table 2.6).
 """
 
 import numpy as np
@@ -16,9 +19,9 @@ KINDS = ("pair", "symmetric")
 
 
 def flipped(labels: NDArray[np.int64], num_classes: int, kind: str, ratio: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return ``labels`` (n,) in 0..num_classes - 1 with some of them flipped, each by itself, with probability ``ratio`` in [0, 1).
+    """Return a copy of ``labels`` (n,) in 0..num_classes - 1 with each flipped independently with probability ``ratio`` in [0, 1).
 
-    The same generator gives the same draws whatever the ratio: a label that is wrong at one ratio is wrong at every larger one.
+    The draws do not depend on the ratio: with the same generator, a label flipped at one ratio is flipped at every larger one.
     """
     check_choice("noise", kind, KINDS)
     check_range("noise-ratio", ratio, 0, 1, open_high=True)

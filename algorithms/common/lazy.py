@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used: who wants one class does not pay for the imports of all others."""
+"""Lazy package exports: a name is imported on first use, so that using one class does not import the modules of all others."""
 
 import ast
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def late_exports(package: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562): what its file ``path`` imports under ``if TYPE_CHECKING:``.
+    """Return ``__getattr__`` and ``__dir__`` (PEP 562) for a package, serving what its file ``path`` imports under ``TYPE_CHECKING``.
 
-    Type checkers and editors read that list as it stands, so a name is written once.
+    Type checkers and editors read the same import list, so each name is written once.
     """
     blocks = [node for node in ast.parse(Path(path).read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]

@@ -1,8 +1,12 @@
-"""Measures of a classifier and of how evenly clients are served by it.
+"""Metrics of a classifier, and of fairness across clients.
 
-Accuracy and calibration are taken over a client's whole test set, never as a mean over mini-batches: a batch
-of ten has its own, larger, calibration error. Fairness measures take one number per client (higher is better, as
-for accuracy) and count every client once, whatever its number of samples.
+Accuracy and calibration are computed over a client's whole test set, never as a mean over mini-batches: the calibration error of a
+batch of ten is larger. Fairness metrics take one number per client (higher is better, as for accuracy) and count every client once,
+whatever its number of samples.
+
+Source of the calibration errors: Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", ICML 2017,
+arXiv 1706.04599, equations (3) and (5). Source of the parity gap: Hahn, "Algorithms for Collaborative Machine Learning under
+Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III (Tables 3.8, 3.9).
 """
 
 import math
@@ -15,11 +19,10 @@ IntArray = npt.NDArray[np.integer]
 
 
 def topk_accuracy(scores: FloatArray, labels: IntArray, k: int = 1) -> float:
-    """Return the share of samples whose label is among their ``k`` highest scores.
+    """Return the fraction of samples whose label is among their ``k`` highest scores.
 
-    ``scores`` is (n, C), ``labels`` (n,). Equal scores rank in class order, as argmax does, so a constant
-    classifier gains nothing from ties. A row with NaN is no prediction and counts as wrong. With ``k >= C``
-    every other row is a hit.
+    ``scores`` is (n, C), ``labels`` (n,). Ties rank in class order, as in argmax, so a constant classifier gains nothing from them.
+    A row with NaN counts as wrong. With ``k >= C`` every other row counts as correct.
     """
     scores, labels = _checked(scores, labels)
     if k < 1:
@@ -32,9 +35,9 @@ def topk_accuracy(scores: FloatArray, labels: IntArray, k: int = 1) -> float:
 def auroc(scores: FloatArray, labels: IntArray) -> float:
     """Return the area under the ROC curve of ``scores`` (n,) for ``labels`` (n,) in {0, 1}.
 
-    The share of pairs of a 1 and a 0 in which the 1 has the higher score, a tie counting half: (R - p (p + 1) / 2) / (p q) with R the
-    sum of the ranks of the p ones among all (Mann-Whitney), equal scores sharing their mean rank. ``ValueError`` where all labels are
-    equal, which leaves it undefined, and for NaN.
+    This is the fraction of (1, 0) pairs in which the 1 has the higher score, ties counting half: (R - p (p + 1) / 2) / (p q) with R
+    the rank sum of the p ones among all p + q samples (Mann-Whitney), equal scores sharing their mean rank. Raises ``ValueError`` for
+    NaN, and if all labels are equal, where the area is undefined.
     """
     s, y = np.asarray(scores, np.float64), np.asarray(labels)
     if s.ndim != 1 or y.shape != s.shape or not np.isin(y, (0, 1)).all() or np.isnan(s).any():
@@ -53,8 +56,7 @@ def calibration_errors(probabilities: FloatArray, labels: IntArray, bins: int = 
     """Return the expected and the maximum calibration error (ECE, MCE) of ``probabilities`` (n, C).
 
     Samples fall into ``bins`` equally wide intervals (lo, hi] of their top-1 probability. A bin's error is
-    |accuracy - mean confidence|; ECE weighs bins by their samples, MCE is the largest over non-empty bins.
-    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equations (3) and (5).
+    |accuracy - mean confidence|; ECE weights bins by their number of samples, MCE is the maximum over non-empty bins.
     """
     probabilities, labels = _checked(probabilities, labels)
     if bins < 1:
@@ -74,8 +76,8 @@ def calibration_errors(probabilities: FloatArray, labels: IntArray, bins: int = 
 def gini(values: FloatArray) -> float:
     """Return the Gini coefficient of non-negative ``values`` (n,).
 
-    Half the mean absolute difference over all ordered pairs, divided by the mean: 0 if all are equal (all zero
-    included), 1 - 1/n if one client has everything.
+    Half the mean absolute difference over all ordered pairs, divided by the mean: 0 if all values are equal (also if all are zero),
+    1 - 1/n if one client has everything.
     """
     values = _clients(values)
     if (values < 0).any():
@@ -102,10 +104,7 @@ def best_share(values: FloatArray, share: float = 0.1) -> float:
 
 
 def parity_gap(values: FloatArray) -> float:
-    """Return the accuracy parity gap of ``values`` (n,): best client minus worst client.
-
-    Each client is taken as a group, as the dissertation's AAggFF chapter does (Tables 3.8, 3.9).
-    """
+    """Return the accuracy parity gap of ``values`` (n,): best minus worst client, each client being a group of its own."""
     values = _clients(values)
     return float(values.max() - values.min())
 
@@ -139,5 +138,5 @@ def _clients(values: FloatArray) -> npt.NDArray[np.float64]:
 def _count(n: int, share: float) -> int:
     if not 0 < share <= 1:
         raise ValueError(f"share = {share}: must be above 0 and at most 1")
-    # 0.07 * 100 is a little more than 7 in floating point: take off what rounding may have added before ceil.
+    # 0.07 * 100 is slightly more than 7 in floating point: subtract possible rounding error before ceil.
     return max(1, math.ceil(share * n - 1e-9))

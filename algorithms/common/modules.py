@@ -1,4 +1,4 @@
-"""A torch module and the list of arrays that travels in its place."""
+"""Torch modules as lists of arrays (the form in which models are sent), and their batched evaluation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def get_arrays(model: nn.Module) -> Arrays:
 
 
 def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
-    """Copy arrays into the parameters and buffers; ``ValueError`` if number or shapes do not fit the model."""
+    """Copy arrays into the parameters and buffers; raises ``ValueError`` if their number or shapes do not match the model."""
     state = model.state_dict()
     if len(arrays) != len(state):
         raise ValueError(f"{len(arrays)} arrays for a model with {len(state)}: server and client build different models")
@@ -25,14 +25,14 @@ def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
         if tuple(array.shape) != tuple(tensor.shape):
             raise ValueError(f"array {name!r} has shape {array.shape}, but the client's model has {tuple(tensor.shape)}")
         if tensor.device.type == "cpu":
-            np.copyto(tensor.numpy(), array)  # torch warns about the read-only arrays that messages hold
+            np.copyto(tensor.numpy(), array)  # torch.from_numpy would warn: arrays from messages are read-only
         else:
             tensor.copy_(torch.tensor(array))
 
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, x: Tensor, batch_size: int = 1024) -> Tensor:
-    """Return the model's outputs (n, ...) in evaluation mode, in batches."""
+    """Return the model's outputs (n, ...) for ``x`` (n, ...) in evaluation mode, computed in batches."""
     was_training = model.training
     model.eval()
     out = torch.cat([model(part) for part in x.split(batch_size)])

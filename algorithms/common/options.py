@@ -1,4 +1,4 @@
-"""Options, each said once: a field of a frozen dataclass with its type, default, bounds and one line of help.
+"""Options, each declared once: a field of a frozen dataclass with its type, default, bounds and one line of help.
 
     @dataclass(frozen=True)
     class FedProxOptions(Options):
@@ -19,7 +19,7 @@ from algorithms.common.checks import check_choice, check_range
 
 @dataclass(frozen=True)
 class Declared:
-    """What :func:`option` says of a field beside type and default; an open end leaves the bound itself out."""
+    """What :func:`option` declares for a field besides type and default; an open end excludes the bound itself."""
 
     help: str
     low: float = -math.inf
@@ -30,7 +30,7 @@ class Declared:
 
     @property
     def allowed(self) -> str:
-        """What values are allowed, in words: ``"a | b"``, ``"[0, 1)"``, ``"from 1"``; "" where any will do."""
+        """The allowed values as text: ``"a | b"``, ``"[0, 1)"``, ``"from 1"``; "" if any value is allowed."""
         if self.choices:
             return " | ".join(self.choices)
         if self.low == -math.inf and self.high == math.inf:

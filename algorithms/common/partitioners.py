@@ -1,7 +1,12 @@
-"""How a labelled data set is dealt to clients, and a client's samples to its training, validation and test part.
+"""Partition a labelled data set among clients, and split a client's samples into training, validation and test sets.
 
-Every scheme returns one int64 array of sample indices per client, ascending (files are then read forwards) and
-disjoint between clients. A scheme draws from the generator it is given and from nothing else.
+Every partitioner returns one int64 array of sample indices per client, ascending (so that files are read sequentially) and disjoint
+between clients. All randomness comes from the generator passed in.
+
+Sources: ``pathological``: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017, arXiv 1602.05629. ``sorted_share``: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient
+Boosting", AISTATS 2022, arXiv 2103.06972. ``dirichlet_clients``: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data
+Distribution for Federated Visual Classification", 2019, arXiv 1909.06335.
 """
 
 import numpy as np
@@ -11,7 +16,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal all samples at random; sizes differ by at most one."""
+    """Partition all samples uniformly at random; sizes differ by at most one."""
     _check(num_samples, num_clients)
     return _ascending(np.array_split(rng.permutation(num_samples), num_clients))
 
@@ -19,17 +24,17 @@ def iid(num_samples: int, num_clients: int, rng: np.random.Generator) -> list[In
 def pathological(
     labels: npt.NDArray[np.integer], num_clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Give every client samples of exactly ``classes_per_client`` distinct classes (McMahan et al. 2017).
+    """Give every client samples of exactly ``classes_per_client`` distinct classes (McMahan et al.).
 
-    Each client draws at random among the classes used least so far, so the number of clients that hold a class
-    differs by at most one between classes. A class's shuffled samples are dealt evenly to its holders: with equal
-    class sizes and holders, all clients get equally many. If the clients' classes together are fewer than there
-    are, the samples of the unused classes stay out; otherwise every sample is dealt.
+    Each client draws at random among the classes used least so far, so the number of clients that hold a class differs by at most
+    one between classes. A class's shuffled samples are split evenly among its holders: with equal class sizes and numbers of holders,
+    all clients get equally many. If some classes are held by no client, their samples are left out; otherwise every sample is
+    assigned.
 
-    The partitioner of this name in flwr-datasets draws each client's classes without regard to the others: some
-    classes then go unused while others are cut into small pieces; its deterministic mode is not random at all.
+    The partitioner of this name in flwr-datasets draws each client's classes independently: some classes may go unused while others
+    are cut into small pieces, and its deterministic mode is not random at all.
 
-    Raises ValueError if there are not so many classes, or a class has fewer samples than holders.
+    Raises ValueError if there are fewer classes than ``classes_per_client``, or a class has fewer samples than holders.
     """
     labels = np.asarray(labels)
     _check(len(labels), num_clients)
@@ -53,19 +58,18 @@ def pathological(
                 "or fewer classes per client"
             )
         if clients:
-            # Holders in random order: the first ones get the samples that an even share leaves over.
+            # Holders in random order: the first ones get the remainder of the even split.
             for client, piece in zip(rng.permutation(clients), np.array_split(samples, len(clients)), strict=True):
                 parts[client].append(piece)
     return _ascending([np.concatenate(pieces) for pieces in parts])
 
 
 def sorted_share(labels: npt.NDArray[np.integer], num_clients: int, share: float, rng: np.random.Generator) -> list[Indices]:
-    """Deal the given share of the samples at random and the rest, sorted by label, in consecutive blocks.
+    """Partition a fraction ``share`` of the samples at random, and the rest, sorted by label, in consecutive blocks.
 
-    The scheme of the functional-boosting papers (Shen et al. 2022): share 1 is i.i.d., share 0 gives each client
-    one stretch of the label order. Two choices differ from their program: the samples are shuffled first (it takes
-    the first ones of the file as the random share), and no sample is dropped: what an even deal leaves over goes
-    one each to some clients, so that clients' sizes differ by at most one in all.
+    The scheme of the functional-boosting papers (Shen et al.): share 1 is i.i.d., share 0 gives each client one contiguous block of
+    the label order. Two choices differ from their program: the samples are shuffled first (it takes the first ones of the file as
+    the random share), and no sample is dropped: remainders go one each to some clients, so that total sizes differ by at most one.
     """
     labels = np.asarray(labels)
     _check(len(labels), num_clients)
@@ -85,13 +89,14 @@ def sorted_share(labels: npt.NDArray[np.integer], num_clients: int, share: float
 def dirichlet_clients(
     labels: npt.NDArray[np.integer], num_clients: int, alpha: float, rng: np.random.Generator, min_classes: int = 2
 ) -> list[Indices]:
-    """Give all clients equally many samples, each in class proportions of its own from a Dirichlet distribution (Hsu et al. 2019).
+    """Give all clients equally many samples, with class proportions drawn per client from a Dirichlet distribution (Hsu et al.).
 
-    A client draws q ~ Dir(alpha C s) with C classes of sample shares s: Dir(alpha) where classes are equally large. It takes samples by
-    q; a class that runs out gives what it has, and where all classes of q have run out the others give by what they have left. Every
-    sample is dealt once. A client with fewer than ``min_classes`` draws again, a hundred times at most.
+    A client draws q ~ Dir(alpha C s), C being the number of classes and s their shares of the samples: Dir(alpha) for balanced
+    classes. It takes samples in proportions q; an exhausted class gives what it has, and once all classes in q are exhausted, samples
+    come from the others in proportion to what they have left. Every sample is assigned exactly once. A client with fewer than
+    ``min_classes`` classes draws again, at most a hundred times.
 
-    The reference programs of AAggFF and FedEvg use the samples of a class again for later clients instead.
+    The reference programs of AAggFF and FedEvg instead reuse samples of an exhausted class for later clients.
     """
     labels = np.asarray(labels)
     _check(len(labels), num_clients)
@@ -115,7 +120,7 @@ def dirichlet_clients(
 def _fill(
     share: npt.NDArray[np.float64], left: npt.NDArray[np.int64], size: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Return how many of ``size`` samples come from each class: by ``share``, never more than are ``left``."""
+    """Return how many of ``size`` samples to take from each class: in proportions ``share``, never more than are ``left``."""
     counts = np.zeros_like(left)
     while (missing := size - int(counts.sum())) > 0:
         open_ = left - counts
@@ -128,9 +133,9 @@ def _fill(
 def train_validation_test(
     indices: Indices, rng: np.random.Generator, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
 ) -> tuple[Indices, Indices, Indices]:
-    """Split a client's samples at random into training, validation and test part, none of them empty.
+    """Split a client's samples at random into training, validation and test sets, none of them empty.
 
-    Raises ValueError for fewer than 3 samples or fractions that do not add up to 1.
+    Raises ValueError for fewer than 3 samples or fractions that do not sum to 1.
     """
     n = len(indices)
     if n < 3:
@@ -146,10 +151,10 @@ def train_validation_test(
 def stratified(
     labels: npt.NDArray[np.integer], rng: np.random.Generator, test: float, validation: float = 0.0
 ) -> tuple[Indices, Indices, Indices]:
-    """Split samples into training, validation and test part so that every class is split alike.
+    """Split samples into training, validation and test sets, stratified by class.
 
-    Of the n samples of a class, ``test`` n go to the test part, rounded, at least one and leaving one; likewise ``validation`` n, none
-    for 0. Raises ValueError for a class with fewer samples than parts.
+    Of the n samples of a class, ``test`` n (rounded) go to the test set, at least one, with at least one left for every other set;
+    likewise ``validation`` n, or none if it is 0. Raises ValueError for a class with fewer samples than sets.
     """
     parts: list[list[Indices]] = [[], [], []]
     needed = 3 if validation else 2
@@ -172,7 +177,7 @@ def _check(num_samples: int, num_clients: int) -> None:
 
 
 def _even(total: int, parts: int) -> npt.NDArray[np.int64]:
-    """Return sizes that add up to ``total`` and differ by at most one, the larger ones first."""
+    """Return sizes that sum to ``total`` and differ by at most one, the larger ones first."""
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
 
 

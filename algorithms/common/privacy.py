@@ -1,9 +1,13 @@
-"""What Gaussian noise buys: the epsilon of releases that one person's data (here: one client's) can have changed by a bounded amount.
+"""Privacy accounting of the Gaussian mechanism: epsilon after repeated releases with bounded sensitivity to one client's data.
 
-Sources: Dong, Roth, Su 2022, "Gaussian Differential Privacy": a release with noise z times the sensitivity is 1/z-GDP, and T of them
-together are sqrt(T)/z-GDP. Balle, Wang 2018, "Improving the Gaussian Mechanism for Differential Privacy", Theorem 8: mu-GDP is
-(epsilon, delta)-differential privacy exactly if ``delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)``. Nothing is
-bounded on the way: no accountant that composes by moments reports less.
+A release with noise of standard deviation z times the sensitivity is 1/z-GDP, and T of them together are sqrt(T)/z-GDP (Dong et al.).
+mu-GDP is (epsilon, delta)-differential privacy if and only if
+``delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)`` (Balle and Wang, Theorem 8). Both steps are exact, so no
+accountant that composes by moments reports a smaller epsilon.
+
+Sources: Dong, Roth, Su, "Gaussian Differential Privacy", Journal of the Royal Statistical Society B, 2022, arXiv 1905.02383; Balle,
+Wang, "Improving the Gaussian Mechanism for Differential Privacy: Analytical Calibration and Optimal Denoising", ICML 2018,
+arXiv 1805.06530.
 """
 
 import math
@@ -12,15 +16,15 @@ from algorithms.common.checks import check_range
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return the least delta for which mu-GDP is (epsilon, delta)-differential privacy."""
-    from scipy.special import log_ndtr  # late: SciPy takes long to import, and most runs do without
+    """Return the smallest delta for which mu-GDP implies (epsilon, delta)-differential privacy."""
+    from scipy.special import log_ndtr  # imported here: SciPy is slow to import, and most runs do not need it
 
-    log_tail = epsilon + log_ndtr(-mu / 2 - epsilon / mu)  # as a logarithm: e^epsilon alone overflows
+    log_tail = epsilon + log_ndtr(-mu / 2 - epsilon / mu)  # in logarithms: e^epsilon alone overflows
     return max(0.0, math.exp(log_ndtr(mu / 2 - epsilon / mu)) - math.exp(log_tail))
 
 
 def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Return epsilon after ``releases`` releases with noise of ``noise_multiplier`` times the sensitivity each, at ``delta``."""
+    """Return epsilon at ``delta`` after ``releases`` releases, each with noise of ``noise_multiplier`` times the sensitivity."""
     check_range("noise-multiplier", noise_multiplier, 0, open_low=True)
     check_range("delta", delta, 0, 1, open_low=True, open_high=True)
     if not releases:
@@ -31,6 +35,6 @@ def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> fl
     high = 1.0
     while gaussian_delta(mu, high) > delta:
         high *= 2
-    from scipy.optimize import brentq  # late, too
+    from scipy.optimize import brentq  # imported here, as above
 
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-9))

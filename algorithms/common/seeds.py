@@ -1,6 +1,6 @@
-"""Every random draw of a run comes from a generator named by (run seed, purpose, client, round).
+"""Random generators keyed by (run seed, purpose, client, round): the source of every random draw of a run.
 
-Nothing is drawn from a global generator, so no number depends on the order in which clients are served or replies arrive.
+No global generator is used, so no result depends on the order in which clients run or replies arrive.
 """
 
 from hashlib import blake2b
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def _word(name: str | int) -> int:
-    """Return a non-negative integer for a name; the kind of the name counts, so client 7 differs from client "7"."""
+    """Return a non-negative integer for a name; its type is part of the hash, so client 7 differs from client "7"."""
     if isinstance(name, int) and name >= 0:
         return name
     return int.from_bytes(blake2b(f"{type(name).__name__}:{name}".encode(), digest_size=8).digest(), "big")
@@ -20,10 +20,10 @@ def _sequence(seed: int, purpose: str, client: str | int, server_round: int) -> 
 
 
 def generator(seed: int, purpose: str, client: str | int = 0, server_round: int = 0) -> np.random.Generator:
-    """Return the generator of this run seed for one purpose ("batches", "sampling", ...), client and round."""
+    """Return the generator for a run seed, purpose ("batches", "sampling", ...), client and round."""
     return np.random.default_rng(_sequence(seed, purpose, client, server_round))
 
 
 def derived_seed(seed: int, purpose: str, client: str | int = 0, server_round: int = 0) -> int:
-    """Return a 63-bit seed for a library that wants a number, derived like :func:`generator`."""
+    """Return a 63-bit integer seed, derived like :func:`generator`, for libraries that take one."""
     return int(_sequence(seed, purpose, client, server_round).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,12 +1,11 @@
-"""How an array lies in a message: NumPy's .npy format (version 1), read without parsing its header as Python.
+"""Wire format of arrays: NumPy's .npy format (version 1.0), read without parsing its header as Python.
 
-Flower decodes an array through ``numpy.load``, about 80 microseconds of header parsing whatever the size. The type and shape are
-known beside the bytes, so the header only has to be compared with the one they imply: 3 microseconds and no copy. Writing is the
-same: ``numpy.save`` makes the header anew each time, 25 microseconds, and copies the values more than once. Methods
-with a wire format of their own (atoms, weak learners) put their ``pack`` / ``unpack`` pairs here too.
+Flower decodes an array with ``numpy.load``, which spends about 80 microseconds on header parsing whatever the size. Dtype and shape
+are sent beside the bytes, so the header only has to be compared with the one they imply: 3 microseconds and no copy. Likewise,
+``numpy.save`` builds the header anew each time (25 microseconds) and copies the values more than once. Methods with a wire format of
+their own (atoms, weak learners) define ``pack`` / ``unpack`` pairs.
 
-What is read comes from another party and may be anything: it is an array of numbers or a ``WireError``, and costs no more memory
-than its bytes.
+Received bytes are untrusted: the result is a numeric array or a ``WireError``, and takes no more memory than the bytes themselves.
 """
 
 import math
@@ -21,7 +20,7 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 
 
 class WireError(ValueError):
-    """What came in a message is not what it should be."""
+    """A message holds malformed or unexpected data."""
 
 
 @lru_cache(maxsize=4096)
@@ -43,15 +42,15 @@ def _written(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
 
 
 def fields(values: NDArray[Any]) -> tuple[str, tuple[int, ...], str, bytes]:
-    """Return what Flower's ``Array`` consists of, type, shape, kind and .npy bytes: ``Array(*fields(values))``."""
+    """Return the arguments of Flower's ``Array`` (dtype, shape, kind, .npy bytes), for ``Array(*fields(values))``."""
     dtype, header = _written(values.dtype, values.shape)
     return dtype, values.shape, "numpy.ndarray", b"".join((header, np.asarray(values, order="C").data))
 
 
 def read(array: Any) -> NDArray[Any]:
-    """Return the values of a Flower ``Array`` (bytes ``data``, ``dtype``, ``shape``); read-only where they need no copy.
+    """Return the values of a Flower ``Array`` (bytes ``data``, ``dtype``, ``shape``); read-only if no copy was needed.
 
-    Raises ``WireError`` for bytes that are no array of numbers or not as long as their header says: nothing is allocated for those.
+    Raises ``WireError``, without allocating anything, for bytes that are not a numeric array or not as long as their header says.
     """
     try:
         dtype, shape = str(array.dtype), tuple(array.shape)
@@ -66,14 +65,14 @@ def read(array: Any) -> NDArray[Any]:
         return values
     except WireError:
         raise
-    except Exception as error:  # bytes of another party may break NumPy's parser in more ways than anyone lists
+    except Exception as error:  # untrusted bytes may break NumPy's parser in ways that it does not document
         raise WireError(f"bytes that are no array: {type(error).__name__}: {' '.join(str(error).split())[:120]}") from None
 
 
 def decode(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
-    """Return the array that .npy bytes hold, read-only and without a copy, or ``None`` if they are not plainly of this type and shape.
+    """Return the array in .npy bytes as a read-only view, or ``None`` unless their header is the expected one for dtype and shape.
 
-    ``None`` is no error: other versions, Fortran order, or broken bytes.
+    ``None`` is not an error: the bytes may be of another version or in Fortran order, or malformed.
     """
     expected = _header(dtype, shape) if data[:8] == _MAGIC else None
     if expected is None:
@@ -86,7 +85,7 @@ def decode(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | No
 
 
 def _parse(data: bytes) -> NDArray[Any]:
-    """Read .npy bytes by their own header. ``numpy.load`` would too, but allocates what the header claims before it looks further."""
+    """Read .npy bytes by their own header; unlike ``numpy.load``, check its claimed size before anything is allocated."""
     file = BytesIO(data)
     version = np.lib.format.read_magic(file)
     parse = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)

@@ -1,1 +1,1 @@
-"""Ensembles of frozen predictors: losses, gradients, the best mixture."""
+"""Ensembles of frozen predictors: losses, gradients, optimal mixture weights."""

@@ -1,8 +1,11 @@
-"""The best mixture of fixed distributions under the log loss: the optimum against which a learnt ensemble is measured.
+"""Optimal mixture of fixed distributions under the log loss: the reference optimum for a learned ensemble.
 
 ``min_alpha -sum_y f(y) log(sum_k alpha_k h_k(y))`` over the simplex is convex. Expectation maximisation multiplies every weight by
-``g_k = sum_y f(y) h_k(y) / h_alpha(y)``; it needs no step size and never leaves the simplex, and since the loss minus the optimum is at
-most ``log max_k g_k``, the answer carries its own certificate (Cover 1984, on log-optimal portfolios: the same problem).
+``g_k = sum_y f(y) h_k(y) / h_alpha(y)``; it needs no step size and never leaves the simplex. The loss exceeds the optimum by at most
+``log max_k g_k``, which certifies the result.
+
+Source: Cover, "An Algorithm for Maximizing Expected Log Investment Return", IEEE Transactions on Information Theory, 1984,
+DOI 10.1109/TIT.1984.1056869 (log-optimal portfolios, the same problem).
 """
 
 from typing import Any
@@ -16,10 +19,10 @@ Floats = NDArray[np.floating[Any]]
 def best_mixture(
     outputs: Floats, weights: Floats, tolerance: float = 1e-4, max_steps: int = 5000
 ) -> tuple[NDArray[np.float64], float, float]:
-    """Return (alpha (q,), its loss, a bound on how far that is above the optimum).
+    """Return (alpha (q,), its loss, an upper bound on the loss minus the optimum).
 
-    ``outputs`` (q, m) > 0: the probability each predictor gives each outcome; ``weights`` (m,): how often it occurs, sums to 1. Ends
-    when the bound is below ``tolerance``, or after ``max_steps``.
+    ``outputs`` (q, m) > 0: the probability each predictor assigns to each outcome; ``weights`` (m,): the frequencies of the outcomes,
+    summing to 1. Stops when the bound is at most ``tolerance``, or after ``max_steps``.
     """
     alpha = np.full(len(outputs), 1 / len(outputs))
     mixture, bound = alpha @ outputs, np.inf

@@ -1,11 +1,13 @@
-"""Ensembles of frozen predictors: which ones a round sends, and the losses and gradients of their mixture.
+"""Ensembles of frozen predictors: sampling of the predictors to send, and losses and gradients of their mixture.
 
-The model is ``h_alpha = sum_k alpha_k h_k``, alpha on the simplex. A round draws a set H of predictors, k with inclusion
-probability gamma_k, and works with ``alpha~_k = alpha_k / gamma_k`` on H, whose mixture has mean h_alpha. Here are the
-probabilities gamma, the draws, the losses at weights that need not sum to 1, and what makes the gradient of the squared
-loss unbiased. q is the number of predictors, h that of the drawn ones, m of samples, L of outputs, V of outcomes.
-Source: Hamer, Mohri, Suresh, FedBoost, ICML 2020, equations (6)-(10). Its section 4.2 prints alpha_l for h_l in the
-gradient of the squared loss, and a correction (10) without the factor 2 and with alpha_l^2 h_l for alpha_l ||h_l||^2.
+The model is ``h_alpha = sum_k alpha_k h_k``, alpha on the simplex. A round samples a set H of predictors, k with inclusion probability
+gamma_k, and uses the weights ``alpha~_k = alpha_k / gamma_k`` on H, whose mixture has expectation h_alpha. This module has the
+inclusion probabilities, the sampling, the losses at weights that need not sum to 1, and the bias correction of the squared loss's
+gradient. q is the number of predictors, h of sampled predictors, m of samples, L of outputs, V of outcomes.
+
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, equations (6)-(10).
+Its section 4.2 prints alpha_l for h_l in the gradient of the squared loss, and a correction (10) without the factor 2 and with
+alpha_l^2 h_l for alpha_l ||h_l||^2.
 """
 
 from typing import Any
@@ -23,11 +25,11 @@ SAMPLINGS = ("none", "uniform", "weighted")
 
 
 def inclusion(alpha: ArrayLike, budget: float, sampling: str = "weighted", floor: float = 1e-3) -> Array:
-    """Return the inclusion probabilities gamma (q,); they sum to at most ``budget`` = C, the expected number sent.
+    """Return the inclusion probabilities gamma (q,); they sum to at most ``budget`` = C, the expected number of predictors sent.
 
-    ``none``: 1 each, whatever the budget. ``uniform``: C/q. ``weighted``: ``min(1, alpha_k C)``, equation (8), but at least
-    ``floor`` (at most C/q): a weight that reached 0 could never be drawn again. Where the floor would lift the sum over C,
-    everything above the floor gives way in proportion.
+    ``sampling``: "none" is 1 each, whatever the budget; "uniform" is C/q; "weighted" is ``min(1, alpha_k C)``, equation (8), but at
+    least ``floor`` (itself at most C/q): a predictor whose weight reached 0 could otherwise never be sampled again. If the floor would
+    raise the sum above C, the parts above the floor are reduced in proportion.
     Raises ``ValueError`` unless alpha is a distribution, 0 < C <= q and 0 <= floor <= 1.
     """
     weights = check_distribution("alpha", alpha)
@@ -50,11 +52,11 @@ def inclusion(alpha: ArrayLike, budget: float, sampling: str = "weighted", floor
 
 
 def draw_independent(gamma: ArrayLike, rng: np.random.Generator, allow_empty: bool = False) -> Ids:
-    """Return the ids of a draw in which each k is included independently with probability gamma_k, in rising order.
+    """Return the sampled ids in ascending order, each k included independently with probability gamma_k.
 
-    An empty draw is repeated, since an ensemble of nothing has no log loss. That raises every inclusion probability by
-    the factor 1/(1 - prod_k(1 - gamma_k)), at most 1 + e^-C/(1 - e^-C) for sum gamma = C: 1.16 for C = 2, 1.0003 for C = 8.
-    With ``allow_empty`` it is returned: its gradient is zero, and the corrected gradient is then unbiased at any C.
+    An empty sample is redrawn, since an empty ensemble has no log loss. This raises every inclusion probability by the factor
+    1/(1 - prod_k(1 - gamma_k)), at most 1 + e^-C/(1 - e^-C) for sum gamma = C: 1.16 for C = 2, 1.0003 for C = 8.
+    With ``allow_empty`` it is returned: its gradient is zero, and the corrected gradient is then unbiased for any C.
     """
     chances = _chances(gamma)
     while True:
@@ -64,45 +66,45 @@ def draw_independent(gamma: ArrayLike, rng: np.random.Generator, allow_empty: bo
 
 
 def draw_exact(gamma: ArrayLike, budget: float, rng: np.random.Generator) -> Ids:
-    """Return the ids of a draw of fixed size with the same inclusion probabilities, in rising order.
+    """Return the ids of a sample of fixed size with the same inclusion probabilities, in ascending order.
 
-    Systematic sampling in random order: ``sum gamma`` ids are drawn where that is whole (C, unless ``min(1, alpha_k C)``
-    cut something off), else one of the two whole numbers beside it, never an empty draw. The ensemble stays unbiased; of the
-    corrected gradient, which supposes independent draws, the terms of two predictors are a factor of about 1 - 1/C + 1/q.
-    Raises ``ValueError`` where the probabilities sum to more than ``budget``.
+    Systematic sampling in random order: the size is ``sum gamma`` if that is an integer (C, unless ``min(1, alpha_k C)`` was capped),
+    else one of the two neighbouring integers; never 0. The ensemble stays unbiased; in the corrected gradient, which assumes
+    independent inclusion, the terms of pairs of predictors are off by a factor of about 1 - 1/C + 1/q.
+    Raises ``ValueError`` if the probabilities sum to more than ``budget``.
     """
     chances = _chances(gamma)
     total = float(chances.sum())
     if total > budget * (1 + 1e-9):
         raise ValueError(f"inclusion probabilities sum to {total:g}, but the budget is {budget}: lower them")
-    # Certain ones first: an interval of length 1 could catch two of the equally spaced points by rounding.
+    # Those with probability 1 are taken apart: by rounding, an interval of length 1 could contain two of the equally spaced points.
     certain = np.flatnonzero(chances >= 1)
     order = rng.permutation(np.flatnonzero(chances < 1))
     ends = np.cumsum(chances[order])
     length = float(ends[-1]) if len(ends) else 0.0
     if abs(length - round(length)) < 1e-9 * max(1.0, length):
-        length = float(round(length))  # C points for a sum of C, also where the sum has lost its last digit
+        length = float(round(length))  # C points for a sum of C, despite rounding errors
     while True:
         start = rng.random()
         points = start + np.arange(int(length) + (start < length - int(length)))
-        hit = np.minimum(np.searchsorted(ends, points, side="right"), len(ends) - 1)  # a last point rounded up to the end
+        hit = np.minimum(np.searchsorted(ends, points, side="right"), len(ends) - 1)  # the last may be rounded up to it
         ids = np.sort(np.concatenate([certain, order[hit]]))
         if len(ids):
             return ids
 
 
 def sampled_weights(alpha: ArrayLike, ids: Ids, gamma: ArrayLike) -> Array:
-    """Return ``alpha~ = alpha_k / gamma_k`` (h,) of the drawn ids, from alpha and gamma of all (q,); equation (6)."""
+    """Return ``alpha~ = alpha_k / gamma_k`` (h,) of the sampled ids, given alpha and gamma (q,); equation (6)."""
     return np.asarray(np.asarray(alpha, np.float64)[ids] / _chances(gamma)[ids])
 
 
 def log_loss(alpha: ArrayLike, outputs: Floats, weights: ArrayLike) -> tuple[float, Array]:
     """Return ``-sum_i w_i log h_alpha(y_i)`` and its gradient (h,) with respect to ``alpha`` (h,).
 
-    ``outputs`` (h, m): the probability that each predictor gives the outcome observed in sample i; ``weights`` (m,) sum
-    to 1. A density over V outcomes is the case of ``outputs`` = its tables (h, V), ``weights`` = the frequencies; outcomes
-    that never occurred may be left out. float32 outputs are multiplied as they are, without a float64 copy.
-    Raises ``ValueError`` where an outcome that occurred has probability 0: mix the densities with a uniform share first.
+    ``outputs`` (h, m): the probability each predictor assigns to the outcome observed in sample i; ``weights`` (m,) sum to 1. For
+    densities over V outcomes, ``outputs`` are their tables (h, V) and ``weights`` the frequencies; outcomes that never occurred may be
+    left out. float32 outputs are multiplied without a float64 copy.
+    Raises ``ValueError`` if an observed outcome has probability 0: mix the densities with a uniform distribution first.
     """
     coefficients, shares = _mixture_inputs(alpha, outputs, 2), _shares(weights, outputs.shape[1])
     seen = shares > 0
@@ -112,7 +114,7 @@ def log_loss(alpha: ArrayLike, outputs: Floats, weights: ArrayLike) -> tuple[flo
             "the ensemble gives an outcome that occurred probability 0: mix the densities with a uniform share (epsilon above 0)"
         )
     loss = -float(shares[seen] @ np.log(mixture[seen]))
-    # What did not occur has no share in the gradient, whatever its probability.
+    # Outcomes that did not occur contribute nothing to the gradient, whatever their probability.
     ratios = np.divide(shares, mixture, out=np.zeros_like(shares), where=seen)
     return loss, -(outputs @ ratios.astype(outputs.dtype)).astype(np.float64)
 
@@ -156,16 +158,16 @@ def squared_norms(outputs: Floats, weights: ArrayLike | None = None) -> Array:
 
 
 def chain_rule(gradient: ArrayLike, gamma: ArrayLike) -> Array:
-    """Return the gradient with respect to alpha from that with respect to ``alpha~ = alpha / gamma``; all of the drawn ids, (h,)."""
+    """Return the gradient in alpha, given that in ``alpha~ = alpha / gamma``; all arrays are of the sampled ids, (h,)."""
     return np.asarray(np.asarray(gradient, np.float64) / _chances(gamma))
 
 
 def bias_correction(alpha: ArrayLike, norms: ArrayLike, gamma: ArrayLike) -> Array:
-    """Return ``b_l = 2 alpha_l ||h_l||^2 (1/gamma_l - 1) / gamma_l``, (10) as it should read; all of the drawn ids, (h,).
+    """Return ``b_l = 2 alpha_l ||h_l||^2 (1/gamma_l - 1) / gamma_l``, the corrected (10); all arrays are of the sampled ids, (h,).
 
-    ``norms``: squared norms, as from :func:`squared_norms`. For the squared loss and independent draws, the gradient of
-    :func:`chain_rule` minus b has the full gradient as its mean. It is linear in the norms: average them over the clients
-    with the weights of the gradients, and correct once.
+    ``norms``: squared norms, as from :func:`squared_norms`. For the squared loss and independent sampling, the gradient of
+    :func:`chain_rule` minus b is unbiased for the full gradient. b is linear in the norms: average them over the clients with the
+    weights of the gradients and correct once.
     """
     chances = _chances(gamma)
     return np.asarray(2 * np.asarray(alpha, np.float64) * np.asarray(norms, np.float64) * (1 / chances - 1) / chances)
@@ -179,7 +181,7 @@ def _chances(gamma: ArrayLike) -> Array:
 
 
 def _mixture_inputs(alpha: ArrayLike, outputs: Floats, dimensions: int) -> Floats:
-    """Return alpha in the type of the outputs, so that a product does not copy all of them into another one."""
+    """Return alpha in the dtype of the outputs, so that a product does not convert all of them."""
     coefficients = np.asarray(alpha, np.float64)
     if not np.issubdtype(outputs.dtype, np.floating):
         raise ValueError(f"the predictors' outputs are {outputs.dtype}: must be floating point; convert them")

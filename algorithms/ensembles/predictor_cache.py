@@ -1,9 +1,9 @@
-"""What a bounded cache holds after a use: the one rule by which a server predicts the caches of its clients."""
+"""Replacement rule (least recently used) of a client's predictor cache; the server predicts its clients' caches with it."""
 
 from collections.abc import Sequence
 
 
 def remember(held: Sequence[str], used: Sequence[str], size: int) -> list[str]:
-    """Return the keys held after ``used`` were used in this order, least recently used first, at most ``size`` of them."""
-    recent = dict.fromkeys(reversed([*held, *used]))  # last uses first, each key once
+    """Return the keys in the cache after ``used`` were used in this order: at most ``size``, least recently used first."""
+    recent = dict.fromkeys(reversed([*held, *used]))  # most recently used first, each key once
     return list(recent)[:size][::-1]

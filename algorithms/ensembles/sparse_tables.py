@@ -1,8 +1,8 @@
-"""Distributions over a vocabulary that are zero almost everywhere, as lists of their non-zero entries.
+"""Sparse wire format of probability tables over a vocabulary: their non-zero entries, row by row.
 
-A speaking role uses one word in a hundred of the whole vocabulary: packed, its table is forty times smaller in a message, and the
-few columns that a client's data touch are read without ever making the table. ``pack`` / ``unpack`` are the wire format between a
-server that holds tables and clients that score them; tables that are dense travel as they are.
+A speaking role uses one word in a hundred of the vocabulary: packed, its table is forty times smaller in a message, and the few
+columns that a client's data need are read without building the dense table. ``pack`` / ``unpack`` are the wire format between the
+server, which holds the tables, and the clients, which score them; dense tables are sent as they are.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Predictors = Mapping[str, NDArray[Any]]
 FIELDS = ("values", "outcomes", "starts", "size")
-#: Of tables that are made dense: a few numbers in a message must not claim the memory of a machine.
+#: Largest dense size of received tables: a small message must not be able to exhaust a machine's memory.
 MAX_ENTRIES = 2**28
 
 
@@ -31,7 +31,7 @@ def pack(tables: Floats) -> dict[str, NDArray[Any]]:
 
 
 def compact(predictors: Predictors) -> Predictors:
-    """Return predictors as they should travel: tables ``{"table": (h, V)}`` packed where that is smaller, all else as it is."""
+    """Return predictors as they should be sent: tables ``{"table": (h, V)}`` packed if that is smaller, anything else unchanged."""
     table = predictors.get("table")
     if table is None or len(predictors) > 1 or table.ndim != 2:
         return predictors
@@ -41,25 +41,25 @@ def compact(predictors: Predictors) -> Predictors:
 
 
 def is_packed(predictors: Predictors) -> bool:
-    """Tell packed tables from dense ones."""
+    """Return whether the predictors are packed tables."""
     return set(predictors) == set(FIELDS)
 
 
 def columns(packed: Predictors, wanted: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Return the columns ``wanted`` (m,), distinct, of packed tables, shape (h, m). ``ValueError`` for entries that are no tables."""
+    """Return the distinct columns ``wanted`` (m,) of packed tables as an array (h, m). Raises ``ValueError`` for malformed tables."""
     values, outcomes, starts, size = _checked(packed)
     place = np.full(size, -1, np.int64)
     place[wanted] = np.arange(len(wanted))
     at = place[outcomes]
     kept = np.flatnonzero(at >= 0)
-    rows = np.searchsorted(starts, kept, side="right") - 1  # of an entry: the last row that starts at or before it
+    rows = np.searchsorted(starts, kept, side="right") - 1  # an entry's row is the last one that starts at or before it
     out = np.zeros((len(starts) - 1, len(wanted)))
     out[rows, at[kept]] = values[kept]
     return out
 
 
 def unpack(packed: Predictors) -> NDArray[Any]:
-    """Return the tables (h, V) of :func:`pack`, in the type of their values. ``ValueError`` as :func:`columns`."""
+    """Undo :func:`pack`: return the tables (h, V), in the dtype of their values. Raises ``ValueError`` as :func:`columns` does."""
     values, outcomes, starts, size = _checked(packed)
     if (len(starts) - 1) * size > MAX_ENTRIES:
         raise ValueError(f"packed tables: {len(starts) - 1} over {size} entries are more than {MAX_ENTRIES} numbers")
@@ -69,7 +69,7 @@ def unpack(packed: Predictors) -> NDArray[Any]:
 
 
 def _checked(packed: Predictors) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int]:
-    """Return the four arrays, or raise: what comes in a message may be anything."""
+    """Return values, outcomes, starts and size of received tables; raises ``ValueError`` for malformed ones."""
     values, outcomes, starts, sizes = (packed[name] for name in FIELDS)
     kinds = values.dtype.kind + outcomes.dtype.kind + starts.dtype.kind + sizes.dtype.kind
     if kinds != "fiii" or sizes.shape != (1,) or not 0 < sizes[0] <= MAX_ENTRIES:

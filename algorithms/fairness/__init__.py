@@ -1,1 +1,1 @@
-"""Weights of clients: online portfolios and the weight rules that they are compared with."""
+"""Client weights for fair aggregation: online portfolios and the weight rules they are compared with."""

@@ -1,10 +1,13 @@
-"""Weights of clients as an online portfolio: the two decision makers of AAggFF, and what all decision makers have in common.
+"""Client weights as an online portfolio: the two decision makers of AAggFF, and helpers shared by all decision makers.
 
-Every round the clients respond with r (bigger: worse served), the decision loss is ``-log(1 + <p, r>)``, and a maker answers with the
-next weights p on the simplex. :class:`OnlineNewtonStep` (AAggFF-S) hears all clients in every round, :class:`LinearisedFTRL` (AAggFF-D)
-a uniform sample. Clients are positions 0..K-1 here; who sits where is the caller's business.
-Source: AAggFF (dissertation "superfed-aaggff-fedevg", Chapter III), (3.7), (3.10) to (3.12), Theorems 3.1 and 3.2, Lemma 3.5.
-ONS: Agarwal et al., ICML 2006; as follow-the-regularised-leader: Orabona, A Modern Introduction to Online Learning, chapter 7.
+In every round the clients respond with r (larger: worse served), the decision loss is ``-log(1 + <p, r>)``, and a decision maker
+returns the next weights p on the simplex. :class:`OnlineNewtonStep` (AAggFF-S) needs the responses of all clients in every round,
+:class:`LinearisedFTRL` (AAggFF-D) those of a uniform sample. Clients are identified by positions 0..K-1; the caller maps them to ids.
+
+Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter III, (3.7), (3.10) to (3.12), Theorems 3.1 and 3.2, Lemma 3.5. ONS: Agarwal, Hazan, Kale, Schapire,
+"Algorithms for Portfolio Management based on the Newton Method", ICML 2006, DOI 10.1145/1143844.1143846; as
+follow-the-regularised-leader: Orabona, "A Modern Introduction to Online Learning", 2019, arXiv 1912.13213, chapter 7.
 """
 
 import math
@@ -22,53 +25,53 @@ Array = NDArray[np.float64]
 Positions = NDArray[np.int64]
 
 RIDGES = ("paper", "reference")
-# Rounding in a response that the caller computed, relative to the upper bound.
+# Tolerance for rounding errors in a caller's responses, relative to the upper bound.
 SLACK = 1e-9
 
 
 class Maker(Protocol):
-    """What decides about the weights of K clients."""
+    """Decides on the weights of K clients."""
 
     @property
     def count(self) -> int:
-        """K."""
+        """The number of clients K."""
 
     @property
     def p(self) -> Array:
         """Weights (K,) on the simplex."""
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Take in the values (m,) of the clients at the positions ``sampled`` (m,); return their new weights (m,), sum 1."""
+        """Update with the values (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1."""
 
     def add(self, n: int) -> None:
-        """Let ``n`` clients join at the end, each with the mean weight of the present ones."""
+        """Append ``n`` new clients, each with the mean weight of the present ones."""
 
     def drop(self, positions: ArrayLike) -> None:
-        """Let clients leave; the others keep their proportions and move up."""
+        """Remove clients; the weights of the others keep their proportions, and their positions close the gaps."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return what a checkpoint needs."""
+        """Return the state for a checkpoint."""
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
 
 
 class OnlineNewtonStep:
-    """AAggFF-S: the online Newton step as follow-the-regularised-leader (3.7), for clients that all answer in every round.
+    """AAggFF-S: the online Newton step as follow-the-regularised-leader (3.7), for full participation in every round.
 
     ``p = argmin sum_t <p, g_t> + (alpha/2) |p|^2 + (beta/2) sum_t <g_t, p - p_t>^2`` on the simplex, that is ``min p'Hp/2 - b'p``
     with ``H = alpha I + beta sum g g'``, ``b = -sum g + beta sum g <g, p_t>``; ``alpha = 4 K L``, ``beta = 1 / (4 L)`` and
     ``L = C2 / (1 + C1)``.
 
     ``low``, ``high``: C1 and C2 of the responses; ``high`` None is 1/K and follows K. ``ridge`` "paper" is (3.7); "reference" leaves
-    the term with p_t out of b and takes ``H = alpha (1 + beta) I + beta sum g g'``: milder weights, the form behind the printed tables.
+    the term with p_t out of b and uses ``H = alpha (1 + beta) I + beta sum g g'``: milder weights, the form behind the printed tables.
 
     Theorem 3.1 bounds the regret of "paper" by ``2 L K (1 + log(1 + T / 16K))``. Its proof (Lemma 3.10) needs ``beta <= 1/2``, that is
-    ``L >= 1/2``; the default of 1/K is below that for K > 2, and there are sequences of some thousand rounds that break the bound.
+    ``L >= 1/2``; the default of 1/K is below that for K > 2, and some sequences of a few thousand rounds violate the bound.
 
-    A newcomer is given the mean client's past: in every round gone by, the mean of the present clients' gradients, as though it had
-    responded like the average and had had no weight. With a past of zeros it would count as the best served of all, and get no
-    weight for long.
+    A new client is given the history of the mean client: in every past round, the mean of the present clients' gradients, as if it had
+    given the average response with weight 0. With a history of zeros it would count as the best served of all and receive no
+    weight for many rounds.
     """
 
     def __init__(self, count: int, low: float = 0.0, high: float | None = None, ridge: str = "paper") -> None:
@@ -84,7 +87,7 @@ class OnlineNewtonStep:
 
     @property
     def count(self) -> int:
-        """K."""
+        """The number of clients K."""
         return len(self.p)
 
     @property
@@ -94,7 +97,7 @@ class OnlineNewtonStep:
 
     @property
     def lipschitz(self) -> float:
-        """``C2 / (1 + C1)``: the largest entry that a gradient can have (Lemma 3.1)."""
+        """L = ``C2 / (1 + C1)``: the largest possible entry of a gradient (Lemma 3.1)."""
         return self.high / (1 + self.low)
 
     def program(self) -> tuple[Array, Array]:
@@ -105,9 +108,9 @@ class OnlineNewtonStep:
         return alpha * np.eye(self.count) + beta * self.outer, beta * self.cross - self.slope
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Take in the responses (K,) of all clients, at the positions ``sampled`` (K,); return their new weights, sum 1.
+        """Update with the responses (K,) of all clients, at positions ``sampled`` (K,); return their new weights, which sum to 1.
 
-        Raises ``ValueError`` where a client is missing or a response lies outside [low, high].
+        Raises ``ValueError`` if a client is missing or a response lies outside [low, high].
         """
         positions, responses = check_values(sampled, values, self.count)
         if len(positions) < self.count:
@@ -125,19 +128,19 @@ class OnlineNewtonStep:
         return self.p[positions]
 
     def add(self, n: int) -> None:
-        """Let ``n`` clients join at the end with the mean weight and, for the rounds gone by, the mean gradient."""
+        """Append ``n`` new clients with the mean weight and, for past rounds, the mean gradient."""
         spread = np.vstack([np.eye(self.count), np.full((n, self.count), 1 / self.count)])
         self.outer, self.slope, self.cross = spread @ self.outer @ spread.T, spread @ self.slope, spread @ self.cross
         self.p = join(self.p, n)
 
     def drop(self, positions: ArrayLike) -> None:
-        """Let clients leave with their rows of H and b; the weights of the others keep their proportions."""
+        """Remove clients and their entries of H and b; the weights of the others keep their proportions."""
         stay = staying(positions, self.count)
         self.outer, self.slope, self.cross = self.outer[np.ix_(stay, stay)], self.slope[stay], self.cross[stay]
         self.p = normalise(self.p[stay])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return p and the sums over rounds."""
+        """Return p and the sums over past rounds."""
         return {"p": self.p, "outer": self.outer.copy(), "slope": self.slope.copy(), "cross": self.cross.copy()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -150,17 +153,17 @@ class OnlineNewtonStep:
 class LinearisedFTRL:
     """AAggFF-D: follow the entropy-regularised leader on linearised decision losses (3.9), for uniform samples of many clients.
 
-    A round's responses are completed by the doubly robust estimator ``r~_i = (1 - 1_i / C) rbar + (1_i / C) r_i`` (3.10), rbar the
-    sample's mean and C the sampling ratio; the gradient is linearised in the responses at rbar (3.11), and
+    Missing responses are imputed with the doubly robust estimator ``r~_i = (1 - 1_i / C) rbar + (1_i / C) r_i`` (3.10), rbar being the
+    sample mean and C the sampling ratio; the gradient is linearised in the responses at rbar (3.11), and
     ``p ~ exp(-sqrt(ln K) sum_t g_t / (L sqrt(t + 1)))`` with ``L = C2/(1+C1) + 2 (C2-C1) / (C (1+C1))`` (3.12), renormalised over
     the sample.
 
-    The term of (3.11) with p adds one number to all coordinates, and outside the sample every coordinate is the same: both cancel
-    in the softmax. So only the sampled clients' scores move, by ``(r_i - rbar) / (C (1 + rbar))``: O(|S|) a round, eight bytes a
-    client. The score of a sample of one does not move: its response is its own mean.
+    The term of (3.11) with p adds the same number to all coordinates, and all coordinates outside the sample are equal: both cancel
+    in the softmax. So only the scores of sampled clients change, by ``(r_i - rbar) / (C (1 + rbar))``: O(|S|) per round and eight
+    bytes per client. With a sample of one client the score does not change: the response is the sample mean.
 
-    With ``ratio`` 1 and all clients there, nothing is estimated: the gradient is the exact one and ``L = C2 / (1 + C1)``, which is what
-    Theorem 3.2 is about (linearised gradients can have linear regret there).
+    With ``ratio`` 1 and full participation nothing is estimated: the gradient is exact and ``L = C2 / (1 + C1)``, the setting of
+    Theorem 3.2 (in which linearised gradients can have linear regret).
 
     ``ratio``: C in (0, 1]. ``low``, ``high``: C1 and C2 of the responses; ``high`` None is C.
     """
@@ -175,29 +178,29 @@ class LinearisedFTRL:
 
     @property
     def count(self) -> int:
-        """K."""
+        """The number of clients K."""
         return len(self.scores)
 
     @property
     def lipschitz(self) -> float:
-        """The largest entry that a gradient estimate can have (Lemma 3.5; Lemma 3.1 where all clients take part)."""
+        """L: the largest possible entry of a gradient estimate (Lemma 3.5; Lemma 3.1 for full participation)."""
         exact = self.high / (1 + self.low)
         return exact if self.ratio == 1 else exact + 2 * (self.high - self.low) / (self.ratio * (1 + self.low))
 
     @property
     def rate(self) -> float:
-        """What the scores are multiplied by before the softmax; 0 for one client."""
+        """The factor of the scores in the softmax; 0 for a single client."""
         return math.sqrt(math.log(self.count)) / (self.lipschitz * math.sqrt(self.rounds + 1))
 
     @property
     def p(self) -> Array:
-        """Weights (K,) of all clients; takes O(K)."""
+        """Weights (K,) of all clients, computed in O(K)."""
         return project_simplex_entropy(self.rate * self.scores)
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Take in the responses (m,) of the clients at the positions ``sampled`` (m,); return their new weights (m,), sum 1.
+        """Update with the responses (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1.
 
-        Raises ``ValueError`` where a position is unknown or named twice, or a response lies outside [low, high].
+        Raises ``ValueError`` if a position is unknown or repeated, or a response lies outside [low, high].
         """
         positions, responses = check_values(sampled, values, self.count)
         check_responses(responses, self.low, self.high)
@@ -209,17 +212,17 @@ class LinearisedFTRL:
         return project_simplex_entropy(self.rate * self.scores[positions])
 
     def add(self, n: int) -> None:
-        """Let ``n`` clients join at the end with the mean weight; takes O(K)."""
+        """Append ``n`` new clients with the mean weight, in O(K)."""
         logits = self.rate * self.scores
         top = logits.max()
         self._set(np.append(logits, np.full(n, top + math.log(np.exp(logits - top).mean()))))
 
     def drop(self, positions: ArrayLike) -> None:
-        """Let clients leave; the weights of the others keep their proportions. Takes O(K)."""
+        """Remove clients, in O(K); the weights of the others keep their proportions."""
         self._set((self.rate * self.scores)[staying(positions, self.count)])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the scores and how many rounds they come from."""
+        """Return the scores and the number of past rounds."""
         return {"scores": self.scores.copy(), "rounds": np.array(self.rounds)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -227,7 +230,7 @@ class LinearisedFTRL:
         self.scores, self.rounds = np.array(state["scores"], np.float64), int(state["rounds"])
 
     def _set(self, logits: Array) -> None:
-        """Choose the scores whose weights these log-weights are: the rate changes with K."""
+        """Set the scores so that the weights are the softmax of ``logits``: the rate changes with K."""
         self.scores = np.zeros(len(logits))
         if self.rate > 0:
             self.scores = (logits - logits.max()) / self.rate
@@ -236,7 +239,7 @@ class LinearisedFTRL:
 def minimise_on_simplex(hessian: Array, linear: Array, low: ArrayLike = 0.0, high: ArrayLike | None = None) -> Array:
     """Return ``argmin p'Hp/2 - b'p`` over ``sum p = 1, low <= p <= high``, H (n, n) positive definite and b (n,).
 
-    Raises ``ValueError`` where no such p exists or H is not positive definite. About n^3 operations.
+    Raises ``ValueError`` if no such p exists or H is not positive definite. About n^3 operations.
     """
     n = len(linear)
     least = np.broadcast_to(np.asarray(low, np.float64), n)
@@ -244,27 +247,27 @@ def minimise_on_simplex(hessian: Array, linear: Array, low: ArrayLike = 0.0, hig
     if high is not None:
         rows.append(-np.eye(n))
         bounds.append(-np.broadcast_to(np.asarray(high, np.float64), n))
-    import quadprog  # late: only the server half of AAggFF-S needs it
+    import quadprog  # imported here: only the servers of AAggFF-S and FedMGDA+ need it
 
     found = quadprog.solve_qp(hessian, linear, np.hstack(rows), np.concatenate(bounds), 1)[0]
-    # What rounding left outside: the lower bounds hold exactly, the sum to the last digit.
+    # Correct rounding errors: the lower bounds then hold exactly, the sum to machine precision.
     above = np.maximum(found - least, 0.0)
     return least + above * ((1 - least.sum()) / above.sum()) if above.any() else least.copy()
 
 
 def join(p: Array, n: int) -> Array:
-    """Return ``p`` (K,) after ``n`` newcomers with its mean weight: (K + n,), sum 1."""
+    """Return ``p`` (K,) extended by ``n`` entries of its mean weight and renormalised: (K + n,)."""
     return normalise(np.append(p, np.full(n, p.mean())))
 
 
 def normalise(p: Array) -> Array:
-    """Return ``p`` (K,) non-negative divided by its sum; uniform where it is all zeros."""
+    """Return the non-negative ``p`` (K,) divided by its sum; uniform weights if it is all zeros."""
     total = p.sum()
     return p / total if total > 0 else np.full(len(p), 1 / len(p))
 
 
 def staying(positions: ArrayLike, count: int) -> Positions:
-    """Return the positions that are left when ``positions`` leave; raise ``ValueError`` for an unknown one, or when none is left."""
+    """Return the positions that remain without ``positions``; raise ``ValueError`` if one is unknown or none remains."""
     leaving = check_positions(positions, count)
     if len(leaving) == count:
         raise ValueError(f"all {count} clients leave: at least one must stay, make a new maker")
@@ -278,7 +281,7 @@ def check_count(count: int) -> None:
 
 
 def check_positions(positions: ArrayLike, count: int) -> Positions:
-    """Return ``positions`` (m,); raise ``ValueError`` where one is no position of ``count`` clients or is named twice."""
+    """Return ``positions`` (m,) as int64; raise ``ValueError`` if one is not in 0..``count`` - 1 or is repeated."""
     row = np.asarray(positions)
     if row.ndim != 1 or (len(row) > 0 and not np.issubdtype(row.dtype, np.integer)):
         raise ValueError(f"positions of shape {row.shape} and type {row.dtype}: must be one row of integers")
@@ -291,7 +294,7 @@ def check_positions(positions: ArrayLike, count: int) -> Positions:
 
 
 def check_values(sampled: ArrayLike, values: ArrayLike, count: int) -> tuple[Positions, Array]:
-    """Return positions (m,) and values (m,) of a round; raise ``ValueError`` unless each has one finite value, at least one."""
+    """Return a round's positions (m,) and values (m,), m > 0; raise ``ValueError`` unless each position has one finite value."""
     positions, row = check_positions(sampled, count), np.asarray(values, np.float64)
     if row.shape != positions.shape or len(row) == 0:
         raise ValueError(f"values of shape {row.shape} for {len(positions)} clients: must be one each, at least one")
@@ -301,7 +304,7 @@ def check_values(sampled: ArrayLike, values: ArrayLike, count: int) -> tuple[Pos
 
 
 def check_responses(responses: Array, low: float, high: float) -> None:
-    """Raise ``ValueError`` unless responses lie in [low, high], on which steps and regret bounds rest."""
+    """Raise ``ValueError`` unless responses lie in [low, high], as step sizes and regret bounds assume."""
     least, most = responses.min(), responses.max()
     if least < low - SLACK * high or most > high * (1 + SLACK):
         raise ValueError(

@@ -1,15 +1,21 @@
-"""Weights of clients by their losses: the decision makers of the methods that AAggFF is compared with.
+"""Client weights as functions of the losses: the decision makers of the methods AAggFF is compared with.
 
-FedAvg, q-FedAvg, TERM and PropFair are one exponentiated-gradient step ``p_i ~ last_i exp(r_i / step)`` from the sample sizes, with
-different responses r (Remark 3.1 and Table 3.2 of AAggFF, dissertation "superfed-aaggff-fedevg", Chapter III):
+FedAvg, q-FedAvg, TERM and PropFair are one exponentiated-gradient step ``p_i ~ last_i exp(r_i / step)`` from the sample sizes n, with
+different responses r to the losses F (AAggFF: Remark 3.1 and Table 3.2):
 
     FedAvg     r = 0              p ~ n
-    q-FedAvg   r = q log F        p ~ n F^q             Li et al., ICLR 2020 (q-FFL)
-    TERM       r = F, step 1/l    p ~ n exp(l F)        Li et al., ICLR 2021
-    PropFair   r = -log(M - F)    p ~ n / (M - F)       Zhang et al., TMLR 2022
+    q-FedAvg   r = q log F        p ~ n F^q
+    TERM       r = F, step 1/l    p ~ n exp(l F)
+    PropFair   r = -log(M - F)    p ~ n / (M - F)
 
-AFL (Mohri et al., ICML 2019) climbs the losses and projects; FedMGDA+ (Hu et al., IEEE TNSE 2022) asks for the shortest mixture
-of updates.
+AFL is projected gradient ascent on the losses; FedMGDA+ minimises the norm of the weighted sum of updates.
+
+Sources: AAggFF: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter III. q-FedAvg: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020,
+arXiv 1905.10497. TERM: Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021, arXiv 2007.01162. PropFair:
+Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning", TMLR 2023, arXiv 2202.01666. AFL: Mohri, Sivek,
+Suresh, "Agnostic Federated Learning", ICML 2019, arXiv 1902.00146. FedMGDA+: Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets
+Multi-Objective Optimization", IEEE Transactions on Network Science and Engineering, 2022, arXiv 2006.11489.
 """
 
 import math
@@ -26,18 +32,18 @@ from algorithms.fairness.responses import check_losses
 
 Array = NDArray[np.float64]
 
-# PropFair's safeguard: from M - 0.2 on, -log(1 - F/M) is replaced by F/M, whose slope is 1/M.
+# PropFair's safeguard: for F > M - 0.2, -log(1 - F/M) is replaced by F/M, whose slope is 1/M.
 PROPFAIR_MARGIN = 0.2
-# Relative to the largest squared norm: makes a Gram matrix positive definite, and spreads weight evenly over equal updates.
+# Relative to the largest squared norm: makes the Gram matrix positive definite, and spreads weight evenly over equal updates.
 GRAM_RIDGE = 1e-10
 LOWEST_WEIGHT = math.exp(LOWEST_LOG_WEIGHT)
 
 
 def exponentiate(last: ArrayLike, responses: ArrayLike, step: float = 1.0) -> Array:
-    """Return ``p_i ~ last_i exp(responses_i / step)``, sum 1 (3.2): one step of exponentiated gradient.
+    """Return ``p_i ~ last_i exp(responses_i / step)``, normalised to sum 1 (3.2): one step of exponentiated gradient.
 
-    ``last`` (n,) non-negative, not all 0, need not sum to 1. A response of -inf is a weight of 0; where that leaves nobody, ``last``
-    is kept.
+    ``last`` (n,) must be non-negative and not all 0, but need not sum to 1. A response of -inf gives a weight of 0; if that makes all
+    weights 0, ``last`` is returned, normalised.
     """
     before, r = np.asarray(last, np.float64), np.asarray(responses, np.float64)
     if before.shape != r.shape or before.ndim != 1 or not (before >= 0).all() or not 0 < before.sum() < np.inf:
@@ -50,15 +56,15 @@ def exponentiate(last: ArrayLike, responses: ArrayLike, step: float = 1.0) -> Ar
     able = (before > 0) & (r > -np.inf)
     if not able.any():
         return np.asarray(before / before.sum())
-    # The largest response is taken off first, so that a step however small overflows to nothing worse than a weight of 0.
+    # The largest response is subtracted first, so that even a tiny step can only underflow, to a weight of 0.
     with np.errstate(divide="ignore", over="ignore"):
         return project_simplex_entropy(np.where(able, np.log(before) + (r - r[able].max()) / step, -np.inf))
 
 
 def tilt(losses: ArrayLike, lambda_: float, prior: ArrayLike | None = None) -> Array:
-    """Return TERM's weights (n,) ``prior_i exp(lambda_ F_i)``, sum 1; ``prior`` (n,) None is uniform, as in the reference code.
+    """Return TERM's weights (n,), ``prior_i exp(lambda_ F_i)`` normalised; ``prior`` None is uniform, as in the reference code.
 
-    ``lambda_`` 0 leaves the prior, a large one finds the largest loss, a negative one the smallest.
+    ``lambda_`` 0 keeps the prior, a large one puts all weight on the largest loss, a very negative one on the smallest.
     """
     values = check_losses(losses)
     check_range("lambda", lambda_)
@@ -79,7 +85,7 @@ def qfed_responses(losses: ArrayLike, q: float) -> Array:
 def propfair_responses(losses: ArrayLike, bound: float) -> Array:
     """Return PropFair's responses (n,) ``-log(M - F)``, ``bound`` being M; by its safeguard ``-log M`` where F > M - 0.2.
 
-    They are the logarithm of the slope of what a client minimises, so that a loss above M counts as an ordinary one.
+    They are the log slope of PropFair's client objective, so a loss above M gets the weight of an ordinary one.
     """
     values = check_losses(losses)
     check_range("bound (M)", bound, 0, open_low=True)
@@ -88,21 +94,21 @@ def propfair_responses(losses: ArrayLike, bound: float) -> Array:
 
 
 class _Weights:
-    """Weights ``p`` (K,) on the simplex that are all a decision maker remembers."""
+    """Base for decision makers whose whole state is the weights ``p`` (K,) on the simplex."""
 
     p: Array
 
     @property
     def count(self) -> int:
-        """K."""
+        """The number of clients K."""
         return len(self.p)
 
     def add(self, n: int) -> None:
-        """Let ``n`` clients join at the end with the mean weight."""
+        """Append ``n`` new clients with the mean weight."""
         self.p = join(self.p, n)
 
     def drop(self, positions: ArrayLike) -> None:
-        """Let clients leave; the others keep their proportions."""
+        """Remove clients; the weights of the others keep their proportions."""
         self.p = normalise(self.p[staying(positions, self.count)])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
@@ -115,9 +121,9 @@ class _Weights:
 
 
 class ExponentiatedGradient(_Weights):
-    """Exponentiated gradient with memory (3.2): the weights start at ``start`` (K,), None for uniform, and move by a factor each round.
+    """Exponentiated gradient with memory (3.2): weights start at ``start`` (K,), None being uniform, and are multiplied in each round.
 
-    Values are responses. From the sample sizes, one round gives the methods of Table 3.2, which forget it again.
+    Values are responses. The methods of Table 3.2 are its first round from the sample sizes, restarted in every round.
     """
 
     def __init__(self, count: int, step: float = 1.0, start: ArrayLike | None = None) -> None:
@@ -129,22 +135,21 @@ class ExponentiatedGradient(_Weights):
             raise ValueError(f"start has {len(self.p)} weights for {count} clients: must be one each")
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Take in the responses (m,) of the clients at the positions ``sampled`` (m,); return their new weights (m,), sum 1.
+        """Update with the responses (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1.
 
-        Among themselves the sampled clients share what they had together: the others keep their weights.
+        The sampled clients redistribute their total weight among themselves; the others keep their weights.
         """
         positions, responses = check_values(sampled, values, self.count)
         weights = exponentiate(self.p[positions], responses, self.step)
-        # A positive weight stays positive, whatever share of whatever share it is: a later round can raise it again.
+        # A positive weight stays positive, however small, so that a later round can raise it again.
         self.p[positions] = np.where(weights > 0, np.maximum(self.p[positions].sum() * weights, LOWEST_WEIGHT), 0.0)
         return weights
 
 
 class ProjectedAscent(_Weights):
-    """AFL: the weights climb the losses and are projected on the simplex: ``p <- Pi(p + step F)``, F being 0 outside the sample.
+    """AFL: projected gradient ascent on the simplex, ``p <- Pi(p + step F)``, with F = 0 outside the sample.
 
-    The projection is that of all K weights, so they sum to 1 whoever was sampled; a round's weights are those of the sample,
-    renormalised.
+    All K weights are projected, so they sum to 1 whichever clients were sampled; a round uses those of its sample, renormalised.
     """
 
     def __init__(self, count: int, step: float) -> None:
@@ -154,9 +159,9 @@ class ProjectedAscent(_Weights):
         self.p = np.full(count, 1 / count)
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Take in the losses (m,) of the clients at the positions ``sampled`` (m,); return their new weights (m,), sum 1.
+        """Update with the losses (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1.
 
-        Uniform where every client of the sample has weight 0.
+        The weights are uniform if all clients in the sample have weight 0.
         """
         positions, losses = check_values(sampled, values, self.count)
         check_losses(losses)
@@ -170,7 +175,8 @@ def min_norm_in_box(gram: ArrayLike, static: ArrayLike, radius: float) -> Array:
     """Return ``argmin w' G w`` over the simplex with ``|w_i - static_i| <= radius`` (n,): FedMGDA+'s weights.
 
     ``gram`` (n, n): inner products of the updates, which FedMGDA+ scales to length 1. ``static`` (n,): weights on the simplex. Radius 0
-    is ``static``, radius 1 the whole simplex. ``static`` is returned, too, where rounding leaves the solver nothing feasible.
+    gives ``static``, radius 1 allows the whole simplex. ``static`` is also returned if the solver finds no feasible point because of
+    rounding.
     """
     centre = check_distribution("static", static)
     products = np.asarray(gram, np.float64)

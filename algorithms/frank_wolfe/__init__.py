@@ -1,1 +1,1 @@
-"""Federated Frank-Wolfe: domains and their oracles, atoms, objectives, steps."""
+"""Federated Frank-Wolfe: domains and their linear minimisation oracles, atoms, objectives, steps."""

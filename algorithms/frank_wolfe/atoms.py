@@ -1,9 +1,8 @@
-"""Atoms: extreme points of a domain, as a linear minimisation oracle returns them and as they travel.
+"""Atoms: extreme points of a domain, as returned by a linear minimisation oracle and as sent in messages.
 
-An atom is a few numbers however large the point is: one entry, a permutation, two vectors. It knows its dense array, how to
-add itself to a point without making that array, its inner product with a gradient, and the arrays that go into a message;
-the domain reads these back (``domain.unpack``, see ``algorithms/frank_wolfe/vector_domains.py``), because what comes in a message
-may be anything.
+An atom takes a few numbers however large the point is: one entry, a permutation, two vectors. It can be added to a point without
+building its dense array, multiplied with a gradient, and packed into arrays for a message. The domain unpacks and validates these
+(``Domain.unpack``), because messages are untrusted.
 """
 
 from abc import ABC, abstractmethod
@@ -21,8 +20,8 @@ Float64 = NDArray[np.float64]
 
 @cache
 def _rank_one_update(dtype: np.dtype[Any]) -> Any:
-    """Return BLAS's routine that adds a rank-one matrix in one pass over the memory (np.outer would make the matrix first)."""
-    from scipy.linalg import blas  # late: SciPy takes long to import, and most runs do without
+    """Return BLAS's rank-one update for ``dtype``: one pass over the memory (np.outer would build the matrix first)."""
+    from scipy.linalg import blas  # imported here: SciPy is slow to import, and most runs do not need it
 
     return {np.dtype(np.float32): blas.sger, np.dtype(np.float64): blas.dger}.get(dtype)
 
@@ -42,7 +41,7 @@ class Atom(ABC):
 
     @abstractmethod
     def pack(self) -> list[Array]:
-        """Return the arrays that travel."""
+        """Return the arrays to send; :meth:`Domain.unpack` reads them."""
 
     def dense(self) -> Float64:
         """Return the point as an array of its full shape."""
@@ -52,7 +51,7 @@ class Atom(ABC):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the arrays that travel."""
+        """The total size of the packed arrays in bytes."""
         return sum(array.nbytes for array in self.pack())
 
 
@@ -99,7 +98,7 @@ class Entries(Atom):
 
 
 class SignedEntries(Entries):
-    """Entries of the same size: their signs travel, one bit each (1: positive)."""
+    """Entries of equal magnitude: of the values only the signs are sent, one bit each (1: positive)."""
 
     def pack(self) -> list[Array]:
         """Return the indices as int32 (k,) and the signs as packed bits."""
@@ -108,7 +107,7 @@ class SignedEntries(Entries):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corner(Atom):
-    """A corner of the box between ``lower`` and ``upper`` (of the shape of ``high``): upper where ``high``, else lower."""
+    """A corner of the box [``lower``, ``upper``], both of the shape of ``high``: upper where ``high`` is true, else lower."""
 
     high: NDArray[np.bool_]
     lower: Float64
@@ -132,13 +131,13 @@ class Corner(Atom):
         return np.where(self.high, self.upper, self.lower)
 
     def pack(self) -> list[Array]:
-        """Return one bit an entry."""
+        """Return one bit per entry."""
         return [np.packbits(self.high)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePoint(Atom):
-    """A point without structure: its ``values`` travel."""
+    """A point without structure: all of its ``values`` are sent."""
 
     values: Array
 
@@ -162,7 +161,7 @@ class DensePoint(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOne(Atom):
-    """The p x q matrix ``scale * u v'`` with unit vectors ``u`` (p,) and ``v`` (q,): p + q numbers; the domain knows the scale."""
+    """The p x q matrix ``scale * u v'`` with unit vectors ``u`` (p,) and ``v`` (q,): p + q numbers; the scale is the domain's."""
 
     u: Array
     v: Array
@@ -192,7 +191,7 @@ class RankOne(Atom):
 
 
 class SymmetricRankOne(RankOne):
-    """The matrix ``scale * v v'``: v travels once."""
+    """The matrix ``scale * v v'``: v is sent once."""
 
     def pack(self) -> list[Array]:
         """Return v."""
@@ -225,7 +224,7 @@ class Permutation(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts(Atom):
-    """Atoms of several domains side by side: a point is one row that holds theirs one after the other."""
+    """Atom of a product domain: one atom per factor; a point is one row that concatenates those of the factors."""
 
     atoms: Sequence[Atom]
     slices: Sequence[slice]
@@ -238,7 +237,7 @@ class Parts(Atom):
     def add_to(self, x: Array, weight: float) -> None:
         """Add every part to its piece of ``x``."""
         for atom, piece in zip(self.atoms, self.slices, strict=True):
-            atom.add_to(x[piece].reshape(atom.shape), weight)  # a piece of one row: the reshaped array is a view
+            atom.add_to(x[piece].reshape(atom.shape), weight)  # a slice of a row is contiguous, so the reshaped array is a view
 
     def inner(self, gradient: Any) -> float:
         """Return the sum over the parts."""
@@ -246,5 +245,5 @@ class Parts(Atom):
         return sum(atom.inner(gradient[piece].reshape(atom.shape)) for atom, piece in pairs)
 
     def pack(self) -> list[Array]:
-        """Return the arrays of all parts, one after the other."""
+        """Return the concatenated lists of the parts' arrays."""
         return [array for atom in self.atoms for array in atom.pack()]

@@ -1,8 +1,10 @@
 """Domains of matrices: per-column l1 balls, nuclear-norm ball, spectrahedron, Birkhoff polytope.
 
-The oracles of the nuclear-norm ball and the spectrahedron need one singular or eigenvector and find it with Lanczos' method: a full
-decomposition never. They take the gradient as an array, or as an operator that is never made dense.
-Source: Jaggi, Revisiting Frank-Wolfe, ICML 2013, section 4; Dadras, Prakhya, Yurtsever, FL-NeurIPS 2022, section 5.
+The oracles of the nuclear-norm ball and the spectrahedron need one singular vector pair or eigenvector, found with Lanczos' method
+instead of a full decomposition. They take the gradient as an array or as an operator, which is never made dense.
+
+Sources: Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex Optimization", ICML 2013, section 4; Dadras, Prakhya,
+Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, section 5.
 """
 
 import math
@@ -20,14 +22,14 @@ from algorithms.frank_wolfe.domain import Domain, as_gradient, as_point, check_p
 from algorithms.frank_wolfe.lanczos import generic_vector, smallest_eigenvector
 from algorithms.frank_wolfe.vector_domains import project_l1
 
-# How much of the last atom and how much of a vector without structure an iteration starts from: the last atom alone could be
-# orthogonal to what is wanted, and would stay so.
+# Weight of the generic vector that is added to the last atom (weight 1) to start an iteration: the last atom alone could be
+# orthogonal to the wanted vector, and would remain so.
 FRESH = 0.3
-UNIT_TOLERANCE = 1e-4  # how far the norm of a vector that came as float32 (or half that) may be from 1
+UNIT_TOLERANCE = 1e-4  # how far the norm of a received vector, in float32 or less, may be from 1
 
 
 class Operator(Protocol):
-    """A p x q matrix that is known by its products (``scipy.sparse.linalg.LinearOperator`` is one)."""
+    """A p x q matrix given by its matrix-vector products (``scipy.sparse.linalg.LinearOperator`` is one)."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,7 +44,7 @@ class Operator(Protocol):
 
 @dataclass(frozen=True)
 class DenseOperator:
-    """An array as an operator: products in its own precision."""
+    """An array as an operator; products are computed in its own precision."""
 
     values: Array
 
@@ -61,7 +63,7 @@ class DenseOperator:
 
 
 def as_operator(domain: Domain, gradient: Any) -> Operator:
-    """Return the gradient as an operator, or raise ``ValueError`` unless it fits the domain."""
+    """Return the gradient as an operator; raises ``ValueError`` unless it has the domain's shape."""
     operator: Operator = gradient if hasattr(gradient, "matvec") else DenseOperator(_floating(gradient))
     if tuple(operator.shape) != domain.shape:
         raise ValueError(f"a gradient of shape {tuple(operator.shape)} for {type(domain).__name__} of shape {domain.shape}")
@@ -81,7 +83,7 @@ def _begin(size: int, last: Array | None) -> Float64:
 
 
 def _scale(probe: Array) -> float:
-    """Return the size of a matrix's product with a vector without structure: 0 only for a zero matrix."""
+    """Return the largest entry of ``probe``, the product of a matrix with a generic vector: 0 only for a zero matrix."""
     scale = float(np.abs(probe).max())
     if not math.isfinite(scale):
         raise ValueError("the gradient has entries that are not finite")
@@ -103,7 +105,7 @@ def _unit(domain: Domain, *vectors: Array) -> None:
 
 @dataclass(frozen=True)
 class GroupL1(Domain):
-    """d x L matrices with ``sum |column| <= radius`` in every column (a class, a group). Atom: one entry a column."""
+    """d x L matrices with ``sum |column| <= radius`` in every column (a class, a group). Atom: one entry per column."""
 
     shape: tuple[int, int]
     radius: float
@@ -115,7 +117,7 @@ class GroupL1(Domain):
         check_range("radius", self.radius, 0, open_low=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Entries:
-        """Return the entry with the largest ``|gradient|`` of every column, against its sign."""
+        """Return in every column the entry with the largest ``|gradient|``, with the opposite sign."""
         g = as_gradient(self, gradient)
         return self._entries(np.abs(g).argmax(axis=0), g)
 
@@ -124,7 +126,7 @@ class GroupL1(Domain):
         return Entries(flat.astype(np.int32), np.where(g.flat[flat] < 0, self.radius, -self.radius), self.shape)
 
     def unpack(self, arrays: Sequence[Array]) -> Entries:
-        """Read one index and one value of size ``radius`` a column."""
+        """Read one index and one value of magnitude ``radius`` per column."""
         d, columns = self.shape
         flat, values = check_packed(self, arrays, ("i", columns), ("f", columns))
         if flat.min() < 0 or flat.max() >= d * columns or (flat % columns != np.arange(columns)).any():
@@ -140,12 +142,12 @@ class GroupL1(Domain):
         return np.stack([project_l1(column, self.radius) for column in as_point(self, x).T], axis=1)
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Compare the sums of sizes of all columns."""
+        """Check the l1 norm of every column."""
         return bool((np.abs(as_point(self, x)).sum(axis=0, dtype=np.float64) <= self.radius * (1 + tolerance)).all())
 
     @property
     def diameter(self) -> float:
-        """From a vertex to its opposite."""
+        """The distance between opposite vertices."""
         return 2 * self.radius * math.sqrt(self.shape[1])
 
     def start(self) -> Float64:
@@ -157,7 +159,7 @@ class GroupL1(Domain):
 class NuclearBall(Domain):
     """p x q matrices whose singular values sum to at most ``radius``. Atom: ``-radius u v'``, p + q numbers.
 
-    ``tolerance`` ends the iteration of the oracle (relative residual of the singular pair), ``max_steps`` bounds it.
+    ``tolerance``: relative residual of the singular pair at which the oracle's iteration stops; ``max_steps`` bounds its length.
     """
 
     shape: tuple[int, int]
@@ -176,7 +178,7 @@ class NuclearBall(Domain):
     def lmo(self, gradient: Any, warm: Atom | None = None) -> RankOne:
         """Return ``-radius u v'`` with the top singular pair of the gradient (array or operator), in the gradient's precision.
 
-        Works on the shorter of G G' and G' G: ``||G' u||`` is then at least the square root of the eigenvalue found.
+        Works on the smaller of G G' and G' G: ``||G' u||`` is then at least the square root of the eigenvalue found.
         """
         g = as_operator(self, gradient)
         p, q = self.shape
@@ -197,7 +199,7 @@ class NuclearBall(Domain):
             far = np.asarray(there(near), np.float64) / scale
             far /= np.linalg.norm(far)
             u, v = (near, far) if p <= q else (far, near)
-        kind = getattr(g, "dtype", probe.dtype)  # a product with a float64 vector may be float64 where the entries are not
+        kind = getattr(g, "dtype", probe.dtype)  # a product with a float64 vector may be float64 although the entries are not
         return RankOne(u.astype(kind), v.astype(kind), -self.radius)
 
     def unpack(self, arrays: Sequence[Array]) -> RankOne:
@@ -207,18 +209,18 @@ class NuclearBall(Domain):
         return RankOne(u, v, -self.radius)
 
     def project(self, x: Array) -> Float64:
-        """Project the singular values: a full decomposition, which is what Frank-Wolfe avoids."""
+        """Project the singular values; needs the full decomposition that Frank-Wolfe avoids."""
         u, sizes, vt = np.linalg.svd(np.asarray(as_point(self, x), np.float64), full_matrices=False)
         return np.asarray((u * project_l1(sizes, self.radius)) @ vt)
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Compare the sum of singular values: as slow as the projection."""
+        """Check the nuclear norm; as slow as the projection."""
         point = np.asarray(as_point(self, x), np.float64)
         return bool(np.isfinite(point).all() and np.linalg.norm(point, "nuc") <= self.radius * (1 + tolerance))
 
     @property
     def diameter(self) -> float:
-        """From an atom to its opposite."""
+        """The distance between opposite atoms."""
         return 2 * self.radius
 
     def start(self) -> Float64:
@@ -228,7 +230,7 @@ class NuclearBall(Domain):
 
 @dataclass(frozen=True)
 class Spectrahedron(Domain):
-    """Symmetric q x q matrices without negative eigenvalues and with trace ``radius``. Atom: ``radius v v'``, q numbers."""
+    """Positive semidefinite q x q matrices with trace ``radius``. Atom: ``radius v v'``, q numbers."""
 
     shape: tuple[int, int]
     radius: float = 1.0
@@ -243,7 +245,7 @@ class Spectrahedron(Domain):
         check_range("max_steps", self.max_steps, 1)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> SymmetricRankOne:
-        """Return ``radius v v'`` with the eigenvector v of the smallest eigenvalue of the gradient's symmetric part."""
+        """Return ``radius v v'``, v being the eigenvector of the smallest eigenvalue of the gradient's symmetric part."""
         g = as_operator(self, gradient)
         q = self.shape[0]
         last = warm.v if isinstance(warm, RankOne) and warm.shape == self.shape else None
@@ -272,24 +274,24 @@ class Spectrahedron(Domain):
         return np.asarray((vectors * (self.radius * project_simplex(values / self.radius))) @ vectors.T)
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Look at asymmetry, trace and the smallest eigenvalue."""
+        """Check symmetry, trace and the smallest eigenvalue."""
         point, slack = np.asarray(as_point(self, x), np.float64), tolerance * self.radius
         symmetric = bool(np.isfinite(point).all() and np.abs(point - point.T).max() <= slack)
         return symmetric and bool(abs(np.trace(point) - self.radius) <= slack and np.linalg.eigvalsh(point)[0] >= -slack)
 
     @property
     def diameter(self) -> float:
-        """From one atom to another."""
+        """The distance between orthogonal atoms."""
         return math.sqrt(2) * self.radius if self.shape[0] > 1 else 0.0
 
     def start(self) -> Float64:
-        """Return the centre."""
+        """Return the centre, a multiple of the identity."""
         return np.eye(self.shape[0]) * (self.radius / self.shape[0])
 
 
 @dataclass(frozen=True)
 class Birkhoff(Domain):
-    """q x q matrices without negative entries whose rows and columns sum to 1. Atom: a permutation, q numbers."""
+    """Doubly stochastic q x q matrices: non-negative, rows and columns sum to 1. Atom: a permutation, q numbers."""
 
     shape: tuple[int, int]
     projects = False
@@ -299,8 +301,8 @@ class Birkhoff(Domain):
             raise ValueError(f"shape = {self.shape}: Birkhoff needs (q, q)")
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Permutation:
-        """Return the cheapest assignment of columns to rows."""
-        from scipy.optimize import linear_sum_assignment  # late: SciPy takes long to import, and most runs do without
+        """Return the optimal assignment of columns to rows."""
+        from scipy.optimize import linear_sum_assignment  # imported here: SciPy is slow to import, and most runs do not need it
 
         return Permutation(linear_sum_assignment(as_gradient(self, gradient))[1].astype(np.int32))
 
@@ -312,16 +314,16 @@ class Birkhoff(Domain):
         return Permutation(columns.astype(np.int32))
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Look at the least entry and all sums."""
+        """Check the smallest entry and all row and column sums."""
         point = np.asarray(as_point(self, x), np.float64)
         sums = np.concatenate([point.sum(axis=0), point.sum(axis=1)])
         return bool(point.min() >= -tolerance and np.abs(sums - 1).max() <= tolerance)
 
     @property
     def diameter(self) -> float:
-        """From one permutation to another that moves everything."""
+        """The distance between two permutations that agree nowhere."""
         return math.sqrt(2 * self.shape[0]) if self.shape[0] > 1 else 0.0
 
     def start(self) -> Float64:
-        """Return the centre."""
+        """Return the centre, the uniform matrix."""
         return np.full(self.shape, 1 / self.shape[0])

@@ -1,7 +1,9 @@
-"""Objectives of constrained problems, one a client: value and gradient of a smooth function of one array.
+"""Objectives of constrained problems, one per client: value and gradient of a smooth function of one array.
 
-Source: Dadras, Prakhya, Yurtsever, FL-NeurIPS 2022, section 5. Everything that does not depend on the point is computed once, when the
-objective is made: a run takes millions of gradients of a few microseconds each.
+Everything that does not depend on the point is computed once, in the constructor: a run evaluates millions of gradients of a few
+microseconds each.
+
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, section 5.
 """
 
 import re
@@ -34,7 +36,7 @@ class Objective(Protocol):
 
 
 class LeastSquares:
-    """``||A x - b||^2`` for A (m, d), b (m,): not halved, not divided by m."""
+    """``||A x - b||^2`` for A (m, d), b (m,), without a factor 1/2 or 1/m."""
 
     def __init__(self, a: ArrayLike, b: ArrayLike) -> None:
         self.a, self.b = _matrix("A", a), np.array(b, np.float64)
@@ -43,7 +45,7 @@ class LeastSquares:
             raise ValueError(f"b of shape {self.b.shape}: give {rows} finite numbers, one for each row of A")
         self.shape, self.num_examples = (columns,), rows
         self._twice = 2 * self.a.T
-        # With more rows than columns the normal equations are the shorter way: 2 A'A x - 2 A'b.
+        # With more rows than columns the normal equations are cheaper: 2 A'A x - 2 A'b.
         self._normal = (self._twice @ self.a, self._twice @ self.b) if rows > columns else None
 
     def value(self, x: Array) -> float:
@@ -61,7 +63,7 @@ class LeastSquares:
 class Logistic:
     """The mean cross-entropy of ``softmax(X W)`` for samples X (m, d) and labels y (m,) in 0..classes-1; W is (d, classes).
 
-    There is no bias: a column of ones in X makes one, which is constrained like every other row of W.
+    There is no bias term; a column of ones in X provides one, constrained like every other row of W.
     """
 
     def __init__(self, samples: ArrayLike, labels: ArrayLike, classes: int) -> None:
@@ -96,10 +98,10 @@ class Logistic:
 
 @dataclass(frozen=True, eq=False)
 class SparseGradient:
-    """A p x q matrix with few non-zero entries, ``values`` (m,) at distinct flat ``indices`` (m,) that rise: never made dense.
+    """A sparse p x q matrix with ``values`` (m,) at distinct, ascending flat ``indices`` (m,); never made dense.
 
     An operator (``matvec``, ``rmatvec``) for the oracle of the nuclear-norm ball; ``starts`` (p + 1,) and ``columns`` (m,) are its
-    rows in compressed form.
+    compressed rows (CSR).
     """
 
     values: Array
@@ -109,7 +111,7 @@ class SparseGradient:
     shape: tuple[int, int]
 
     def _matrix(self) -> Any:
-        from scipy.sparse import csr_array  # late: SciPy takes long to import, and most runs do without
+        from scipy.sparse import csr_array  # imported here: SciPy is slow to import, and most runs do not need it
 
         return csr_array((self.values, self.columns, self.starts), shape=self.shape)
 
@@ -128,7 +130,7 @@ class SparseGradient:
         x.reshape(-1)[self.indices] += weight * self.values
 
     def inner(self, x: Array) -> float:
-        """Return the inner product with a matrix."""
+        """Return the inner product with a matrix x (p, q)."""
         return float(np.dot(x.reshape(-1)[self.indices].astype(np.float64), self.values))
 
 
@@ -179,9 +181,9 @@ class MatrixCompletion:
 
 
 class QuadraticAssignment:
-    """``trace(A X B' X')``, or the part of it that belongs to some entries (k, l) of B: ``sum B_kl (X' A X)_kl``. X is q x q.
+    """``trace(A X B' X')``, or its part for some entries (k, l) of B: ``sum B_kl (X' A X)_kl``. X is q x q.
 
-    The parts of a partition of B's q^2 entries sum to the whole, whatever A is.
+    The parts of a partition of B's q^2 entries sum to the whole, for any A.
     """
 
     def __init__(self, a: ArrayLike, b: ArrayLike, entries: Sequence[tuple[int, int]] | None = None) -> None:
@@ -211,14 +213,14 @@ class QuadraticAssignment:
         return float(np.vdot(x.T @ self.a @ x, self.part))
 
     def gradient(self, x: Array) -> Float64:
-        """Return ``A X B' + A' X B`` (q, q), of the part."""
+        """Return ``A X B' + A' X B`` (q, q), B being the part's entries."""
         if self._both is not None:
             return np.asarray(self.a.dot(x).dot(self._both))
         return np.asarray(self.a.dot(x).dot(self._part_transposed) + self._a_transposed.dot(x).dot(self.part))
 
 
 def read_qaplib(text: str) -> tuple[Float64, Float64]:
-    """Return A and B (q, q) of a QAPLIB ``.dat`` file: q, then the rows of A, then the rows of B; line breaks mean nothing."""
+    """Return A and B (q, q) of a QAPLIB ``.dat`` file: q, then the rows of A, then the rows of B; line breaks are ignored."""
     words = text.split()
     if not words or not re.fullmatch(r"\d{1,6}", words[0]) or int(words[0]) < 1:
         raise ValueError(f"a QAPLIB file begins with the size, a whole number: this one begins with {' '.join(words[:1])!r}")

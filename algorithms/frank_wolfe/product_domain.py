@@ -1,4 +1,4 @@
-"""The product of several domains: one for every layer of a net. What a domain is: ``algorithms/frank_wolfe/domain.py``."""
+"""Product of several domains, one for every layer of a net. The base class is in ``algorithms/frank_wolfe/domain.py``."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from algorithms.frank_wolfe.domain import Domain, as_point, check_shape
 
 @dataclass(frozen=True)
 class Product(Domain):
-    """Several domains side by side, one a layer of a net. A point is one row: the layers' entries, one layer after the other.
+    """Product of ``domains``, one per layer of a net. A point is one row: the flattened arrays of the layers, concatenated.
 
-    ``split`` and ``join`` go between this row and the layers' arrays. Atom: an atom of each.
+    ``split`` and ``join`` convert between this row and the layers' arrays. Atom: one atom per factor.
     """
 
     domains: tuple[Domain, ...]
@@ -29,7 +29,7 @@ class Product(Domain):
 
     @cached_property
     def slices(self) -> list[slice]:
-        """Where each domain's entries lie."""
+        """The slice of a point that belongs to each domain."""
         ends = np.cumsum([math.prod(domain.shape) for domain in self.domains]).tolist()
         return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -40,16 +40,16 @@ class Product(Domain):
 
     @cached_property
     def num_arrays(self) -> int:  # type: ignore[override]
-        """The sum over the parts."""
+        """The sum over the factors."""
         return sum(domain.num_arrays for domain in self.domains)
 
     @property
     def projects(self) -> bool:  # type: ignore[override]
-        """Whether every part can."""
+        """Whether every factor has a projection."""
         return all(domain.projects for domain in self.domains)
 
     def split(self, x: Array) -> list[Array]:
-        """Return views of the layers' shapes."""
+        """Return the layers' arrays, as views."""
         row = as_point(self, x)
         return [row[piece].reshape(domain.shape) for domain, piece in zip(self.domains, self.slices, strict=True)]
 
@@ -60,31 +60,31 @@ class Product(Domain):
         return np.concatenate([as_point(domain, x).ravel() for domain, x in zip(self.domains, arrays, strict=True)])
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Parts:
-        """Ask every part."""
+        """Return an atom of every factor."""
         before = warm.atoms if isinstance(warm, Parts) else [None] * len(self.domains)
         parts = zip(self.domains, self.split(gradient), before, strict=True)
         return Parts([domain.lmo(g, last) for domain, g, last in parts], self.slices)
 
     def unpack(self, arrays: Sequence[Array]) -> Parts:
-        """Hand every part its arrays."""
+        """Unpack an atom of every factor."""
         if len(arrays) != self.num_arrays:
             raise ValueError(f"a packed atom of {len(arrays)} arrays for a Product whose atoms have {self.num_arrays}")
         rest = iter(arrays)
         return Parts([domain.unpack([next(rest) for _ in range(domain.num_arrays)]) for domain in self.domains], self.slices)
 
     def project(self, x: Array) -> Float64:
-        """Project every part."""
+        """Project onto every factor."""
         return self.join([domain.project(part) for domain, part in zip(self.domains, self.split(x), strict=True)])
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Ask every part."""
+        """Check every factor."""
         return all(domain.contains(part, tolerance) for domain, part in zip(self.domains, self.split(x), strict=True))
 
     @property
     def diameter(self) -> float:
-        """The root of the summed squares."""
+        """The root of the sum of the factors' squared diameters."""
         return math.hypot(*(domain.diameter for domain in self.domains))
 
     def start(self) -> Float64:
-        """Return the parts' starts."""
+        """Return the initial points of the factors."""
         return self.join([domain.start() for domain in self.domains])

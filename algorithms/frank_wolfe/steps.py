@@ -1,9 +1,10 @@
-"""Federated Frank-Wolfe: step sizes and penalties, one client's step, the server's step, and what is measured.
+"""Federated Frank-Wolfe: step sizes and penalties, the client step, the server step, and convergence measures.
 
-Clients minimise ``F(x) = (1/n) sum_i f_i(x)`` over a domain, each with its own iterate x_i and the penalty
-``(lambda/2) ||x_i - x_bar||^2`` that pulls it to the mean; what travels up is the atom of each step. All functions are for one
-array and any domain (``algorithms/frank_wolfe/domain.py``).
-Source: Dadras, Prakhya, Yurtsever, Federated Frank-Wolfe Algorithm, FL-NeurIPS 2022, Algorithms 1 and 2, Theorems 1 and 2.
+Clients minimise ``F(x) = (1/n) sum_i f_i(x)`` over a domain, each with its own iterate x_i and the consensus penalty
+``(lambda/2) ||x_i - x_bar||^2``; they send the atom of each step. All functions work on one array and any domain
+(``algorithms/frank_wolfe/domain.py``).
+
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, Algorithms 1 and 2, Theorems 1 and 2.
 """
 
 import math
@@ -21,7 +22,7 @@ SCHEDULES = ("convex", "non-convex", "stochastic")
 
 
 class Step(NamedTuple):
-    """The numbers of one round: step size, penalty, and the weight of a new gradient in the averaged one."""
+    """The parameters of one round: step size, penalty, and the weight of a new gradient in the averaged one."""
 
     eta: float
     lambda_: float
@@ -36,8 +37,8 @@ class Schedule:
     - non-convex (Theorem 2): ``eta = T^(-2/3)``, ``lambda = lambda_0 T^(1/3)`` for T = ``rounds``;
     - stochastic: ``eta = 9/(t+8)``, ``lambda = lambda_0 sqrt(t+8)``, ``rho = 4/(t+7)^(2/3)``.
 
-    With a share ``participation`` of the clients in a round, t - 1 becomes ``participation * (t - 1)``, the steps a client has
-    made: ``eta = 2/(p(t-1)+2)``, ``lambda = lambda_0 sqrt(p(t-1)+2)``.
+    With a fraction p = ``participation`` of the clients in a round, t - 1 is replaced by p (t - 1), the expected number of steps a
+    client has taken: ``eta = 2/(p(t-1)+2)``, ``lambda = lambda_0 sqrt(p(t-1)+2)``.
     """
 
     lambda_0: float
@@ -53,7 +54,7 @@ class Schedule:
             check_range("rounds", self.rounds, 1)
 
     def at(self, t: int) -> Step:
-        """Return the numbers of round t = 1, 2, ..."""
+        """Return the parameters of round t = 1, 2, ..."""
         if self.kind == "non-convex":
             return Step(self.rounds ** (-2 / 3), self.lambda_0 * self.rounds ** (1 / 3))
         steps = self.participation * (t - 1)
@@ -74,11 +75,11 @@ def client_step(
     lambda_0: float = 0.0,
     warm: Atom | None = None,
 ) -> Atom:
-    """Do one step of Algorithm 1, lines 3-5, on ``x`` in place and return the atom, which is all that the server needs.
+    """Take one step of Algorithm 1, lines 3-5, on ``x`` in place and return the atom, which is all the server needs.
 
-    ``gradient``: of f_i at x, not divided by n; an array or something with ``add_to`` (a sparse gradient). ``y``: the dual variable
-    of Algorithm 2 (FedFW+), changed in place with the step ``lambda_0``; ``None`` is Algorithm 1. ``warm``: the client's last atom.
-    Raises ``ValueError`` as ``domain.lmo`` does; x and y are as they were then, if the gradient was the reason.
+    ``gradient``: of f_i at x, not divided by n; an array or an object with ``add_to`` (a sparse gradient). ``y``: the dual variable
+    of Algorithm 2 (FedFW+), updated in place with step ``lambda_0``; ``None`` is Algorithm 1. ``warm``: the client's last atom.
+    Raises ``ValueError`` as ``domain.lmo`` does, for a bad gradient; x and y are then unchanged.
     """
     pull = x - x_bar
     if y is not None:
@@ -105,7 +106,7 @@ def move(x: Array, atom: Atom, eta: float) -> None:
 
 
 def server_step(x_bar: Array, atoms: Sequence[Atom], eta: float) -> None:
-    """Set x_bar to ``(1 - eta) x_bar + eta mean(atoms)``, in place: the mean of the x_i where every client sent its atom."""
+    """Set x_bar to ``(1 - eta) x_bar + eta mean(atoms)``, in place: the mean of the x_i if every client sent its atom."""
     if not atoms:
         raise ValueError("no atoms: a server's step needs one from every client")
     x_bar *= 1 - eta
@@ -114,10 +115,10 @@ def server_step(x_bar: Array, atoms: Sequence[Atom], eta: float) -> None:
 
 
 def server_step_partial(x_bar: Array, points: Sequence[Array], atoms: Sequence[Atom], eta: float, num_clients: int) -> None:
-    """Add to x_bar, in place, the mean over all ``num_clients`` clients of their change, absent ones having none.
+    """Update x_bar in place under partial participation: it stays the mean of all ``num_clients`` x_i, absent ones being unchanged.
 
-    ``points``: the server's copies of the x_i of the clients whose ``atoms`` came, in the same order; they are moved, too, so
-    that they stay what these clients hold, and x_bar stays the mean of all x_i.
+    ``points``: the server's copies of the x_i of the clients that sent ``atoms``, in the same order; they are updated in place too,
+    so that they stay equal to what these clients hold.
     """
     for point, atom in zip(points, atoms, strict=True):
         x_bar -= (eta / num_clients) * point
@@ -132,15 +133,15 @@ def average_gradient(average: Array, gradient: Array, rho: float) -> None:
 
 
 def duality_gap(domain: Domain, x: Array, gradient: Any, warm: Atom | None = None) -> float:
-    """Return ``<g, x - lmo(g)>``, at least the distance of a convex F(x) from its minimum; 0 exactly at stationary points.
+    """Return ``<g, x - lmo(g)>``, an upper bound on F(x) - min F for convex F; 0 exactly at stationary points.
 
-    ``gradient``: of F at x, an array or something with ``inner`` (a sparse gradient). With an oracle that iterates the gap is a
-    little too small.
+    ``gradient``: of F at x, an array or an object with ``inner`` (a sparse gradient). With an iterative oracle the gap is slightly
+    underestimated.
     """
     here = gradient.inner(x) if hasattr(gradient, "inner") else float(np.vdot(gradient, x))
     return float(here - domain.lmo(gradient, warm).inner(gradient))
 
 
 def consensus_distance(points: Iterable[Array], x_bar: Array) -> float:
-    """Return ``sqrt(sum_i ||x_i - x_bar||^2)``, the distance of all clients' points from consensus (equation (6))."""
+    """Return ``sqrt(sum_i ||x_i - x_bar||^2)``, the distance of the clients' points from consensus (equation (6))."""
     return math.sqrt(sum(float(np.sum(np.square(x - x_bar, dtype=np.float64))) for x in points))

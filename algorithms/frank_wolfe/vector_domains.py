@@ -1,6 +1,8 @@
 """Domains of arrays of any shape: l1 ball, simplex, box, l2 ball, k-sparse polytope.
 
-Source of the oracles: Jaggi, Revisiting Frank-Wolfe, ICML 2013, section 4; of the projections: Duchi et al., ICML 2008.
+Sources: oracles: Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex Optimization", ICML 2013, section 4. Projections:
+Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient Projections onto the l1-Ball for Learning in High Dimensions", ICML 2008,
+DOI 10.1145/1390156.1390191.
 """
 
 import math
@@ -17,7 +19,7 @@ from algorithms.frank_wolfe.domain import Domain, as_gradient, as_point, check_p
 
 
 def project_l1(x: Array, radius: float) -> Float64:
-    """Return the point nearest to x (any shape) with ``sum |x| <= radius``: the simplex's projection of the sizes, with the signs."""
+    """Return the projection of x (any shape) onto ``sum |x| <= radius``: the magnitudes projected on the simplex, with x's signs."""
     point = np.array(x, np.float64)
     sizes = np.abs(point).ravel()
     if sizes.sum() <= radius:
@@ -27,7 +29,7 @@ def project_l1(x: Array, radius: float) -> Float64:
 
 @dataclass(frozen=True)
 class L1Ball(Domain):
-    """``sum |x| <= radius``. Atom: one entry of size ``radius``, 12 bytes."""
+    """``sum |x| <= radius``. Atom: one entry of magnitude ``radius``, 12 bytes."""
 
     shape: tuple[int, ...]
     radius: float
@@ -38,25 +40,25 @@ class L1Ball(Domain):
         check_range("radius", self.radius, 0, open_low=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Entry:
-        """Return the entry with the largest ``|gradient|``, against its sign."""
+        """Return the entry with the largest ``|gradient|``, with the opposite sign."""
         g = as_point(self, gradient)
         index = int(np.abs(g).argmax())
         slope = float(g.flat[index])
-        if not math.isfinite(slope):  # argmax finds a NaN before a number and inf before what is finite
+        if not math.isfinite(slope):  # argmax returns NaN before any number and inf before finite numbers
             as_gradient(self, g)
         return Entry(index, self.radius if slope < 0 else -self.radius, self.shape)
 
     def unpack(self, arrays: Sequence[Array]) -> Entry:
-        """Read an index and a value of size ``radius``."""
+        """Read an index and a value of magnitude ``radius``."""
         index, value = check_packed(self, arrays, ("i", 1), ("f", 1))
         return _entry(self, int(index[0]), float(value[0]), (self.radius, -self.radius))
 
     def project(self, x: Array) -> Float64:
-        """Shrink all sizes by the same amount."""
+        """Soft-threshold all entries by the same amount."""
         return project_l1(as_point(self, x), self.radius)
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Compare the sum of sizes."""
+        """Check the l1 norm."""
         return bool(np.abs(as_point(self, x)).sum(dtype=np.float64) <= self.radius * (1 + tolerance))
 
     @property
@@ -70,7 +72,7 @@ class L1Ball(Domain):
 
 
 def _entry(domain: Domain, index: int, value: float, allowed: Sequence[float]) -> Entry:
-    """Return an entry that came in a message, or raise unless it is an extreme point."""
+    """Return an entry read from a message; raises ``ValueError`` unless it is an extreme point."""
     if not 0 <= index < math.prod(domain.shape):
         raise ValueError(f"a packed atom names entry {index} of a {type(domain).__name__} of shape {domain.shape}")
     if not any(math.isclose(value, one) for one in allowed):
@@ -93,7 +95,7 @@ class Simplex(Domain):
         check_range("radius", self.radius, 0, open_low=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Entry:
-        """Return the entry with the least gradient."""
+        """Return the entry with the smallest gradient."""
         return Entry(int(as_gradient(self, gradient).argmin()), self.radius, self.shape)
 
     def unpack(self, arrays: Sequence[Array]) -> Entry:
@@ -102,18 +104,18 @@ class Simplex(Domain):
         return _entry(self, int(index[0]), float(value[0]), (self.radius,))
 
     def project(self, x: Array) -> Float64:
-        """Lower all entries by the same amount and cut at 0."""
+        """Subtract the same amount from all entries and clip at 0."""
         scaled = as_point(self, x).ravel() / self.radius
         return np.asarray(self.radius * project_simplex(scaled).reshape(self.shape))
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Look at the least entry and the sum."""
+        """Check the smallest entry and the sum."""
         point, slack = as_point(self, x), tolerance * self.radius
         return bool(point.min() >= -slack and abs(point.sum(dtype=np.float64) - self.radius) <= slack)
 
     @property
     def diameter(self) -> float:
-        """From one vertex to another."""
+        """The distance between two vertices."""
         return math.sqrt(2) * self.radius if math.prod(self.shape) > 1 else 0.0
 
     def start(self) -> Float64:
@@ -123,7 +125,7 @@ class Simplex(Domain):
 
 @dataclass(frozen=True, eq=False)
 class Box(Domain):
-    """``lower <= x <= upper``, numbers or arrays of the shape. Atom: one bit an entry."""
+    """``lower <= x <= upper``, the bounds being numbers or arrays of the domain's shape. Atom: one bit per entry."""
 
     shape: tuple[int, ...]
     lower: Any
@@ -144,7 +146,7 @@ class Box(Domain):
         return Corner(as_gradient(self, gradient) <= 0, self.lower, self.upper)
 
     def unpack(self, arrays: Sequence[Array]) -> Corner:
-        """Read one bit an entry."""
+        """Read one bit per entry."""
         count = math.prod(self.shape)
         (bits,) = check_packed(self, arrays, ("u", (count + 7) // 8))
         if bits.itemsize > 1:
@@ -152,17 +154,17 @@ class Box(Domain):
         return Corner(np.unpackbits(bits, count=count).astype(bool).reshape(self.shape), self.lower, self.upper)
 
     def project(self, x: Array) -> Float64:
-        """Cut off at the bounds."""
+        """Clip to the bounds."""
         return np.clip(np.asarray(as_point(self, x), np.float64), self.lower, self.upper)
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Compare with the bounds."""
+        """Check the bounds."""
         point, slack = as_point(self, x), tolerance * max(1.0, float(np.abs([self.lower, self.upper]).max()))
         return bool((point >= self.lower - slack).all() and (point <= self.upper + slack).all())
 
     @property
     def diameter(self) -> float:
-        """From the lower corner to the upper."""
+        """The distance between the lower and the upper corner."""
         return float(np.linalg.norm(self.upper - self.lower))
 
     def start(self) -> Float64:
@@ -172,7 +174,7 @@ class Box(Domain):
 
 @dataclass(frozen=True)
 class L2Ball(Domain):
-    """``||x|| <= radius`` (Frobenius norm for more than one axis). Atom: a point of the sphere, dense."""
+    """``||x|| <= radius`` (Frobenius norm for more than one axis). Atom: a point on the sphere, dense."""
 
     shape: tuple[int, ...]
     radius: float
@@ -182,18 +184,18 @@ class L2Ball(Domain):
         check_range("radius", self.radius, 0, open_low=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> DensePoint:
-        """Return ``-radius g / ||g||``; the first axis if g = 0."""
+        """Return ``-radius g / ||g||``, or a point on the first axis if g = 0."""
         g = as_gradient(self, gradient)
         largest = float(np.abs(g).max())
         if largest == 0:
             point = np.zeros(self.shape)
             point.flat[0] = -self.radius
             return DensePoint(point)
-        scaled = np.asarray(g, np.float64) / largest  # so that the squares neither overflow nor vanish
+        scaled = np.asarray(g, np.float64) / largest  # so that the squares neither overflow nor underflow
         return DensePoint(np.asarray(scaled * (-self.radius / np.linalg.norm(scaled.ravel()))))
 
     def unpack(self, arrays: Sequence[Array]) -> DensePoint:
-        """Read a point of the sphere."""
+        """Read a point on the sphere."""
         values = [np.asarray(array).reshape(-1) if np.shape(array) == self.shape else array for array in arrays]
         (flat,) = check_packed(self, values, ("f", math.prod(self.shape)))
         if not math.isclose(np.linalg.norm(flat), self.radius, rel_tol=1e-6):
@@ -201,13 +203,13 @@ class L2Ball(Domain):
         return DensePoint(flat.reshape(self.shape))
 
     def project(self, x: Array) -> Float64:
-        """Shorten x."""
+        """Scale x down to the radius."""
         point = np.array(as_point(self, x), np.float64)
         norm = float(np.linalg.norm(point.ravel()))
         return point if norm <= self.radius else np.asarray(point * (self.radius / norm))
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Compare the norm."""
+        """Check the norm."""
         return bool(np.linalg.norm(as_point(self, x).ravel()) <= self.radius * (1 + tolerance))
 
     @property
@@ -222,9 +224,9 @@ class L2Ball(Domain):
 
 @dataclass(frozen=True)
 class KSparse(Domain):
-    """The convex hull of all points with at most k non-zero entries, these in [-size, size]: ``|x| <= size, sum |x| <= k size``.
+    """The convex hull of all points with at most k non-zero entries, each in [-size, size]: ``|x| <= size, sum |x| <= k size``.
 
-    Atom: k entries of plus or minus ``size``: their indices and signs.
+    Atom: k entries of plus or minus ``size``, as indices and signs.
     """
 
     shape: tuple[int, ...]
@@ -238,16 +240,16 @@ class KSparse(Domain):
         check_range("k", self.k, 1, math.prod(self.shape))
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> SignedEntries:
-        """Return the k entries with the largest ``|gradient|``, against their signs."""
+        """Return the k entries with the largest ``|gradient|``, with the opposite signs."""
         g = as_gradient(self, gradient).ravel()
         sizes = np.abs(g)
-        least = np.partition(sizes, -self.k)[-self.k]  # the k-th largest: above it all, of those equal to it the first ones
+        least = np.partition(sizes, -self.k)[-self.k]  # the k-th largest: take all above it, then the first ones equal to it
         above = np.flatnonzero(sizes > least)
         indices = np.sort(np.concatenate([above, np.flatnonzero(sizes == least)[: self.k - len(above)]])).astype(np.int32)
         return SignedEntries(indices, np.where(g[indices] < 0, self.size, -self.size), self.shape)
 
     def unpack(self, arrays: Sequence[Array]) -> SignedEntries:
-        """Read k indices that rise, and their signs."""
+        """Read k ascending indices and their signs."""
         indices, bits = check_packed(self, arrays, ("i", self.k), ("u", (self.k + 7) // 8))
         rising = self.k == 1 or bool((indices[1:] > indices[:-1]).all())
         if bits.itemsize > 1 or not rising or not 0 <= indices[0] <= indices[-1] < math.prod(self.shape):
@@ -256,18 +258,18 @@ class KSparse(Domain):
         return SignedEntries(indices.astype(np.int32), np.where(positive, self.size, -self.size), self.shape)
 
     def project(self, x: Array) -> Float64:
-        """Shrink all sizes by the same amount, cut at ``size``: the amount is the root of a decreasing function."""
+        """Soft-threshold all entries by the same amount and clip at ``size``; the amount is the root of a decreasing function."""
         point = np.asarray(as_point(self, x), np.float64)
         sizes, total = np.abs(point), self.k * self.size
         shrink = 0.0
         if np.minimum(sizes, self.size).sum() > total:
-            from scipy.optimize import brentq  # late: SciPy takes long to import, and most runs do without
+            from scipy.optimize import brentq  # imported here: SciPy is slow to import, and most runs do not need it
 
             shrink = brentq(lambda theta: np.clip(sizes - theta, 0, self.size).sum() - total, 0, sizes.max(), xtol=1e-15)
         return np.asarray(np.copysign(np.clip(sizes - shrink, 0, self.size), point))
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
-        """Compare the largest size and their sum."""
+        """Check the largest magnitude and the l1 norm."""
         sizes = np.abs(as_point(self, x))
         bound = self.size * (1 + tolerance)
         return bool(sizes.max() <= bound and sizes.sum(dtype=np.float64) <= self.k * bound)

@@ -1,1 +1,1 @@
-"""Mixtures of two models, and the loss around a model."""
+"""Mixing of two models, and directions through the loss landscape around a model."""

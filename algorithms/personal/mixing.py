@@ -1,8 +1,10 @@
-"""Mode connectivity of two models: the mixed model of SuPerFed and the angle that keeps its ends apart.
+"""SuPerFed's mixed model, and the cosine penalty that keeps its two endpoints apart (mode connectivity).
 
-Source: the dissertation's Chapter II ("SuPerFed"), equations (2.3)-(2.6). The mixed model is
-``theta(lambda) = (1 - lambda) theta_f + lambda theta_l``, theta_f the federated and theta_l the personal model.
-The printed denominator of the cosine repeats one norm; ``||theta_f|| ||theta_l||`` is meant.
+The mixed model is ``theta(lambda) = (1 - lambda) theta_f + lambda theta_l``, theta_f being the federated and theta_l the personal
+model. The printed denominator of the cosine repeats one norm; ``||theta_f|| ||theta_l||`` is meant.
+
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter II, equations (2.3)-(2.6).
 """
 
 import numpy as np
@@ -12,9 +14,9 @@ EPSILON = 1e-12
 
 
 def draw_lambda(rng: np.random.Generator, mixing: str, num_layers: int) -> NDArray[np.float64]:
-    """Return one mixing weight a layer, shape (num_layers,).
+    """Return one mixing weight per layer, shape (num_layers,).
 
-    ``model`` (SuPerFed-MM): one draw from U(0, 1) shared by all layers; ``layer`` (SuPerFed-LM): an independent draw each.
+    ``mixing``: "model" (SuPerFed-MM) draws one weight from U(0, 1) for all layers, "layer" (SuPerFed-LM) one for each independently.
     """
     if mixing == "model":
         return np.full(num_layers, rng.random())
@@ -24,7 +26,7 @@ def draw_lambda(rng: np.random.Generator, mixing: str, num_layers: int) -> NDArr
 
 
 def layer_of(names: list[str]) -> list[int]:
-    """Return for every parameter name the index of its layer: the module that owns it, in order of appearance."""
+    """Return the layer index of every parameter name; a layer is the module that owns the parameter, in order of appearance."""
     layers: dict[str, int] = {}
     return [layers.setdefault(name.rpartition(".")[0], len(layers)) for name in names]
 
@@ -37,7 +39,7 @@ def cosine_squared(inner: float, norm_f: float, norm_l: float) -> float:
 def cosine_squared_gradient(inner: float, norm_f: float, norm_l: float) -> tuple[float, float, float]:
     """Return (a, b, c) with ``d cos^2 / d f = a l - b f`` and ``d cos^2 / d l = a f - c l``.
 
-    Arguments as in :func:`cosine_squared`. Three numbers instead of a second backward pass.
+    Arguments as in :func:`cosine_squared`. This saves a second backward pass.
     """
     denominator = norm_f * norm_l + EPSILON
     ratio = inner / denominator

@@ -1,1 +1,1 @@
-"""Synthetic samples: energies that refine them, and the distance between two sets."""
+"""Synthetic samples: energies that refine them, and the Fréchet distance between two sets."""

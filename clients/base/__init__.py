@@ -1,1 +1,1 @@
-"""What every client half stands on: the adapter to Flower, state, data, local training, scores."""
+"""Foundations of all clients: the adapter to Flower, persistent state, data, local training, evaluation."""

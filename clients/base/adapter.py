@@ -1,9 +1,9 @@
-"""From a NumPyClient to a message-API ClientApp: the bridge that lets any NumPyClient answer today's strategies.
+"""Adapter from NumPyClients to ClientApps of Flower's Message API, which current strategies need.
 
     app = to_client_app(client_fn)          # client_fn(context) -> NumPyClient, as in older Flower apps
 
-Array names of the server's model come back with the reply, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep
-their types: numbers and lists of numbers travel in the MetricRecord ``metrics``; text (and lists of it), bytes and booleans in the
+Replies carry the array names of the server's model, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep their types:
+numbers and lists of numbers are sent in the MetricRecord ``metrics``; strings (and lists of strings), bytes and booleans in the
 ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.Cohort`` asks for.
 """
 
@@ -30,10 +30,10 @@ def to_client_app(
 ) -> ClientApp:
     """Return a ClientApp whose ``train`` and ``evaluate`` call ``fit`` and ``evaluate`` of ``client_fn(context)``.
 
-    ``client_fn`` may also return ``numpy_client.to_client()``, as apps of older Flower versions do. ``mods`` wrap training only:
-    Flower's clipping and privacy mods reject evaluation messages. ``writable=False`` hands the server's arrays over without a copy, for
-    clients that do not change them in place. ``check(context)`` raises where a client cannot take part, for its data say: it is called
-    before the first round, and what it says goes into this client's log and the server's.
+    ``client_fn`` may also return ``numpy_client.to_client()``, as in apps for older Flower versions. ``mods`` wrap training only:
+    Flower's clipping and privacy mods reject evaluation messages. ``writable=False`` passes the server's arrays without a copy, for
+    clients that do not modify them in place. ``check(context)`` raises if a client cannot take part, for example because of its data:
+    it is called before the first round, and its error message goes into the logs of this client and of the server.
     """
     app = ClientApp()
 
@@ -42,7 +42,7 @@ def to_client_app(
         names, arrays, config = _open(message, writable)
         new_arrays, num_examples, metrics = _numpy_client(client_fn(context)).fit(arrays, config)
         content = _metric_records(num_examples, metrics)
-        if len(names) != len(new_arrays):  # not the model: a method with a wire format of its own
+        if len(names) != len(new_arrays):  # the reply is not a model: a method with a wire format of its own
             names = [str(i) for i in range(len(new_arrays))]
         content["arrays"] = ArrayRecord({n: Array(*fields(np.asarray(a))) for n, a in zip(names, new_arrays, strict=True)})
         return Message(content=content, reply_to=message)
@@ -61,7 +61,7 @@ def to_client_app(
         if check is not None:
             try:
                 check(context)
-            except Exception as error:  # whatever is wrong with a site's data, the server must hear of it
+            except Exception as error:  # whatever is wrong with a site's data must be reported to the server
                 log(ERROR, "client %s cannot take part: %s", answer["client-id"], error)
                 answer["fault"] = str(error) or type(error).__name__
         return Message(content=RecordDict({"config": answer}), reply_to=message)
@@ -70,7 +70,7 @@ def to_client_app(
 
 
 def client_id(context: Context) -> int | str:
-    """Return the stable id of the client: ``client-id`` or ``partition-id`` of the node's configuration, else its node id."""
+    """Return the client's stable id: ``client-id`` or ``partition-id`` of the node configuration, else the node id."""
     for key in ("client-id", "partition-id"):
         value = context.node_config.get(key)
         if isinstance(value, int | str):
@@ -79,7 +79,7 @@ def client_id(context: Context) -> int | str:
 
 
 def _open(message: Message, writable: bool) -> tuple[list[str], list[Any], dict[str, Any]]:
-    records = list(message.content.values())  # Flower's typed views of a message cost more than a small client's whole answer
+    records = list(message.content.values())  # Flower's typed views of a message cost more than all work of a small client
     (arrays,) = (record for record in records if isinstance(record, ArrayRecord))
     (config,) = (record for record in records if isinstance(record, ConfigRecord))
     return list(arrays), [read(array).copy() if writable else read(array) for array in arrays.values()], dict(config)
@@ -102,7 +102,7 @@ def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict
         elif isinstance(value, int | float):
             numbers[name] = value
         elif isinstance(value, list | tuple) and all(type(v) in (int, float) for v in value):
-            whole = all(type(v) is int for v in value)  # Flower takes lists of one type only
+            whole = all(type(v) is int for v in value)  # Flower accepts only lists of a single type
             numbers[name] = [v if whole else float(v) for v in value]
         else:
             kind = type(value).__name__

@@ -1,4 +1,4 @@
-"""What a client holds: its samples as tensors, split once into training, validation and test."""
+"""A client's data: its samples as tensors, split into training, validation and test sets."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ class Split:
         return int(self.y.shape[0])
 
     def to(self, device: torch.device) -> "Split":
-        """Return the samples on a device."""
+        """Return the split on a device."""
         return Split(self.x.to(device), self.y.to(device))
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """A client's samples. ``validation`` chooses (a mixing weight, say); ``test`` only ever scores."""
+    """A client's samples. ``validation`` is for model selection (of a mixing weight, for example); ``test`` for evaluation only."""
 
     train: Split
     validation: Split
@@ -31,12 +31,12 @@ class ClientData:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all parts; one that stands in for another counts once."""
+        """The total size in bytes; a split that is used in two places counts once."""
         parts = {id(part): part for part in (self.train, self.validation, self.test)}
         return sum(part.x.nbytes + part.y.nbytes for part in parts.values())
 
     def to(self, device: torch.device) -> "ClientData":
-        """Return all parts on a device; one that stands in for another does so there, too."""
+        """Return all splits on a device; a split that is used in two places stays shared."""
         parts = (self.train, self.validation, self.test)
         moved = {id(part): part.to(device) for part in parts}
         return ClientData(*(moved[id(part)] for part in parts))

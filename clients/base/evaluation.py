@@ -1,6 +1,6 @@
-"""What a client minimises and how it is scored: for classifiers, for yes-or-no questions on one logit, for the next token of a text.
+"""Losses and metrics of clients: for classification, binary classification with one logit, and next-token prediction.
 
-Measures are taken over the whole set, never as a mean over mini-batches.
+Metrics are computed over the whole set, never as a mean over mini-batches.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from algorithms.common.measures import auroc, calibration_errors, topk_accuracy
 from algorithms.common.modules import outputs_of
 from clients.base.data import Split
 
-# A target that torch leaves out of the loss.
+# Targets with this value are ignored by torch's cross-entropy.
 IGNORED = -100
 
 
@@ -38,9 +38,9 @@ def score(model: nn.Module, data: Split) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Objective:
-    """A kind of problem: ``loss(outputs, y)`` is what a client minimises, a mean over samples; ``score(model, data)`` its measures.
+    """A client's objective: ``loss(outputs, y)`` is minimised in training (a mean over samples), ``score(model, data)`` evaluates.
 
-    ``score`` returns ``accuracy`` and ``loss`` at least, over all samples of a split.
+    ``score`` returns at least ``accuracy`` and ``loss``, over all samples of a split.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -54,15 +54,15 @@ CLASSIFICATION = Objective(functional.cross_entropy, score)
 
 
 def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits ``outputs`` (n, 1) or (n,) of label 1: a softmax over (0, logit)."""
+    """Return the mean cross-entropy for logits ``outputs`` (n, 1) or (n,) of label 1, that is of the softmax over (0, logit)."""
     logits = outputs.reshape(-1)
     return functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
 
 
 def score_binary(model: nn.Module, data: Split) -> dict[str, float]:
-    """Return accuracy, loss and auroc over all samples; auroc is left out where it is undefined: one class only, or NaN.
+    """Return accuracy, loss and auroc over all samples; auroc is omitted if it is undefined (a single class, or NaN).
 
-    A logit of 0 is a prediction of 0, as the first of equal scores is elsewhere. A logit that is NaN is no prediction: wrong.
+    A logit of 0 predicts class 0, as ties go to the first class elsewhere. A NaN logit counts as wrong.
     """
     logits = outputs_of(model, data.x).reshape(-1)
     labels, scores = data.y.cpu().numpy(), logits.cpu().double().numpy()
@@ -104,9 +104,9 @@ def score_tokens(model: nn.Module, data: Split, special: int, batch_size: int = 
 
 
 def next_token(special: int) -> Objective:
-    """Return the objective of predicting tokens; those below ``special`` (padding, unknown) are no targets."""
+    """Return the objective of next-token prediction; tokens below ``special`` (padding, unknown) are not predicted."""
     return Objective(partial(token_loss, special=special), partial(score_tokens, special=special))
 
 
-#: Token 0 is padding.
+#: Next-token prediction where token 0 is padding.
 NEXT_TOKEN = next_token(1)

@@ -1,8 +1,8 @@
-"""What a client keeps between rounds (a personal model, dual variables): one small interface, two places to keep it.
+"""Client state that persists between rounds (a personal model, dual variables): an interface and two implementations.
 
-``MessageStore`` keeps it in Flower's ``context.state``: nothing to set up, but the whole state travels with every message in a
-simulation and is lost when a SuperNode restarts. ``DiskStore`` keeps it in safetensors files on the client's disk, written
-atomically, one version a round, so that a run resumed from a checkpoint finds what the client had at that checkpoint.
+``MessageStore`` keeps it in Flower's ``context.state``: it needs no setup, but in a simulation the whole state is transferred with
+every message, and a restart of the SuperNode loses it. ``DiskStore`` keeps it in safetensors files on the client's disk, written
+atomically, one version per round, so that a run resumed from a checkpoint finds the client's state at that checkpoint.
 """
 
 import os
@@ -22,44 +22,44 @@ from clients.base.training import Arrays, Config
 
 
 class Store(Protocol):
-    """Named lists of arrays of one client. ``config`` is the configuration of the message being answered."""
+    """Stores named lists of arrays for one client. ``config`` is the configuration of the message being answered."""
 
     def load(self, name: str, config: Config, before: bool) -> Arrays | None:
-        """Return what was saved last (``before``: in earlier rounds only, as training wants it), or ``None``."""
+        """Return the arrays saved last, or ``None``; with ``before`` (for training) only those of earlier rounds."""
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
-        """Save under ``name`` for the message's round."""
+        """Save arrays under ``name`` for the message's round."""
 
 
 class MessageStore:
-    """Keeps arrays in ``context.state``."""
+    """Stores arrays in Flower's ``context.state``; keeps the last version only, whatever its round."""
 
     def __init__(self, state: RecordDict) -> None:
         self.state = state
 
     def load(self, name: str, config: Config, before: bool) -> Arrays | None:
-        """Return what was saved last, or ``None``."""
+        """Return the arrays saved last, or ``None``."""
         record = self.state.get(f"store.{name}")
         return [read(array).copy() for array in record.values()] if isinstance(record, ArrayRecord) else None
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
-        """Save into the context."""
+        """Save arrays into the context."""
         self.state[f"store.{name}"] = ArrayRecord({str(i): Array(*fields(array)) for i, array in enumerate(arrays)})
 
 
 class DiskStore:
-    """Keeps arrays in ``folder``, as ``NAME.ROUND.RUN.safetensors``.
+    """Stores arrays in ``folder``, as ``NAME.ROUND.RUN.safetensors``.
 
-    ``run``: an id that differs between an interrupted run and its continuation. A version of another run counts only if its
-    round lies before the round with which this run began (``first-round`` in the configuration): what the interrupted run did
-    after its last checkpoint never happened. Versions older than the last checkpoint (``checkpoint-round``) needs are deleted.
+    ``run``: an id that differs between an interrupted run and its continuation. Versions of other runs are used only if they are from
+    before this run's first round (``first-round`` in the configuration), so that what an interrupted run did after its last checkpoint
+    is discarded. Versions older than the one needed for the last checkpoint (``checkpoint-round``) are deleted.
     """
 
     def __init__(self, folder: Path, run: str | int) -> None:
         self.folder, self.run = folder, str(run)
 
     def load(self, name: str, config: Config, before: bool) -> Arrays | None:
-        """Return the newest version that counts, or ``None``; a file that cannot be read is a clear error."""
+        """Return the newest valid version, or ``None``. Raises ``ValueError`` if its file cannot be read."""
         now = int(config.get("server-round", 0))
         versions = self._versions(name, config)
         rounds = [r for r in versions if (r < now if before else r <= now)]
@@ -73,9 +73,9 @@ class DiskStore:
         return [tensors[str(i)] for i in range(len(tensors))]
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
-        """Write this round's version, then drop the ones that no resume can need."""
+        """Write this round's version, then delete those that no resumed run can need."""
         now = int(config.get("server-round", 0))
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a personal model is nobody else's business
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a personal model is private
         path = self.folder / f"{name}.{now}.{self.run}.safetensors"
         partial = path.with_suffix(f".{os.getpid()}.partial")
         save_file({str(i): np.asarray(array, order="C") for i, array in enumerate(arrays)}, partial)
@@ -88,7 +88,7 @@ class DiskStore:
                 old.unlink(missing_ok=True)
 
     def _versions(self, name: str, config: Config) -> dict[int, Path]:
-        """Return round -> file of the versions that count in this run; its own come before another run's."""
+        """Return round -> file of the versions valid for this run; its own take precedence over another run's."""
         first = int(config.get("first-round", 1))
         pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.(.+)\.safetensors")
         found: dict[int, Path] = {}

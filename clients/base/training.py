@@ -1,8 +1,8 @@
 """Local training shared by all gradient methods: mini-batches, SGD with momentum on lists of tensors, moving arrays.
 
-Written for speed on small models: tensors are indexed once an epoch, nothing is copied or synchronised in a step, and one call
-updates all tensors. The order of operations is the same for every method, so that a method whose extra terms vanish equals FedAvg to
-the last bit.
+Optimised for small models: tensors are indexed once per epoch, a step copies and synchronises nothing, and one call updates all
+tensors. The order of operations is the same for every method, so that a method whose extra terms vanish equals FedAvg to the last
+bit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ Terms = Sequence[tuple[Tensors, float]]
 
 
 class SGD:
-    """SGD with momentum on a list of tensors, in one pass over them: ``v <- momentum v + d``, ``p <- p - rate v``."""
+    """SGD with momentum on a list of tensors, as one fused operation: ``v <- momentum v + d``, ``p <- p - rate v``."""
 
     def __init__(self, parameters: Sequence[Tensor], rate: float, momentum: float, weight_decay: float) -> None:
         self.parameters = list(parameters)
@@ -31,9 +31,9 @@ class SGD:
         self.velocity = [torch.zeros_like(p) for p in self.parameters] if momentum else []
 
     def step(self, gradients: Tensors, decay: float = 0.0, terms: Terms = (), scale: float = 1.0) -> None:
-        """Make one step along ``d = scale gradients + (weight_decay + decay) p + sum_j c_j t_j`` for ``terms`` (t_j, c_j).
+        """Take one step along ``d = scale gradients + (weight_decay + decay) p + sum_j c_j t_j`` for ``terms`` (t_j, c_j).
 
-        ``scale`` > 0. Overwrites ``gradients`` where there are terms.
+        ``scale`` must be > 0. Overwrites ``gradients`` if there are terms.
         """
         for tensors, coefficient in terms:
             if coefficient:
@@ -42,7 +42,7 @@ class SGD:
         if not self.momentum and not decay:
             torch._foreach_add_(self.parameters, gradients, alpha=-self.rate * scale)
             return
-        # The kernel adds (1 - dampening) (g + weight_decay p) to the velocity; without momentum it knows no dampening.
+        # The kernel adds (1 - dampening) (g + weight_decay p) to the velocity; without momentum it ignores dampening.
         torch._fused_sgd_(
             self.parameters, gradients, self.velocity, weight_decay=decay, momentum=self.momentum,
             lr=self.rate if self.momentum else self.rate * scale, dampening=1 - scale if self.momentum else 0.0,
@@ -51,18 +51,18 @@ class SGD:
 
 
 def flatten(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Return a copy of the tensors as one vector, and views of its parts in their shapes."""
+    """Return a copy of the tensors as one vector, and views of it in the tensors' shapes."""
     flat = torch.cat([t.reshape(-1) for t in tensors])
     return flat, [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]
 
 
 def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of ``local_epochs`` passes, each in a new random order; the last batch of a pass may be smaller."""
+    """Yield the mini-batches (x, y) of ``local_epochs`` epochs, each in a new random order; the last of an epoch may be smaller."""
     for _ in range(options.local_epochs):
         order = torch.from_numpy(rng.permutation(len(data))).to(data.y.device)
         yield from zip(data.x[order].split(options.batch_size), data.y[order].split(options.batch_size), strict=True)
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """Return name -> parameter of what training changes."""
+    """Return the trainable parameters by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -1,1 +1,1 @@
-"""What the clients of one family share."""
+"""Code shared by the clients of a family of methods."""

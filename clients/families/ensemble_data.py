@@ -1,11 +1,13 @@
-"""What a client of an ensemble method scores predictors on: a histogram of outcomes, or samples for torch classifiers.
+"""Data of clients in ensemble methods: a histogram of outcomes for densities, or labelled samples for torch classifiers.
 
-Both have the members a client needs: ``num_examples``, ``loss_and_gradient(predictors, alpha)`` on the training data and
+Both implement ``clients.fedboost.EnsembleData``: ``loss_and_gradient(predictors, alpha)`` on the training data and
 ``score(predictors, alpha)`` on the test data. ``predictors`` are stacked along axis 0: densities ``{"table": (h, V)}`` (or packed by
 ``algorithms.ensembles.sparse_tables``), networks ``{parameter name: (h, ...)}``; ``alpha`` (h,) are their weights.
 
-Under the log loss every predictor is mixed with a uniform share ``epsilon`` (Hamer et al. 2020, whose theory wants all probabilities
-positive): a mixture of predictors none of which covers an outcome is then still a density. The squared loss needs none.
+Under the log loss every predictor is mixed with a uniform distribution of weight ``epsilon`` (the theory of Hamer et al. assumes
+positive probabilities), so that the loss stays finite for outcomes that no predictor covers. The squared loss does not need this.
+
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020.
 """
 
 import copy
@@ -36,7 +38,7 @@ LOSSES = ("log", "squared")
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often each outcome occurs: distinct ``outcomes`` (m,) of 0..size-1, ``weights`` (m,) that sum to 1, from ``num_examples``."""
+    """Relative frequencies ``weights`` (m,), which sum to 1, of distinct ``outcomes`` (m,) in 0..size-1 among ``num_examples``."""
 
     outcomes: NDArray[np.int64]
     weights: Floats
@@ -45,7 +47,7 @@ class Histogram:
 
     @classmethod
     def of_counts(cls, counts: Mapping[int, int], size: int) -> "Histogram":
-        """Return the histogram of counted outcomes; it may be empty. ``ValueError`` for an outcome outside 0..size-1."""
+        """Return the histogram of counts by outcome; it may be empty. Raises ``ValueError`` for an outcome outside 0..size-1."""
         outcomes = np.array(sorted(counts), np.int64)
         if len(outcomes) and not 0 <= outcomes[0] <= outcomes[-1] < size:
             raise ValueError(f"outcomes {outcomes[0]}..{outcomes[-1]}, but the vocabulary has {size} entries")
@@ -55,7 +57,7 @@ class Histogram:
 
     @classmethod
     def of_frequencies(cls, frequencies: ArrayLike, num_examples: int) -> "Histogram":
-        """Return the histogram with these relative frequencies (V,), which need not sum to 1."""
+        """Return the histogram with these frequencies (V,), which need not sum to 1."""
         values = np.asarray(frequencies, np.float64)
         (outcomes,) = np.nonzero(values)
         return cls(outcomes.astype(np.int64), values[outcomes] / values.sum(), len(values), num_examples)
@@ -68,10 +70,10 @@ class Histogram:
 
 
 class DensityData:
-    """Outcomes of a finite set, without inputs; the predictors are distributions over it."""
+    """A client's outcomes in a finite set, without inputs; the predictors are distributions over the set."""
 
     def __init__(self, train: Histogram, test: Histogram | None = None, epsilon: float = 0.01, loss: str = "log") -> None:
-        """Without test data (``None``, or an empty histogram) the client is scored on its training data."""
+        """Without test data (``None`` or an empty histogram) the client is evaluated on its training data."""
         check_loss(loss, epsilon)
         if train.num_examples < 1:
             raise ValueError("no training data: give the client at least one outcome")
@@ -93,15 +95,15 @@ class DensityData:
     def loss_and_gradient(self, predictors: Predictors, alpha: ArrayLike) -> Answer:
         """Return (loss, gradient (h,), norms (h,)) on the training data.
 
-        ``norms``: mean over samples of ``|h_k(x)|^2``, which the bias correction of the squared loss needs; zeros under the log loss.
+        ``norms``: mean over samples of ``||h_k(x)||^2``, for the bias correction of the squared loss; zeros under the log loss.
         """
         return self._on(self.train, predictors, np.asarray(alpha, np.float64))
 
     def score(self, predictors: Predictors, alpha: ArrayLike) -> dict[str, float]:
-        """Return ``loss`` on the test data (``perplexity`` is its exponential, under the log loss), and ``train-loss``.
+        """Return ``loss`` (and under the log loss ``perplexity``, its exponential) on the test data, and ``train-loss``.
 
-        With several predictors also ``uniform-loss`` of their plain mean, and ``best-single-loss`` of the one that is best on this
-        client's training data. A mixed table (``Library.mixture``) is scored as one predictor of weight 1.
+        With several predictors also ``uniform-loss`` of their unweighted mean, and ``best-single-loss`` of the one that is best on this
+        client's training data. A mixture computed in advance (``Library.mixture``) is scored as one predictor of weight 1.
         """
         weights = np.asarray(alpha, np.float64)
         out = self._named(self._on(self.test, predictors, weights)[0], "")
@@ -122,7 +124,7 @@ class DensityData:
         return float(loss), gradient, squared_norms(tables)
 
     def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
-        """Return the distribution of this client's own training samples, ``{"table": (V,)}``."""
+        """Return the empirical distribution of this client's training samples, ``{"table": (V,)}``."""
         return {"table": self.train.dense().astype(np.float32)}
 
     def singles(self, predictors: Predictors) -> Floats:
@@ -134,7 +136,7 @@ class DensityData:
         return np.asarray(squared_norms(tables) - 2 * hits + 1)
 
     def outputs(self, predictors: Predictors, data: Histogram) -> Floats:
-        """Return the probability that each predictor, smoothed, gives each outcome that occurs in ``data``, shape (h, m)."""
+        """Return the probability that each smoothed predictor assigns to each outcome in ``data``, shape (h, m)."""
         if is_packed(predictors):
             self._check_size(int(predictors["size"][0]))
             found = columns(predictors, data.outcomes)
@@ -161,7 +163,7 @@ class DensityData:
 
 
 class TorchEnsembleData:
-    """Labelled samples; the predictors are parameters of one torch classifier, whose softmax is what mixes."""
+    """A client's labelled samples; the predictors are parameters of one torch classifier, and their softmax outputs are mixed."""
 
     def __init__(self, model: nn.Module, train: Split, test: Split, loss: str = "log", epsilon: float = 0.01) -> None:
         check_loss(loss, epsilon)
@@ -186,9 +188,11 @@ class TorchEnsembleData:
         return self._on(self.probabilities(predictors, self.train), self.train, np.asarray(alpha, np.float64))
 
     def score(self, predictors: Predictors, alpha: ArrayLike) -> dict[str, float]:
-        """Return ``loss`` and ``accuracy`` on the test data, and ``train-loss``; with several predictors also those of their plain
-        mean (``uniform-``) and of the one with the least loss on this client's training data (``best-single-``).
-        """  # fmt: skip
+        """Return ``loss`` and ``accuracy`` on the test data, and ``train-loss``.
+
+        With several predictors also loss and accuracy of their unweighted mean (``uniform-``), and of the one with the smallest loss
+        on this client's training data (``best-single-``).
+        """
         weights = np.asarray(alpha, np.float64)
         seen, unseen = self.probabilities(predictors, self.train), self.probabilities(predictors, self.test)
         chosen = {"": weights}
@@ -204,7 +208,7 @@ class TorchEnsembleData:
         return out
 
     def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
-        """Return the parameters of a net trained on this client's samples, with the ``train`` options of the configuration."""
+        """Return the parameters of a net trained on this client's samples with the ``train`` options of the configuration."""
         net = copy.deepcopy(self.model)
         draws = torch.Generator().manual_seed(derived_seed(int(config.get("seed", 0)), "predictor"))
         for tensor in net.parameters():
@@ -218,7 +222,7 @@ class TorchEnsembleData:
 
     @torch.no_grad()
     def probabilities(self, predictors: Predictors, data: Split) -> Floats:
-        """Return every predictor's class probabilities, shape (h, n, L). ``ValueError`` if they are not parameters of the model."""
+        """Return the predictors' class probabilities (h, n, L). Raises ``ValueError`` if they are not parameters of the model."""
         state = self.model.state_dict()
         shapes = {name: tuple(values.shape) for name, values in state.items()}
         given = {name: tuple(array.shape[1:]) for name, array in predictors.items()}
@@ -245,6 +249,6 @@ class TorchEnsembleData:
 
 
 def check_loss(loss: str, epsilon: float) -> None:
-    """Check the two settings of an ensemble's loss; ``ValueError`` states what is allowed."""
+    """Raise ``ValueError`` unless ``loss`` and ``epsilon`` are allowed values."""
     check_choice("loss", loss, LOSSES)
     check_range("epsilon", epsilon, 0, 1, open_low=True, open_high=True)

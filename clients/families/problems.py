@@ -1,6 +1,6 @@
-"""What clients of constrained problems share: their objective, mini-batches of it, and the answer to an evaluation.
+"""Base for clients of constrained problems: local objectives, mini-batch gradients, replies to evaluation messages.
 
-The message formats are those of ``strategies/families/consensus.py``.
+The message formats are documented in ``strategies/families/consensus.py``.
 """
 
 import math
@@ -28,7 +28,7 @@ Draw = Callable[[NDArray[np.int64]], Objective]
 
 
 class Problem(Protocol):
-    """One client's f_i, a function of one array of the domain's shape."""
+    """A client's objective f_i, a function of one array of the domain's shape."""
 
     @property
     def num_examples(self) -> int:
@@ -41,18 +41,17 @@ class Problem(Protocol):
         """Return the gradient: an array of x's shape, or a ``SparseGradient``."""
 
     def batch_gradient(self, x: Array, rows: NDArray[np.int64]) -> Array:
-        """Return the estimate of the gradient from some of the samples."""
+        """Return the gradient estimated on the samples ``rows``."""
 
     def score(self, x: Array) -> Mapping[str, float]:
-        """Return further measures at x: on test samples, say."""
+        """Return further metrics at x, on test samples for example."""
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectiveProblem:
-    """An objective of ``algorithms/frank_wolfe/objectives.py``.
+    """A problem given by an objective of ``algorithms/frank_wolfe/objectives.py``.
 
-    ``batch``: rows -> an objective whose gradient estimates the whole one (``None``: there are no samples to draw); ``test``:
-    x -> measures.
+    ``batch``: rows -> an objective whose gradient estimates the full one (``None``: there are no samples); ``test``: x -> metrics.
     """
 
     objective: Objective
@@ -73,21 +72,21 @@ class ObjectiveProblem:
         return self.objective.gradient(x)
 
     def batch_gradient(self, x: Array, rows: NDArray[np.int64]) -> Array:
-        """Return the estimate of the gradient from some of the samples."""
+        """Return the gradient of ``batch(rows)``."""
         if self.batch is None:
             raise ValueError(f"{type(self.objective).__name__} has no samples to draw: set batch-size = 0")
         return np.asarray(self.batch(rows).gradient(x))
 
     def score(self, x: Array) -> Mapping[str, float]:
-        """Return the measures of ``test``."""
+        """Return the metrics of ``test``."""
         return self.test(x) if self.test else {}
 
 
 class TorchProblem:
-    """The mean training loss of a torch model as a function of its parameters, one layer after the other in one row.
+    """The mean training loss of a torch model as a function of its parameters, flattened and concatenated into one row.
 
-    ``model``: overwritten before use, so the clients of a process may share it; it must have no buffers (batch norm), which no oracle
-    could move.
+    ``model``: overwritten before use, so the clients of a process may share it; it must have no buffers (batch norm), which an oracle
+    could not update.
     """
 
     def __init__(self, model: torch.nn.Module, data: ClientData, objective: TorchObjective = CLASSIFICATION) -> None:
@@ -108,7 +107,7 @@ class TorchProblem:
         return self.batch_gradient(x, np.arange(self.num_examples))
 
     def batch_gradient(self, x: Array, rows: NDArray[np.int64]) -> Array:
-        """Return the gradient on some samples, as one row."""
+        """Return the gradient on the samples ``rows``, as one row."""
         self._set(x)
         at = torch.from_numpy(rows).to(self.data.train.y.device)
         loss = self.objective.loss(self.model(self.data.train.x[at]), self.data.train.y[at])
@@ -116,7 +115,7 @@ class TorchProblem:
         return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
 
     def score(self, x: Array) -> Mapping[str, float]:
-        """Return the measures on the test samples; the loss is that of training."""
+        """Return the metrics on the test samples; the test loss is named ``test-loss``, since ``loss`` is the training loss."""
         self._set(x)
         scores = self.objective.score(self.model, self.data.test)
         return {("test-loss" if name == "loss" else name): value for name, value in scores.items()}
@@ -131,9 +130,9 @@ class TorchProblem:
 
 
 class ConstrainedClient(NumPyClient):
-    """A client with an f_i over a domain. A method adds ``step``, and ``point`` where clients have points of their own.
+    """Client with an objective f_i over a domain. Subclasses implement ``step``, and ``point`` if clients keep iterates of their own.
 
-    ``client_id`` names the client's random draws; ``store``: where it keeps things between rounds.
+    ``client_id`` keys the client's random draws; ``store`` holds its state between rounds.
     """
 
     def __init__(self, problem: Problem, domain: Domain, client_id: int | str = 0, store: Store | None = None) -> None:
@@ -142,7 +141,7 @@ class ConstrainedClient(NumPyClient):
         self.store = store if store is not None else MessageStore(RecordDict())
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return what the method sends, or the gradient and measures at x_bar where an evaluation asks for them."""
+        """Return the method's training reply, or gradient and metrics at x_bar if the message is an evaluation."""
         x_bar = self.domain.join(parameters)
         answer = self.report if config.get("phase") == "evaluate" else self.step
         arrays, metrics = answer(x_bar, config)
@@ -153,11 +152,11 @@ class ConstrainedClient(NumPyClient):
         raise NotImplementedError
 
     def point(self, config: Config) -> Array | None:
-        """Return the client's own point, if it has one."""
+        """Return the client's own iterate, if it has one."""
         return None
 
     def report(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
-        """Return gradient, f_i and further measures at x_bar, and the distance of the client's own point from it."""
+        """Return the gradient, f_i and further metrics at x_bar, and the distance of the client's own iterate from it."""
         metrics = {"loss": self.problem.value(x_bar), **self.problem.score(x_bar)}
         own = self.point(config)
         metrics["distance"] = 0.0 if own is None else math.sqrt(float(np.sum(np.square(own - x_bar, dtype=np.float64))))
@@ -167,7 +166,7 @@ class ConstrainedClient(NumPyClient):
         return [np.asarray(gradient)], metrics
 
     def gradient(self, x: Array, config: Config, batch_size: int, step: int) -> Any:
-        """Return the gradient at x: on ``batch_size`` samples drawn for this step, on all of them if that is 0."""
+        """Return the gradient at x: on ``batch_size`` samples drawn for this step, or on all samples if that is 0."""
         if not batch_size:
             return self.problem.gradient(x)
         rng = generator(

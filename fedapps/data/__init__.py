@@ -1,1 +1,1 @@
-"""Where samples come from and how they are dealt to clients."""
+"""Data sources, and their partition among clients."""

@@ -1,8 +1,8 @@
-"""Decoded image sets on disk, shared by the processes of a run.
+"""On-disk cache of decoded image sets, shared by the processes of a run.
 
-An entry is a folder of .npy files and a JSON file, named by a fingerprint of the source. It is written under
-another name and renamed when complete, so that readers never see half of one, and two writers cannot disturb each
-other. The cache only ever saves time: whatever is wrong with it is logged and the caller decodes again.
+An entry is a folder of .npy files and a JSON file, named by a fingerprint of the source. It is written under a temporary name and
+renamed when complete, so that readers never see a partial entry and writers do not interfere. The cache only saves time: any problem
+with it is logged, and the caller decodes again.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 def folder() -> Path:
-    """Return the folder of all entries: `$FEDAPPS_CACHE`, else `fedapps` in the user's cache folder."""
+    """Return the cache folder: `$FEDAPPS_CACHE`, else `fedapps` in the user's cache folder."""
     if own := os.environ.get("FEDAPPS_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedapps"
 
 
 def fingerprint(source: str | Path, asked: dict[str, str]) -> str:
-    """Return the name of an entry.
+    """Return the name of the entry for a source and what is ``asked`` of it.
 
-    A folder counts with the names, sizes and times of its files, so a changed folder is another entry; a hub data
-    set counts with its name only, so that no network is needed: remove the cache to fetch a newer version.
+    A folder is identified by the names, sizes and modification times of its files, so a changed folder gets another entry; a hub data
+    set by its name only, so that no network is needed: remove the cache to fetch a newer version.
     """
     files: list[tuple[str, int, int]] = []
     if isinstance(source, Path):
@@ -47,7 +47,7 @@ def fingerprint(source: str | Path, asked: dict[str, str]) -> str:
 
 
 def load(key: str) -> Entry | None:
-    """Return the arrays (mapped, read-only) and facts kept under ``key``; None if there are none or they are broken."""
+    """Return the arrays (memory-mapped, read-only) and facts stored under ``key``; None if they are missing or corrupt."""
     entry = folder() / key
     try:
         if not entry.is_dir():
@@ -64,7 +64,7 @@ def load(key: str) -> Entry | None:
 
 
 def save(key: str, arrays: dict[str, npt.NDArray[Any]], facts: dict[str, Any]) -> Entry | None:
-    """Keep arrays and facts under ``key`` and return them as :func:`load` does; None if that cannot be done."""
+    """Store arrays and facts under ``key`` and return them as :func:`load` does; None if they cannot be stored."""
     entry = folder() / key
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def save(key: str, arrays: dict[str, npt.NDArray[Any]], facts: dict[str, Any]) -
             try:
                 fresh.rename(entry)
             except OSError:
-                if not entry.is_dir():  # else another process was first, with the same content
+                if not entry.is_dir():  # otherwise another process was first, with the same content
                     raise
     except OSError as error:
         logger.warning("decoded images are not kept in %s: %s", entry.parent, error)

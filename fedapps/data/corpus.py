@@ -1,8 +1,10 @@
-"""Texts by speaking role, counted as words: what the unigram task learns from.
+"""Word counts by speaking role: the data of the unigram task.
 
-The paper's rule: punctuation is removed (``four-score`` becomes ``fourscore``, ``sav'd`` becomes ``savd``), words are lower case and
-lie between white space. The vocabulary holds the words of the training texts and one entry for all others, so that nothing of the
-test texts enters it: a test word never seen in training is counted there.
+Preprocessing as in the paper: punctuation is removed (``four-score`` becomes ``fourscore``, ``sav'd`` becomes ``savd``), text is
+lower-cased and split at white space. The vocabulary holds the words of the training texts and one entry for all unknown words, so that
+nothing of the test texts enters it.
+
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, section 5.2.
 """
 
 import re
@@ -20,7 +22,7 @@ from clients.families.ensemble_data import Histogram
 from fedapps.errors import UserError
 
 UNKNOWN = "<unk>"
-DEFAULT_ROLES = 40  # of the generated corpus, where num-clients asks for no number
+DEFAULT_ROLES = 40  # of the generated corpus, if num-clients is 0
 TOPICS, WORDS, SHARED_PART, TEST_PART = 5, 300, 0.5, 0.2
 
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
@@ -29,7 +31,7 @@ Texts = dict[str, Counter[str]]  # role -> how often it says each word
 
 @dataclass(frozen=True)
 class Corpus:
-    """``vocabulary`` (V words, the last one is ``<unk>``), ``roles`` in sorted order, and what each says in training and test."""
+    """``vocabulary`` (V words, the last one is ``<unk>``), sorted ``roles``, and each role's word histogram for training and test."""
 
     vocabulary: tuple[str, ...]
     roles: tuple[str, ...]
@@ -38,16 +40,16 @@ class Corpus:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text by the rule above."""
+    """Return the words of a text, preprocessed as described in the module docstring."""
     return _PUNCTUATION.sub("", text.lower()).split()
 
 
 @lru_cache(maxsize=4)
 def read_corpus(source: str, role: str, text: str, num_roles: int) -> Corpus:
-    """Return the first ``num_roles`` roles (0: all) of a folder, or of the generated corpus where ``source`` is "".
+    """Return the first ``num_roles`` roles (0: all) of a folder, or of the generated corpus if ``source`` is "".
 
-    A role without a word of training text is passed over; one without test text has an empty test histogram. ``UserError`` for
-    a folder that cannot be read, columns that it lacks, or fewer roles.
+    Roles without training text are skipped; a role without test text has an empty test histogram. Raises ``UserError`` if the folder
+    cannot be read, lacks the columns, or has fewer roles.
     """
     if source:
         train, test = (count_words(read_rows(source, split, role, text, "unigram")) for split in ("train", "test"))
@@ -68,7 +70,7 @@ def read_corpus(source: str, role: str, text: str, num_roles: int) -> Corpus:
 
 
 def count_words(rows: Iterable[tuple[str, str]]) -> Texts:
-    """Return how often each role says each word, of pairs (role, text)."""
+    """Return how often each role says each word, given pairs (role, text)."""
     out: Texts = {}
     for role, text in rows:
         out.setdefault(role, Counter()).update(words(text))
@@ -76,9 +78,9 @@ def count_words(rows: Iterable[tuple[str, str]]) -> Texts:
 
 
 def generate(num_roles: int) -> tuple[Texts, Texts]:
-    """Return training and test texts of a small invented play: Zipf's law, one topic a role, and roles of unequal length.
+    """Return training and test texts of a small synthetic play: Zipf's law, one topic per role, and roles of unequal length.
 
-    The same for every run; role i is the same whatever their number.
+    The corpus is the same in every run, and role i does not depend on the number of roles.
     """
     train: Texts = {}
     test: Texts = {}
@@ -90,7 +92,7 @@ def generate(num_roles: int) -> tuple[Texts, Texts]:
 
 
 def speech(number: int) -> tuple[list[str], int]:
-    """Return what one role of the invented play says, and how many of the first words are its test text."""
+    """Return the words of one role of the synthetic play, and how many of them, from the start, are its test text."""
     rank = 1 / np.arange(1, WORDS + 1)
     rng = generator(0, "generated corpus", number)
     topic = np.roll(rank, WORDS // TOPICS * (number % TOPICS))
@@ -107,11 +109,11 @@ def _histogram(counts: Counter[str], place: dict[str, int]) -> Histogram:
 
 
 def read_rows(source: str, split: str, role: str, text: str, table: str) -> list[tuple[str, str]]:
-    """Return pairs (role, text) of one split of a `datasets` folder, in its order; rows without either are left out.
+    """Return the pairs (role, text) of one split of a `datasets` folder, in its order; rows without either value are left out.
 
-    ``table``: that of the settings, for messages.
+    ``table``: name of the settings table, for error messages.
     """
-    import datasets  # takes seconds to import, and only texts need it here
+    import datasets  # imported here: it takes seconds, and only texts need it
 
     folder = Path(source).expanduser()
     if not folder.is_dir():
@@ -122,7 +124,7 @@ def read_rows(source: str, split: str, role: str, text: str, table: str) -> list
     datasets.disable_progress_bars()
     try:
         data: Any = datasets.load_dataset(str(folder.resolve()), split=split)
-    except Exception as error:  # the library lets errors of many kinds through
+    except Exception as error:  # the library raises exceptions of many types
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
             f"{table}.source = {source!r}: split {split!r} cannot be read ({reason}): it needs train and test"

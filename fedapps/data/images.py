@@ -1,4 +1,4 @@
-"""Sets of images as arrays: scikit-learn's digits, a local folder, or a data set of the hub (see ``fedapps.data.sources``)."""
+"""Image sets as arrays: scikit-learn's digits, a local folder, or a hub data set (see ``fedapps.data.sources``)."""
 
 import io
 from dataclasses import dataclass
@@ -11,17 +11,16 @@ from fedapps.data.cache import Entry
 from fedapps.data.sources import cached, check_columns, column_of, digits_table, groups_of, label_column, labels_of
 from fedapps.errors import UserError
 
-# The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache saves.
+# The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache avoids.
 IMAGE_NAMES = ("image", "img", "images", "x")
 
 
 @dataclass(frozen=True)
 class Images:
-    """A labelled image set. Sounds are images of one row, texts have their tokens in place of pixels.
+    """A labelled image set. Sounds are images with one row; texts have tokens in place of pixels.
 
     ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 in [0, 1] or int16 (sound), or (N, length) is int64 (tokens); ``labels`` (N,) is
-    int64 in 0..num_classes-1.
-    ``natural`` (N,) says to which natural client (an index into ``names``) a sample belongs, if that was asked for.
+    int64 in 0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``.
     """
 
     pixels: npt.NDArray[Any]
@@ -32,10 +31,10 @@ class Images:
 
 
 def read_images(source: str, split: str, image: str = "", label: str = "", natural_id: str = "", resize: int = 0) -> Images:
-    """Read one split of an image set; ``image``, ``label``, ``natural_id`` name columns ("" = find it, or none).
+    """Read one split of an image set; ``image``, ``label``, ``natural_id`` are column names ("": detect it, or none).
 
-    ``resize``: cut the largest square from the middle of every image and bring it to this side; 0: leave the images as they are.
-    Raises UserError, naming the setting at fault, for whatever the user can mend.
+    ``resize``: crop the largest centred square of every image and resize it to this side; 0: leave the images as they are.
+    Raises UserError, naming the setting at fault, for problems the user can fix.
     """
     if source == "digits":
         if natural_id:
@@ -57,7 +56,7 @@ def read_images(source: str, split: str, image: str = "", label: str = "", natur
 
 
 def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> npt.NDArray[np.uint8]:
-    """Read the images (N, C, H, W) of a public set and none of its other columns; arguments as in :func:`read_images`.
+    """Read only the images (N, C, H, W) of a public set; arguments as in :func:`read_images`.
 
     Raises UserError, naming the setting under ``public.`` at fault.
     """
@@ -74,7 +73,7 @@ def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> np
 
 
 def read_named(source: str, split: str, image: str = "", label: str = "", resize: int = 0) -> tuple[npt.NDArray[Any], list[str]]:
-    """Read a set of images (N, C, H, W) and, of each, its label as it is written there; arguments as in :func:`read_images`."""
+    """Read images (N, C, H, W) and the label name of each, as given in the data set; arguments as in :func:`read_images`."""
 
     def decode(data: Any) -> Entry:
         import datasets
@@ -83,7 +82,7 @@ def read_named(source: str, split: str, image: str = "", label: str = "", resize
         column = label_column(data.features, source, label)
         values, place = np.unique(column_of(data, column), return_inverse=True)
         declared = data.features[column]
-        # A class without a name is numbered -1 by the library.
+        # The library numbers samples without a label -1.
         names = [declared.int2str(int(v)) if isinstance(declared, datasets.ClassLabel) and v >= 0 else str(v) for v in values]
         pixels = _pixels(data, _find_image(data.features, source, image), source, resize)
         return {"pixels": pixels, "labels": place.astype(np.int64)}, {"names": names}
@@ -113,11 +112,11 @@ def _decode(
 
 
 def _find_image(features: Any, source: str, name: str) -> str:
-    """Return the image column: the named one, else the only one, else the one with a usual name."""
+    """Return the image column: the named one, else the only one, else the one with a common name."""
     import datasets
 
     def is_image(feature: Any) -> bool:
-        # Parquet files written without the library's metadata show an image as a struct of bytes and path.
+        # In Parquet files written without the library's metadata, an image is a struct of bytes and path.
         return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)
 
     columns = ", ".join(features)
@@ -135,7 +134,7 @@ def _find_image(features: Any, source: str, name: str) -> str:
 
 
 def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.uint8]:
-    """Decode a column of encoded images to (N, C, H, W): one channel if all are grey, else three."""
+    """Decode a column of encoded images to (N, C, H, W): one channel if all are greyscale, else three."""
     import datasets
     from PIL import Image, ImageOps
 
@@ -151,7 +150,7 @@ def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.
                     if resize:
                         picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
                     array = np.asarray(picture)
-            except Exception as error:  # a damaged file shows itself in many kinds of error
+            except Exception as error:  # corrupt files raise exceptions of many types
                 raise UserError(f"data.source = {source!r}: image {row} cannot be decoded: {error}") from error
             array = array[:, :, None] if array.ndim == 2 else array
             if pixels is None:
@@ -159,14 +158,14 @@ def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.
             if array.shape[:2] != pixels.shape[1:3]:
                 sizes = f"{pixels.shape[1]} x {pixels.shape[2]} and {array.shape[0]} x {array.shape[1]}"
                 raise UserError(f"data.source = {source!r}: images differ in size ({sizes} in image {row}): set data.resize")
-            if array.shape[2] > pixels.shape[3]:  # the first colour image after grey ones
+            if array.shape[2] > pixels.shape[3]:  # the first colour image after greyscale ones
                 pixels = np.repeat(pixels, 3, axis=3)
-            pixels[row] = array  # a grey image fills all three channels
+            pixels[row] = array  # a greyscale image is broadcast to all three channels
             row += 1
     assert pixels is not None  # there is at least one row
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 
 def _plain_mode(mode: str) -> str:
-    """Return the mode to convert to: grey for one-bit, grey and grey-alpha images, else colour."""
+    """Return the PIL mode to convert to: greyscale for one-bit and greyscale-alpha images, else colour."""
     return "L" if mode in ("1", "LA", "La") else "RGB"

@@ -1,7 +1,7 @@
-"""The data of a run: which image set, how it is dealt to the clients, and what one client holds.
+"""The data of a run: the image set, its partition among the clients, and each client's samples.
 
-Everything here is decided by the options and the run's seed: the server and every worker process find the same
-partition without telling each other.
+Everything follows from the options and the run's seed: the server and every worker process compute the same partition without
+communicating it.
 """
 
 import logging
@@ -22,7 +22,7 @@ from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 
 PARTITIONS = ("iid", "pathological", "dirichlet", "dirichlet-clients", "natural", "sorted-share")
-# What is tried to tell the user which alpha would have worked.
+# Values tried in order to suggest an alpha that would have worked.
 ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 Indices = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_images(options: DataOptions) -> Images:
-    """Read the image set; from the second time on without decoding. Raises UserError for what the user can mend."""
+    """Read the image set, from the cache if it has been decoded before. Raises UserError for problems the user can fix."""
     natural_id = options.natural_id if options.partition == "natural" else ""
     images = read_images(options.source, options.split, options.image, options.label, natural_id, options.resize)
     return thinned(images, options)
@@ -50,7 +50,7 @@ def thinned(images: Images, options: DataOptions) -> Images:
 def partition(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
     """Return the sample indices of each of ``num_clients`` clients: disjoint, ascending, at least ``min_samples`` each.
 
-    Raises UserError if the data cannot be dealt so.
+    Raises UserError if the data cannot be partitioned in this way.
     """
     total, source = len(images.labels), options.source
     if num_clients * options.min_samples > total:
@@ -81,10 +81,10 @@ def partition(images: Images, options: DataOptions, num_clients: int, seed: int)
 
 
 def client_data(images: Images, indices: Indices, client_id: int | str, seed: int, validation: float = 0.2) -> ClientData:
-    """Return client ``client_id``'s samples as tensors, split at random by the run's seed, 20 % for testing.
+    """Return client ``client_id``'s samples as tensors, split at random with the run's seed; 20 % are the test set.
 
-    ``validation``: the part for that; with 0 the training samples stand in. Inputs are float32 in [0, 1] of shape (n, C, H, W), sounds
-    in [-1, 1], tokens int64 (n, length); labels int64 (n,).
+    ``validation``: fraction of the validation set; with 0 the training set is used as validation set. Inputs are float32 in [0, 1] of
+    shape (n, C, H, W), sounds in [-1, 1], tokens int64 (n, length); labels int64 (n,).
     """
     fractions = (round(0.8 - (validation or 0.2), 9), validation or 0.2, 0.2)
     parts = train_validation_test(indices, generator(seed, "split", client=client_id), fractions)
@@ -95,7 +95,7 @@ def client_data(images: Images, indices: Indices, client_id: int | str, seed: in
 
 
 def noisy(own: ClientData, options: DataOptions, num_classes: int, rng: np.random.Generator) -> ClientData:
-    """Return a client's samples with the label noise of the options in the training part, also where that stands in for validation."""
+    """Return a client's data with label noise in the training set, also if that is used as the validation set."""
     if options.noise == "none":
         return own
     labels = torch.from_numpy(flipped(own.train.y.numpy(), num_classes, options.noise, options.noise_ratio, rng))
@@ -104,11 +104,11 @@ def noisy(own: ClientData, options: DataOptions, num_classes: int, rng: np.rando
 
 
 def _tensors(images: Images, rows: Indices) -> Split:
-    pixels = images.pixels[rows]  # a copy, also of a mapped file
+    pixels = images.pixels[rows]  # a copy, also of a memory-mapped file
     if pixels.dtype == np.int64:  # tokens
         return Split(torch.from_numpy(pixels), torch.from_numpy(images.labels[rows]))
     x = pixels.astype(np.float32)
-    if pixels.dtype != np.float32:  # in NumPy: torch would use all its threads for it, which is far slower on a busy machine
+    if pixels.dtype != np.float32:  # in NumPy: torch would use all its threads, which is far slower on a busy machine
         x /= 255 if pixels.dtype == np.uint8 else 2**15
     return Split(torch.from_numpy(x), torch.from_numpy(images.labels[rows]))
 
@@ -133,14 +133,14 @@ def _pathological(
 
 
 def natural_groups(images: Images, options: DataOptions) -> list[Indices]:
-    """Return the samples of each natural client, by sorted id; those with too few samples to be split are passed over."""
+    """Return the samples of each natural client, by sorted id; those with fewer than ``min_samples`` samples are skipped."""
     assert images.natural is not None  # load_images reads the column for this partition
     groups = np.split(np.argsort(images.natural, kind="stable"), np.cumsum(np.bincount(images.natural))[:-1])
     return [group for group in groups if len(group) >= options.min_samples]
 
 
 def _natural(images: Images, options: DataOptions, num_clients: int) -> list[Indices]:
-    """Group the samples by natural client. Fewer nodes than natural clients: the first ones, by sorted id."""
+    """Group the samples by natural client; if there are more of these than nodes, take the first ones by sorted id."""
     large = natural_groups(images, options)
     if len(large) < num_clients:
         raise UserError(
@@ -151,15 +151,15 @@ def _natural(images: Images, options: DataOptions, num_clients: int) -> list[Ind
 
 
 def _dirichlet(labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
-    """Deal each class by Dir(alpha), drawn anew until every client has enough.
+    """Partition each class by Dir(alpha), redrawn until every client has enough samples.
 
-    A client that has its even share of all samples gets no more of the later classes (``self_balancing``), as in
-    the reference programs of the papers.
+    A client that already has an even share of all samples gets none of the later classes (``self_balancing``), as in the programs
+    published with the methods.
     """
     parts = _dirichlet_once(labels, num_clients, options.alpha, seed, options.min_samples)
     if parts is not None:
         return parts
-    # Only now, for the message: the first draw as it is, and the first larger alpha that would do.
+    # Only for the error message: the first draw as it is, and the smallest larger alpha that works.
     first = _dirichlet_once(labels, num_clients, options.alpha, seed, 0)
     who = "a client"
     if first is not None:
@@ -181,15 +181,15 @@ def _dirichlet_once(
     labels: npt.NDArray[np.int64], num_clients: int, alpha: float, seed: int, minimum: int
 ) -> list[Indices] | None:
     """Run the partitioner of flwr-datasets; None if it gives up (after eleven draws)."""
-    import datasets  # these two take seconds to import, and only this partition needs them
+    import datasets  # imported here: these two take seconds, and only this partition needs them
     from flwr_datasets.partitioner import DirichletPartitioner
 
-    # The library cuts a class in file order, which may follow the writer or the day: shuffle it first.
+    # The library splits a class in file order, which may correlate with the writer or the date: shuffle first.
     rows = np.random.default_rng(seed).permutation(len(labels))
     partitioner = DirichletPartitioner(num_clients, "label", float(alpha), minimum, self_balancing=True, shuffle=False, seed=seed)
     partitioner.dataset = datasets.Dataset.from_dict({"label": labels[rows], "row": rows})
-    # It divides 0 by 0 when a tiny alpha gives a class to full clients only: no partition then. Its warnings, one per
-    # draw, say less than the error made of the outcome.
+    # It divides 0 by 0 when a tiny alpha gives a class to full clients only: there is no partition then. Its warnings, one
+    # per draw, are less informative than the caller's error.
     with warnings.catch_warnings(), np.errstate(invalid="raise", divide="raise"):
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,4 @@
-"""The server's unlabelled images, on which it distils: a folder or hub data set whose labels are never read, or bundled photographs."""
+"""The server's public unlabelled images for distillation: a folder or hub data set, whose labels are not read, or bundled photos."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +8,7 @@ from fedapps.data.images import read_pixels
 from fedapps.data.options import PublicOptions
 from fedapps.errors import UserError
 
-#: Patches that are cut from the photographs where ``public.samples`` is 0.
+#: Number of patches cut from the photographs if ``public.samples`` is 0.
 PATCHES = 4000
 Shape = tuple[int, int, int]
 
@@ -42,11 +42,11 @@ def load_public(options: PublicOptions, shape: Shape, task: str, seed: int) -> n
 
 
 def patches(count: int, shape: Shape, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Return ``count`` square cuttings of two photographs, of random place and size, as images of ``shape`` (C, H, W) in [0, 1].
+    """Return ``count`` square patches of two photographs, of random position and size, as images of ``shape`` (C, H, W) in [0, 1].
 
-    Their contrast is stretched: strokes and edges then look alike.
+    Their contrast is stretched, which makes edges resemble strokes of a pen.
     """
-    from PIL import Image  # imports that no other run needs
+    from PIL import Image  # imported here: no other run needs these
     from sklearn.datasets import load_sample_images
 
     channels, height, width = shape

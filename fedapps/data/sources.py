@@ -1,8 +1,8 @@
-"""The loader: one split of a local folder or of a data set of the hub, its columns checked, what is made of it cached.
+"""Data loader: reads one split of a local folder or hub data set, checks its columns and caches the decoded arrays.
 
-``cached`` decodes a set once and keeps the arrays on disk (``fedapps.data.cache``), because every worker process of a simulation
-needs them: it then maps the file instead of decoding tens of thousands of PNGs again. A set that is in a cache is read without the
-network; otherwise the hub must answer within seconds or the run stops.
+``cached`` decodes a set once and stores the arrays on disk (``fedapps.data.cache``), because every worker process of a simulation
+needs them: it then memory-maps the files instead of decoding tens of thousands of PNGs again. A cached set is read without network
+access; otherwise the hub must answer within seconds or the run stops.
 """
 
 import difflib
@@ -19,18 +19,18 @@ import numpy.typing as npt
 from fedapps.data import cache
 from fedapps.errors import UserError
 
-# The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache saves.
+# The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache avoids.
 LABEL_NAMES = ("label", "labels", "fine_label", "character", "y", "target", "class", "digit")
 HUB_SECONDS = 8.0
 
 
 def is_folder(source: str) -> bool:
-    """Tell a folder from a hub name: it exists, or is written as a path."""
+    """Return whether a source is a folder, not a hub name: it exists, or is written as a path."""
     return source.startswith(("/", "./", "../", "~")) or source in (".", "..") or Path(source).is_dir()
 
 
 def load_split(source: str, split: str, table: str = "data") -> Any:
-    """Return one split of a folder or of a hub data set, as a `datasets.Dataset`. ``table``: that of the settings, for UserErrors."""
+    """Return one split of a folder or hub data set as a `datasets.Dataset`. ``table``: name of the settings table, for UserErrors."""
     try:
         if not is_folder(source):
             return _from_hub(source, split)
@@ -43,9 +43,9 @@ def load_split(source: str, split: str, table: str = "data") -> Any:
 
 
 def cached(source: str, asked: dict[str, str], decode: Callable[[Any], cache.Entry]) -> cache.Entry:
-    """Return arrays and facts that ``decode`` makes of a split (a `datasets.Dataset`); the second time from the cache.
+    """Return the arrays and facts that ``decode`` makes of a split (a `datasets.Dataset`), from the cache if they are there.
 
-    ``asked``: its ``split``, and whatever else the arrays depend on. Raises UserError if the set cannot be had.
+    ``asked``: the ``split`` and everything else the arrays depend on. Raises UserError if the set cannot be loaded.
     """
     folder = _folder(source)
     key = cache.fingerprint(folder if folder is not None else source, asked)
@@ -57,7 +57,7 @@ def cached(source: str, asked: dict[str, str], decode: Callable[[Any], cache.Ent
 
 
 def open_split(source: str, split: str) -> Any:
-    """Return a split of a folder or of a hub data set as `datasets.Dataset`. Raises UserError if it cannot be had."""
+    """Return a split of a folder or hub data set as a `datasets.Dataset`. Raises UserError if it cannot be loaded."""
     folder = _folder(source)
     return _from_folder(folder, source, split) if folder is not None else _from_hub(source, split)
 
@@ -74,7 +74,7 @@ def _folder(source: str) -> Path | None:
 def digits_table() -> npt.NDArray[np.float64]:
     """Return scikit-learn's handwritten digits (1797, 65): 64 values of 0..16, then the digit.
 
-    The file is read where it lies: importing scikit-learn takes a second and a half, which a SuperNode would pay for every message.
+    The file is read directly: importing scikit-learn takes 1.5 seconds, which a SuperNode would spend on every message.
     """
     spec = importlib.util.find_spec("sklearn")  # finds it without importing it
     assert spec is not None, "scikit-learn is a dependency"
@@ -105,7 +105,7 @@ def _from_hub(source: str, split: str) -> Any:
     import datasets
 
     offline = datasets.config.HF_HUB_OFFLINE
-    # The library also keeps local folders, by their last name only: a bare name in its cache may be any of those.
+    # The library also caches local folders, by their last name only: a bare name in its cache may be one of those.
     if "/" in source:
         try:
             datasets.config.HF_HUB_OFFLINE = True
@@ -119,12 +119,12 @@ def _from_hub(source: str, split: str) -> Any:
     _ask_hub(source)
     try:
         return _load_dataset(source, split)
-    except Exception as error:  # the library lets network, server and file errors of several kinds through
+    except Exception as error:  # the library raises network, server and file errors of several types
         raise UserError(_unreadable(source, split, error)) from error
 
 
 def _load_dataset(path: str, split: str) -> Any:
-    """Call `datasets.load_dataset` without its progress bars: they would tear up the run's own."""
+    """Call `datasets.load_dataset` without its progress bars, which would disturb the run's own."""
     import datasets
 
     shown = not datasets.are_progress_bars_disabled()
@@ -137,9 +137,9 @@ def _load_dataset(path: str, split: str) -> Any:
 
 
 def _ask_hub(name: str) -> None:
-    """Raise UserError unless the hub knows the data set ``name`` and says so within HUB_SECONDS.
+    """Raise UserError unless the hub confirms within HUB_SECONDS that it has the data set ``name``.
 
-    The request runs in a thread of its own because its own time limits leave out the look-up of the host's name.
+    The request runs in a thread because its own timeout does not cover the DNS look-up.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
@@ -175,7 +175,7 @@ def _unreadable(source: str, split: str, error: Exception) -> str:
 
 
 def check_columns(data: Any, source: str, columns: dict[str, str]) -> None:
-    """Raise UserError unless the columns that settings name (setting -> column; "" is none) are there, and samples."""
+    """Raise UserError unless the data have samples and the columns named by settings (setting -> column; "" is none)."""
     if len(data) == 0:
         raise UserError(f"data.source = {source!r}: has no samples in this split")
     for setting, column in columns.items():
@@ -184,11 +184,11 @@ def check_columns(data: Any, source: str, columns: dict[str, str]) -> None:
 
 
 def labels_of(data: Any, source: str, label: str) -> tuple[npt.NDArray[np.int64], int]:
-    """Return the class numbers (N,) in a column ("": found by its name) and how many classes there are."""
+    """Return the class indices (N,) in a column ("": detected by name) and the number of classes."""
     import datasets
 
     label = label_column(data.features, source, label)
-    # Labels given by a ClassLabel are class numbers already; others (letters, 1..26) are numbered in sorted order.
+    # Labels of a ClassLabel are class indices already; others (letters, 1..26) are numbered in sorted order.
     raw = column_of(data, label)
     declared = data.features[label]
     if isinstance(declared, datasets.ClassLabel):
@@ -202,13 +202,13 @@ def labels_of(data: Any, source: str, label: str) -> tuple[npt.NDArray[np.int64]
 
 
 def groups_of(data: Any, column: str) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return the natural client (N,) of every sample, as an index into the names returned beside it."""
+    """Return the natural client (N,) of every sample, as an index into the list of names, and this list."""
     ids, natural = np.unique(column_of(data, column), return_inverse=True)
     return natural.astype(np.int64), [str(value) for value in ids]
 
 
 def label_column(features: Any, source: str, name: str) -> str:
-    """Return the label column: the named one, else one with a usual name, else the only ClassLabel."""
+    """Return the label column: the named one, else one with a common name, else the only ClassLabel."""
     import datasets
 
     classes = [column for column in features if isinstance(features[column], datasets.ClassLabel)]
@@ -222,7 +222,7 @@ def label_column(features: Any, source: str, name: str) -> str:
 
 
 def column_of(data: Any, name: str) -> npt.NDArray[Any]:
-    """Return the values (N,) of a column. ``UserError`` where some are missing."""
+    """Return the values (N,) of a column. Raises ``UserError`` if some are missing."""
     values = data[name][:]
     if any(value is None for value in values):
         raise UserError(f"column {name!r}: {sum(value is None for value in values)} samples have no value in it")

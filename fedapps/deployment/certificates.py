@@ -1,6 +1,7 @@
-"""Certificates and keys of a deployment, made on the spot: one authority, a server certificate under it, a key pair for every site.
+"""Certificates and keys for a deployment: a certificate authority, a server certificate signed by it, a key pair for every site.
 
-A private key is readable by its owner alone (0600), the folder it lies in too (0700). Nothing here talks to anybody.
+Private keys are readable by their owner only (0600), and so are their folders (0700). Nothing but :func:`check_connection` uses the
+network.
 """
 
 import ipaddress
@@ -31,9 +32,9 @@ CONNECT_SECONDS = 5.0
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = DAYS) -> None:
-    """Write a server certificate for ``hosts`` (names and addresses) into ``folder``; the authority there signs it, or a new one.
+    """Write a server certificate for ``hosts`` (names and addresses) into ``folder``, signed by the authority there or by a new one.
 
-    Sites need ``ca.pem`` and nothing else of it; ``ca.key`` can stay off the server, it is only needed to renew.
+    Sites need only ``ca.pem``; ``ca.key`` need not be on the server, it is only used to renew the certificate.
     """
     if not hosts:
         raise UserError("no host named: say by which names and addresses the sites reach the server")
@@ -55,7 +56,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = DAYS) -> N
 
 
 def make_site_key(path: Path) -> Path:
-    """Write a site's private key to ``path`` (OpenSSH, P-384, as SuperNodes want it); return the public one's path, ``path``.pub."""
+    """Write a site's private key to ``path`` (OpenSSH, P-384, as SuperNodes require); return the public key's path, ``path``.pub."""
     if path.exists():
         raise UserError(f"{path} exists already: a site's key is made once, choose another name or delete it")
     private_folder(path.parent)
@@ -67,7 +68,7 @@ def make_site_key(path: Path) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that only its owner can enter, and those above it; one that is there already is left as it is."""
+    """Create a folder (and its parents) that only its owner can access; an existing folder is left unchanged."""
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o700)
@@ -75,16 +76,16 @@ def private_folder(folder: Path) -> Path:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read; at no moment can anybody else."""
+    """Write a file that is readable by its owner only, from the moment it is created."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
 def check_connection(host: str, port: int, authority: Path | None) -> None:
-    """Say in one ``UserError`` why a site could not talk to the SuperLink at this address; return if it could.
+    """Raise ``UserError`` with the reason if a site could not connect to the SuperLink at this address.
 
-    ``authority``: the certificate that must have signed the server's; ``None``: a deployment without TLS.
+    ``authority``: the CA certificate that must have signed the server's; ``None``: a deployment without TLS.
     """
     where = f"{host}:{port}"
     try:
@@ -94,7 +95,7 @@ def check_connection(host: str, port: int, authority: Path | None) -> None:
                 if plain.recv(5) != b"HTTP/":
                     raise UserError(f"{where}: TLS is spoken there, not plain HTTP: give the {CA} of that server, not --insecure")
                 return
-            # A server that speaks no TLS may wait for a request instead of answering the handshake.
+            # A server without TLS may wait for a request instead of answering the handshake.
             context = ssl.create_default_context(cafile=str(authority))
             with context.wrap_socket(plain, server_hostname=host):
                 return

@@ -1,4 +1,4 @@
-"""`fedapps deploy`: a SuperLink and SuperNodes as real processes on this machine, and what real machines need: certificates, keys."""
+"""`fedapps deploy`: a SuperLink and SuperNodes as processes on this machine; certificates and keys for deployments on several."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ DEFAULT = Path("deployment")
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command and its own commands to the parser of `fedapps`."""
+    """Add the command and its subcommands to the parser of `fedapps`."""
     deploy = commands.add_parser(
         "deploy",
         help="a SuperLink and SuperNodes on this machine",
@@ -75,7 +75,7 @@ def _up(arguments: argparse.Namespace) -> int:
         deployment = Deployment.create(folder, sites_of(arguments), arguments.port, arguments.insecure)
     try:
         deployment.start()
-    except BaseException:  # Ctrl-C too: no half of a deployment stays behind
+    except BaseException:  # also Ctrl-C: leave no partial deployment behind
         with signals_ignored():
             (deployment.stop if again else deployment.remove)()
         raise
@@ -88,7 +88,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
-    """Return the node configurations that --nodes or --site ask for."""
+    """Return the node configurations requested by --nodes or --site, by site name."""
     if arguments.nodes is not None and arguments.site:
         raise UserError("--nodes and --site: give one of them: the settings' data are dealt to sites, or sites have their own")
     if not arguments.site:

@@ -1,14 +1,13 @@
-"""A deployment on this machine: a SuperLink and one SuperNode a site, real processes on the loopback interface, in one folder.
+"""A deployment on this machine: a SuperLink and one SuperNode per site, as processes on the loopback interface, in one folder.
 
     with Deployment.create(folder, {"a": {"partition-id": 0, "num-partitions": 1}}) as deployment:
-        deployment.start()      # TLS and node authentication, certificates and keys made on the spot
+        deployment.start()      # TLS and node authentication, with newly created certificates and keys
         deployment.sites["a"].kill()
         deployment.sites["a"].start()
 
-The folder holds all there is: `certificates/`, `superlink/` (database, log, Flower's home with the connection `own`), and
-`sites/NAME/`,
-each with the key, the log, the Flower home, the data and the store of one site, as it would be on a machine of its own.
-Programs outlive the process that starts them; any other finds them again by the folder (`Deployment.open`).
+The folder holds everything: `certificates/`, `superlink/` (database, log, Flower's home with the connection `own`), and `sites/NAME/`,
+each with the key, log, Flower home, data and store of one site, as on a machine of its own. The programs outlive the process that
+starts them; another process finds them by the folder (`Deployment.open`).
 """
 
 import contextlib
@@ -40,30 +39,30 @@ from fedapps.errors import RunFailed, UserError
 from fedapps.toml_text import Value, toml_value
 
 HOST = "127.0.0.1"
-END_SECONDS = 10.0  # for programs to end after they were asked to
+END_SECONDS = 10.0  # timeout for programs to end after SIGTERM
 FACTS = "deployment.json"
 ONLINE = re.compile(r"SuperNode ID: (\d+)")
-NOT_ACTIVATED = "[code: 2004]"  # Flower's, to a key that it does not know and to one that it believes to be connected already
+NOT_ACTIVATED = "[code: 2004]"  # Flower's error for an unknown key, and for a key it believes to be connected already
 RETRY_SECONDS = 3.0
 
 
 class Program:
-    """One program that keeps running, and whatever it starts; `folder` holds its log, its process id and Flower's home for it."""
+    """A background program and its child processes; `folder` holds its log, process id and Flower home."""
 
     def __init__(self, folder: Path, deployment: Path, command: Sequence[str]) -> None:
         self.folder, self.command = folder, list(command)
         self.log = folder / "log"
         self.environment = environment_of(os.environ, folder / "home", program("flwr").parent)
-        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # every look costs each site 2 ms, run or no run
-        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or a site would compile the app anew for every message
-        # By these its processes are found again; the second also finds those of the whole deployment.
+        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # every poll costs each site 2 ms, even without a run
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise a site would compile the app anew for every message
+        # These mark the program's processes, by which they are found; the second marks those of the whole deployment.
         self.mark = f"FEDAPPS_PROGRAM={folder}"
         self.environment |= {"FEDAPPS_PROGRAM": str(folder), "FEDAPPS_DEPLOYMENT": str(deployment)}
         for name in ("home", "cwd"):
             private_folder(folder / name)
 
     def launch(self) -> int:
-        """Start it in a session of its own; return where in the log its words begin."""
+        """Start the program in its own session; return the byte offset at which its log output begins."""
         begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.log.chmod(0o600)
@@ -72,23 +71,23 @@ class Program:
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         (self.folder / "pid").write_text(str(started.pid))
-        self.process = started  # kept, so that it is waited for when it ends
+        self.process = started  # kept so that it can be waited for when it ends
         return begin
 
     def alive(self) -> bool:
-        """Return whether the program itself is running, whoever started it."""
+        """Return whether the program itself is running, whichever process started it."""
         if isinstance(process := getattr(self, "process", None), subprocess.Popen):
             return process.poll() is None
         path = self.folder / "pid"
         return path.exists() and int(path.read_text()) in marked(self.mark)
 
     def words(self, begin: int = 0) -> str:
-        """Return what it has written, from byte `begin` on, without colours."""
+        """Return the log from byte `begin` on, without ANSI colours."""
         text = self.log.read_bytes()[begin:].decode(errors="replace") if self.log.exists() else ""
         return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
     def kill(self) -> None:
-        """End it and all it has started at once, as a power cut would (SIGKILL)."""
+        """End the program and its child processes immediately (SIGKILL), as in a power failure."""
         while alive := marked(self.mark):
             for one in alive:
                 with contextlib.suppress(ProcessLookupError):
@@ -97,7 +96,7 @@ class Program:
         self._reap()
 
     def end(self) -> None:
-        """End it in order, and all it has started."""
+        """End the program and its child processes gracefully."""
         end_programs([self])
 
     def _reap(self) -> None:
@@ -107,7 +106,7 @@ class Program:
 
 
 def end_programs(programs: Sequence[Program]) -> None:
-    """Ask programs to end, all at once, and kill what has not after END_SECONDS. A second SIGTERM would cut their farewell short."""
+    """Send SIGTERM to all programs once, and kill what is left after END_SECONDS. A second SIGTERM would abort their shutdown."""
     for one in programs:
         for process in marked(one.mark):
             with contextlib.suppress(ProcessLookupError):
@@ -120,7 +119,7 @@ def end_programs(programs: Sequence[Program]) -> None:
 
 
 class Site(Program):
-    """One SuperNode; `config`: its node configuration."""
+    """A SuperNode; `config` is its node configuration."""
 
     def __init__(self, deployment: "Deployment", name: str, config: Mapping[str, Value], port: int) -> None:
         self.name, self.config, self.deployment = name, dict(config), deployment
@@ -141,7 +140,7 @@ class Site(Program):
         return self.begin
 
     def start(self) -> None:
-        """Start the SuperNode and wait until it is connected. Raises UserError or RunFailed with the reason if it is refused."""
+        """Start the SuperNode and wait until it is connected. Raises UserError or RunFailed with the reason if that fails."""
         check_connection(HOST, self.deployment.port, self.authority)
         self.launch()
         self.wait()
@@ -149,8 +148,8 @@ class Site(Program):
     def wait(self) -> None:
         """Wait until the SuperNode is connected.
 
-        After a SIGKILL the SuperLink holds the old one for connected, until it has heard nothing from it for a minute, and
-        refuses the new one so long.
+        After a SIGKILL the SuperLink considers the old SuperNode connected until it has not heard from it for a minute, and refuses
+        the new one until then.
         """
         deadline = time.monotonic() + START_SECONDS
         while not (said := ONLINE.findall(words := self.words(self.begin))):
@@ -163,7 +162,7 @@ class Site(Program):
                 if NOT_ACTIVATED not in words or time.monotonic() > deadline:
                     raise RunFailed(refused)
                 time.sleep(RETRY_SECONDS)
-                self.kill()  # what it started may be there still
+                self.kill()  # its child processes may still be running
                 self.launch()
             if time.monotonic() > deadline:
                 raise RunFailed(f"site {self.name!r} did not connect within {START_SECONDS:.0f} s; see {self.log}")
@@ -173,7 +172,7 @@ class Site(Program):
 
 
 class Deployment:
-    """A SuperLink and its sites; see the module docstring. Made by `create` or `open`."""
+    """A SuperLink and its sites; see the module docstring. Use `create` or `open` to get one."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self.folder, self.port, self.insecure = folder, int(facts["port"]), bool(facts["insecure"])
@@ -196,9 +195,9 @@ class Deployment:
     def create(
         cls, folder: Path, sites: Mapping[str, Mapping[str, Value]], port: int | None = None, insecure: bool = False
     ) -> Self:
-        """Make the folder of a deployment, with certificates and keys, and start nothing.
+        """Create the folder of a deployment, with certificates and keys, without starting anything.
 
-        sites: the node configuration of each; a `store-dir` on the site's own disk is added. port: None: a free one.
+        sites: node configurations by site name; a `store-dir` in the site's folder is added. port: of the SuperLink; None: a free one.
         """
         folder = folder.expanduser().absolute()
         if (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())):
@@ -251,13 +250,13 @@ class Deployment:
 
     @property
     def authority(self) -> Path | None:
-        """The certificate that the sites trust; None without TLS."""
+        """The CA certificate that the sites trust; None without TLS."""
         return None if self.insecure else self.certificates / CA
 
     # --- start and end ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start what is not running, register the sites' keys, and return when all sites are connected."""
+        """Start all programs that are not running, register the sites' keys, and wait until all sites are connected."""
         self.start_superlink()
         self.register()
         waiting = [site for site in self.sites.values() if not site.alive()]
@@ -267,7 +266,7 @@ class Deployment:
             site.wait()
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, if it is not running, and wait until it answers."""
+        """Start the SuperLink if it is not running, and wait until it answers."""
         if self.superlink.alive():
             return
         self.superlink.launch()
@@ -280,7 +279,7 @@ class Deployment:
             time.sleep(0.1)
 
     def register(self) -> None:
-        """Tell the SuperLink the public keys of the sites that it does not know yet."""
+        """Register the public keys of new sites with the SuperLink."""
         new = [site for site in self.sites.values() if not self.insecure and not (site.folder / "registered").exists()]
         connection = self.connection()
         try:
@@ -312,20 +311,20 @@ class Deployment:
             connection.close()
 
     def check(self) -> None:
-        """Raise UserError if a run could not be started here, with the reason."""
+        """Raise UserError with the reason if no run could be started on this deployment."""
         check_connection(HOST, self.port, self.authority)
         down = [site.name for site in self.sites.values() if not site.alive()]
         if down:
             raise UserError(f"not running: {', '.join(down)}: `fedapps deploy up --dir {self.folder}` starts them again")
 
     def stop(self) -> None:
-        """End every process; the folder stays, and `start` goes on from it."""
-        # Sites first: each tells the SuperLink that it goes, or could not come back for a minute.
+        """End all processes; the folder is kept, and `start` continues from it."""
+        # Sites first: a site that does not sign off from the SuperLink cannot reconnect for a minute.
         end_programs(list(self.sites.values()))
         end_programs([self.superlink])
 
     def remove(self) -> None:
-        """End every process and remove the folder: nothing is left behind."""
+        """End all processes and remove the folder."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -341,7 +340,7 @@ class Deployment:
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def status(self) -> list[dict[str, str]]:
-        """Return of each site its name, its node id, whether its program runs and what the SuperLink says of it."""
+        """Return a row per site: its name, node id, whether its process is running, and its status on the SuperLink."""
         seen: dict[str, str] = {}
         if self.healthy():
             connection = self.connection()
@@ -358,12 +357,12 @@ class Deployment:
         return rows
 
     def connection(self, poll: Callable[[], None] | None = None) -> "DeploymentConnection":
-        """Return the `flwr` command for this deployment; to be closed."""
+        """Return a connection for `flwr` commands on this deployment; the caller must close it."""
         return DeploymentConnection(self, poll or (lambda: None))
 
 
 class DeploymentConnection(Connection):
-    """`flwr` for a deployment; its answers lie in a folder that `close` removes."""
+    """Runs `flwr` commands on a deployment; their output is in a folder that `close` removes."""
 
     def __init__(self, deployment: Deployment, poll: Callable[[], None]) -> None:
         self.deployment = deployment
@@ -381,12 +380,12 @@ class DeploymentConnection(Connection):
         return self.deployment.superlink.words()
 
     def close(self) -> None:
-        """Remove what was needed to ask."""
+        """Remove the folder of the commands' output."""
         shutil.rmtree(self.base, ignore_errors=True)
 
 
 def reason_of(words: str) -> str:
-    """Return what a Flower program's last words say of why it ended."""
+    """Return the reason why a Flower program ended, taken from the end of its log."""
     found = re.findall(r"Exit Code: \d+\n(.*?)(?:\n\s*\n|For more information|\Z)", words, re.DOTALL)
     said = found or re.findall(r"ERROR.*", words)
     return one_line(said[-1] if said else words)

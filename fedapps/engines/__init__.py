@@ -1,1 +1,1 @@
-"""Ways to run the app: in this process, in Flower's Ray simulation, on a SuperLink of its own."""
+"""Engines that run the app: inline in this process, in Flower's Ray simulation, or on a deployment's SuperNodes."""

@@ -1,4 +1,4 @@
-"""The folder that `flwr run` is given: this project's Flower app, and only that."""
+"""The app folder passed to `flwr run`: this project's Flower app and nothing else."""
 
 import shutil
 from pathlib import Path
@@ -7,14 +7,14 @@ PACKAGES = ("algorithms", "strategies", "clients", "fedapps")
 
 
 def copy_app(folder: Path) -> Path:
-    """Copy this project's Flower app, and only that, into `folder`; return the new folder that holds it.
+    """Copy this project's Flower app, and nothing else, into a new folder inside `folder`; return the new folder.
 
-    A copy, because it works alike from a checkout and from an installed wheel, and because Flower looks through the
-    whole folder it is given and may edit its pyproject.toml: it never meets environments, results or the user's files.
+    A copy works the same from a checkout and from an installed wheel. It also keeps Flower, which scans the whole app folder and may
+    edit its pyproject.toml, away from environments, results and the user's files.
     """
     package = Path(__file__).resolve().parent.parent
-    root, inside = package.parent, package / "pyproject.toml"  # a wheel carries it inside the package
-    app = folder / "fedapps"  # Flower wants letters, digits and hyphens in the name
+    root, inside = package.parent, package / "pyproject.toml"  # in a wheel it is inside the package
+    app = folder / "fedapps"  # Flower accepts letters, digits and hyphens in the name
     app.mkdir(parents=True)
     shutil.copy(inside if inside.exists() else root / "pyproject.toml", app)
     for name in PACKAGES:

@@ -1,4 +1,4 @@
-"""A Grid that looks for replies sooner than Flower's own does in a deployment, which sleeps three seconds between two looks."""
+"""A Grid that polls for replies more often than Flower's own in a deployment, which sleeps three seconds between polls."""
 
 import time
 from collections.abc import Iterable
@@ -7,19 +7,19 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-# Seconds between two looks: a share of the time waited so far, so that a long phase costs few questions.
+# Seconds between two polls: a fraction of the time waited so far, so that a long phase needs few polls; and its bounds.
 SHARE, LEAST, MOST = 0.1, 0.1, 3.0
 
 
 class PollingGrid(Grid):
-    """Like ``grid`` in everything but the pace of ``send_and_receive``."""
+    """Wraps ``grid``; differs from it only in the polling interval of ``send_and_receive``."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send, and return the replies that came within ``timeout`` seconds (None: all of them)."""
-        waiting = {one for one in self.grid.push_messages(messages) if one}  # Flower returns None for one that it could not send
+        """Send messages and return the replies that arrive within ``timeout`` seconds (None: wait for all)."""
+        waiting = {one for one in self.grid.push_messages(messages) if one}  # Flower returns None for a message it could not send
         begin, replies = time.monotonic(), list[Message]()
         while waiting:
             found = list(self.grid.pull_messages(waiting))
@@ -33,11 +33,11 @@ class PollingGrid(Grid):
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push through the wrapped grid."""
+        """Push messages through the wrapped grid."""
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull through the wrapped grid."""
+        """Pull replies through the wrapped grid."""
         return self.grid.pull_messages(message_ids)
 
     def get_node_ids(self) -> Iterable[int]:

@@ -1,8 +1,8 @@
-"""Run one Flower simulation, isolated, with a truthful outcome.
+"""Run one Flower simulation in isolation, with a reliable outcome.
 
-`flwr run` exits 0 when the simulation has died, cannot be waited for without the stream of its log, and goes on
-running after Ctrl-C. Here a run gets a SuperLink of its own (`superlink.py`), its log arrives line by line, its end
-is read from `flwr list`, and nothing is left behind: no process, no folder, in no case.
+`flwr run` exits 0 even if the simulation has died, can only be waited for by streaming its log, and keeps running after Ctrl-C. Here
+a run gets its own SuperLink (`superlink.py`), its log is passed on line by line, its status is read from `flwr list`, and no process
+or folder is ever left behind.
 """
 
 import math
@@ -27,8 +27,8 @@ from fedapps.toml_text import Value, quoted_toml
 if TYPE_CHECKING:
     from fedapps.deployment.local import Deployment
 
-LINGER_SECONDS = 15.0  # for the simulation to end after its ServerApp has
-# Flower wraps the cause of a failure in these; they tell the reader nothing.
+LINGER_SECONDS = 15.0  # grace period for the simulation to end after its ServerApp has ended
+# Flower wraps the cause of a failure in these messages, which are not informative.
 WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime crashed.")
 
 
@@ -37,7 +37,7 @@ class Outcome:
     """How a run ended: `completed`, `failed`, `rejected` (never started) or `interrupted`."""
 
     status: str
-    details: str  # one line; the reason, empty after success
+    details: str  # the reason on one line; empty after success
     log: Path | None
 
 
@@ -56,21 +56,20 @@ def run_simulation(
     ended: Callable[[], str | None] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a Flower app with `num_nodes` virtual clients and wait for its end.
+    """Run a Flower app with `num_nodes` virtual clients and wait for it to end.
 
     app_dir: the folder with the app's pyproject.toml; None: this project's app.
     run_config: flat dotted keys, each present in the app's `[tool.flwr.app.config]`.
-    ray_cpus: CPUs that Ray believes in; None: those there are. ray_cpus / cpus_per_client clients run at a time.
-    port: of the SuperLink, on the loopback interface; None: a free one.
-    log_path: the run's log is appended here, line by line; `on_line` gets every line as well.
+    ray_cpus: number of CPUs reported to Ray; None: the actual number. ray_cpus / cpus_per_client clients run concurrently.
+    port: the SuperLink's port on the loopback interface; None: a free one.
+    log_path: the run's log is appended to this file, line by line; `on_line` is called with every line as well.
     poll: called about ten times a second while waiting.
-    ended: what the ServerApp itself left behind about its end, `completed` or `failed`, None while it works. Flower's
-        simulation then still waits for every client to return; one that hangs would keep it for ever, so it is given
-        LINGER_SECONDS.
-    env: added to this process's environment. A RAY_ADDRESS set by the user is kept: it joins that cluster.
+    ended: returns the final status recorded by the ServerApp itself, `completed` or `failed`; None while it is running. Flower's
+        simulation then still waits for every client to return, for ever if one hangs, so it is stopped after LINGER_SECONDS.
+    env: added to this process's environment. A RAY_ADDRESS set by the user is kept, and the run joins that cluster.
 
-    KeyboardInterrupt stops the run and is answered by status `interrupted`, it is not raised again.
-    Raises UserError before anything is started: no such GPU, too few CPUs, port taken, Flower not installed.
+    KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not raised again.
+    Raises UserError before anything is started: no such GPU, too few CPUs, port in use, Flower not installed.
     """
     environment = os.environ | dict(env or {})
     _check_resources(cpus_per_client, gpus_per_client, ray_cpus, environment)
@@ -106,9 +105,9 @@ def run_on_deployment(
     poll: Callable[[], None] | None = None,
     ended: Callable[[], str | None] | None = None,
 ) -> Outcome:
-    """Run this project's app on the SuperNodes of a deployment and wait for its end; the deployment goes on running.
+    """Run this project's app on the SuperNodes of a deployment and wait for it to end; the deployment keeps running.
 
-    The other arguments, Ctrl-C and the outcome are those of `run_simulation`. Raises UserError if the SuperLink cannot be reached or a
+    The other arguments, Ctrl-C and the outcome are as in `run_simulation`. Raises UserError if the SuperLink cannot be reached or a
     site is not running.
     """
     deployment.check()
@@ -129,7 +128,7 @@ def run_on_deployment(
 
 
 def last_error(lines: list[str]) -> str | None:
-    """Return the last line of a log that names an exception, as `Name: message`; None if there is none."""
+    """Return the last exception in a log's tracebacks, except Flower's wrappers, as `Name: message`; None if there is none."""
     found: list[str] = []
     inside = False
     for line in lines:
@@ -139,7 +138,7 @@ def last_error(lines: list[str]) -> str | None:
             inside = False
             if not line.endswith(WRAPPERS):
                 found.append(line)
-    # The module of the exception is noise: "fedapps.errors.RunFailed: ..." reads better without.
+    # Strip the exception's module: "fedapps.errors.RunFailed: ..." reads better without it.
     return re.sub(r"^[\w.]*\.(?=\w+(:|$))", "", found[-1]) if found else None
 
 
@@ -148,19 +147,19 @@ class _Rejected(Exception):
 
 
 class _Run:
-    """One run on a SuperLink: submitted, followed, judged."""
+    """One run on a SuperLink: submits it, follows its log and determines its outcome."""
 
     def __init__(
         self, superlink: Connection, log_path: Path, on_line: Callable[[str], None], ended: Callable[[], str | None]
     ) -> None:
         self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line, ended
-        self.lingered: str | None = None  # the ServerApp's own status, where the simulation would not end after it
+        self.lingered: str | None = None  # the ServerApp's own status, if the simulation did not end after it
         self.run_id: str | None = None
         self.reader: threading.Thread | None = None
         self.lines: list[str] = []
 
     def carry_out(self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None = None) -> Outcome:
-        """Submit, follow, judge. `federation`: what a simulation is made of."""
+        """Submit the run, follow it and return its outcome. `federation`: the federation config of a simulation."""
         try:
             self.submit(app_dir, run_config, federation)
         except _Rejected as error:
@@ -169,12 +168,12 @@ class _Run:
         return self.outcome()
 
     def failed(self, error: RunFailed) -> Outcome:
-        """Return the outcome of a run whose SuperLink failed it; the end of that one's log is kept."""
+        """Return the outcome of a run whose SuperLink failed; keeps the end of the SuperLink's log."""
         self.keep_superlink_log()
         return Outcome("failed", str(error), self.log_path)
 
     def submit(self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None) -> None:
-        """Hand the app to the SuperLink. Raises _Rejected with the reason."""
+        """Submit the app to the SuperLink. Raises _Rejected with the reason if it is not accepted."""
         settings = self.superlink.base / "run-config.toml"
         settings.write_text(quoted_toml(run_config), encoding="utf-8")
         command = ["run", str(app_dir.resolve()), "own"]
@@ -184,13 +183,13 @@ class _Run:
             command += ["--run-config", str(settings)]
         answer = self.superlink.ask(*command)
         if not answer.get("success"):
-            # Flower answers "Invalid run configuration." and writes the reason into the SuperLink's log only.
+            # Flower only answers "Invalid run configuration."; the reason is in the SuperLink's log.
             reasons = re.findall(r"Key '[^']*' is not present[^\n]*", self.superlink.log_text())
             raise _Rejected(one_line(reasons[-1] if reasons else str(answer.get("error-message"))))
         self.run_id = str(answer["run-id"])
 
     def follow(self) -> None:
-        """Pass the run's log on until its end."""
+        """Pass the run's log on until the run ends."""
         assert self.run_id is not None
         command = [str(self.superlink.flwr), "log", self.run_id, "own", "--stream"]
         stream = self.superlink.spawn(command, subprocess.PIPE)
@@ -208,7 +207,7 @@ class _Run:
         end_seen = math.inf
         with self.log_path.open("a", encoding="utf-8") as log:
             while True:
-                ended = not self.reader.is_alive()  # asked first: then what has arrived is all
+                ended = not self.reader.is_alive()  # checked first, so that the queue is complete if it has ended
                 while not arrived.empty():
                     line = arrived.get()
                     started = True
@@ -229,10 +228,10 @@ class _Run:
                 self.superlink.tick()
 
     def outcome(self) -> Outcome:
-        """Ask Flower how the run ended; exit codes do not tell."""
+        """Return how the run ended, as Flower reports it: exit codes do not tell."""
         if self.lingered:
             return Outcome(self.lingered, last_error(self.lines) or "" if self.lingered != "completed" else "", self.log_path)
-        while True:  # the log can end a moment before the status changes, or break off
+        while True:  # the log stream can end shortly before the status changes, or break off
             self.superlink.check_alive()
             run = self.superlink.ask("list", "own", "--run-id", str(self.run_id))["runs"][0]
             if run["status"].startswith("finished"):
@@ -246,20 +245,20 @@ class _Run:
         return Outcome("failed", last_error(self.lines) or one_line(run["status-details"]), self.log_path)
 
     def stop(self) -> None:
-        """End the run in order, for a bounded time; the SuperLink's end does the rest."""
+        """Stop the run gracefully, within a bounded time; ending the SuperLink does the rest."""
         if self.run_id is not None:
             self.superlink.stop_run(self.run_id)
         if self.reader is not None:
             self.reader.join(STOP_SECONDS)  # the log ends when the run has
 
     def keep_superlink_log(self) -> None:
-        """Append the end of the SuperLink's log to the run's: its folder goes, and the reason may be in there."""
+        """Append the end of the SuperLink's log to the run's: it may hold the reason, and its folder is removed."""
         with self.log_path.open("a", encoding="utf-8") as log:
             log.write(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}\n")
 
 
 def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, environment: Mapping[str, str]) -> None:
-    """Raise UserError for what would otherwise end, after Ray's start, in "ActorPool is empty"."""
+    """Raise UserError for resource requests that would otherwise fail after Ray's start with "ActorPool is empty"."""
     if environment.get("RAY_ADDRESS", "local") != "local":  # the cluster's resources count, not this machine's
         if ray_cpus is not None:
             raise UserError(f"ray-cpus = {ray_cpus}, but RAY_ADDRESS joins a cluster with its own: drop one of them")
@@ -270,7 +269,7 @@ def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, environment: 
     if gpus < 0:
         raise UserError(f"gpus-per-client = {gpus}, but it is a share of a GPU: choose 0 or more")
     if gpus > 0:
-        import torch  # late: it takes seconds, and a run on CPUs does not need it here
+        import torch  # imported here: it takes seconds, and a run on CPUs does not need it
 
         count = torch.cuda.device_count()
         if count == 0:

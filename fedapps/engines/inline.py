@@ -1,7 +1,7 @@
-"""A Grid that runs a ClientApp in this process: no Ray, no SuperLink, about 0.1 ms a client beside its own work.
+"""A Grid that runs a ClientApp in this process: no Ray, no SuperLink, an overhead of about 0.1 ms per client.
 
-For tests, debugging, notebooks, sweeps and experiments with very many cheap rounds. Strategies and clients are the same as
-everywhere else. What it cannot do: end a client that never answers (there is no process to end).
+For tests, debugging, notebooks, sweeps and experiments with very many cheap rounds. Strategies and clients are the same as in the
+other engines. Limitation: a client that never returns cannot be ended, since it has no process of its own.
 """
 
 import traceback
@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-# Private, but Flower offers no other way to create messages outside its own processes.
+# A private API, but Flower offers no other way to create messages outside its own processes.
 from flwr.supercore.task_identity import TaskIdentity
 
 CLIENT_APP_RAISED = 2
@@ -42,7 +42,7 @@ class InlineGrid(Grid):
         }
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Run the ClientApp on each message at once."""
+        """Run the ClientApp on each message immediately; return the message ids."""
         ids = []
         for message in messages:
             ids.append(identifier := uuid.uuid4().hex)
@@ -53,11 +53,11 @@ class InlineGrid(Grid):
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         kept = self.contexts[node]
-        # The state of a failed message is dropped, as in Flower's simulation: hand out a copy, keep it on success.
+        # The state after a failed message is discarded, as in Flower's simulation: work on a copy and keep it on success.
         private = Context(kept.run_id, node, kept.node_config, RecordDict(dict(kept.state)), kept.run_config)
         try:
             reply = self.client_app(message, private)
-        except Exception:  # a client may fail in any way; it must not end the others' run
+        except Exception:  # a client may fail in any way, which must not end the run
             return Message(Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc(limit=-3)), reply_to=message)
         self.contexts[node] = private
         return reply
@@ -67,11 +67,11 @@ class InlineGrid(Grid):
         return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Run the ClientApp on each message and return the replies; ``timeout`` has no meaning here."""
+        """Run the ClientApp on each message and return the replies; ``timeout`` is ignored."""
         return self.pull_messages(self.push_messages(messages))
 
     def get_node_ids(self) -> list[int]:
-        """Return the virtual nodes."""
+        """Return the ids of the virtual nodes."""
         return list(self.contexts)
 
     def create_message(
@@ -81,7 +81,7 @@ class InlineGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def set_run(self, run: Run) -> None:
-        """Remember the run."""
+        """Set the run."""
         self._run = run
 
     @property

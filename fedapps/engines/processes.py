@@ -1,8 +1,8 @@
-"""Starting and ending the programs of one run: find them, give them a port, leave none of them behind.
+"""Start and end the programs of one run: locate them, choose ports, leave no process behind.
 
-Everything a run starts inherits one environment variable with a value that no other run has. By it the run's
-processes are found again, wherever they have moved in the process tree, and nobody else's are ever touched.
-Linux shows the environment of a process in /proc; elsewhere `mark` falls back to the leader's process group.
+Everything a run starts inherits an environment variable whose value is unique to the run. By it the run's processes are found again,
+wherever they are in the process tree, and no others are ever touched. Linux shows the environment of a process in /proc; elsewhere
+the leader's process group is used instead.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ PROC = Path("/proc")
 
 
 def program(name: str) -> Path:
-    """Return the program `name` of the environment this Python belongs to; another one's on PATH does not count."""
+    """Return the path of program `name` in this Python's environment; PATH is not searched. Raises UserError if it is missing."""
     for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):
         if (folder / name).exists():
             return folder / name
@@ -32,18 +32,18 @@ def program(name: str) -> Path:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nothing listens on at the moment."""
+    """Return a currently unused port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def checked_port(port: int) -> int:
-    """Return `port` if it can be listened on; raises UserError if not."""
+    """Return `port` if a server can listen on it; raises UserError if not."""
     if not 1 <= port <= 65535:
         raise UserError(f"port = {port}, but ports are 1..65535: choose one of these, or none to get a free one")
     with socket.socket() as probe:
-        # As the server will do: a connection closed a moment ago does not block the port, a listener does.
+        # As the server does: a recently closed connection does not block the port, a listener does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -56,7 +56,7 @@ def checked_port(port: int) -> int:
 
 
 def answers(port: int) -> bool:
-    """Return whether a healthy SuperLink answers on this port of the loopback interface."""
+    """Return whether a healthy SuperLink answers on this loopback port."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)  # never through a proxy
     try:
         connection.request("GET", "/health")
@@ -68,20 +68,20 @@ def answers(port: int) -> bool:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the ids of the live processes whose environment holds `mark` ("NAME=value"), this one excluded."""
+    """Return the ids of the running processes whose environment contains `mark` ("NAME=value"), excluding this one."""
     wanted, found = mark.encode(), []
     for entry in PROC.iterdir() if PROC.is_dir() else ():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            with contextlib.suppress(OSError):  # the process has ended, or is another user's
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
     return found
 
 
 def end_marked(mark: str, leader: "subprocess.Popen[bytes] | None", patience: float) -> None:
-    """End the processes that carry `mark`: ask (SIGTERM), wait `patience` seconds at most, then kill.
+    """End the processes with `mark`: send SIGTERM, wait at most `patience` seconds, then send SIGKILL.
 
-    leader: the first of them, started in a session of its own; it is waited for, so that no zombie stays.
+    leader: the first of them, started in its own session; it is waited for, so that no zombie remains.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         if PROC.is_dir():
@@ -100,7 +100,7 @@ def end_marked(mark: str, leader: "subprocess.Popen[bytes] | None", patience: fl
 
 @contextlib.contextmanager
 def signals_ignored() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM meanwhile, where that is possible (Python allows it in the main thread only)."""
+    """Ignore Ctrl-C and SIGTERM within the context, where possible (Python allows it in the main thread only)."""
     previous = {}
     try:
         with contextlib.suppress(ValueError):
@@ -113,16 +113,16 @@ def signals_ignored() -> Iterator[None]:
 
 
 class Guard:
-    """A small process that outlives this one and cleans up if this one is killed before it could do so itself.
+    """A helper process that cleans up if this process is killed before it can do so itself.
 
-    Flower's simulation and Ray do not end by themselves when what started them disappears.
+    Flower's simulation and Ray do not end by themselves when their parent process disappears.
     """
 
     def __init__(self, mark: str, folder: Path) -> None:
         root = Path(__file__).resolve().parents[2]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fedapps.engines.processes", mark, str(folder)],
-            stdin=subprocess.PIPE,  # its end-of-file, which the kernel sends whatever happens to us, is the signal
+            stdin=subprocess.PIPE,  # end-of-file is the signal; the kernel delivers it however this process ends
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
@@ -131,14 +131,14 @@ class Guard:
         )
 
     def release(self) -> None:
-        """Let it go: it removes the folder and ends. Returns when it has."""
+        """Let the helper remove the folder and end; return when it has."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def main(mark: str, folder: str) -> None:
-    """Wait for the end of whoever started this, then end the processes marked `mark` and remove `folder`."""
+    """Wait for the parent process to end, then end the processes with `mark` and remove `folder`."""
     sys.stdin.read()
     end_marked(mark, None, patience=5.0)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""A SuperLink of one's own: started on a loopback port in a clean place, asked through the `flwr` command, ended.
+"""A private SuperLink: started on a loopback port in a clean environment, controlled through the `flwr` command, and ended.
 
-`flwr run` alone uses whatever SuperLink answers on its fixed port, in that one's working directory and environment.
-Here each has an empty working directory (Ray puts it first on its workers' import path), its own Flower home and its
-own Ray folder, all in one temporary folder. The home's path is also the mark by which its processes are found.
+`flwr run` alone uses whatever SuperLink answers on its fixed port, with that SuperLink's working directory and environment. Here each
+has an empty working directory (Ray puts it first on its workers' import path), its own Flower home and its own Ray folder, all in one
+temporary folder. The path of the home also marks its processes, by which they are found.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from fedapps.engines.processes import Guard, answers, end_marked, program, signa
 from fedapps.errors import RunFailed
 
 TICK = 0.1  # seconds between two calls of `poll`
-START_SECONDS = 120.0  # for the SuperLink to answer, for one `flwr` command, for the run's first line of log
-STOP_SECONDS = 10.0  # for each polite step of ending, before the next, less polite one
-LEFTOVER_SECONDS = 2.0  # for what is still there afterwards: Ray's helpers, which may not hear a SIGTERM at all
-# A unix socket's path may have 107 characters and Ray adds about 70 to its folder: beyond this, /tmp is used.
+START_SECONDS = 120.0  # timeout for the SuperLink to answer, for one `flwr` command, for the run's first line of log
+STOP_SECONDS = 10.0  # timeout of each graceful step of shutting down, before the next, more forceful one
+LEFTOVER_SECONDS = 2.0  # timeout for processes left over afterwards: Ray's helpers, which may ignore SIGTERM
+# A Unix socket's path is limited to 107 characters, and Ray adds about 70 to its folder: beyond this length, /tmp is used.
 LONGEST_TEMP_DIR = 24
 
 
 class Connection:
-    """The `flwr` command in an environment of its own, in which the connection `own` names a SuperLink.
+    """Runs `flwr` commands in an environment of their own, in which the connection `own` is a SuperLink.
 
-    base: folder for its answers; programs start in its subfolder `cwd`. environment: of everything started.
+    base: folder for their output; programs start in its subfolder `cwd`. environment: of everything started.
     poll: called about ten times a second by every method that waits.
     """
 
@@ -42,11 +42,11 @@ class Connection:
         raise NotImplementedError
 
     def log_text(self) -> str:
-        """Return what the SuperLink and its helpers have written."""
+        """Return the log of the SuperLink and its helpers."""
         raise NotImplementedError
 
     def ask(self, *arguments: str) -> dict[str, Any]:
-        """Return the JSON answer of one `flwr` command. Raises RunFailed if there is none."""
+        """Run one `flwr` command and return its JSON output. Raises RunFailed if there is none."""
         answer = self.base / "answer.json"
         with answer.open("wb") as output:
             process = self.spawn([str(self.flwr), *arguments, "--format", "json"], output)
@@ -62,9 +62,9 @@ class Connection:
             raise RunFailed(f"`flwr {arguments[0]}` gave no answer: {one_line(text)}") from None
 
     def spawn(self, command: list[str], output: int | IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Start a program in the run's environment, in a session of its own.
+        """Start a program in the run's environment, in its own session.
 
-        The terminal's Ctrl-C must reach this process alone, or the run could not be ended in order.
+        The terminal's Ctrl-C must reach this process only; otherwise the run could not be stopped gracefully.
         """
         return subprocess.Popen(
             command,
@@ -77,7 +77,7 @@ class Connection:
         )
 
     def tick(self) -> None:
-        """Let the caller do something, then wait a moment."""
+        """Call ``poll``, then sleep for TICK seconds."""
         self.poll()
         time.sleep(TICK)
 
@@ -88,21 +88,21 @@ class Connection:
             raise RunFailed(f"Flower's SuperLink has ended: {one_line(words[-1] if words else self.log_text())}")
 
     def stop_run(self, run_id: str) -> None:
-        """Ask for the end of a run, for a bounded time."""
+        """Ask the SuperLink to stop a run, within a bounded time."""
         if self.alive():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.spawn([str(self.flwr), "stop", run_id, "own"], subprocess.DEVNULL).wait(STOP_SECONDS)
 
 
 class SuperLink(Connection):
-    """One SuperLink in simulation mode, everything it starts, and its temporary folder `base`.
+    """A SuperLink in simulation mode, the processes it starts, and its temporary folder `base`.
 
-    environment: of everything started; what isolates the run overrides it. cpus: per client.
+    environment: of everything started; the variables that isolate the run override it. cpus: per client.
     poll: called about ten times a second by every method that waits.
     """
 
     def __init__(self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None]) -> None:
-        # Looked for before the folder is made: a missing program is the user's to mend and leaves nothing.
+        # Located before the folder is created: a missing program is a user error and must leave nothing behind.
         self.program, flwr = program("flower-superlink"), program("flwr")
         self.port = port
         self.process: subprocess.Popen[bytes] | None = None
@@ -116,9 +116,9 @@ class SuperLink(Connection):
         self.guard = Guard(self.mark, self.base)
 
     def start(self) -> None:
-        """Start it and wait until it answers. Raises RunFailed with its last words if it does not."""
+        """Start the SuperLink and wait until it answers. Raises RunFailed with the end of its log if it does not."""
         command = [str(self.program), "--insecure", "--simulation", "--host", "127.0.0.1"]
-        # Flower would otherwise install the app's dependencies, torch among them, again for every run.
+        # Otherwise Flower would install the app's dependencies, including torch, anew for every run.
         command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
         with self.log.open("wb") as log:
             self.process = self.spawn(command, log)
@@ -134,18 +134,18 @@ class SuperLink(Connection):
         return self.process is not None and self.process.poll() is None
 
     def log_text(self) -> str:
-        """Return what the SuperLink and its helpers have written."""
+        """Return the log of the SuperLink and its helpers."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def close(self, before: Callable[[], None]) -> None:
-        """Call `before`, end everything, remove the folder. Further Ctrl-C's have no effect until that is done."""
+        """Call `before`, end all processes and remove the folder. Ctrl-C is ignored until that is done."""
         while True:
             try:
                 with signals_ignored():
                     before()
                     self._end()
                 return
-            except KeyboardInterrupt:  # one that came before the signals were ignored
+            except KeyboardInterrupt:  # it arrived before the signals were ignored
                 continue
 
     def _end(self) -> None:
@@ -153,13 +153,13 @@ class SuperLink(Connection):
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_SECONDS)
-        # Always, even if no process is known: an interrupt may have come between its start and the assignment.
+        # Always, even if no process is known: an interrupt may have occurred between its start and the assignment.
         end_marked(self.mark, self.process, LEFTOVER_SECONDS)
         self.guard.release()
 
 
 def one_line(text: str) -> str:
-    """Return the end of a text on one line, short enough for a message."""
+    """Return the end of a text (500 characters) on one line, for a message."""
     return " ".join(text.split())[-500:]
 
 
@@ -174,16 +174,16 @@ def _temporary_folder() -> Path:
 
 
 def environment_of(given: Mapping[str, str], home: Path, programs: Path, cpus: int = 1) -> dict[str, str]:
-    """Return an environment in which Flower's programs find each other, have `home` to themselves and `cpus` a process."""
+    """Return an environment in which Flower's programs find each other and use their own `home` and `cpus` threads per process."""
     own = {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
-        "PYTHONUNBUFFERED": "1",  # or the log would arrive in blocks
-        "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",  # its helpers are started by bare name
+        "PYTHONUNBUFFERED": "1",  # otherwise the log arrives in blocks
+        "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",  # Flower starts its helpers by bare name
     }
-    for name in ("NO_PROXY", "no_proxy"):  # Flower's programs talk to each other over HTTP on this machine
+    for name in ("NO_PROXY", "no_proxy"):  # Flower's programs communicate over HTTP on this machine
         own[name] = ",".join(filter(None, [given.get(name), "127.0.0.1", "localhost"]))
     # A second thread on a one-CPU worker makes small models many times slower.
     threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -194,6 +194,6 @@ def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int
     ray = {
         "RAY_TMPDIR": str(base / "ray"),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "SPT_NOENV": "1",  # or some of Ray's processes overwrite the environment that marks them with their title
+        "SPT_NOENV": "1",  # otherwise some of Ray's processes overwrite the environment that marks them with their title
     }
     return environment_of(given, base / "home", programs, cpus) | ray

@@ -1,1 +1,1 @@
-"""Networks, by the names their papers give them."""
+"""Neural networks, under the names used in their papers."""

@@ -1,7 +1,14 @@
-"""The nets of AAggFF's chapter (dissertation, Chapter III, section 6.1) for images and sound.
+"""Networks of the AAggFF experiments, for images and sound.
 
-Inputs are pixels in [0, 1] and amplitudes in [-1, 1]; what a net wants scaled otherwise it scales itself. Nets with dozens of layers
-keep the weights that their library draws (``initialised``): one rule for all layers would not train them.
+Inputs are pixels in [0, 1] and amplitudes in [-1, 1]; a net that needs another scale converts them itself. Deep nets keep their
+library's initial weights (``initialised``): with a single rule for all layers they would not train.
+
+Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter III, section 6.1. CelebA net: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark
+for Federated Settings", 2018, arXiv 1812.01097. EfficientNet: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional
+Neural Networks", ICML 2019, arXiv 1905.11946. MobileViT: Mehta, Rastegari, "MobileViT: Light-weight, General-purpose, and
+Mobile-friendly Vision Transformer", ICLR 2022, arXiv 2110.02178. M5: Dai, Dai, Qu, Li, Das, "Very Deep Convolutional Neural Networks
+for Raw Waveforms", ICASSP 2017, arXiv 1610.00087.
 """
 
 from collections.abc import Mapping
@@ -18,7 +25,7 @@ from fedapps.models.base import Classifier, Shape
 class CelebACNN(Classifier):
     """LEAF's net for CelebA: four convolutions with group normalisation. Head: the output layer after 5 x 5 pooling.
 
-    Two classes need one output z: the logits are 0 and z, whose cross-entropy is the binary one of z. Then 29,569 parameters.
+    For two classes there is one output z: the logits are 0 and z, whose cross-entropy is the binary one of z; 29,569 parameters.
     """
 
     def __init__(self, shape: Shape, num_classes: int) -> None:
@@ -39,9 +46,10 @@ class CelebACNN(Classifier):
 
 
 class EfficientNetB0(Classifier):
-    """EfficientNet-B0's convolutions; head: 7 x 7 pooling, dropout 0.1 and one layer. 4,509,316 parameters for 8 classes.
+    """EfficientNet-B0's convolutions; head: 7 x 7 pooling, dropout 0.1 and one dense layer. 4,509,316 parameters for 8 classes.
 
-    Grey images are shown to it in three equal channels, and colours scaled as ImageNet's, for which its weights are made.
+    Greyscale images are repeated to three channels, and inputs are normalised with ImageNet's mean and standard deviation, as the
+    pretrained weights expect.
     """
 
     initialised = True
@@ -49,7 +57,7 @@ class EfficientNetB0(Classifier):
     std: Tensor
 
     def __init__(self, shape: Shape, num_classes: int, body: Mapping[str, Tensor] | None = None) -> None:
-        from torchvision.models import efficientnet_b0  # imported with the first net that needs it
+        from torchvision.models import efficientnet_b0  # imported only if this net is used
 
         features = efficientnet_b0(weights=None).features
         output = nn.Linear(1280 * 7 * 7, num_classes)
@@ -65,18 +73,21 @@ class EfficientNetB0(Classifier):
 
 
 def pretrained_efficientnet_b0(shape: Shape, num_classes: int) -> EfficientNetB0:
-    """EfficientNet-B0 whose convolutions have learnt ImageNet; the head is new."""
+    """EfficientNet-B0 with convolutions pretrained on ImageNet and a new head."""
     return EfficientNetB0(shape, num_classes, imagenet_features())
 
 
 def imagenet_features() -> dict[str, Tensor]:
-    """Return the published weights of EfficientNet-B0's convolutions, from torch's cache or the network. Raises ``UserError``."""
+    """Return the published weights of EfficientNet-B0's convolutions, from torch's cache or the network.
+
+    Raises ``UserError`` if they cannot be loaded.
+    """
     from torchvision.models import EfficientNet_B0_Weights
 
     source = EfficientNet_B0_Weights.IMAGENET1K_V1
     try:
         state = source.get_state_dict(progress=False, check_hash=True, weights_only=True)
-    except Exception as error:  # network, disk and damaged files show themselves in many kinds
+    except Exception as error:  # network errors, disk errors and corrupt files raise exceptions of many types
         raise UserError(
             f"model.pretrained = true: cannot get the weights ({error}): use a network, put {source.url} into "
             f"{torch.hub.get_dir()}/checkpoints, or set it to false"
@@ -85,7 +96,7 @@ def imagenet_features() -> dict[str, Tensor]:
 
 
 class MobileViTXXS(Classifier):
-    """MobileViT-XXS through ``timm``. Head: the output layer. 1,015,224 parameters for 200 classes."""
+    """MobileViT-XXS from ``timm``. Head: the output layer. 1,015,224 parameters for 200 classes."""
 
     initialised = True
 
@@ -99,9 +110,9 @@ class MobileViTXXS(Classifier):
 
 
 class M5(Classifier):
-    """M5 for waveforms (n, 1, 1, L): four convolutions in time, averaged over it. Head: the output layer.
+    """M5 for waveforms (n, 1, 1, L): four convolutions over time, averaged over time. Head: the output layer.
 
-    150,819 parameters for 35 classes. Source: Dai et al. 2017, arXiv 1610.00087.
+    150,819 parameters for 35 classes.
     """
 
     def __init__(self, shape: Shape, num_classes: int) -> None:
@@ -113,7 +124,7 @@ class M5(Classifier):
         layers += [nn.BatchNorm1d(256), nn.ReLU(), nn.MaxPool1d(4)]
         super().__init__(nn.Sequential(*layers), nn.Linear(256, num_classes))
         with torch.no_grad():
-            self(torch.zeros(2, *shape))  # RuntimeError if the sound is too short; the statistics that it moves are reset
+            self(torch.zeros(2, *shape))  # RuntimeError if the sound is too short; the running statistics are reset later
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, num_classes) of waveforms ``x`` (n, 1, 1, L)."""

@@ -1,6 +1,9 @@
-"""The nets of the methods that make synthetic images: classifiers read as energies, an auxiliary-classifier GAN, a conditional VAE.
+"""Networks of the methods that generate synthetic images: energy-based classifiers, an auxiliary-classifier GAN, a conditional VAE.
 
-Source: Hahn 2024 (dissertation), Chapter IV; sizes and layers after its program. Weights are drawn from a seed.
+Weights are drawn from a seed. Sizes and layers follow the program of the dissertation.
+
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter IV.
 """
 
 import numpy as np
@@ -13,19 +16,19 @@ from fedapps.models.base import Classifier, Shape, draw_weights
 
 
 class SpectralLinear(nn.Linear):
-    """A linear layer whose weights are divided by their largest singular value.
+    """A linear layer with spectral normalisation: its weights are divided by their largest singular value.
 
-    Computed, not estimated: power iteration keeps a vector between calls, and a net would then depend on how often it was called.
+    The value is computed exactly: power iteration keeps a vector between calls, so outputs would depend on the number of past calls.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, outputs) of features (n, inputs)."""
-        gram = self.weight @ self.weight.T  # as many rows as classes: far cheaper than the weights' own decomposition
+        gram = self.weight @ self.weight.T  # as many rows as classes: far cheaper than an SVD of the weights
         return functional.linear(x, self.weight / torch.linalg.eigvalsh(gram)[-1].clamp(min=1e-12).sqrt(), self.bias)
 
 
 class Block(nn.Module):
-    """A residual block: two 3 x 3 convolutions with GroupNorm, SiLU between them; nothing follows the sum."""
+    """A residual block: two 3 x 3 convolutions with GroupNorm and SiLU between them; no activation after the sum."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -38,13 +41,13 @@ class Block(nn.Module):
             self.skip = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(outputs // 2, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return images (n, outputs, H / stride, W / stride) of images (n, inputs, H, W)."""
+        """Map feature maps (n, inputs, H, W) to (n, outputs, H / stride, W / stride)."""
         out: Tensor = self.branch(x) + self.skip(x)
         return out
 
 
 def energy_resnet10(shape: Shape, num_classes: int) -> Classifier:
-    """The paper's net: ResNet-10 with SiLU and GroupNorm, spectral norm on the last layer.
+    """The dissertation's net: ResNet-10 with SiLU and GroupNorm, spectral norm on the last layer.
 
     4,979,914 parameters for (1, 32, 32) and 10 classes, 4,981,066 for (3, 32, 32).
     """
@@ -57,7 +60,7 @@ def energy_resnet10(shape: Shape, num_classes: int) -> Classifier:
 
 
 def energy_cnn(shape: Shape, num_classes: int) -> Classifier:
-    """A small net with the same ingredients: convolutions that halve the image until 4 pixels are left, GroupNorm, SiLU."""
+    """A small net with the same components: convolutions that halve the image down to a side of 4 pixels, GroupNorm, SiLU."""
     layers: list[nn.Module] = []
     inputs, outputs, side = shape[0], 16, min(shape[1:])
     while side > 4 or not layers:
@@ -73,7 +76,7 @@ ENERGY_NETS = {"energy-cnn": energy_cnn, "energy-resnet10": energy_resnet10}
 def build_energy_net(name: str, shape: Shape, num_classes: int, seed: int) -> Classifier:
     """Return an energy net with weights drawn from ``seed`` (Xavier normal; biases 0)."""
     check_choice("net", name, ENERGY_NETS)
-    with torch.random.fork_rng(devices=[]):  # layers draw weights when they are made; these are replaced
+    with torch.random.fork_rng(devices=[]):  # layers draw weights when they are constructed; these are replaced
         net = ENERGY_NETS[name](shape, num_classes)
     draw_weights(net, seed)
     return net
@@ -86,15 +89,15 @@ def _features(body: nn.Module, shape: Shape) -> int:
 
 # --- generators -----------------------------------------------------------------------------------------------------
 
-#: Channels of the generator's stages, in units of ``hidden``, by the number of times that it doubles the image.
+#: Channels of the generator's stages, in units of ``hidden``, by the number of times it doubles the image size.
 _STAGES = {1: (1,), 2: (2, 1), 3: (4, 2, 1), 4: (4, 2, 2, 1)}
 
 
 class ACGAN(nn.Module):
-    """An auxiliary-classifier GAN for images (C, H, W) in [-1, 1]; ``hidden`` = 64 in the paper.
+    """An auxiliary-classifier GAN for images (C, H, W) in [-1, 1]; ``hidden`` = 64 in the dissertation.
 
     G: transposed convolutions from one pixel, BatchNorm, LeakyReLU, tanh. D: convolutions, LeakyReLU, dropout, two heads. Both work
-    on a square of 4, 8, ... 64 pixels, of which the image is the middle. 1.22 M and 1.71 M parameters for 32 x 32 and ``hidden`` = 64.
+    on a square of 8, 16, ... 64 pixels with the image in its centre. 1.22 M and 1.71 M parameters for 32 x 32 and ``hidden`` = 64.
     """
 
     latent = 128
@@ -110,7 +113,7 @@ class ACGAN(nn.Module):
         up: list[nn.Module] = []
         inputs, stride = self.latent + num_classes, 1
         for width in widths:
-            padding = stride - 1  # the first makes 4 x 4 of one pixel
+            padding = stride - 1  # the first layer maps one pixel to 4 x 4
             up += [nn.ConvTranspose2d(inputs, width, 4, stride, padding, bias=False), nn.BatchNorm2d(width), nn.LeakyReLU(0.2)]
             inputs, stride = width, 2
         self.generator = nn.Sequential(*up, nn.ConvTranspose2d(inputs, shape[0], 4, 2, 1), nn.Tanh())
@@ -125,7 +128,7 @@ class ACGAN(nn.Module):
         )
 
     def generate(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return images (n, C, H, W) in [-1, 1] of codes z (n, latent) and labels y (n,)."""
+        """Return images (n, C, H, W) in [-1, 1] generated from codes z (n, latent) and labels y (n,)."""
         code = torch.cat([z, functional.one_hot(y, self.num_classes).to(z.dtype)], 1)
         return _middle(self.generator(code[:, :, None, None]), self.shape)
 
@@ -141,9 +144,9 @@ class ACGAN(nn.Module):
 
 
 class CVAE(nn.Module):
-    """A conditional variational autoencoder for images (C, H, W) in [0, 1]; ``hidden`` = 64 in the paper. The encoder sees no label.
+    """A conditional VAE for images (C, H, W) in [0, 1]; ``hidden`` = 64 in the dissertation. The encoder does not see the label.
 
-    Works on a square whose side is a multiple of 16, of which the image is the middle. 1.85 M parameters for 32 x 32.
+    Works on a square whose side is a multiple of 16, with the image in its centre. 1.85 M parameters for 32 x 32.
     """
 
     latent = 128
@@ -171,12 +174,12 @@ class CVAE(nn.Module):
         )
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and sigma (n, latent) of the codes of images x (n, C, H, W)."""
+        """Return mean and sigma (n, latent) of the codes for images x (n, C, H, W)."""
         mean, spread = self.encoder(_padded(x, self.side, 0.0)).chunk(2, 1)
         return mean, functional.softplus(spread) + 1e-6
 
     def decode(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return images (n, C, H, W) of codes z (n, latent) and labels y (n,)."""
+        """Return images (n, C, H, W) decoded from codes z (n, latent) and labels y (n,)."""
         return _middle(self.decoder(torch.cat([z, functional.one_hot(y, self.num_classes).to(z.dtype)], 1)), self.shape)
 
     def images(self, y: Tensor, rng: np.random.Generator) -> Tensor:
@@ -185,7 +188,7 @@ class CVAE(nn.Module):
 
 
 def build_generator(kind: type[nn.Module], shape: Shape, num_classes: int, hidden: int, seed: int) -> nn.Module:
-    """Return an ``ACGAN``, with weights from N(0, 0.02^2), or a ``CVAE`` (Xavier normal), drawn from ``seed``; biases 0."""
+    """Return an ``ACGAN`` (weights from N(0, 0.02^2)) or a ``CVAE`` (Xavier normal), drawn from ``seed``; biases are 0."""
     with torch.random.fork_rng(devices=[]):
         net = kind(shape, num_classes, hidden)
     draw_weights(net, seed)

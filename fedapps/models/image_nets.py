@@ -1,9 +1,14 @@
-"""The neural networks for images by their papers' names; deep ones are in ``superfed_nets.py``, AAggFF's in ``aaggff_nets.py``.
+"""Image networks by name; SuPerFed's deep ones are in ``superfed_nets.py``, AAggFF's in ``aaggff_nets.py``.
 
-A model is two parts run one after the other: ``body`` and ``classifier``. Methods that keep one part local
-ask the model which parameters are its head (``model.head``, prefixes of parameter names): it is stated here,
-never guessed. TwoNN and TwoCNN are the nets of the SuPerFed paper, without biases; their head is the part which
-that paper keeps apart as the classifier. Every net fits any image that leaves its convolutions a pixel.
+A model is a ``body`` followed by a ``classifier``. Methods that keep one part local ask the model which parameters are its head
+(``model.head``, prefixes of parameter names), which is declared explicitly. TwoNN and TwoCNN are the nets of SuPerFed, without biases;
+their head is the part that the source defines as the classifier. Every net accepts all images that are large enough for its
+convolutions.
+
+Sources: ``mcmahan_2nn``: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017, arXiv 1602.05629. ``two_nn``, ``two_cnn``: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for
+Personalized Federated Learning", KDD 2022, arXiv 2109.07628. ``mlp_32_32``, ``tutorial_cnn``, ``conv_384_192``, ``conv_120_84``:
+Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, and its first version (v1).
 """
 
 import difflib
@@ -19,7 +24,7 @@ from fedapps.models.base import Classifier, Shape, draw_weights
 
 
 def logistic(shape: Shape, num_classes: int) -> Classifier:
-    """Multinomial logistic regression on the pixels. All of it is head: there is no body to share."""
+    """Multinomial logistic regression on the pixels. All parameters are head: there is no body to share."""
     return Classifier(nn.Flatten(), _dense(_size(shape), num_classes))
 
 
@@ -29,7 +34,7 @@ def mlp(shape: Shape, num_classes: int) -> Classifier:
 
 
 def mcmahan_2nn(shape: Shape, num_classes: int) -> Classifier:
-    """The "2NN" of McMahan et al. 2017: two hidden layers of 200, with biases. Head: the output layer.
+    """The "2NN" of McMahan et al.: two hidden layers of 200, with biases. Head: the output layer.
 
     199,210 parameters for (1, 28, 28) and 10 classes.
     """
@@ -74,7 +79,7 @@ def mlp_32_32(shape: Shape, num_classes: int) -> Classifier:
 
 
 def tutorial_cnn(shape: Shape, num_classes: int) -> Classifier:
-    """The weak learner of FFGB for CIFAR-10: the net of PyTorch's tutorial with dense layers of 32 and 32.
+    """The weak learner of FFGB for CIFAR-10: the CNN of PyTorch's tutorial with dense layers of 32 and 32.
 
     17,090 parameters for (3, 32, 32) and 10 classes. Head: the output layer.
     """
@@ -95,7 +100,7 @@ def conv_384_192(shape: Shape, num_classes: int) -> Classifier:
 
 
 def conv_120_84(shape: Shape, num_classes: int) -> Classifier:
-    """The net of FFGB-distill for EMNIST: the same with dense layers of 120 and 84.
+    """The net of FFGB-distill for EMNIST: as :func:`conv_384_192` with dense layers of 120 and 84.
 
     239,502 parameters for (1, 28, 28) and 26 classes.
     """
@@ -121,16 +126,16 @@ MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
     "mobilevit-xxs": aaggff_nets.MobileViTXXS,
     "m5": aaggff_nets.M5,
 }
-# The same net with published weights in its body.
+# The same nets with a pretrained body.
 PRETRAINED: dict[str, Callable[[Shape, int], Classifier]] = {"efficientnet-b0": aaggff_nets.pretrained_efficientnet_b0}
 NAMES = tuple(MODELS)
 
 
 def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False) -> Classifier:
-    """Build model ``name`` for images (C, H, W) with weights drawn from ``seed`` (Xavier normal; biases 0), or its own.
+    """Build model ``name`` for images (C, H, W) with weights drawn from ``seed`` (Xavier normal; biases 0, or by the net's own rule).
 
-    The same arguments give the same weights, and the process-wide random state stays as it was. ``pretrained``: with the published
-    weights in its body. Raises UserError for an unknown name or images too small for the net.
+    The same arguments give the same weights, and the global random state is not changed. ``pretrained``: use published weights for
+    the body. Raises UserError for an unknown name, missing pretrained weights, or images too small for the net.
     """
     if name not in MODELS:
         near = difflib.get_close_matches(name, NAMES, n=1)
@@ -140,7 +145,7 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
         raise UserError(
             f"model.pretrained = true: there are no weights for {name!r}: choose {', '.join(PRETRAINED)}, or set it to false"
         )
-    # Layers draw weights when they are made. Most nets' are replaced below; those of a net that keeps its own follow the seed, too.
+    # Layers draw weights when they are constructed. They are replaced below, except in nets with a rule of their own, hence the seed.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
@@ -160,13 +165,13 @@ def _size(shape: Shape) -> int:
 
 
 def _features(body: nn.Module, shape: Shape) -> int:
-    """Return the number of features that ``body`` makes of one image."""
+    """Return the number of features that ``body`` extracts from one image."""
     with torch.no_grad():
         return int(body(torch.zeros(1, *shape)).shape[1])
 
 
 def _dense(*widths: int, bias: bool = True) -> nn.Sequential:
-    """Fully connected layers of the given widths, with ReLU between them."""
+    """Return fully connected layers of the given widths with ReLU between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs, bias=bias), nn.ReLU()]
@@ -184,10 +189,10 @@ def _conv_64_64(shape: Shape, num_classes: int, *widths: int) -> Classifier:
 
 
 def _leaky_dense(*widths: int) -> list[nn.Module]:
-    """Fully connected layers, each followed by LeakyReLU."""
+    """Return fully connected layers, each followed by LeakyReLU."""
     return [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.LeakyReLU(0.01))]
 
 
 def _hidden(*widths: int, bias: bool = True) -> nn.Sequential:
-    """Flatten, then fully connected layers each followed by ReLU."""
+    """Return a flatten layer and fully connected layers, each followed by ReLU."""
     return nn.Sequential(nn.Flatten(), *_dense(*widths, bias=bias), nn.ReLU())

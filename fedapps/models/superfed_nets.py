@@ -1,8 +1,11 @@
-"""The deep nets of the SuPerFed paper (dissertation, Chapter II): ResNet9, MobileNet and VGG9, without biases.
+"""Deep networks of SuPerFed: ResNet9, MobileNet and VGG9, without biases.
 
-Layers normalise by groups of 16 channels (``nn.GroupNorm``), which need no running statistics: those of clients that differ do not
-average well, and a mixture of two models has none. Scales and shifts are as many as those of batch normalisation. Head of each: the
-two dense layers.
+Layers are normalised in groups of 16 channels (``nn.GroupNorm``), which needs no running statistics: those of heterogeneous clients do
+not average well, and a mixture of two models has none. The number of scales and shifts is that of batch normalisation. Head of each
+net: the two dense layers.
+
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter II.
 """
 
 import itertools
@@ -14,7 +17,7 @@ from fedapps.models.base import Classifier, Shape
 
 
 def resnet9(shape: Shape, num_classes: int) -> Classifier:
-    """Four stages of one residual block. 5,054,784 parameters for (3, H, W) and 100 classes (the paper's CIFAR-100)."""
+    """Four stages of one residual block. 5,054,784 parameters for (3, H, W) and 100 classes (CIFAR-100 in the source)."""
     body = nn.Sequential(
         *(_conv(shape[0], 64, 3, stride=2), _norm(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)),
         *(_Residual(64, 64, 1), _Residual(64, 128, 1), _Residual(128, 256, 2), _Residual(256, 512, 2)),
@@ -24,7 +27,7 @@ def resnet9(shape: Shape, num_classes: int) -> Classifier:
 
 
 def mobilenet(shape: Shape, num_classes: int) -> Classifier:
-    """Four depthwise-separable convolutions. 364,480 parameters for (3, H, W) and 200 classes (the paper's TinyImageNet)."""
+    """Four depthwise-separable convolutions. 364,480 parameters for (3, H, W) and 200 classes (TinyImageNet in the source)."""
     widths, strides = (32, 64, 128, 256, 512), (1, 2, 2, 1)
     layers = [_conv(shape[0], 32, 3, stride=2), _norm(32), nn.ReLU()]
     for (inputs, outputs), stride in zip(itertools.pairwise(widths), strides, strict=True):
@@ -34,9 +37,9 @@ def mobilenet(shape: Shape, num_classes: int) -> Classifier:
 
 
 def vgg9(shape: Shape, num_classes: int) -> Classifier:
-    """Six convolutions, nothing normalised. 1,718,416 parameters for (1, 28, 28) and 62 classes (the paper's FEMNIST).
+    """Six convolutions without normalisation. 1,718,416 parameters for (1, 28, 28) and 62 classes (FEMNIST in the source).
 
-    Images from 16 pixels on; larger ones than 28 are averaged at the end.
+    Images must have at least 16 pixels a side; the final features of images above 28 pixels are average-pooled.
     """
     layers: list[nn.Module] = []
     channels = shape[0]
@@ -50,7 +53,7 @@ def vgg9(shape: Shape, num_classes: int) -> Classifier:
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside what they are given; a 1 x 1 convolution brings that to their shape where it changes."""
+    """A residual block of two convolutions; the skip connection is a 1 x 1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A run's checkpoint: the model, the strategy's state and the round, so that a resumed run equals an uninterrupted one.
+"""Checkpoints of a run: the model, the strategy's state and the round, so that a resumed run equals an uninterrupted one.
 
-A checkpoint is a folder of safetensors files with the round in its name; a new one is written beside the old one and the old one
-deleted afterwards, so that there is a whole one at any time.
+A checkpoint is a folder of safetensors files, named by its round; the old one is deleted only after the new one has been written, so
+that there is a complete one at any time.
 """
 
 import json
@@ -34,13 +34,13 @@ class Checkpoints:
     latest: Round | None = None
 
     def __call__(self, now: Round) -> None:
-        """Write a checkpoint if this round is due. A full disk costs the checkpoint, not the run."""
+        """Write a checkpoint if this round is due; a failure to write is logged and does not end the run."""
         self.latest = now
         if self.every and now.number % self.every == 0:
             self._try(now)
 
     def keep_last(self) -> None:
-        """Write the checkpoint of the last round, due or not: the run ends before its time."""
+        """Write a checkpoint of the latest round even if it is not due, for a run that ends early."""
         if self.every and self.latest and self.latest.number != self.last:
             self._try(self.latest)
 
@@ -48,7 +48,7 @@ class Checkpoints:
         try:
             self.save(now.number, now.arrays)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(self.folder / f"{now.number}.partial", ignore_errors=True)  # of no use, and the disk may be full
+            shutil.rmtree(self.folder / f"{now.number}.partial", ignore_errors=True)  # it is useless, and the disk may be full
             log(WARNING, "no checkpoint after round %d: %s. The run goes on.", now.number, error)
 
     def save(self, number: int, arrays: ArrayRecord) -> None:
@@ -69,7 +69,7 @@ class Checkpoints:
         self.last = number
 
     def load(self) -> tuple[int, ArrayRecord]:
-        """Return round and model of the newest checkpoint and restore the strategy; round 0 and nothing if there is none."""
+        """Restore the strategy from the newest checkpoint; return its round and model, or (0, empty record) if there is none."""
         if not (found := _rounds(self.folder)):
             return 0, ArrayRecord()
         self.last = max(found)
@@ -86,7 +86,7 @@ class Checkpoints:
 
 
 def _whole(array: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(array, order="C")  # ascontiguousarray would make a row of a single number
+    return np.asarray(array, order="C")  # ascontiguousarray would turn a 0-d array into a 1-d one
 
 
 def _rounds(folder: Path) -> list[int]:

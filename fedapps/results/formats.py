@@ -1,19 +1,19 @@
-"""Numbers and foreign text as people read them: one place for the terminal, the plots and the reports.
+"""Human-readable formats of numbers and of untrusted text, shared by the terminal output, the plots and the reports.
 
-Bytes are decimal (1 MB = 10^6 bytes), as network traffic is sold; fractions such as accuracies are shown in
-per cent; durations in the two largest units that matter.
+Byte units are decimal (1 MB = 10^6 bytes), as is usual for network traffic; fractions such as accuracies are shown in per cent,
+durations in their two largest units.
 """
 
 import math
 import unicodedata
 
-#: Metric families that are fractions of one and read better in per cent.
+#: Prefixes of the names of metrics that are fractions and shown in per cent.
 _PERCENT = ("accuracy", "auroc", "top", "parity")
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def byte_scale(largest: float) -> tuple[float, str]:
-    """The divisor and unit in which `largest` bytes has one to three digits before the point."""
+    """Return the divisor and the unit in which `largest` bytes has one to three digits before the decimal point."""
     index = 0
     while index < len(_BYTE_UNITS) - 1 and largest >= 999.5 * 1000**index:
         index += 1
@@ -21,7 +21,7 @@ def byte_scale(largest: float) -> tuple[float, str]:
 
 
 def bytes_text(count: float) -> str:
-    """`1234567` becomes `1.23 MB`: three significant digits, decimal units."""
+    """Format a number of bytes with three significant digits and decimal units: `1234567` becomes `1.23 MB`."""
     if not math.isfinite(count):
         return "?"
     divisor, unit = byte_scale(abs(count))
@@ -29,14 +29,14 @@ def bytes_text(count: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits without an exponent, for values from 0.01 to 999."""
+    """Format a value from 0.01 to 999 with three significant digits, without an exponent."""
     size = abs(value)
     decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
     return f"{value:.{decimals}f}"
 
 
 def seconds_text(seconds: float) -> str:
-    """`0.041` becomes `41 ms`, `75` becomes `1 min 15 s`, `4000` becomes `1 h 07 min`."""
+    """Format a duration: `0.041` becomes `41 ms`, `75` becomes `1 min 15 s`, `4000` becomes `1 h 07 min`."""
     if not math.isfinite(seconds) or seconds < 0:
         return "?"
     if seconds < 0.0995:
@@ -51,20 +51,20 @@ def seconds_text(seconds: float) -> str:
 
 
 def percent_text(fraction: float, unit: bool = True) -> str:
-    """`0.9345` becomes `93.5 %`: always one decimal."""
+    """Format a fraction in per cent with one decimal: `0.9345` becomes `93.5 %`."""
     if not math.isfinite(fraction):
         return "nan"
     return f"{100 * fraction:.1f}{' %' if unit else ''}"
 
 
 def is_percent(key: str) -> bool:
-    """Whether the metric `key` (`accuracy-worst10`, `top5`, `global-accuracy-mean`) is a fraction."""
+    """Return whether the metric `key` (`accuracy-worst10`, `top5`, `global-accuracy-mean`) is a fraction."""
     parts = key.split("-")
     return "gini" not in parts and any(part.startswith(_PERCENT) for part in parts)
 
 
 def metric_text(key: str, value: object, unit: bool = True) -> str:
-    """The value of a metric or a setting in the form its name asks for."""
+    """Format the value of a metric or a setting according to its name."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, (int, float)):
@@ -85,7 +85,7 @@ def metric_text(key: str, value: object, unit: bool = True) -> str:
 
 
 def metric_name(key: str) -> str:
-    """A metric's key as a label: `accuracy-worst10` becomes `accuracy, worst 10 %`."""
+    """Return a label for a metric's key: `accuracy-worst10` becomes `accuracy, worst 10 %`."""
     words = {"worst10": "worst 10 %", "best10": "best 10 %", "ece": "ECE", "mce": "MCE", "auroc": "AUROC", "top5": "top-5"}
     parts = [words.get(part, part) for part in key.split("-")]
     if len(parts) > 1 and parts[-1] in ("mean", "std", "worst 10 %", "best 10 %", "worst"):
@@ -94,9 +94,9 @@ def metric_name(key: str) -> str:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Foreign text made harmless for a terminal: one line, no control or direction characters, not too long.
+    """Sanitise untrusted text for a terminal: one line, no control or bidirectional characters, at most `limit` characters.
 
-    A client chooses the reason of its failure: escape sequences in it would act on the reader's terminal.
+    A client chooses the message of its failure, and escape sequences in it would act on the reader's terminal.
     """
     kept = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text)
     kept = " ".join(kept.split())

@@ -1,8 +1,8 @@
-"""Reads a run folder as it is: complete, failed, or interrupted in the middle of a line.
+"""Read a run folder in any state: complete, failed, or interrupted in the middle of a line.
 
-`read_run` gathers what the recorder wrote (settings.toml, rounds.jsonl, clients.csv, weights.csv, curves.json, summary.json) and
-`RunFolder` answers the questions every report has: how did it end, what are its numbers. A file that is missing or
-torn counts as absent, because a run that was killed leaves such files; only a folder without any of them is an error.
+`read_run` reads the recorder's files (settings.toml, rounds.jsonl, clients.csv, weights.csv, curves.json, summary.json) into a
+`RunFolder`, which offers what every report needs: how the run ended, and its metrics. Missing or truncated files count as absent,
+since a killed run leaves such files; only a folder without any of them is an error.
 """
 
 import csv
@@ -22,7 +22,7 @@ STATES = ("running", "completed", "failed", "interrupted")
 
 @dataclass(frozen=True)
 class Failure:
-    """One reply that was left out: in which round, whose, and why."""
+    """A client reply that was not used: its round, its client and the reason."""
 
     round: int
     client: str
@@ -33,8 +33,8 @@ class Failure:
 class RunFolder:
     """The content of a run folder.
 
-    `settings` is flat with dotted keys, `rounds` sorted by round with one record each, `clients` one row per
-    client of the last evaluation (numbers as float, the client's id as str), `summary` empty if it was not written.
+    `settings` is flat with dotted keys; `rounds` has one record per round, sorted; `clients` has one row per client of the last
+    evaluation (numbers as int or float, the client's id as str); `summary` is empty if it was not written.
     """
 
     path: Path
@@ -48,46 +48,46 @@ class RunFolder:
 
     @property
     def method(self) -> str:
-        """Name of the method, or `unknown method`."""
+        """The name of the method, or `unknown method`."""
         return one_line(str(self._setting("method", "unknown method")), 60)
 
     @property
     def task(self) -> str:
-        """Name of the task, or an empty string."""
+        """The name of the task, or an empty string."""
         return one_line(str(self._setting("task", "")), 60)
 
     @property
     def subject(self) -> str:
-        """What the run was about, for a title: the data set of a classification, otherwise the task."""
+        """What the run learns, for titles: the data set if the task is classification, otherwise the task."""
         source = self.settings.get("data.source")
         if self.task != "classification" or not isinstance(source, str):
             return self.task
-        # Of a folder its name is enough; a hub name (`owner/name`) stays whole.
+        # For a folder the last component is enough; a hub name (`owner/name`) is kept in full.
         is_folder = source.startswith((".", "/", "~")) or "\\" in source
         return one_line(Path(source).name if is_folder else source, 60)
 
     @property
     def seed(self) -> Any:
-        """The run's seed, None if nothing says it."""
+        """The run's seed, None if unknown."""
         return self._setting("seed", None)
 
     @property
     def num_rounds(self) -> int | None:
-        """How many rounds the run was to have."""
+        """The planned number of rounds, None if unknown."""
         value = self._setting("num-rounds", None)
         return value if isinstance(value, int) else None
 
     @property
     def rounds_completed(self) -> int:
-        """How many rounds were finished."""
+        """The number of completed rounds."""
         value = self.summary.get("rounds-completed")
         return value if isinstance(value, int) else max((r["round"] for r in self.rounds), default=0)
 
     @property
     def state(self) -> str:
-        """The summary's status; without one: `completed`, `failed` (too few rounds) or `interrupted` (no summary).
+        """The summary's status; if it has none: `completed`, `failed` (too few rounds) or `interrupted` (no summary).
 
-        `running` is also what a run leaves whose process was killed.
+        The status is also `running` if the run's process was killed.
         """
         if self.summary.get("status") in STATES:
             return str(self.summary["status"])
@@ -103,7 +103,7 @@ class RunFolder:
 
     @cached_property
     def failures(self) -> list[Failure]:
-        """Every reply that was left out, in order."""
+        """All replies that were not used, in order."""
         found = []
         for record in self.rounds:
             entries = record.get("failures")
@@ -118,7 +118,7 @@ class RunFolder:
 
     @cached_property
     def evaluation(self) -> dict[str, float]:
-        """Metrics of the last round with an evaluation."""
+        """The metrics of the last evaluation."""
         for record in reversed(self.rounds):
             metrics = numbers(record.get("evaluate"))
             if metrics:
@@ -127,7 +127,7 @@ class RunFolder:
 
     @cached_property
     def numbers(self) -> dict[str, float]:
-        """The summary's numbers; what it lacks is taken from the rounds."""
+        """The summary's numbers; those it lacks are computed from the rounds."""
         derived: dict[str, float] = {
             "failures": len(self.failures),
             "rounds-completed": self.rounds_completed,
@@ -141,19 +141,19 @@ class RunFolder:
 
     @cached_property
     def weights(self) -> list[tuple[int, str, float]]:
-        """The weights of clients that the server decided: (round, client, weight) each; empty for most methods."""
+        """The client weights chosen by the server, as (round, client, weight); empty for most methods."""
         rows = [row for row in csv.reader(_text(self.path / "weights.csv").splitlines()) if len(row) == 3 and row[0].isdecimal()]
         cells = [(int(number), one_line(client, 60), _number_or_text(weight)) for number, client, weight in rows]
         return [(number, client, float(w)) for number, client, w in cells if is_number(w) and math.isfinite(float(w))]
 
     @cached_property
     def counts_models(self) -> bool:
-        """Whether the method counted the models that it sent: its messages are not one model each."""
+        """Whether the method counts the models it sends itself, since its messages are not one model each."""
         return any("models-up" in numbers(record.get("train")) for record in self.rounds)
 
     @cached_property
     def models(self) -> dict[int, float]:
-        """Models sent in training, in both directions, until each round: the mean over the clients; empty where none were counted."""
+        """Cumulative number of models sent in training, in both directions, per client, by round; empty if they were not counted."""
         clients = self.settings.get("num-clients") or len(self.clients)
         sums, total = {}, 0.0
         for record in self.rounds:
@@ -162,7 +162,7 @@ class RunFolder:
         return sums if total and clients else {}
 
     def series(self, part: str) -> dict[str, tuple[list[int], list[float]]]:
-        """Every numeric metric in `part` (`train` or `evaluate`): key to (rounds, values)."""
+        """Return every numeric metric in `part` (`train` or `evaluate`): key -> (rounds, values)."""
         found: dict[str, tuple[list[int], list[float]]] = {}
         for record in self.rounds:
             for key, value in numbers(record.get(part)).items():
@@ -172,7 +172,7 @@ class RunFolder:
         return found
 
     def column(self, name: str) -> list[float]:
-        """The finite values of one column of clients.csv, in its order."""
+        """Return the finite values of one column of clients.csv, in its order."""
         return [row[name] for row in self.clients if is_number(row.get(name)) and math.isfinite(row[name])]
 
     def _setting(self, key: str, default: Any) -> Any:
@@ -180,17 +180,17 @@ class RunFolder:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value out of JSON is a number (a bool is none)."""
+    """Return whether a JSON value is a number (a bool is not)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def numbers(table: object) -> dict[str, float]:
-    """The numeric entries of a JSON object; empty for anything else."""
+    """Return the numeric entries of a JSON object; empty for anything else."""
     return {str(k): v for k, v in table.items() if is_number(v)} if isinstance(table, dict) else {}
 
 
 def parse_round(line: str | bytes) -> dict[str, Any] | None:
-    """One line of rounds.jsonl, or None if it is no record of a round (a torn line)."""
+    """Return the record in one line of rounds.jsonl, or None if it is not a round's record (a truncated line)."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -202,7 +202,7 @@ def parse_round(line: str | bytes) -> dict[str, Any] | None:
 
 
 def read_run(run_dir: Path | str) -> RunFolder:
-    """Reads a run folder; UserError if it is none."""
+    """Read a run folder; raises UserError if `run_dir` is not one."""
     path = Path(run_dir)
     if not path.is_dir():
         raise UserError(f"{path} is no folder: give the results folder of a run")
@@ -258,14 +258,14 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Records sorted by round, and how many lines were unreadable; a torn last line is normal and not counted."""
+    """Return the records sorted by round, and the number of unreadable lines; a truncated last line is normal and not counted."""
     lines = _text(path).split("\n")
     by_round: dict[int, dict[str, Any]] = {}
     unreadable = 0
     for index, line in enumerate(lines):
         record = parse_round(line)
         if record is not None:
-            # A run resumed from an older checkpoint repeats rounds: the later record is the one that counts.
+            # A run resumed from an older checkpoint repeats rounds: the later record is used.
             by_round[record["round"]] = record
         elif line.strip() and index < len(lines) - 1:
             unreadable += 1
@@ -277,7 +277,7 @@ def _read_clients(path: Path) -> list[dict[str, Any]]:
     for raw in csv.DictReader(_text(path).splitlines()):
         row: dict[str, Any] = {}
         for key, value in raw.items():
-            # DictReader puts cells beyond the header under the key None, and None where a torn line lacks them.
+            # DictReader puts cells beyond the header under the key None, and uses None for cells missing in a truncated line.
             if key is None or value is None or value == "":
                 continue
             row[key] = value if key == "client" else _number_or_text(value)

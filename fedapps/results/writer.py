@@ -1,8 +1,7 @@
-"""Writes a run's folder while the run goes on: settings.toml, rounds.jsonl, clients.csv, weights.csv, curves.json, summary.json, the
-model.
+"""Write a run's folder during the run: settings.toml, rounds.jsonl, clients.csv, weights.csv, curves.json, summary.json, the model.
 
-Every file is complete after every round, so that an interrupted run can be read, reported and resumed. Byte counts are those of the
-training phases (what the method costs); evaluation is counted apart.
+Every file is complete after every round, so that an interrupted run can be read, reported and resumed. ``bytes-up`` and ``bytes-down``
+count the training phases (the method's cost); evaluation is counted separately.
 """
 
 import csv
@@ -24,7 +23,7 @@ from fedapps.toml_text import Value, read_toml, to_toml
 from strategies.base.capabilities import DecidingWeights, SpendingPrivacy, replies_of
 from strategies.base.rounds import Round
 
-# What a run writes: nothing else in a folder is ever deleted.
+# What a run writes; nothing else in a folder is ever deleted.
 FILES = (
     "settings.toml",
     "rounds.jsonl",
@@ -37,9 +36,9 @@ FILES = (
     "run.log",
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic")
-# Settings that may differ between a run and its continuation: they change no number.
+# Settings that may differ between a run and its continuation, since they do not affect the results.
 FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds")
-# About as many rows has weights.csv at most: where a run would have more, it keeps every second, third, ... round.
+# Approximate maximum number of rows of weights.csv: if a run would have more, it records every second, third, ... round only.
 MAX_WEIGHTS = 100_000
 
 
@@ -47,10 +46,10 @@ class Recorder:
     """Callback that records rounds into ``folder``."""
 
     def __init__(self, folder: Path, config: Mapping[str, Value], task: str, done: int = 0, strategy: Any = None) -> None:
-        """Open the folder; ``done``: rounds that a checkpoint already holds (later lines are dropped).
+        """Open the folder; ``done``: number of rounds in the checkpoint being resumed (records of later rounds are dropped).
 
         ``config``: the run's settings, with dotted keys.
-        ``strategy``: one with ``last_weights``, a dictionary from client to weight, has them recorded.
+        ``strategy``: if it decides weights (``last_weights``), these are recorded.
         """
         self.folder = folder
         self.strategy = strategy
@@ -73,7 +72,7 @@ class Recorder:
         self.finish("running")
 
     def __call__(self, now: Round) -> None:
-        """Append a round."""
+        """Record a round."""
         row: dict[str, Any] = {
             "round": now.number,
             "clients": now.trained.clients,
@@ -87,7 +86,7 @@ class Recorder:
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
             of_clients = {name for values in now.evaluated.metrics.values() for name in values}
-            row["evaluate"] = {name: value for name, value in weighted.items() if name not in of_clients}  # the server's own
+            row["evaluate"] = {name: value for name, value in weighted.items() if name not in of_clients}  # server-side metrics
             row["evaluate"] |= summarise(now.evaluated.metrics)
             for name, value in weighted.items():
                 if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
@@ -97,12 +96,12 @@ class Recorder:
         self._count(row)
         with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        if now.trained.clients:  # without replies nothing was decided: the weights are those of an earlier round
+        if now.trained.clients:  # without replies the strategy's weights are still those of an earlier round
             self._write_weights(now.number, self.strategy.last_weights if isinstance(self.strategy, DecidingWeights) else {})
         self.finish("running")
 
     def _models(self, now: Round) -> dict[str, int]:
-        """Return the models sent in training: as the method counted them, or one a message where a message is a model."""
+        """Return the number of models sent in training: counted by the method, or one per message if messages are models."""
         counted: Mapping[str, Any] = now.train_metrics or {}
         if "models-up" in counted:
             return {key: round(float(str(counted[key]))) for key in MODELS}
@@ -111,7 +110,7 @@ class Recorder:
         return {}
 
     def _count(self, row: Mapping[str, Any]) -> None:
-        # Running totals: a run of 100,000 rounds must not add up all its rounds after each of them.
+        # Running totals: a run of 100,000 rounds must not sum over all past rounds after each round.
         self.completed = row["round"]
         self.failures += len(row["failures"])
         self.last_evaluation = row.get("evaluate", self.last_evaluation)
@@ -144,7 +143,7 @@ class Recorder:
             save_file({name: np.asarray(a.numpy(), order="C") for name, a in arrays.items()}, self.folder / "model.safetensors")
 
     def _write_clients(self, metrics: Mapping[int | str, Mapping[str, Any]]) -> None:
-        # A client may lack a measure that others have: the AUROC of one with a single class.
+        # A client may lack a metric that others have: AUROC, for example, if it has a single class.
         scalars = list(dict.fromkeys(n for values in metrics.values() for n, v in values.items() if not isinstance(v, list)))
         with (self.folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -164,7 +163,7 @@ class Recorder:
             csv.writer(file).writerows(rows)
 
     def _keep_weights(self, done: int) -> None:
-        """Cut weights.csv off after round ``done``."""
+        """Truncate weights.csv after round ``done``."""
         path = self.folder / "weights.csv"
         if not path.exists():
             return
@@ -183,14 +182,14 @@ MODELS = ("models-up", "models-down")
 BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 
-# Measures of which not the mean alone counts, and what stands before their Gini coefficient and parity gap.
+# Metrics whose spread over the clients is reported, and the name prefix of their Gini coefficient and parity gap.
 FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
 
 
 def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean over the clients that report it of every scalar metric, and for accuracy and auroc how it is spread over them.
+    """Return the mean of every scalar metric over the clients that report it, and fairness metrics of accuracy and auroc.
 
-    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``, those of auroc have its name in front.
+    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``; those of auroc have the prefix ``auroc-``.
     """
     out: dict[str, float] = {}
     for name in dict.fromkeys(name for values in metrics.values() for name in values):
@@ -198,7 +197,7 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
         if name == "num-examples" or any(isinstance(value, list) for value in listed):
             continue
         values = np.array(listed, dtype=float)
-        if name in FAIRNESS and values.min() >= 0:  # a client may say anything
+        if name in FAIRNESS and values.min() >= 0:  # client-reported values are untrusted
             spread = {"gini": gini(values), "parity-gap": parity_gap(values)}
             out |= describe_clients(values, name) | {FAIRNESS[name] + key: value for key, value in spread.items()}
         else:
@@ -207,7 +206,7 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
 
 
 def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return mean and std over clients of list metrics ``X-Y`` for which a grid ``X-grid`` was sent, and ``X`` itself."""
+    """Return mean and std over clients of list metrics ``X-Y`` that have a grid ``X-grid``, and the grid as ``X``."""
     first = next(iter(metrics.values()), {})
     curves: dict[str, list[float]] = {}
     for grid in (name for name, value in first.items() if name.endswith("-grid") and isinstance(value, list)):
@@ -221,34 +220,34 @@ def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, lis
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a number may depend on."""
+    """Return the versions of the software that results may depend on."""
     packages = {name: version(name) for name in ("flwr", "torch", "numpy")}
     return {"python": platform.python_version(), "fedapps": __version__, **packages}
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of rounds.jsonl."""
+    """Return the records of the complete lines of rounds.jsonl."""
     path = folder / "rounds.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one, never a part."""
+    """Write a file atomically: a reader sees the old or the new text, never a part of it."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
 def status_of(folder: Path) -> str | None:
-    """Return how the run in ``folder`` says it ended; ``None`` while it runs."""
+    """Return the final status recorded in ``folder``; ``None`` while the run is running."""
     path = folder / "summary.json"
     status = str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else "running"
     return None if status == "running" else status
 
 
 def set_status(folder: Path, status: str, error: str = "") -> None:
-    """Write a run's status from outside: its process was ended before it could, or is about to be started again."""
+    """Set a run's recorded status from outside: its process was ended before it could, or is about to be restarted."""
     path = folder / "summary.json"
     if path.exists():
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -260,7 +259,7 @@ def check_resumable(folder: Path, config: Mapping[str, Value], defaults: Mapping
     if not (folder / "settings.toml").exists():
         raise UserError(f"{folder} holds no run to resume: leave --resume out, or name the folder with --out")
     before = {k: v for k, v in read_toml(folder / "settings.toml").items() if not k.startswith("versions.")}
-    before = {key: value for key, value in defaults.items() if key in config} | before  # of a run before there was the setting
+    before = {key: value for key, value in defaults.items() if key in config} | before  # defaults of settings newer than the run
     for key in sorted(set(before) | set(config)):
         if key not in FREE and before.get(key) != config.get(key):
             raise UserError(
