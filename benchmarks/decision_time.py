@@ -76,15 +76,15 @@ def timed(solve: Callable[[Array, Array], Array], programs: list[tuple[Array, Ar
 def silo(count: int, rounds: int, generic: dict[str, Callable[[Array, Array], Array]]) -> list[str]:
     """Return the row of AAggFF-S for ``count`` clients."""
     rng = np.random.default_rng(0)
-    maker, everyone, level = OnlineNewtonStep(count), np.arange(count), rng.lognormal(size=count)
+    rule, everyone, level = OnlineNewtonStep(count), np.arange(count), rng.lognormal(size=count)
     times, residuals, programs = [], [], []
     for _ in range(rounds):
-        r = respond(level * rng.lognormal(sigma=0.3, size=count), "weibull", maker.low, maker.high)
+        r = respond(level * rng.lognormal(sigma=0.3, size=count), "weibull", rule.low, rule.high)
         start = time.perf_counter()
-        maker.decide(everyone, r)
+        rule.decide(everyone, r)
         times.append(time.perf_counter() - start)
-        programs.append(maker.program())
-        residuals.append(residual(*programs[-1], maker.p))
+        programs.append(rule.program())
+        residuals.append(residual(*programs[-1], rule.p))
     row = [f"{count}", f"{1e3 * np.median(times):.2f}", f"{1e3 * max(times):.2f}", f"{max(residuals):.0e}"]
     for name, solve in generic.items():
         row += timed(solve, programs[-REPEATS:]) if name != "SLSQP" or count <= SLOWEST else ("", "")
@@ -94,13 +94,13 @@ def silo(count: int, rounds: int, generic: dict[str, Callable[[Array, Array], Ar
 def device(count: int, size: int, rounds: int) -> list[str]:
     """Return the row of AAggFF-D for samples of ``size`` of ``count`` clients."""
     rng = np.random.default_rng(0)
-    maker, times = LinearisedFTRL(count, size / count), []
+    rule, times = LinearisedFTRL(count, size / count), []
     for _ in range(rounds):
         sampled = rng.choice(count, size, replace=False)
         start = time.perf_counter()
-        maker.decide(sampled, respond(rng.lognormal(size=size), "normal", maker.low, maker.high))
+        rule.decide(sampled, respond(rng.lognormal(size=size), "normal", rule.low, rule.high))
         times.append(time.perf_counter() - start)
-    state = sum(value.nbytes for value in maker.state_dict().values())
+    state = sum(value.nbytes for value in rule.state_dict().values())
     return [f"{count:,}", f"{size:,}", f"{1e3 * np.median(times):.2f}", f"{1e3 * max(times):.2f}", f"{state / count:.1f}"]
 
 

@@ -33,7 +33,7 @@ from clients.families.ensemble_data import DensityData, Histogram
 from clients.fedboost import FedBoostClient
 from fedapps.engines.inline import InlineGrid
 from fedapps.tasks.predictor_library import Library
-from strategies.base.client_grid import Cohort
+from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import Round, run_rounds
 from strategies.fedboost import FedBoost, FedBoostOptions
 
@@ -71,7 +71,7 @@ def measure(folder: Path, budget: int, rounds: int, clients: int) -> dict[str, f
     strategy = FedBoost(
         library, FedBoostOptions(budget=min(budget, library.q), sampling="uniform", draw="exact"), fraction_evaluate=0.0
     )
-    grid = Cohort(InlineGrid(to_client_app(client), clients), seed=0, num_clients=clients)
+    grid = ClientGrid(InlineGrid(to_client_app(client), clients), seed=0, num_clients=clients)
     log: list[Round] = []
     run_rounds(strategy, grid, ArrayRecord(), rounds + 1, 600.0, ConfigRecord(), ConfigRecord(), callbacks=[log.append])
     kept, after = log[1:], peak()

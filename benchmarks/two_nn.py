@@ -41,7 +41,7 @@ from fedapps.settings import read_settings
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
 from strategies import FedAvg
-from strategies.base.client_grid import Cohort
+from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import Round, run_rounds
 
 CLIENTS, PER_ROUND, SHARDS = 100, 10, 2
@@ -117,7 +117,7 @@ def accuracies(source: str, shards: bool, rate: float, seed: int, rounds: int) -
         found.append(task.accuracy(now.arrays))
         return found[-1] >= TARGET
 
-    grid = Cohort(InlineGrid(to_client_app(client_fn), CLIENTS), seed=seed, clients_per_round=PER_ROUND, num_clients=CLIENTS)
+    grid = ClientGrid(InlineGrid(to_client_app(client_fn), CLIENTS), seed=seed, clients_per_round=PER_ROUND, num_clients=CLIENTS)
     start = ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()})
     base: dict[str, Any] = {"seed": seed, **settings.train.to_config()}
     run_rounds(

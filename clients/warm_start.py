@@ -8,7 +8,7 @@ from flwr.client import NumPyClient
 from clients.base.training import Arrays, Config
 
 
-class TwoPhaseClient(NumPyClient):
+class WarmStartClient(NumPyClient):
     """Delegates to one of ``halves``, factories of the clients "first" and "then"; ``warm-start-half`` in the configuration selects."""
 
     def __init__(self, halves: Mapping[str, Callable[[], NumPyClient]]) -> None:

@@ -50,10 +50,10 @@ def _strategy(settings: Settings, task: Any) -> Strategy:
 def build_client(settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
     """Return a client half."""
     if settings.halves:
-        from clients import TwoPhaseClient
+        from clients import WarmStartClient
 
         builders = [partial(build_client, half, task, client_id, num_clients, store) for half in settings.halves]
-        return TwoPhaseClient(dict(zip(("first", "then"), builders, strict=True)))
+        return WarmStartClient(dict(zip(("first", "then"), builders, strict=True)))
     base = settings.base
     assert base.client is not None
     options = settings.base_options if settings.entry.wrap else settings.options

@@ -11,11 +11,11 @@ from flwr.serverapp import Grid
 from fedapps.assembly import build_strategy, build_task
 from fedapps.errors import UserError
 from fedapps.results.checkpoint import Checkpoints
-from fedapps.results.image_grids import Album
+from fedapps.results.image_grids import ImageGrids
 from fedapps.results.writer import FILES, Recorder, check_resumable
 from fedapps.settings import Settings, default_config
 from strategies.base.capabilities import MakingSamples
-from strategies.base.client_grid import Cohort
+from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import innermost
 from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
 
@@ -36,9 +36,11 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     recorder = Recorder(folder, settings.flat(), task.name, done, strategy)
     album = (
-        Album(folder, inner, settings.synthetic.every, len(set(inner.labels)), done) if isinstance(inner, MakingSamples) else None
+        ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)
+        if isinstance(inner, MakingSamples)
+        else None
     )
-    cohort = Cohort(
+    client_grid = ClientGrid(
         grid,
         seed=settings.seed,
         clients_per_round=settings.clients_per_round,
@@ -55,7 +57,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
 
     try:
         result = run_rounds(
-            strategy, cohort, arrays, settings.num_rounds, settings.timeout, train, evaluate,
+            strategy, client_grid, arrays, settings.num_rounds, settings.timeout, train, evaluate,
             first_round=done + 1, evaluate_every=settings.evaluate_every,
             patience=Patience(settings.min_replies, settings.max_failed_rounds),
             callbacks=[recorder, checkpoints, *([album] if album else []), tell_clients, *callbacks],

@@ -1,108 +1,89 @@
-"""Server halves of the methods, as Flower strategies, and the cohort and round loop that they share."""
+"""Server halves of the methods, as Flower strategies, and the client grid and round loop that they share."""
 
 from typing import TYPE_CHECKING
 
-from algorithms.common.lazy import late_exports
+from algorithms.common.lazy import late_exports, moved_modules
 
 if TYPE_CHECKING:  # imported when they are first used: some need PyTorch, which takes seconds and 200 MB
-    from strategies.aaggff import AAggFFD, AAggFFOptions, AAggFFS
-    from strategies.afl import AFL, AFLOptions
-    from strategies.aflboost import AFLBoost, AFLBoostOptions
-    from strategies.base.client_grid import Cohort
-    from strategies.base.reply_validation import UpdateBound
-    from strategies.base.rounds import Patience, Round, TooFewReplies, run_rounds
-    from strategies.families.reweighting import Reweighting
-    from strategies.fedavg import FedAvg, FedAvgOptions
-    from strategies.fedavg_distill import FedAvgDistill, FedAvgDistillOptions
-    from strategies.fedboost import FedBoost, FedBoostOptions
-    from strategies.feddyn import FedDyn, FedDynOptions
-    from strategies.fedevg import FedEvg, FedEvgOptions
-    from strategies.fedfw import FedFW, FedFWOptions
-    from strategies.fedgenerator import FedGenerator, GeneratorOptions
-    from strategies.fedmgda import FedMGDA, FedMGDAOptions
-    from strategies.fedopt import FedAdagrad, FedAdam, FedOptOptions, FedYogi
-    from strategies.fedprox import FedProx, FedProxOptions
-    from strategies.ffgb import FFGB, FFGBOptions
-    from strategies.ffgb_distill import FFGBDistill, FFGBDistillOptions
-    from strategies.local import Local
-    from strategies.partial_sharing import FedRep, FedRepOptions, PartialSharing
-    from strategies.personal import APFL, APFLOptions, Ditto, DittoOptions, PFedMe, PFedMeOptions
-    from strategies.private import PrivacyOptions, Private
-    from strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
-    from strategies.propfair import PropFair, PropFairOptions
-    from strategies.qfedavg import QFedAvg, QFedAvgOptions
-    from strategies.scaffold import Scaffold, ScaffoldOptions
-    from strategies.superfed import SuPerFed, SuPerFedOptions
-    from strategies.term import TERM, TERMOptions
-    from strategies.warm_start import WarmStart, WarmStartOptions
+    from strategies.aaggff import AAggFFD as AAggFFD
+    from strategies.aaggff import AAggFFOptions as AAggFFOptions
+    from strategies.aaggff import AAggFFS as AAggFFS
+    from strategies.afl import AFL as AFL
+    from strategies.afl import AFLOptions as AFLOptions
+    from strategies.aflboost import AFLBoost as AFLBoost
+    from strategies.aflboost import AFLBoostOptions as AFLBoostOptions
+    from strategies.apfl import APFL as APFL
+    from strategies.apfl import APFLOptions as APFLOptions
+    from strategies.base.capabilities import Capabilities as Capabilities
+    from strategies.base.client_grid import ClientGrid as ClientGrid
+    from strategies.base.reply_validation import UpdateBound as UpdateBound
+    from strategies.base.rounds import Patience as Patience
+    from strategies.base.rounds import Round as Round
+    from strategies.base.rounds import TooFewReplies as TooFewReplies
+    from strategies.base.rounds import run_rounds as run_rounds
+    from strategies.ditto import Ditto as Ditto
+    from strategies.ditto import DittoOptions as DittoOptions
+    from strategies.families.reweighting import Reweighting as Reweighting
+    from strategies.fedavg import FedAvg as FedAvg
+    from strategies.fedavg import FedAvgOptions as FedAvgOptions
+    from strategies.fedavg_distill import FedAvgDistill as FedAvgDistill
+    from strategies.fedavg_distill import FedAvgDistillOptions as FedAvgDistillOptions
+    from strategies.fedboost import FedBoost as FedBoost
+    from strategies.fedboost import FedBoostOptions as FedBoostOptions
+    from strategies.feddyn import FedDyn as FedDyn
+    from strategies.feddyn import FedDynOptions as FedDynOptions
+    from strategies.fedevg import FedEvg as FedEvg
+    from strategies.fedevg import FedEvgOptions as FedEvgOptions
+    from strategies.fedfw import FedFW as FedFW
+    from strategies.fedfw import FedFWOptions as FedFWOptions
+    from strategies.fedgenerator import FedGenerator as FedGenerator
+    from strategies.fedgenerator import GeneratorOptions as GeneratorOptions
+    from strategies.fedmgda import FedMGDA as FedMGDA
+    from strategies.fedmgda import FedMGDAOptions as FedMGDAOptions
+    from strategies.fedopt import FedAdagrad as FedAdagrad
+    from strategies.fedopt import FedAdam as FedAdam
+    from strategies.fedopt import FedOptOptions as FedOptOptions
+    from strategies.fedopt import FedYogi as FedYogi
+    from strategies.fedprox import FedProx as FedProx
+    from strategies.fedprox import FedProxOptions as FedProxOptions
+    from strategies.ffgb import FFGB as FFGB
+    from strategies.ffgb import FFGBOptions as FFGBOptions
+    from strategies.ffgb_distill import FFGBDistill as FFGBDistill
+    from strategies.ffgb_distill import FFGBDistillOptions as FFGBDistillOptions
+    from strategies.local import Local as Local
+    from strategies.partial_sharing import FedRep as FedRep
+    from strategies.partial_sharing import FedRepOptions as FedRepOptions
+    from strategies.partial_sharing import PartialSharing as PartialSharing
+    from strategies.pfedme import PFedMe as PFedMe
+    from strategies.pfedme import PFedMeOptions as PFedMeOptions
+    from strategies.private import PrivacyOptions as PrivacyOptions
+    from strategies.private import Private as Private
+    from strategies.projected_fedavg import ProjectedFedAvg as ProjectedFedAvg
+    from strategies.projected_fedavg import ProjectedOptions as ProjectedOptions
+    from strategies.propfair import PropFair as PropFair
+    from strategies.propfair import PropFairOptions as PropFairOptions
+    from strategies.qfedavg import QFedAvg as QFedAvg
+    from strategies.qfedavg import QFedAvgOptions as QFedAvgOptions
+    from strategies.scaffold import Scaffold as Scaffold
+    from strategies.scaffold import ScaffoldOptions as ScaffoldOptions
+    from strategies.superfed import SuPerFed as SuPerFed
+    from strategies.superfed import SuPerFedOptions as SuPerFedOptions
+    from strategies.term import TERM as TERM
+    from strategies.term import TERMOptions as TERMOptions
+    from strategies.warm_start import WarmStart as WarmStart
+    from strategies.warm_start import WarmStartOptions as WarmStartOptions
 
-__getattr__, __dir__ = late_exports(__name__, __file__)
+__getattr__, __dir__ = late_exports(__name__, __file__, renamed={"Cohort": "ClientGrid"})
 
-__all__ = [
-    "AFL",
-    "APFL",
-    "FFGB",
-    "TERM",
-    "AAggFFD",
-    "AAggFFOptions",
-    "AAggFFS",
-    "AFLBoost",
-    "AFLBoostOptions",
-    "AFLOptions",
-    "APFLOptions",
-    "Cohort",
-    "Ditto",
-    "DittoOptions",
-    "FFGBDistill",
-    "FFGBDistillOptions",
-    "FFGBOptions",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgDistill",
-    "FedAvgDistillOptions",
-    "FedAvgOptions",
-    "FedBoost",
-    "FedBoostOptions",
-    "FedDyn",
-    "FedDynOptions",
-    "FedEvg",
-    "FedEvgOptions",
-    "FedFW",
-    "FedFWOptions",
-    "FedGenerator",
-    "FedMGDA",
-    "FedMGDAOptions",
-    "FedOptOptions",
-    "FedProx",
-    "FedProxOptions",
-    "FedRep",
-    "FedRepOptions",
-    "FedYogi",
-    "GeneratorOptions",
-    "Local",
-    "PFedMe",
-    "PFedMeOptions",
-    "PartialSharing",
-    "Patience",
-    "PrivacyOptions",
-    "Private",
-    "ProjectedFedAvg",
-    "ProjectedOptions",
-    "PropFair",
-    "PropFairOptions",
-    "QFedAvg",
-    "QFedAvgOptions",
-    "Reweighting",
-    "Round",
-    "Scaffold",
-    "ScaffoldOptions",
-    "SuPerFed",
-    "SuPerFedOptions",
-    "TERMOptions",
-    "TooFewReplies",
-    "UpdateBound",
-    "WarmStart",
-    "WarmStartOptions",
-    "run_rounds",
-]
+# Modules that other projects may import by their old names, until 0.3.
+moved_modules(
+    {
+        "strategies.averaging": "strategies.base.weights",
+        "strategies.cohort": "strategies.base.client_grid",
+        "strategies.contents": "strategies.base.messages",
+        "strategies.reweighting": "strategies.families.reweighting",
+        "strategies.rounds": "strategies.base.rounds",
+        "strategies.soundness": "strategies.base.reply_validation",
+        "strategies.updates": "strategies.base.updates",
+    }
+)

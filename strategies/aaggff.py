@@ -2,7 +2,7 @@
 
 Source: the dissertation's Chapter III: responses (3.8); Algorithm 3.1 (AAggFF-S: every client in every round, online Newton step,
 (3.7)); Algorithm 3.2 (AAggFF-D: a sample of many clients, doubly robust responses (3.10), closed form (3.12)). The round's own losses
-decide the weights of its replies. The decision makers are in ``algorithms/fairness/portfolio.py``.
+decide the weights of its replies. The weight rules are in ``algorithms/fairness/portfolio.py``.
 
 Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``). One number more in a reply,
 no state on the client.
@@ -46,9 +46,9 @@ class AAggFFS(Reweighting):
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         super().__init__(strategy)
         self.options = options or AAggFFOptions()
-        self.maker: OnlineNewtonStep | None = None
+        self.rule: OnlineNewtonStep | None = None
 
-    def new_maker(self, count: int) -> OnlineNewtonStep:
+    def new_rule(self, count: int) -> OnlineNewtonStep:
         """Return the online Newton step at 1/K."""
         return OnlineNewtonStep(count, self.options.c1, self.options.c2 or None, self.options.ridge)
 
@@ -62,12 +62,12 @@ class AAggFFS(Reweighting):
 
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
         """Return the next p of those who answered."""
-        assert self.maker is not None
-        before = self.maker.p
-        heard = respond(losses, self.options.cdf, self.maker.low, self.maker.high)
-        responses = np.full(self.maker.count, heard.mean())
+        assert self.rule is not None
+        before = self.rule.p
+        heard = respond(losses, self.options.cdf, self.rule.low, self.rule.high)
+        responses = np.full(self.rule.count, heard.mean())
         responses[places] = heard
-        p = self.maker.decide(np.arange(self.maker.count), responses)
+        p = self.rule.decide(np.arange(self.rule.count), responses)
         return normalise(p[places]), {
             "decision-loss": decision_loss(before, responses),
             "objective": float(normalise(before[places]) @ losses),
@@ -75,32 +75,32 @@ class AAggFFS(Reweighting):
 
 
 class AAggFFD(Reweighting):
-    """AAggFF-D around ``strategy``: clients are sampled; C is what share of them a round asks, as the cohort says in every round."""
+    """AAggFF-D around ``strategy``: clients are sampled; C is what share of them a round asks."""
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         super().__init__(strategy)
         self.options = options or AAggFFOptions()
-        self.maker: LinearisedFTRL | None = None
+        self.rule: LinearisedFTRL | None = None
 
-    def new_maker(self, count: int) -> LinearisedFTRL:
+    def new_rule(self, count: int) -> LinearisedFTRL:
         """Return linearised FTRL at 1/K; C is set before it decides."""
         return LinearisedFTRL(count, 1.0, self.options.c1, self.options.c2 or None)
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
         """Set C = |S| / K, and C2 with it. Scores of earlier rounds are divided by their own C, so they stay comparable."""
-        assert self.maker is not None
-        self.maker.ratio = sampled / count
-        self.maker.high = self.options.c2 or self.maker.ratio
-        check_bounds(self.options.c1, self.maker.high)
+        assert self.rule is not None
+        self.rule.ratio = sampled / count
+        self.rule.high = self.options.c2 or self.rule.ratio
+        check_bounds(self.options.c1, self.rule.high)
 
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
         """Return the next p of those who answered, renormalised."""
-        assert self.maker is not None
-        before = self.maker.p[places]
-        responses = respond(losses, self.options.cdf, self.maker.low, self.maker.high)
+        assert self.rule is not None
+        before = self.rule.p[places]
+        responses = respond(losses, self.options.cdf, self.rule.low, self.rule.high)
         mean = responses.mean()
-        wealth = mean + before @ (responses - mean) / self.maker.ratio  # <p, r> with the doubly robust r
-        return self.maker.decide(places, responses), {
+        wealth = mean + before @ (responses - mean) / self.rule.ratio  # <p, r> with the doubly robust r
+        return self.rule.decide(places, responses), {
             "decision-loss": decision_loss(1.0, wealth),
             "objective": float(normalise(before) @ losses),
         }

@@ -30,14 +30,14 @@ class AFL(Reweighting):
     def __init__(self, strategy: Strategy, options: AFLOptions | None = None) -> None:
         super().__init__(strategy)
         self.options = options or AFLOptions()
-        self.maker: ProjectedAscent | None = None
+        self.rule: ProjectedAscent | None = None
 
-    def new_maker(self, count: int) -> ProjectedAscent:
+    def new_rule(self, count: int) -> ProjectedAscent:
         """Return the ascent from 1/K."""
         return ProjectedAscent(count, self.options.gamma)
 
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
         """Return the projected weights of those who answered."""
-        assert self.maker is not None
-        before = normalise(self.maker.p[places])
-        return self.maker.decide(places, losses), {"objective": float(before @ losses)}
+        assert self.rule is not None
+        before = normalise(self.rule.p[places])
+        return self.rule.decide(places, losses), {"objective": float(before @ losses)}

@@ -24,7 +24,7 @@ from algorithms.common.averaging import weighted_average
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import Cohort
+from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.rounds import Callback, Patience, run_rounds
 
@@ -134,7 +134,7 @@ class FedAvg(FlowerFedAvg):
     def _sample(self, grid: Grid, server_round: int, fraction: float, minimum: int) -> list[int]:
         nodes = list(grid.get_node_ids())
         wanted = max(int(len(nodes) * fraction), minimum)
-        return grid.sample(server_round, wanted) if isinstance(grid, Cohort) and wanted < len(nodes) else nodes
+        return grid.sample(server_round, wanted) if isinstance(grid, ClientGrid) and wanted < len(nodes) else nodes
 
     def _messages(self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int], kind: str) -> list[Message]:
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})

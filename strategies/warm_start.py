@@ -6,7 +6,7 @@ Source of the idea: Shen et al. 2022, section 5, "FFGB as Warm Start": one round
 parameter averaging. Works with any two strategies whose model is the same arrays, of this package, of Flower, or yours.
 
 Contract: that of the strategy whose round it is. Every configuration says which by ``warm-start-half``, "first" or "then", for
-clients whose two halves differ (``clients.TwoPhaseClient``). Rounds are counted through.
+clients whose two halves differ (``clients.WarmStartClient``). Rounds are counted through.
 """
 
 from collections.abc import Iterable

@@ -60,7 +60,7 @@ def test_every_package_is_looked_at():
         ("strategies", "import importlib\nimportlib.import_module('fedapps')"),
         ("algorithms", "import numpy, flwr.app"),
         ("algorithms", "if TYPE_CHECKING:\n    from flwr.app import ArrayRecord"),
-        ("algorithms", "from strategies.base.client_grid import Cohort"),
+        ("algorithms", "from strategies.base.client_grid import ClientGrid"),
         ("clients", "from datasets import load_dataset"),
         ("fedapps", "from . import settings"),
         ("clients", "from .data import Split"),

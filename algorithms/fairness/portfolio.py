@@ -1,6 +1,6 @@
-"""Client weights as an online portfolio: the two decision makers of AAggFF, and helpers shared by all decision makers.
+"""Client weights as an online portfolio: the two weight rules of AAggFF, and helpers shared by all weight rules.
 
-In every round the clients respond with r (larger: worse served), the decision loss is ``-log(1 + <p, r>)``, and a decision maker
+In every round the clients respond with r (larger: worse served), the decision loss is ``-log(1 + <p, r>)``, and a weight rule
 returns the next weights p on the simplex. :class:`OnlineNewtonStep` (AAggFF-S) needs the responses of all clients in every round,
 :class:`LinearisedFTRL` (AAggFF-D) those of a uniform sample. Clients are identified by positions 0..K-1; the caller maps them to ids.
 
@@ -29,7 +29,7 @@ RIDGES = ("paper", "reference")
 SLACK = 1e-9
 
 
-class Maker(Protocol):
+class WeightRule(Protocol):
     """Decides on the weights of K clients."""
 
     @property
@@ -270,7 +270,7 @@ def staying(positions: ArrayLike, count: int) -> Positions:
     """Return the positions that remain without ``positions``; raise ``ValueError`` if one is unknown or none remains."""
     leaving = check_positions(positions, count)
     if len(leaving) == count:
-        raise ValueError(f"all {count} clients leave: at least one must stay, make a new maker")
+        raise ValueError(f"all {count} clients leave: at least one must stay, make a new rule")
     return np.delete(np.arange(count), leaving)
 
 

@@ -1,4 +1,4 @@
-"""Client weights as functions of the losses: the decision makers of the methods AAggFF is compared with.
+"""Client weights as functions of the losses: the weight rules of the methods AAggFF is compared with.
 
 FedAvg, q-FedAvg, TERM and PropFair are one exponentiated-gradient step ``p_i ~ last_i exp(r_i / step)`` from the sample sizes n, with
 different responses r to the losses F (AAggFF: Remark 3.1 and Table 3.2):
@@ -94,7 +94,7 @@ def propfair_responses(losses: ArrayLike, bound: float) -> Array:
 
 
 class _Weights:
-    """Base for decision makers whose whole state is the weights ``p`` (K,) on the simplex."""
+    """Base for weight rules whose whole state is the weights ``p`` (K,) on the simplex."""
 
     p: Array
 

@@ -4,7 +4,7 @@
 
 Replies carry the array names of the server's model, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep their types:
 numbers and lists of numbers are sent in the MetricRecord ``metrics``; strings (and lists of strings), bytes and booleans in the
-ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.Cohort`` asks for.
+ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.ClientGrid`` asks for.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -18,7 +18,7 @@ MAX_FRAMES, MAX_COLUMNS = 24, 16
 SIDE = 480  # pixels, about
 
 
-class Album:
+class ImageGrids:
     """Callback that draws the set of ``strategy`` into ``folder``/synthetic; ``done``: rounds that a resumed run holds already."""
 
     def __init__(self, folder: Path, strategy: MakingSamples, every: int, num_classes: int, done: int = 0) -> None:

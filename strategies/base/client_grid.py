@@ -1,10 +1,10 @@
 """A Grid that knows its clients: stable ids, seeded sampling, byte metering, and only sound replies let through.
 
 Flower names nodes by random numbers, samples them with an unseeded generator, hands replies over in order of arrival and
-leaves error replies to the strategy. ``Cohort`` wraps any ``Grid`` and mends that:
+leaves error replies to the strategy. ``ClientGrid`` wraps any ``Grid`` and mends that:
 
-    strategy.start(grid=Cohort(grid, seed=0, clients_per_round=5), ...)       # a strategy of this package
-    run_rounds(FedAdam(...), Cohort(grid, seed=0, clients_per_round=5), ...)  # one of Flower's own, or yours
+    strategy.start(grid=ClientGrid(grid, seed=0, clients_per_round=5), ...)       # a strategy of this package
+    run_rounds(FedAdam(...), ClientGrid(grid, seed=0, clients_per_round=5), ...)  # one of Flower's own, or yours
 
 The sampling needs our round loop; Flower's own ``start`` goes on sampling by itself.
 
@@ -55,7 +55,7 @@ class Exchange:
     bytes_down: int = 0
 
 
-class Cohort(Grid):
+class ClientGrid(Grid):
     """A ``Grid`` around ``grid``; see the module docstring.
 
     ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
@@ -265,7 +265,7 @@ class Cohort(Grid):
 
 def clients_of(grid: Grid) -> dict[int, ClientId]:
     """Return node -> id of every connected client; on a grid that does not know its clients, a node's id is its own."""
-    return grid.clients if isinstance(grid, Cohort) else {node: node for node in sorted(grid.get_node_ids())}
+    return grid.clients if isinstance(grid, ClientGrid) else {node: node for node in sorted(grid.get_node_ids())}
 
 
 def pack_ids(clients: Sequence[ClientId]) -> NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from strategies.base.capabilities import is_finished
-from strategies.base.client_grid import Cohort, Exchange, Failure
+from strategies.base.client_grid import ClientGrid, Exchange, Failure
 
 
 class TooFewReplies(RuntimeError):
@@ -101,30 +101,30 @@ def run_rounds(
 
     Raises ``TooFewReplies`` as ``patience`` says, and when not a single round had a sound training reply.
     """
-    cohort = grid if isinstance(grid, Cohort) else Cohort(grid)
+    client_grid = grid if isinstance(grid, ClientGrid) else ClientGrid(grid)
     patience = patience or Patience()
     tally, result, arrays = _Tally(), Result(), initial_arrays
     result.arrays = initial_arrays
-    cohort.wait()
+    client_grid.wait()
     log(
         INFO,
         "%s: rounds %d to %d, %d clients",
         type(strategy).__name__,
         first_round,
         num_rounds,
-        len(cohort.client_ids),
+        len(client_grid.client_ids),
     )
     for number in range(first_round, num_rounds + 1):
         began = time.monotonic()
         config = _for_round(train_config, number, num_rounds)
-        cohort.open_training(number)
+        client_grid.open_training(number)
         try:
-            messages = list(strategy.configure_train(number, arrays, config, cohort))
+            messages = list(strategy.configure_train(number, arrays, config, client_grid))
         finally:
-            cohort.close_training()
-        cohort.rules.follow(strategy)  # each round: of a strategy with phases they change
-        replies = cohort.send_and_receive(messages, timeout=timeout)
-        now = Round(number, num_rounds, arrays, cohort.last, None)
+            client_grid.close_training()
+        client_grid.rules.follow(strategy)  # each round: of a strategy with phases they change
+        replies = client_grid.send_and_receive(messages, timeout=timeout)
+        now = Round(number, num_rounds, arrays, client_grid.last, None)
         asked = bool(messages)
         if replies:
             new_arrays, now.train_metrics = strategy.aggregate_train(number, replies)
@@ -136,10 +136,10 @@ def run_rounds(
         stopping = number == num_rounds or is_finished(strategy)
         if stopping or (evaluate_every and number % evaluate_every == 0):
             config = _for_round(evaluate_config, number, num_rounds)
-            messages = list(strategy.configure_evaluate(number, arrays, config, cohort))
-            replies = cohort.send_and_receive(messages, timeout=timeout)
+            messages = list(strategy.configure_evaluate(number, arrays, config, client_grid))
+            replies = client_grid.send_and_receive(messages, timeout=timeout)
             if messages:
-                now.evaluated = cohort.last
+                now.evaluated = client_grid.last
             if replies:
                 now.evaluate_metrics = strategy.aggregate_evaluate(number, replies)
             if now.evaluate_metrics is not None:

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.fairness.portfolio import Maker
+from algorithms.fairness.portfolio import WeightRule
 from strategies.base.capabilities import Capabilities, load_state, require_declaration, state_of
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.base.messages import LOSS_BEFORE, innermost, sound_losses
@@ -51,15 +51,15 @@ class Reweighting(Wrapper):
         self.strategy = strategy
         #: The weights of the last round, sum 1, by client.
         self.last_weights: dict[ClientId, float] = {}
-        #: Who sits where: the decision maker knows positions only.
+        #: Who sits where: the weight rule knows positions only.
         self.clients: list[ClientId] = []
-        self.maker: Maker | None = None
+        self.rule: WeightRule | None = None
         self._names: dict[int, ClientId] = {}
 
     # --- what a method decides -----------------------------------------------------------------------------------
 
-    def new_maker(self, count: int) -> Maker | None:
-        """Return the decision maker for ``count`` clients; ``None`` if nothing is remembered from round to round."""
+    def new_rule(self, count: int) -> WeightRule | None:
+        """Return the weight rule for ``count`` clients; ``None`` if nothing is remembered from round to round."""
         return None
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
@@ -107,18 +107,18 @@ class Reweighting(Wrapper):
     # --- saved state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return who sits where, the decision maker's state and, if it has ``state_dict``, the wrapped strategy's."""
+        """Return who sits where, the weight rule's state and, if it has ``state_dict``, the wrapped strategy's."""
         state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients)}
-        if self.maker is not None:
-            state |= {f"maker.{name}": value for name, value in self.maker.state_dict().items()}
+        if self.rule is not None:
+            state |= {f"maker.{name}": value for name, value in self.rule.state_dict().items()}
         return state | {f"strategy.{name}": value for name, value in state_of(self.strategy).items()}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.clients = unpack_ids(state["clients"])
-        self.maker = self.new_maker(len(self.clients)) if self.clients else None
-        if self.maker is not None:
-            self.maker.load_state_dict(_part(state, "maker."))
+        self.rule = self.new_rule(len(self.clients)) if self.clients else None
+        if self.rule is not None:
+            self.rule.load_state_dict(_part(state, "maker."))
         load_state(self.strategy, _part(state, "strategy."))
 
     # --- parts ---------------------------------------------------------------------------------------------------
@@ -128,14 +128,14 @@ class Reweighting(Wrapper):
         present, seated = set(self._names.values()), set(self.clients)
         if not present & seated:  # the first round, or nobody is left
             self.clients = list(self._names.values())
-            self.maker = self.new_maker(len(present)) if present else None
+            self.rule = self.new_rule(len(present)) if present else None
             return
         gone = [place for place, client in enumerate(self.clients) if client not in present]
         new = [client for client in self._names.values() if client not in seated]
-        if self.maker is not None and gone:
-            self.maker.drop(np.array(gone))
-        if self.maker is not None and new:
-            self.maker.add(len(new))
+        if self.rule is not None and gone:
+            self.rule.drop(np.array(gone))
+        if self.rule is not None and new:
+            self.rule.add(len(new))
         if gone or new:
             self.clients = [client for client in self.clients if client in present] + new
 

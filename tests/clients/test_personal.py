@@ -22,7 +22,7 @@ from fedapps.engines.inline import InlineGrid
 from strategies import (
     APFL,
     APFLOptions,
-    Cohort,
+    ClientGrid,
     Ditto,
     DittoOptions,
     FedAvg,
@@ -61,7 +61,7 @@ def run_quadratics(strategy, kind, rounds, epochs, grid=None, **config):
         return quadratic(kind, i, stores[i])
 
     settings = {**CONFIG, "local-epochs": epochs, **config}
-    wrap = grid and (lambda app: Cohort(InlineGrid(app, 2), seed=1, clients_per_round=1))
+    wrap = grid and (lambda app: ClientGrid(InlineGrid(app, 2), seed=1, clients_per_round=1))
     inner = wrap(to_client_app(lambda c: client(int(c.node_config["partition-id"]), c))) if wrap else None
     result = simulate(strategy, client, 2, {"w": np.float32([5.0])}, rounds, settings, grid=inner, evaluate_every=0)
     return arrays_of(result)["w"][0], stores

@@ -118,7 +118,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp import ServerApp
 import numpy as np
 from clients.base.adapter import to_client_app
-from strategies import Cohort, FedAvg
+from strategies import ClientGrid, FedAvg
 
 class Client(NumPyClient):
     def __init__(self, i):
@@ -135,7 +135,7 @@ server = ServerApp()
 def main(grid, context):
     rounds = []
     strategy = FedAvg(fraction_evaluate=0)
-    result = strategy.start(Cohort(grid), ArrayRecord({"w": Array(np.zeros(2))}), 3, timeout=8, callbacks=[rounds.append])
+    result = strategy.start(ClientGrid(grid), ArrayRecord({"w": Array(np.zeros(2))}), 3, timeout=8, callbacks=[rounds.append])
     print("RESULT", result.arrays["w"].numpy().tolist())
     print("FAILED", [(r.number, f.client, f.reason) for r in rounds for f in r.failures])
 """

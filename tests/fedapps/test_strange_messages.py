@@ -1,6 +1,6 @@
 """One client of every method sends strange replies, hundreds of them: each is left out or harmless, and no run ends by one.
 
-What the strategies are handed has passed the cohort, as in a run. The replies of two real rounds are mutated
+What the strategies are handed has passed the client grid, as in a run. The replies of two real rounds are mutated
 (``tests/strange.py``), one client's at a time, and aggregated by a copy of the strategy.
 """
 
@@ -18,7 +18,7 @@ from fedapps.methods import METHODS
 from fedapps.results.writer import mean_curves, summarise
 from fedapps.settings import read_settings
 from fedapps.tasks.registry import TASKS
-from strategies.base.client_grid import Cohort
+from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import run_rounds
 from tests.strange import mutate
 
@@ -60,8 +60,8 @@ class Canned:
         return self.replies
 
 
-class Strange(Cohort):
-    """A cohort that tries mutated replies on copies of ``strategy`` before it hands over the true ones."""
+class Strange(ClientGrid):
+    """A client grid that tries mutated replies on copies of ``strategy`` before it hands over the true ones."""
 
     strategy = None
     trials = TRIALS
@@ -96,13 +96,13 @@ class Strange(Cohort):
             assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
 
 
-def through(cohort, messages, replies):
-    """Return what the cohort lets through of these replies."""
-    real, cohort.grid = cohort.grid, Canned(replies)
+def through(client_grid, messages, replies):
+    """Return what the client grid lets through of these replies."""
+    real, client_grid.grid = client_grid.grid, Canned(replies)
     try:
-        return Cohort.send_and_receive(cohort, messages)
+        return ClientGrid.send_and_receive(client_grid, messages)
     finally:
-        cohort.grid = real
+        client_grid.grid = real
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,15 +111,15 @@ def test_no_reply_of_one_client_ends_a_run(case):
     given = {**METHODS[method].defaults, **SMALL, **CASES[case], "method": method}
     settings = read_settings({**TASKS[read_settings(given).task].defaults, **given})
     task = build_task(settings)
-    cohort = Strange(InlineGrid(app, 4, settings.flat()), num_clients=4, clients_per_round=settings.clients_per_round)
-    cohort.rules.bound = settings.bound
-    cohort.strategy = build_strategy(settings, task)
-    cohort.trials = 2 if method in DISTILS else TRIALS
-    first = getattr(cohort.strategy, "first_arrays", task.initial_arrays)
+    client_grid = Strange(InlineGrid(app, 4, settings.flat()), num_clients=4, clients_per_round=settings.clients_per_round)
+    client_grid.rules.bound = settings.bound
+    client_grid.strategy = build_strategy(settings, task)
+    client_grid.trials = 2 if method in DISTILS else TRIALS
+    first = getattr(client_grid.strategy, "first_arrays", task.initial_arrays)
     arrays = ArrayRecord({name: Array(value) for name, value in first().items()})
     config = ConfigRecord({"seed": 0, "first-round": 1, "checkpoint-round": 0, **settings.train.to_config()})
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # an overflow is a number that should not have got so far
-        run_rounds(cohort.strategy, cohort, arrays, 2, 60, config, config)
-    assert cohort.tried >= 3 * cohort.trials
-    assert cohort.used < cohort.tried  # the mutations do bite
+        run_rounds(client_grid.strategy, client_grid, arrays, 2, 60, config, config)
+    assert client_grid.tried >= 3 * client_grid.trials
+    assert client_grid.used < client_grid.tried  # the mutations do bite

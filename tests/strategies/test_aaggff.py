@@ -8,7 +8,7 @@ from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from algorithms.fairness.responses import CDFS, decision_loss, respond
 from clients import FedAvgClient, to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import AAggFFD, AAggFFOptions, AAggFFS, Cohort, FedAvg
+from strategies import AAggFFD, AAggFFOptions, AAggFFS, ClientGrid, FedAvg
 from tests.helpers import LossyClient, arrays_of, blobs, simulate, small_net
 
 START = {"w": np.zeros(2, np.float32)}
@@ -35,13 +35,13 @@ def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
     result = simulate(
         strategy, client, 4, START, 6, callbacks=[lambda now: seen.append((now.train_metrics, strategy.last_weights))]
     )
-    maker, w = OnlineNewtonStep(4), 0.0
+    rule, w = OnlineNewtonStep(4), 0.0
     for t, (metrics, weights) in enumerate(seen, start=1):
         losses = np.array([loss(i, t) for i in range(4)])
         r = respond(losses, cdf, 0.0, 1 / 4)
-        assert metrics["decision-loss"] == pytest.approx(decision_loss(maker.p, r))
-        assert metrics["objective"] == pytest.approx(maker.p @ losses)
-        p = maker.decide(np.arange(4), r)
+        assert metrics["decision-loss"] == pytest.approx(decision_loss(rule.p, r))
+        assert metrics["objective"] == pytest.approx(rule.p @ losses)
+        p = rule.decide(np.arange(4), r)
         assert weights == pytest.approx(dict(enumerate(p)))
         w += p @ [1, 2, 3, 4]
     np.testing.assert_allclose(arrays_of(result)["w"], w, rtol=1e-6)
@@ -49,18 +49,20 @@ def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
 
 def test_aaggff_d_learns_the_sampling_ratio_from_the_cohort():
     strategy, seen = AAggFFD(FedAvg(), AAggFFOptions(cdf="gumbel")), []
-    cohort = Cohort(InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 8), seed=2, clients_per_round=2)
+    client_grid = ClientGrid(
+        InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 8), seed=2, clients_per_round=2
+    )
     note = lambda now: seen.append((now.trained.clients, now.train_metrics, dict(strategy.last_weights)))  # noqa: E731
-    simulate(strategy, None, 8, START, 9, grid=cohort, evaluate_every=0, callbacks=[note])
-    maker = LinearisedFTRL(8, 0.25)
+    simulate(strategy, None, 8, START, 9, grid=client_grid, evaluate_every=0, callbacks=[note])
+    rule = LinearisedFTRL(8, 0.25)
     for t, (clients, metrics, weights) in enumerate(seen, start=1):
         r = respond([loss(i, t) for i in clients], "gumbel", 0.0, 0.25)
         complete = np.full(8, r.mean())
         complete[clients] += (r - r.mean()) / 0.25
-        assert metrics["decision-loss"] == pytest.approx(decision_loss(maker.p, complete))
-        assert weights == pytest.approx(dict(zip(clients, maker.decide(clients, r), strict=True)))
-    assert strategy.maker.ratio == 0.25
-    np.testing.assert_allclose(strategy.maker.p, maker.p)
+        assert metrics["decision-loss"] == pytest.approx(decision_loss(rule.p, complete))
+        assert weights == pytest.approx(dict(zip(clients, rule.decide(clients, r), strict=True)))
+    assert strategy.rule.ratio == 0.25
+    np.testing.assert_allclose(strategy.rule.p, rule.p)
 
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD])
@@ -73,9 +75,9 @@ def test_the_client_with_the_larger_loss_gains(kind):
 
 
 def test_aaggff_s_refuses_samples_and_names_aaggff_d():
-    cohort = Cohort(InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 4), clients_per_round=3)
+    client_grid = ClientGrid(InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 4), clients_per_round=3)
     with pytest.raises(ValueError, match=r"round 1 asks 3 of 4: ask all .*, or use AAggFF-D"):
-        simulate(AAggFFS(FedAvg()), None, 4, START, 2, grid=cohort)
+        simulate(AAggFFS(FedAvg()), None, 4, START, 2, grid=client_grid)
     with pytest.raises(ValueError, match="round 1 asks 2 of 4"):
         simulate(AAggFFS(FedAvg(fraction_train=0.5)), client, 4, START, 2)
 
@@ -89,7 +91,7 @@ def test_a_client_that_fails_costs_its_round_only(kind):
             return super().fit(parameters, config)
 
     strategy, seen = kind(FedAvg()), []
-    note = lambda now: seen.append((dict(strategy.last_weights), strategy.maker.p))  # noqa: E731
+    note = lambda now: seen.append((dict(strategy.last_weights), strategy.rule.p))  # noqa: E731
     simulate(
         strategy, lambda i, _: (Fails if i == 3 else LossyClient)(1.0, 0.5 + i), 4, START, 3, callbacks=[note], evaluate_every=0
     )
@@ -97,10 +99,10 @@ def test_a_client_that_fails_costs_its_round_only(kind):
     assert all(sum(weights.values()) == pytest.approx(1) for weights, _ in seen)
     assert list(seen[1][0].values()) == pytest.approx(seen[1][1][:3] / seen[1][1][:3].sum())  # their shares of p
     if kind is AAggFFS:  # the absent client responds with the mean
-        maker = OnlineNewtonStep(4)
-        maker.decide(range(4), respond([0.5, 1.5, 2.5, 3.5], "normal", 0, 1 / 4))
+        rule = OnlineNewtonStep(4)
+        rule.decide(range(4), respond([0.5, 1.5, 2.5, 3.5], "normal", 0, 1 / 4))
         r = respond([0.5, 1.5, 2.5], "normal", 0, 1 / 4)
-        np.testing.assert_allclose(seen[1][1], maker.decide(range(4), [*r, r.mean()]))
+        np.testing.assert_allclose(seen[1][1], rule.decide(range(4), [*r, r.mean()]))
 
 
 def test_the_reported_loss_is_that_of_the_received_model_and_changes_no_training():

@@ -3,7 +3,7 @@ import pytest
 
 from clients.fedavg import FedAvgClient
 from fedapps.engines.inline import InlineGrid
-from strategies import Cohort, FedAvg, FedProx, FedProxOptions
+from strategies import ClientGrid, FedAvg, FedProx, FedProxOptions
 from tests.helpers import EchoClient, arrays_of, blobs, simulate, small_net
 
 START = {"w": np.zeros(2, np.float32), "n": np.int64(0)}
@@ -47,8 +47,8 @@ def test_sampling_follows_the_seed_and_covers_everyone():
         from clients import to_client_app
 
         app = to_client_app(lambda context: Spy(context.node_config["partition-id"]))
-        cohort = Cohort(InlineGrid(app, 10), seed=seed, clients_per_round=3)
-        simulate(FedAvg(), None, 10, START, num_rounds=30, grid=cohort, evaluate_every=0)
+        client_grid = ClientGrid(InlineGrid(app, 10), seed=seed, clients_per_round=3)
+        simulate(FedAvg(), None, 10, START, num_rounds=30, grid=client_grid, evaluate_every=0)
         return seen
 
     first = sampled(1)
@@ -73,12 +73,12 @@ def test_flowers_own_strategies_run_in_the_same_loop():
     from strategies import run_rounds
 
     app = to_client_app(lambda context: EchoClient(1.0, 1))
-    cohort = Cohort(InlineGrid(app, 6), seed=0, clients_per_round=2)
+    client_grid = ClientGrid(InlineGrid(app, 6), seed=0, clients_per_round=2)
     strategy = FedAdam(eta=0.1, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-    result = run_rounds(strategy, cohort, ArrayRecord({"w": Array(np.zeros(2, np.float32))}), 3, evaluate_every=3)
+    result = run_rounds(strategy, client_grid, ArrayRecord({"w": Array(np.zeros(2, np.float32))}), 3, evaluate_every=3)
     assert np.all(result.arrays["w"].numpy() > 0.05)  # every client pushes up, so does the server
     assert list(result.evaluate_metrics_clientapp) == [3]
-    assert len(cohort.last.clients) == 6  # evaluation reaches everyone
+    assert len(client_grid.last.clients) == 6  # evaluation reaches everyone
 
 
 def test_one_client_one_batch_one_epoch_is_a_gradient_step():

@@ -6,7 +6,7 @@ import pytest
 from clients import MessageStore, to_client_app
 from clients.fedboost import FedBoostClient
 from fedapps.engines.inline import InlineGrid
-from strategies import Cohort
+from strategies import ClientGrid
 from strategies.aflboost import AFLBoost, AFLBoostOptions
 from strategies.fedboost import FedBoost, FedBoostOptions
 from tests.helpers import simulate
@@ -48,7 +48,7 @@ class Frequencies:
 
 def run(strategy, clients, rounds, grid=None, **options):
     app = to_client_app(lambda c: FedBoostClient(clients[c.node_config["partition-id"]]))
-    grid = Cohort(grid(app, len(clients)) if grid else InlineGrid(app, len(clients)), **options)
+    grid = ClientGrid(grid(app, len(clients)) if grid else InlineGrid(app, len(clients)), **options)
     return simulate(strategy, None, len(clients), {"alpha": strategy.alpha}, rounds, grid=grid, evaluate_every=0)
 
 
@@ -102,7 +102,7 @@ def test_nothing_in_a_message_grows_with_the_library():
         library = Tables(np.full((q, 4), 0.25))
         strategy = FedBoost(library, FedBoostOptions(budget=8, sampling="uniform", draw="exact"))
         app = to_client_app(lambda c: FedBoostClient(Frequencies(np.full(4, 0.25))))
-        simulate(strategy, None, 2, {"alpha": strategy.alpha}, 2, grid=Cohort(InlineGrid(app, 2)), callbacks=[rounds.append],
+        simulate(strategy, None, 2, {"alpha": strategy.alpha}, 2, grid=ClientGrid(InlineGrid(app, 2)), callbacks=[rounds.append],
                  evaluate_every=0)  # fmt: skip
         return [(r.trained.bytes_down, r.trained.bytes_up) for r in rounds]
 
@@ -141,7 +141,7 @@ def cached_run(cache, clients_per_round=2, lose=None):
         return FedBoostClient(data[context.node_config["partition-id"]], MessageStore(context.state))
 
     rounds = []
-    grid = Cohort(InlineGrid(to_client_app(client), 3), clients_per_round=clients_per_round)
+    grid = ClientGrid(InlineGrid(to_client_app(client), 3), clients_per_round=clients_per_round)
     simulate(strategy, None, 3, {"alpha": strategy.alpha}, 30, grid=grid, evaluate_every=0, callbacks=[rounds.append])
     return strategy.alpha, sum(r.trained.bytes_down for r in rounds), [f for r in rounds for f in r.failures]
 
@@ -178,7 +178,7 @@ def test_state_goes_on_where_it_was(kind):
     for strategy, start, end in ((whole, 1, 6), (first, 1, 3), (second, 4, 6)):
         if strategy is second:
             second.load_state_dict(first.state_dict())
-        grid = Cohort(InlineGrid(app, 3), **config)
+        grid = ClientGrid(InlineGrid(app, 3), **config)
         simulate(strategy, None, 3, {"alpha": strategy.alpha}, end, grid=grid, first_round=start, evaluate_every=0)
     for name, value in whole.state_dict().items():
         np.testing.assert_array_equal(value, second.state_dict()[name])
@@ -260,7 +260,7 @@ def test_what_is_sent_has_the_ensemble_as_its_mean_and_the_output_is_the_running
     app = to_client_app(lambda c: Spy(Frequencies(rng.dirichlet(np.ones(5)))))
     alphas.append(strategy.alpha.copy())
     remember = lambda now: alphas.append(strategy.alpha.copy())  # noqa: E731
-    grid = Cohort(InlineGrid(app, 1))
+    grid = ClientGrid(InlineGrid(app, 1))
     simulate(strategy, None, 1, {"alpha": strategy.alpha}, 20, grid=grid, evaluate_every=0, callbacks=[remember])
     for ids, alpha, table, now in sent:
         np.testing.assert_allclose(alpha, now[ids] / 0.5)

@@ -7,7 +7,7 @@ from flwr.client import NumPyClient
 
 from clients import ClientData, FedAvgClient, FedDynClient, Split
 from clients.base.store import MessageStore
-from strategies import Cohort, FedAvg, FedDyn, FedDynOptions
+from strategies import ClientGrid, FedAvg, FedDyn, FedDynOptions
 from tests.helpers import EchoClient, arrays_of, simulate
 
 ALPHA = 0.7
@@ -56,7 +56,7 @@ def sampled_grid(client_fn, count, sampled):
     from fedapps.engines.inline import InlineGrid
 
     app = to_client_app(lambda context: client_fn(int(context.node_config["partition-id"]), context))
-    return Cohort(InlineGrid(app, count), seed=3, clients_per_round=sampled)
+    return ClientGrid(InlineGrid(app, count), seed=3, clients_per_round=sampled)
 
 
 @pytest.mark.parametrize("sampled", [1, 2, 5])

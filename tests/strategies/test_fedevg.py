@@ -14,7 +14,7 @@ from clients.fedcvae import divergence
 from fedapps.engines.inline import InlineGrid
 from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
 from fedapps.models.image_nets import build_model
-from strategies import Cohort, FedEvg, FedEvgOptions, FedGenerator, PrivacyOptions, Private
+from strategies import ClientGrid, FedEvg, FedEvgOptions, FedGenerator, PrivacyOptions, Private
 from strategies.base.messages import arrays_of as records_of
 from tests.helpers import arrays_of, simulate
 
@@ -80,7 +80,7 @@ def test_no_parameter_of_a_clients_net_ever_travels():
             kept.append(super()._net(config))
             return kept[-1]
 
-    class Spy(Cohort):
+    class Spy(ClientGrid):
         def send_and_receive(self, messages, *, timeout=None):
             sent = list(messages)
             replies = super().send_and_receive(sent, timeout=timeout)
@@ -111,10 +111,10 @@ def test_no_parameter_of_a_clients_net_ever_travels():
 
 
 def test_a_client_sends_m_times_d_plus_one_numbers():
-    cohort = Cohort(InlineGrid(to_client_app(lambda context: Signals(1, 0.0)), 3))
+    client_grid = ClientGrid(InlineGrid(to_client_app(lambda context: Signals(1, 0.0)), 3))
     strategy = evg()
     seen = []
-    simulate(strategy, None, 3, strategy.first_arrays(), 1, grid=cohort, callbacks=[lambda now: seen.append(now.trained)])
+    simulate(strategy, None, 3, strategy.first_arrays(), 1, grid=client_grid, callbacks=[lambda now: seen.append(now.trained)])
     numbers = 4 * M * (np.prod(SHAPE) + 1)
     assert 3 * numbers <= seen[0].bytes_up < 3 * (numbers + 600)  # names, shapes and headers
     assert 3 * numbers <= seen[0].bytes_down < 3 * (numbers + 1000)

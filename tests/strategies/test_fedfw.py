@@ -15,7 +15,7 @@ from clients.families.problems import ObjectiveProblem
 from clients.fedfw import FedFWClient
 from clients.projected import ProjectedClient
 from fedapps.engines.inline import InlineGrid
-from strategies import Cohort
+from strategies import ClientGrid
 from strategies.fedfw import FedFW, FedFWOptions
 from strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
 from tests.helpers import simulate
@@ -52,10 +52,10 @@ class World:
     def run(self, strategy, rounds, start=None, evaluate_every=0, **options):
         start = self.domain.start() if start is None else start
         sampled = options.pop("clients_per_round", 0)
-        cohort = Cohort(self.grid, clients_per_round=sampled)
+        client_grid = ClientGrid(self.grid, clients_per_round=sampled)
         names = [f"x{i}" for i in range(len(self.domain.split(start)))]
         initial = dict(zip(names, self.domain.split(start), strict=True))
-        result = simulate(strategy, None, len(self.problems), initial, rounds, grid=cohort, evaluate_every=evaluate_every,
+        result = simulate(strategy, None, len(self.problems), initial, rounds, grid=client_grid, evaluate_every=evaluate_every,
                           callbacks=[self.rounds.append], config={"seed": 3}, **options)  # fmt: skip
         return strategy.open_model(result.arrays), result
 

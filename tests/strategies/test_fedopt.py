@@ -8,7 +8,7 @@ from flwr.serverapp import strategy as flower
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.results.checkpoint import Checkpoints
-from strategies import Cohort, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
+from strategies import ClientGrid, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.array([0.5, -1.0]), "b": np.array(2.0)}
@@ -53,9 +53,9 @@ def flat(result):
 
 
 def run(strategy, rounds=ROUNDS, **options):
-    cohort = Cohort(InlineGrid(to_client_app(lambda c: Pull(c.node_config["partition-id"])), 2))
+    client_grid = ClientGrid(InlineGrid(to_client_app(lambda c: Pull(c.node_config["partition-id"])), 2))
     arrays = options.pop("arrays", ArrayRecord({name: Array(value) for name, value in START.items()}))
-    return run_rounds(strategy, cohort, arrays, rounds, evaluate_every=0, **options)
+    return run_rounds(strategy, client_grid, arrays, rounds, evaluate_every=0, **options)
 
 
 @pytest.mark.parametrize("kind", SECOND)

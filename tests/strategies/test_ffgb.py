@@ -11,7 +11,7 @@ from algorithms.boosting.regression import FitOptions
 from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
 from clients import ClientData, FFGBClient, MessageStore, Split
 from clients.base.evaluation import BINARY, CLASSIFICATION
-from strategies import FFGB, Cohort, FFGBOptions
+from strategies import FFGB, ClientGrid, FFGBOptions
 from tests.helpers import arrays_of, blobs, simulate, small_net
 
 
@@ -72,7 +72,7 @@ class Federation:
         from fedapps.engines.inline import InlineGrid
 
         app = to_client_app(lambda context: self.client(int(context.node_config["partition-id"])), writable=False)
-        grid = Cohort(InlineGrid(app, len(self.datas)), seed=3, clients_per_round=clients_per_round)
+        grid = ClientGrid(InlineGrid(app, len(self.datas)), seed=3, clients_per_round=clients_per_round)
         return simulate(strategy, None, len(self.datas), {}, rounds, {"seed": 5}, grid=grid, **options)
 
     def kept(self, number):
@@ -368,7 +368,7 @@ def parts_continue(federation, strategy, arrays):
     from fedapps.engines.inline import InlineGrid
 
     app = to_client_app(lambda context: federation.client(int(context.node_config["partition-id"])), writable=False)
-    grid = Cohort(InlineGrid(app, 4), seed=3, clients_per_round=2)
+    grid = ClientGrid(InlineGrid(app, 4), seed=3, clients_per_round=2)
     return strategy.start(
         grid, ArrayRecord(dict(arrays)), 6, train_config=ConfigRecord({"seed": 5}), first_round=4, evaluate_every=0
     )

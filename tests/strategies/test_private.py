@@ -17,7 +17,7 @@ from fedapps.engines.inline import InlineGrid
 from strategies import (
     AFL,
     TERM,
-    Cohort,
+    ClientGrid,
     FedAdam,
     FedAvg,
     FedBoost,
@@ -292,7 +292,7 @@ def test_secure_aggregation_under_flowers_legacy_workflow():
 def simulate_any(strategy, client_fn, mods=None):
     from strategies import run_rounds
 
-    grid = Cohort(InlineGrid(to_client_app(client_fn, mods), 3))
+    grid = ClientGrid(InlineGrid(to_client_app(client_fn, mods), 3))
     result = run_rounds(strategy, grid, ArrayRecord({name: Array(value) for name, value in FLOATS.items()}), 1)
     assert len(result.evaluate_metrics_clientapp) == 1
     return arrays_of(result)

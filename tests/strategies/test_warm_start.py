@@ -3,7 +3,7 @@ import pytest
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAdam
 
-from clients import TwoPhaseClient
+from clients import WarmStartClient
 from strategies import FedAvg, FedDyn, FedDynOptions, FedProx, Local, WarmStart, run_rounds
 from tests.helpers import EchoClient, arrays_of, simulate
 
@@ -35,7 +35,7 @@ class Named(EchoClient):
 
 
 def halves(i, _):
-    return TwoPhaseClient({"first": lambda: Named(1), "then": lambda: Named(10)})
+    return WarmStartClient({"first": lambda: Named(1), "then": lambda: Named(10)})
 
 
 def test_the_message_says_which_half_of_the_client_answers():
@@ -59,7 +59,7 @@ def test_each_half_has_its_own_rules_for_replies():
             return 0.0, 1, {}
 
     rounds = []
-    client = lambda i, _: Silent() if i == 0 else TwoPhaseClient({"first": Silent, "then": lambda: EchoClient(1)})  # noqa: E731
+    client = lambda i, _: Silent() if i == 0 else WarmStartClient({"first": Silent, "then": lambda: EchoClient(1)})  # noqa: E731
     simulate(WarmStart(Local(), 2, FedAvg()), client, 2, START, 4, callbacks=[rounds.append])
     assert [len(r.trained.failures) for r in rounds] == [0, 0, 1, 1]
 

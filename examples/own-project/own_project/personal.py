@@ -6,7 +6,7 @@ from flwr.serverapp import ServerApp
 
 from clients import ClientData, MessageStore, Split, SuPerFedClient, TrainOptions, to_client_app
 from own_project.client_app import digits_of
-from strategies import Cohort, SuPerFed, SuPerFedOptions
+from strategies import ClientGrid, SuPerFed, SuPerFedOptions
 
 
 def build_model(seed):
@@ -32,11 +32,11 @@ server_app = ServerApp()
 @server_app.main()
 def main(grid, context):
     """Train federated and personal models; the clients' options of training travel in ``train_config``."""
-    cohort = Cohort(grid, seed=0, clients_per_round=5)
+    client_grid = ClientGrid(grid, seed=0, clients_per_round=5)
     strategy = SuPerFed(SuPerFedOptions(mu=0.01, nu=1.0, start=0.4), mixing="model")
     options = TrainOptions(learning_rate=0.05, local_epochs=5)
     result = strategy.start(
-        cohort,
+        client_grid,
         ArrayRecord(build_model(0).state_dict()),
         num_rounds=context.run_config["num-rounds"],
         train_config=ConfigRecord(options.to_config()),

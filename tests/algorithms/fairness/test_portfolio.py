@@ -47,15 +47,15 @@ def hindsight(responses: np.ndarray) -> float:
     return -np.log(wealth @ p).sum() - gap
 
 
-def play(maker, rounds: int, adversary) -> tuple[float, np.ndarray]:
-    """The loss of the maker's decisions, each taken before the responses are known, and the responses (T, K)."""
-    everyone, total, seen = np.arange(maker.count), 0.0, []
+def play(rule, rounds: int, adversary) -> tuple[float, np.ndarray]:
+    """The loss of the rule's decisions, each taken before the responses are known, and the responses (T, K)."""
+    everyone, total, seen = np.arange(rule.count), 0.0, []
     for t in range(rounds):
-        p = maker.p
-        r = maker.low + (maker.high - maker.low) * adversary(t, p)
+        p = rule.p
+        r = rule.low + (rule.high - rule.low) * adversary(t, p)
         total += decision_loss(p, r)
         seen.append(r)
-        maker.decide(everyone, r)
+        rule.decide(everyone, r)
     return total, np.array(seen)
 
 
@@ -119,8 +119,8 @@ def test_the_newton_step_minimises_3_7(bounds):
     """The program is (3.7) up to a constant: alpha, beta, H and b as they should be, from the history alone."""
     rng = np.random.default_rng(4)
     count = 5
-    maker = OnlineNewtonStep(count, *bounds)
-    lipschitz = maker.high / (1 + maker.low)
+    rule = OnlineNewtonStep(count, *bounds)
+    lipschitz = rule.high / (1 + rule.low)
     alpha, beta = 4 * count * lipschitz, 1 / (4 * lipschitz)
     if bounds == (0.0, None):
         assert (alpha, beta) == (4, count / 4)
@@ -131,46 +131,46 @@ def test_the_newton_step_minimises_3_7(bounds):
         return straight + alpha / 2 * p @ p + beta / 2 * sum((g @ (p - before)) ** 2 for before, g in past)
 
     for _ in range(6):
-        r = rng.uniform(maker.low, maker.high, count)
-        past.append((maker.p, -r / (1 + maker.p @ r)))
-        maker.decide(np.arange(count), r)
-        hessian, linear = maker.program()
+        r = rng.uniform(rule.low, rule.high, count)
+        past.append((rule.p, -r / (1 + rule.p @ r)))
+        rule.decide(np.arange(count), r)
+        hessian, linear = rule.program()
         trials = rng.dirichlet(np.ones(count), 20)
         constants = [objective(p) - (p @ hessian @ p / 2 - linear @ p) for p in trials]
         np.testing.assert_allclose(constants, constants[0], rtol=1e-9)
-        assert objective(maker.p) <= min(objective(p) for p in trials)
+        assert objective(rule.p) <= min(objective(p) for p in trials)
 
 
 @pytest.mark.parametrize("ridge", ["paper", "reference"])
 @pytest.mark.parametrize("count", [2, 7, 30])
 def test_the_newton_step_against_a_generic_solver(count, ridge):
     rng = np.random.default_rng(count)
-    maker = OnlineNewtonStep(count, ridge=ridge)
+    rule = OnlineNewtonStep(count, ridge=ridge)
     for t in range(40):
-        r = respond(rng.lognormal(size=count), "weibull", maker.low, maker.high)
-        maker.decide(np.arange(count), r)
-        hessian, linear = maker.program()
-        assert residual(hessian, linear, maker.p) <= 1e-8
+        r = respond(rng.lognormal(size=count), "weibull", rule.low, rule.high)
+        rule.decide(np.arange(count), r)
+        hessian, linear = rule.program()
+        assert residual(hessian, linear, rule.p) <= 1e-8
         if t % 10 == 9:
-            np.testing.assert_allclose(maker.p, solve_generically(hessian, linear), atol=2e-6)
+            np.testing.assert_allclose(rule.p, solve_generically(hessian, linear), atol=2e-6)
 
 
 def test_the_reference_ridge_has_its_own_form_and_milder_weights():
     count, rounds = 7, 60
     losses = np.linspace(0.4, 1.0, count)
-    makers = {ridge: OnlineNewtonStep(count, ridge=ridge) for ridge in ("paper", "reference")}
+    rules = {ridge: OnlineNewtonStep(count, ridge=ridge) for ridge in ("paper", "reference")}
     past = []
     for _ in range(rounds):
         r = respond(losses, "normal", 0, 1 / count)
-        past.append(-r / (1 + makers["reference"].p @ r))
-        for maker in makers.values():
-            maker.decide(np.arange(count), r)
-    hessian, linear = makers["reference"].program()
+        past.append(-r / (1 + rules["reference"].p @ r))
+        for rule in rules.values():
+            rule.decide(np.arange(count), r)
+    hessian, linear = rules["reference"].program()
     alpha, beta = 4, count / 4
     np.testing.assert_allclose(hessian, alpha * (1 + beta) * np.eye(count) + beta * sum(np.outer(g, g) for g in past), rtol=1e-12)
     np.testing.assert_allclose(linear, -sum(past), rtol=1e-12)
-    assert makers["paper"].p.argmax() == makers["reference"].p.argmax() == count - 1
-    assert makers["paper"].p[-1] > makers["reference"].p[-1] + 0.1
+    assert rules["paper"].p.argmax() == rules["reference"].p.argmax() == count - 1
+    assert rules["paper"].p[-1] > rules["reference"].p[-1] + 0.1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,17 +178,17 @@ def test_the_reference_ridge_has_its_own_form_and_milder_weights():
 def test_regret_of_the_newton_step_is_within_theorem_3_1(count, name):
     """With C2 = 1, so that beta = 1/4 and the proof's premise beta <= 1/2 holds."""
     rounds = 600
-    maker = OnlineNewtonStep(count, low=0.0, high=1.0)
-    total, seen = play(maker, rounds, adversaries(count)[name])
-    bound = 2 * maker.lipschitz * count * (1 + math.log(1 + rounds / (16 * count)))
+    rule = OnlineNewtonStep(count, low=0.0, high=1.0)
+    total, seen = play(rule, rounds, adversaries(count)[name])
+    bound = 2 * rule.lipschitz * count * (1 + math.log(1 + rounds / (16 * count)))
     assert total - hindsight(seen) <= bound
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_regret_of_the_newton_step_with_its_default_range(name):
     count, rounds = 7, 600
-    maker = OnlineNewtonStep(count)
-    total, seen = play(maker, rounds, adversaries(count)[name])
+    rule = OnlineNewtonStep(count)
+    total, seen = play(rule, rounds, adversaries(count)[name])
     assert total - hindsight(seen) <= 2 * (1 + math.log(1 + rounds / (16 * count)))
 
 
@@ -203,68 +203,68 @@ def test_theorem_3_1_needs_its_premise():
 
     regrets, bounds = [], []
     for high in (None, 1.0):
-        maker = OnlineNewtonStep(count, high=high)
-        total, seen = play(maker, rounds, halves)
+        rule = OnlineNewtonStep(count, high=high)
+        total, seen = play(rule, rounds, halves)
         regrets.append(total - hindsight(seen))
-        bounds.append(2 * maker.lipschitz * count * (1 + math.log(1 + rounds / (16 * count))))
+        bounds.append(2 * rule.lipschitz * count * (1 + math.log(1 + rounds / (16 * count))))
     assert regrets[0] > 1.5 * bounds[0]
     assert regrets[1] < bounds[1]
 
 
 def test_the_newton_step_asks_for_all_clients_in_any_order():
     rng = np.random.default_rng(5)
-    maker, other = OnlineNewtonStep(6), OnlineNewtonStep(6)
+    rule, other = OnlineNewtonStep(6), OnlineNewtonStep(6)
     for _ in range(4):
         r, order = rng.uniform(0, 1 / 6, 6), rng.permutation(6)
-        weights = maker.decide(np.arange(6), r)
+        weights = rule.decide(np.arange(6), r)
         np.testing.assert_array_equal(other.decide(order, r[order]), weights[order])
     with pytest.raises(ValueError, match=r"5 of 6 clients responded.*AAggFF-D"):
-        maker.decide(np.arange(5), np.full(5, 0.1))
+        rule.decide(np.arange(5), np.full(5, 0.1))
 
 
 def test_a_newcomer_of_the_newton_step_has_the_mean_clients_past():
     rng = np.random.default_rng(6)
-    maker = OnlineNewtonStep(4, high=0.5)
+    rule = OnlineNewtonStep(4, high=0.5)
     past = []
     for _ in range(20):
         r = rng.uniform(0, 0.5, 4) * [0.2, 0.4, 0.6, 1.0]
-        past.append((maker.p, -r / (1 + maker.p @ r)))
-        maker.decide(np.arange(4), r)
-    before = maker.p
-    maker.add(2)
-    np.testing.assert_allclose(maker.p, np.append(before, [0.25, 0.25]) / 1.5, rtol=1e-12)
+        past.append((rule.p, -r / (1 + rule.p @ r)))
+        rule.decide(np.arange(4), r)
+    before = rule.p
+    rule.add(2)
+    np.testing.assert_allclose(rule.p, np.append(before, [0.25, 0.25]) / 1.5, rtol=1e-12)
     rows = [(np.append(p, [0, 0]), np.append(g, [g.mean()] * 2)) for p, g in past]
     alpha, beta = 4 * 6 * 0.5, 1 / 2
-    hessian, linear = maker.program()
+    hessian, linear = rule.program()
     np.testing.assert_allclose(hessian, alpha * np.eye(6) + beta * sum(np.outer(g, g) for _, g in rows), rtol=1e-12)
     np.testing.assert_allclose(linear, sum(beta * g * (g @ p) - g for p, g in rows), rtol=1e-12)
     # A newcomer that then has the mean response stays between the best and the worst served.
-    weights = maker.decide(np.arange(6), np.array([0.1, 0.2, 0.3, 0.5, 0.275, 0.275]))
+    weights = rule.decide(np.arange(6), np.array([0.1, 0.2, 0.3, 0.5, 0.275, 0.275]))
     assert weights[4] == pytest.approx(weights[5])
     assert weights[0] <= weights[4] < weights[3]
 
 
 def test_leaving_the_newton_step_keeps_the_history_of_those_who_stay():
     rng = np.random.default_rng(7)
-    maker = OnlineNewtonStep(5, high=1.0)
+    rule = OnlineNewtonStep(5, high=1.0)
     for _ in range(3):
-        maker.decide(np.arange(5), rng.random(5))
-    p, outer, slope, cross = maker.p, maker.outer, maker.slope, maker.cross
-    maker.drop(np.array([3, 1]))
+        rule.decide(np.arange(5), rng.random(5))
+    p, outer, slope, cross = rule.p, rule.outer, rule.slope, rule.cross
+    rule.drop(np.array([3, 1]))
     stay = [0, 2, 4]
-    np.testing.assert_allclose(maker.p, p[stay] / p[stay].sum(), rtol=1e-12)
-    np.testing.assert_array_equal(maker.outer, outer[np.ix_(stay, stay)])
-    np.testing.assert_array_equal(maker.slope, slope[stay])
-    np.testing.assert_array_equal(maker.cross, cross[stay])
-    assert maker.decide(np.arange(3), rng.random(3)).sum() == pytest.approx(1, abs=1e-12)
+    np.testing.assert_allclose(rule.p, p[stay] / p[stay].sum(), rtol=1e-12)
+    np.testing.assert_array_equal(rule.outer, outer[np.ix_(stay, stay)])
+    np.testing.assert_array_equal(rule.slope, slope[stay])
+    np.testing.assert_array_equal(rule.cross, cross[stay])
+    assert rule.decide(np.arange(3), rng.random(3)).sum() == pytest.approx(1, abs=1e-12)
     assert OnlineNewtonStep(8).high == 1 / 8
 
 
 def test_where_all_the_weight_leaves_the_rest_share_it():
-    maker = OnlineNewtonStep(3)
-    maker.p = np.array([0.0, 1.0, 0.0])
-    maker.drop([1])
-    np.testing.assert_array_equal(maker.p, [0.5, 0.5])
+    rule = OnlineNewtonStep(3)
+    rule.p = np.array([0.0, 1.0, 0.0])
+    rule.drop([1])
+    np.testing.assert_array_equal(rule.p, [0.5, 0.5])
 
 
 # AAggFF-D
@@ -321,17 +321,17 @@ def test_3_11_is_the_tangent_of_the_gradient_in_the_responses():
 def test_touching_the_sampled_clients_alone_is_the_dense_update(count, size, bounds):
     rng = np.random.default_rng(9)
     ratio = size / count if size < count else 0.999
-    maker = LinearisedFTRL(count, ratio, *bounds)
-    dense = Dense(count, ratio, maker.low, maker.high)
-    assert maker.lipschitz == pytest.approx(dense.lipschitz, rel=1e-15)
+    rule = LinearisedFTRL(count, ratio, *bounds)
+    dense = Dense(count, ratio, rule.low, rule.high)
+    assert rule.lipschitz == pytest.approx(dense.lipschitz, rel=1e-15)
     for _ in range(60):
         sampled = rng.choice(count, size, replace=False)
-        r = respond(rng.lognormal(size=size), "frechet", maker.low, maker.high)
-        unseen = np.delete(maker.scores, sampled)
-        np.testing.assert_allclose(maker.decide(sampled, r), dense.decide(sampled, r), rtol=1e-10)
-        np.testing.assert_array_equal(np.delete(maker.scores, sampled), unseen)
-        np.testing.assert_allclose(maker.p, dense.p, rtol=1e-10)
-        assert np.abs(dense.gradient).max() <= maker.lipschitz  # Lemma 3.5
+        r = respond(rng.lognormal(size=size), "frechet", rule.low, rule.high)
+        unseen = np.delete(rule.scores, sampled)
+        np.testing.assert_allclose(rule.decide(sampled, r), dense.decide(sampled, r), rtol=1e-10)
+        np.testing.assert_array_equal(np.delete(rule.scores, sampled), unseen)
+        np.testing.assert_allclose(rule.p, dense.p, rtol=1e-10)
+        assert np.abs(dense.gradient).max() <= rule.lipschitz  # Lemma 3.5
 
 
 def test_what_holds_of_the_doubly_robust_mean():
@@ -357,10 +357,10 @@ def test_what_holds_of_the_doubly_robust_mean():
 @pytest.mark.parametrize("count", [2, 12])
 def test_regret_of_the_entropy_leader_is_within_theorem_3_2(count, name):
     rounds = 800
-    maker = LinearisedFTRL(count, ratio=1.0)
-    assert maker.lipschitz == 1
-    total, seen = play(maker, rounds, adversaries(count)[name])
-    assert total - hindsight(seen) <= 2 * maker.lipschitz * math.sqrt(rounds * math.log(count))
+    rule = LinearisedFTRL(count, ratio=1.0)
+    assert rule.lipschitz == 1
+    total, seen = play(rule, rounds, adversaries(count)[name])
+    assert total - hindsight(seen) <= 2 * rule.lipschitz * math.sqrt(rounds * math.log(count))
 
 
 def test_with_all_clients_the_exact_gradient_is_what_keeps_the_regret_small():
@@ -385,44 +385,44 @@ def test_with_all_clients_the_exact_gradient_is_what_keeps_the_regret_small():
 
 def test_joining_and_leaving_the_entropy_leader():
     rng = np.random.default_rng(11)
-    maker = LinearisedFTRL(6, 0.5)
+    rule = LinearisedFTRL(6, 0.5)
     for _ in range(30):
-        maker.decide(rng.choice(6, 3, replace=False), rng.uniform(0, 0.5, 3))
-    before = maker.p
-    maker.add(2)
-    np.testing.assert_allclose(maker.p, np.append(before, [1 / 6] * 2) / (1 + 2 / 6), rtol=1e-10)
-    maker.drop(np.array([0, 6]))
+        rule.decide(rng.choice(6, 3, replace=False), rng.uniform(0, 0.5, 3))
+    before = rule.p
+    rule.add(2)
+    np.testing.assert_allclose(rule.p, np.append(before, [1 / 6] * 2) / (1 + 2 / 6), rtol=1e-10)
+    rule.drop(np.array([0, 6]))
     rest = np.append(before[1:], 1 / 6)
-    np.testing.assert_allclose(maker.p, rest / rest.sum(), rtol=1e-10)
-    maker.drop(np.arange(5))
-    np.testing.assert_array_equal(maker.p, [1])
-    np.testing.assert_array_equal(maker.decide(np.array([0]), np.array([0.2])), [1])
-    maker.add(1)
-    np.testing.assert_array_equal(maker.p, [0.5, 0.5])
+    np.testing.assert_allclose(rule.p, rest / rest.sum(), rtol=1e-10)
+    rule.drop(np.arange(5))
+    np.testing.assert_array_equal(rule.p, [1])
+    np.testing.assert_array_equal(rule.decide(np.array([0]), np.array([0.2])), [1])
+    rule.add(1)
+    np.testing.assert_array_equal(rule.p, [0.5, 0.5])
 
 
 def test_a_client_keeps_its_weight_over_rounds_without_it():
-    maker = LinearisedFTRL(10, 0.2)
+    rule = LinearisedFTRL(10, 0.2)
     for _ in range(20):
-        maker.decide(np.array([0, 1]), np.array([0.2, 0.0]))
-    scores = maker.scores.copy()
+        rule.decide(np.array([0, 1]), np.array([0.2, 0.0]))
+    scores = rule.scores.copy()
     for _ in range(5):
-        maker.decide(np.array([4, 5]), np.array([0.1, 0.1]))
-    np.testing.assert_array_equal(maker.scores, scores)
-    assert maker.p.argmax() == 0
-    assert maker.p.argmin() == 1
+        rule.decide(np.array([4, 5]), np.array([0.1, 0.1]))
+    np.testing.assert_array_equal(rule.scores, scores)
+    assert rule.p.argmax() == 0
+    assert rule.p.argmin() == 1
 
 
 def test_state_takes_eight_bytes_a_client():
-    maker = LinearisedFTRL(100_000, 0.001)
-    maker.decide(np.arange(100), np.linspace(0, 0.001, 100))
-    assert sum(value.nbytes for value in maker.state_dict().values()) <= 8 * maker.count + 8
+    rule = LinearisedFTRL(100_000, 0.001)
+    rule.decide(np.arange(100), np.linspace(0, 0.001, 100))
+    assert sum(value.nbytes for value in rule.state_dict().values()) <= 8 * rule.count + 8
 
 
 # Both
 
 
-def makers():
+def rules():
     return {
         "newton, paper": OnlineNewtonStep(6),
         "newton, reference": OnlineNewtonStep(6, ridge="reference"),
@@ -433,51 +433,51 @@ def makers():
     }
 
 
-@pytest.mark.parametrize("name", makers())
+@pytest.mark.parametrize("name", rules())
 def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(name):
-    maker = makers()[name]
+    rule = rules()[name]
     rng = np.random.default_rng(12)
     patterns = [np.zeros(6), np.full(6, 1e30), 1e30 * np.eye(6)[2], np.array([0, 1e30, 1, 1e-30, 0, 5]), np.ones(6)]
     cdfs = list(CDFS)
     for t in range(10_000):
         sampled = np.arange(6)
-        if isinstance(maker, LinearisedFTRL) and maker.ratio < 1:
+        if isinstance(rule, LinearisedFTRL) and rule.ratio < 1:
             sampled = rng.choice(6, 1 + t % 3, replace=False)
         losses = patterns[(t // 7) % 5 if t < 5000 else 2][sampled]  # then one client only, 5,000 times
-        weights = maker.decide(sampled, respond(losses, cdfs[t % 6], maker.low, maker.high))
+        weights = rule.decide(sampled, respond(losses, cdfs[t % 6], rule.low, rule.high))
         assert weights.min() >= 0
         assert abs(weights.sum() - 1) < 1e-12
-    assert maker.p.min() >= 0
-    assert abs(maker.p.sum() - 1) < 1e-12
-    assert maker.p.argmax() == 2
+    assert rule.p.min() >= 0
+    assert abs(rule.p.sum() - 1) < 1e-12
+    assert rule.p.argmax() == 2
 
 
-@pytest.mark.parametrize("name", makers())
+@pytest.mark.parametrize("name", rules())
 def test_a_restored_maker_goes_on_with_the_same_numbers(name):
     rng = np.random.default_rng(13)
-    maker = makers()[name]
-    maker.add(3)
-    rounds = [rng.uniform(maker.low, maker.high, 9) for _ in range(8)]
+    rule = rules()[name]
+    rule.add(3)
+    rounds = [rng.uniform(rule.low, rule.high, 9) for _ in range(8)]
     for r in rounds[:4]:
-        maker.decide(np.arange(9), r)
-    state = maker.state_dict()
+        rule.decide(np.arange(9), r)
+    state = rule.state_dict()
     kept = {key: value.copy() for key, value in state.items()}
     for r in rounds[4:]:
-        maker.decide(np.arange(9), r)
+        rule.decide(np.arange(9), r)
     for key, value in state.items():  # a snapshot, not a view
         np.testing.assert_array_equal(value, kept[key])
-    other = makers()[name]
+    other = rules()[name]
     other.load_state_dict(state)
     for r in rounds[4:]:
         other.decide(np.arange(9), r)
     assert other.count == 9
-    np.testing.assert_array_equal(other.p, maker.p)
+    np.testing.assert_array_equal(other.p, rule.p)
 
 
 def test_one_client_has_all_the_weight():
-    for maker in (OnlineNewtonStep(1), LinearisedFTRL(1, 0.5)):
-        for r in (0.0, maker.high):
-            np.testing.assert_array_equal(maker.decide(np.array([0]), np.array([r])), [1])
+    for rule in (OnlineNewtonStep(1), LinearisedFTRL(1, 0.5)):
+        for r in (0.0, rule.high):
+            np.testing.assert_array_equal(rule.decide(np.array([0]), np.array([r])), [1])
 
 
 @pytest.mark.parametrize(
@@ -495,11 +495,11 @@ def test_one_client_has_all_the_weight():
     ],
 )
 def test_bad_rounds_change_nothing(sampled, values, message):
-    for maker in (OnlineNewtonStep(6), LinearisedFTRL(6, 0.9)):
-        before = maker.state_dict()
+    for rule in (OnlineNewtonStep(6), LinearisedFTRL(6, 0.9)):
+        before = rule.state_dict()
         with pytest.raises(ValueError, match=message):
-            maker.decide(sampled, values)
-        for key, value in maker.state_dict().items():
+            rule.decide(sampled, values)
+        for key, value in rule.state_dict().items():
             np.testing.assert_array_equal(value, before[key])
 
 

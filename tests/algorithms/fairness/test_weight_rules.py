@@ -36,8 +36,8 @@ def unit(p):
 def test_the_closed_forms_of_table_3_2_come_from_one_rule(method):
     responses, step, closed = METHODS[method]
     np.testing.assert_allclose(exponentiate(SIZES, responses, step), unit(closed), rtol=1e-12)
-    maker = ExponentiatedGradient(4, step, start=unit(SIZES))
-    np.testing.assert_allclose(maker.decide(np.arange(4), responses), unit(closed), rtol=1e-12)
+    rule = ExponentiatedGradient(4, step, start=unit(SIZES))
+    np.testing.assert_allclose(rule.decide(np.arange(4), responses), unit(closed), rtol=1e-12)
 
 
 def test_the_rule_is_the_minimum_of_3_1():
@@ -89,22 +89,22 @@ def test_tilting_extreme_losses(losses, lambda_):
 
 
 def test_the_weights_of_exponentiated_gradient_have_a_memory():
-    maker = ExponentiatedGradient(4, step=2.0)
-    maker.decide(np.arange(4), LOSSES)
-    maker.decide(np.arange(4), 2 * LOSSES)
-    np.testing.assert_allclose(maker.p, unit(np.exp(1.5 * LOSSES)), rtol=1e-12)
+    rule = ExponentiatedGradient(4, step=2.0)
+    rule.decide(np.arange(4), LOSSES)
+    rule.decide(np.arange(4), 2 * LOSSES)
+    np.testing.assert_allclose(rule.p, unit(np.exp(1.5 * LOSSES)), rtol=1e-12)
 
 
 def test_a_sample_shares_what_it_had_together():
-    maker = ExponentiatedGradient(4, start=[0.1, 0.2, 0.3, 0.4])
-    weights = maker.decide(np.array([3, 0]), np.array([0.0, math.log(2)]))
+    rule = ExponentiatedGradient(4, start=[0.1, 0.2, 0.3, 0.4])
+    weights = rule.decide(np.array([3, 0]), np.array([0.0, math.log(2)]))
     np.testing.assert_allclose(weights, [4 / 6, 2 / 6])
-    np.testing.assert_allclose(maker.p, [0.5 / 3, 0.2, 0.3, 1 / 3])
+    np.testing.assert_allclose(rule.p, [0.5 / 3, 0.2, 0.3, 1 / 3])
 
 
 def test_afl_projects_on_the_simplex():
-    maker = ProjectedAscent(4, step=0.1)
-    weights = maker.decide(np.arange(4), LOSSES)
+    rule = ProjectedAscent(4, step=0.1)
+    weights = rule.decide(np.arange(4), LOSSES)
     climbed = 0.25 + 0.1 * LOSSES
     found = minimize(
         lambda p: 0.5 * ((p - climbed) ** 2).sum(),
@@ -121,52 +121,52 @@ def test_afl_projects_on_the_simplex():
 
 
 def test_afl_with_a_sample_climbs_there_and_projects_all():
-    maker = ProjectedAscent(4, step=0.5)
-    weights = maker.decide(np.array([2, 0]), np.array([0.4, 0.0]))
+    rule = ProjectedAscent(4, step=0.5)
+    weights = rule.decide(np.array([2, 0]), np.array([0.4, 0.0]))
     # 0.25 + 0.5 * 0.4 at position 2, then minus a quarter of 0.2 everywhere.
-    np.testing.assert_allclose(maker.p, [0.2, 0.2, 0.4, 0.2])
+    np.testing.assert_allclose(rule.p, [0.2, 0.2, 0.4, 0.2])
     np.testing.assert_allclose(weights, [2 / 3, 1 / 3])
-    maker.p = np.array([0.0, 1.0, 0.0, 0.0])
-    np.testing.assert_array_equal(maker.decide(np.array([0, 3]), np.zeros(2)), [0.5, 0.5])
+    rule.p = np.array([0.0, 1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(rule.decide(np.array([0, 3]), np.zeros(2)), [0.5, 0.5])
 
 
 def test_afl_reaches_the_worst_client():
-    maker = ProjectedAscent(4, step=0.05)
+    rule = ProjectedAscent(4, step=0.05)
     for _ in range(200):
-        maker.decide(np.arange(4), LOSSES)
-    np.testing.assert_allclose(maker.p, [0, 1, 0, 0], atol=1e-12)
+        rule.decide(np.arange(4), LOSSES)
+    np.testing.assert_allclose(rule.p, [0, 1, 0, 0], atol=1e-12)
 
 
-@pytest.mark.parametrize("maker", [ExponentiatedGradient(6), ExponentiatedGradient(6, 1e-30), ProjectedAscent(6, 0.1)])
-def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(maker):
+@pytest.mark.parametrize("rule", [ExponentiatedGradient(6), ExponentiatedGradient(6, 1e-30), ProjectedAscent(6, 0.1)])
+def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(rule):
     rng = np.random.default_rng(1)
     patterns = [np.zeros(6), np.full(6, 1e30), 1e30 * np.eye(6)[2], np.array([0, 1e30, 1, 1e-30, 0, 5]), np.ones(6)]
     for t in range(10_000):
         sampled = rng.choice(6, 1 + t % 6, replace=False)
-        weights = maker.decide(sampled, patterns[(t // 7) % 5][sampled])
+        weights = rule.decide(sampled, patterns[(t // 7) % 5][sampled])
         assert weights.min() >= 0
         assert abs(weights.sum() - 1) < 1e-12
-    assert maker.p.min() >= 0
-    assert abs(maker.p.sum() - 1) < 1e-9
+    assert rule.p.min() >= 0
+    assert abs(rule.p.sum() - 1) < 1e-9
 
 
 @pytest.mark.parametrize("make", [lambda: ExponentiatedGradient(4), lambda: ProjectedAscent(4, 0.1)])
 def test_joining_leaving_and_coming_back(make):
-    maker = make()
-    maker.decide(np.arange(4), LOSSES)
-    before = maker.p.copy()
-    maker.add(2)
-    np.testing.assert_allclose(maker.p, np.append(before, [0.25, 0.25]) / 1.5)
-    maker.drop(np.array([1, 4]))
-    np.testing.assert_allclose(maker.p, unit(np.array([before[0], before[2], before[3], 0.25])))
-    assert maker.count == 4
-    state, other = maker.state_dict(), make()
-    maker.decide(np.array([0, 2]), LOSSES[:2])
+    rule = make()
+    rule.decide(np.arange(4), LOSSES)
+    before = rule.p.copy()
+    rule.add(2)
+    np.testing.assert_allclose(rule.p, np.append(before, [0.25, 0.25]) / 1.5)
+    rule.drop(np.array([1, 4]))
+    np.testing.assert_allclose(rule.p, unit(np.array([before[0], before[2], before[3], 0.25])))
+    assert rule.count == 4
+    state, other = rule.state_dict(), make()
+    rule.decide(np.array([0, 2]), LOSSES[:2])
     other.load_state_dict(state)
     other.decide(np.array([0, 2]), LOSSES[:2])
-    np.testing.assert_array_equal(other.p, maker.p)
+    np.testing.assert_array_equal(other.p, rule.p)
     with pytest.raises(ValueError, match="at least one must stay"):
-        maker.drop(np.arange(4))
+        rule.drop(np.arange(4))
 
 
 def test_the_start_of_exponentiated_gradient_is_its_own():

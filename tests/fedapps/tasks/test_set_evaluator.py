@@ -12,7 +12,7 @@ from clients.base.data import Split
 from fedapps.assembly import build_strategy, build_task
 from fedapps.cli import main
 from fedapps.data.sample_sets import save_set
-from fedapps.results.image_grids import Album, grid, grids
+from fedapps.results.image_grids import ImageGrids, grid, grids
 from fedapps.settings import read_settings
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.tasks.set_training import augmented, fit
@@ -157,11 +157,11 @@ class Still:
 
 
 def test_an_album_of_a_run_and_of_its_continuation(tmp_path):
-    album = Album(tmp_path, Still(), 2, 2)
+    album = ImageGrids(tmp_path, Still(), 2, 2)
     for number in range(1, 6):
         album(Round(number, 9, number, None, None))
     assert [path.stem for path in grids(tmp_path)] == ["round-000002", "round-000004"]
-    again = Album(tmp_path, Still(), 2, 2, done=3)
+    again = ImageGrids(tmp_path, Still(), 2, 2, done=3)
     assert [path.stem for path in grids(tmp_path)] == ["round-000002"]
     for number in range(4, 10):
         again(Round(number, 9, number, None, None))

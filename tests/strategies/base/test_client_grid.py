@@ -8,7 +8,7 @@ from flwr.common.constant import ErrorCode
 
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import Cohort, FedAvg, Patience, TooFewReplies, UpdateBound
+from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
 from strategies.base.messages import content_bytes
 from tests.helpers import EchoClient, arrays_of, simulate
 
@@ -48,7 +48,7 @@ FAULTS = {
 def test_a_bad_reply_is_left_out_and_named(reason):
     rounds = []
     app = to_client_app(lambda context: Saboteur(context.node_config["partition-id"], FAULTS[reason]))
-    result = simulate(FedAvg(), None, 3, START, 3, grid=Cohort(InlineGrid(app, 3)), callbacks=[rounds.append])
+    result = simulate(FedAvg(), None, 3, START, 3, grid=ClientGrid(InlineGrid(app, 3)), callbacks=[rounds.append])
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)  # the others' replies made every round
     assert [r.trained.clients for r in rounds] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     (failure,) = [f for r in rounds for f in r.failures]
@@ -99,7 +99,7 @@ class Mute(InlineGrid):
 def test_a_client_that_never_answers():
     rounds = []
     app = to_client_app(lambda context: EchoClient(1.0))
-    simulate(FedAvg(), None, 3, START, 1, grid=Cohort(Mute(app, 3)), callbacks=[rounds.append], timeout=7)
+    simulate(FedAvg(), None, 3, START, 1, grid=ClientGrid(Mute(app, 3)), callbacks=[rounds.append], timeout=7)
     assert [(f.client, f.reason) for f in rounds[0].failures] == [(1, "no answer within 7 s")]
 
 
@@ -117,7 +117,7 @@ def test_a_dead_worker_ends_the_run():
 
     app = to_client_app(lambda context: EchoClient(1.0))
     with pytest.raises(RuntimeError, match=r"worker process of client 0 died"):
-        simulate(FedAvg(), None, 2, START, 2, grid=Cohort(Dying(app, 2)))
+        simulate(FedAvg(), None, 2, START, 2, grid=ClientGrid(Dying(app, 2)))
 
 
 def test_a_client_that_says_so_is_not_a_dead_worker():
@@ -146,7 +146,7 @@ def test_a_poisoned_update_is_left_out_and_named(reason):
     rounds = []
     app = to_client_app(lambda context: Saboteur(context.node_config["partition-id"], POISON[reason]))
     with np.errstate(all="raise"):
-        result = simulate(FedAvg(), None, 3, START, 3, grid=Cohort(InlineGrid(app, 3)), callbacks=[rounds.append])
+        result = simulate(FedAvg(), None, 3, START, 3, grid=ClientGrid(InlineGrid(app, 3)), callbacks=[rounds.append])
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
     (failure,) = [f for r in rounds for f in r.failures]
     assert (failure.client, reason in failure.reason) == (1, True), failure.reason
@@ -164,7 +164,7 @@ def test_a_bound_on_the_norm_of_an_update(action, expected):
     rounds = []
     app = to_client_app(lambda context: EchoClient(1.0 if context.node_config["partition-id"] == 0 else 1000.0))
     start = {**START, "steps": np.array(3)}  # a counter has no part in the norm
-    grid = Cohort(InlineGrid(app, 2), bound=UpdateBound(2.0, action))
+    grid = ClientGrid(InlineGrid(app, 2), bound=UpdateBound(2.0, action))
     result = simulate(FedAvg(), None, 2, start, 1, grid=grid, callbacks=[rounds.append])
     np.testing.assert_allclose(arrays_of(result)["w"], expected, rtol=1e-6)
     reasons = [f.reason for f in rounds[0].failures]
@@ -205,7 +205,7 @@ class Shuffled(InlineGrid):
 def test_order_of_arrival_does_not_matter():
     def run():
         app = to_client_app(lambda c: EchoClient(0.1 * (1 + c.node_config["partition-id"]), 1 + c.node_config["partition-id"]))
-        return arrays_of(simulate(FedAvg(), None, 9, START, 4, grid=Cohort(Shuffled(app, 9), clients_per_round=4)))["w"]
+        return arrays_of(simulate(FedAvg(), None, 9, START, 4, grid=ClientGrid(Shuffled(app, 9), clients_per_round=4)))["w"]
 
     np.testing.assert_array_equal(run(), run())
 
@@ -223,7 +223,7 @@ def test_bytes_are_those_of_the_contents():
 
     rounds = []
     big = {"w": np.zeros(1000, np.float32)}
-    simulate(FedAvg(), None, 3, big, 1, grid=Cohort(Spy(app, 3)), callbacks=[rounds.append])
+    simulate(FedAvg(), None, 3, big, 1, grid=ClientGrid(Spy(app, 3)), callbacks=[rounds.append])
     train, evaluate = rounds[0].trained, rounds[0].evaluated
     assert seen[1:] == [(train.bytes_down, train.bytes_up), (evaluate.bytes_down, evaluate.bytes_up)]
     assert 3 * 4000 < train.bytes_up < 3 * 4300
@@ -246,7 +246,7 @@ def test_a_strangers_app_without_identity_still_runs():
         return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
     rounds = []
-    grid = Cohort(InlineGrid(app, 3))
+    grid = ClientGrid(InlineGrid(app, 3))
     result = simulate(FedAvg(fraction_evaluate=0), None, 3, START, 2, grid=grid, callbacks=[rounds.append])
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
     assert rounds[0].trained.clients == [1000, 1001, 1002]  # known by node id
@@ -260,7 +260,7 @@ def test_two_nodes_with_one_name_are_refused():
         return Message(RecordDict({"config": ConfigRecord({"client-id": "site-a"})}), reply_to=message)
 
     with pytest.raises(ValueError, match="two nodes say that they are client 'site-a'"):
-        Cohort(InlineGrid(app, 2)).wait()
+        ClientGrid(InlineGrid(app, 2)).wait()
 
 
 class Changing(InlineGrid):
@@ -287,35 +287,35 @@ def test_a_site_that_comes_back_under_a_new_node_id_waits_until_the_old_one_is_g
     """The SuperLink lists a killed SuperNode for up to a minute; without authentication its successor has another id."""
     grid = Changing(to_client_app(lambda context: EchoClient(0)), 3)
     grid.on, grid.names = [1000, 1001], {1002: 1}
-    cohort = Cohort(grid, num_clients=2)
-    cohort.wait()
+    client_grid = ClientGrid(grid, num_clients=2)
+    client_grid.wait()
     grid.on = [1000, 1001, 1002]
-    assert cohort.clients == {1000: 0, 1001: 1}
+    assert client_grid.clients == {1000: 0, 1001: 1}
     grid.on = [1000, 1002]
-    assert cohort.clients == {1000: 0, 1002: 1}
+    assert client_grid.clients == {1000: 0, 1002: 1}
 
 
 def test_a_latecomer_that_does_not_answer_is_asked_again():
     grid = Changing(to_client_app(lambda context: EchoClient(0)), 2)
     grid.on, grid.mute = [1000], {1001}
-    cohort = Cohort(grid, num_clients=1)
-    cohort.wait()
+    client_grid = ClientGrid(grid, num_clients=1)
+    client_grid.wait()
     grid.on = [1000, 1001]
-    assert cohort.clients == {1000: 0}
+    assert client_grid.clients == {1000: 0}
     grid.mute = set()
-    assert cohort.clients == {1000: 0, 1001: 1}
+    assert client_grid.clients == {1000: 0, 1001: 1}
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 101, 1.5, True, b"site"])
 def test_a_name_that_no_log_could_hold_is_not_taken(name):
     grid = Changing(to_client_app(lambda context: EchoClient(0)), 2)
     grid.names = {1001: name}
-    cohort = Cohort(grid)
-    cohort.wait()
-    assert cohort.clients == {1000: 0, 1001: 1001}
+    client_grid = ClientGrid(grid)
+    client_grid.wait()
+    assert client_grid.clients == {1000: 0, 1001: 1001}
 
 
 def test_waiting_ends_with_a_clear_error():
     app = to_client_app(lambda context: EchoClient(0))
     with pytest.raises(TimeoutError, match=r"2 of 3 clients connected within 0\.1 s"):
-        Cohort(InlineGrid(app, 2), num_clients=3, start_timeout=0.1).wait()
+        ClientGrid(InlineGrid(app, 2), num_clients=3, start_timeout=0.1).wait()

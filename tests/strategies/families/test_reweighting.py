@@ -17,7 +17,7 @@ from strategies import (
     AAggFFD,
     AAggFFS,
     AFLOptions,
-    Cohort,
+    ClientGrid,
     FedAdam,
     FedAvg,
     FedMGDA,
@@ -256,9 +256,9 @@ def weights_over_rounds(make, rounds=12, away=None, count=6):
         grid.away = (away or {}).get(now.number + 1, grid.away)
 
     grid.away = (away or {}).get(1, frozenset())
-    cohort = Cohort(grid, seed=3, clients_per_round=count // 2, num_clients=count - len(grid.away))
-    simulate(strategy, None, count, START, rounds, grid=cohort, evaluate_every=0, callbacks=[note])
-    return seen, dict(zip(strategy.clients, strategy.maker.p, strict=True))
+    client_grid = ClientGrid(grid, seed=3, clients_per_round=count // 2, num_clients=count - len(grid.away))
+    simulate(strategy, None, count, START, rounds, grid=client_grid, evaluate_every=0, callbacks=[note])
+    return seen, dict(zip(strategy.clients, strategy.rule.p, strict=True))
 
 
 @pytest.mark.parametrize("kind", [AAggFFD, AFL])
@@ -277,18 +277,18 @@ def test_who_joins_starts_at_the_mean_and_who_leaves_is_dropped():
     strategy = AFL(FedAvg())
     grid = Shuffled(to_client_app(lambda c: LossyClient(0.1, 1.0)), 6)
     grid.away = frozenset({4})
-    cohort = Cohort(grid, num_clients=1)
-    strategy._meet(cohort)
-    strategy.maker.p = np.array([0.1, 0.2, 0.3, 0.3, 0.1])
+    client_grid = ClientGrid(grid, num_clients=1)
+    strategy._meet(client_grid)
+    strategy.rule.p = np.array([0.1, 0.2, 0.3, 0.3, 0.1])
     grid.away = frozenset({0})
-    strategy._meet(cohort)
+    strategy._meet(client_grid)
     assert strategy.clients == [1, 2, 3, 5, 4]
     kept = np.array([0.2, 0.3, 0.3, 0.1]) / 0.9
-    np.testing.assert_allclose(strategy.maker.p, np.append(kept * 4, 1) / 5)
+    np.testing.assert_allclose(strategy.rule.p, np.append(kept * 4, 1) / 5)
     grid.away = frozenset(range(1, 6))
-    strategy._meet(cohort)
+    strategy._meet(client_grid)
     assert strategy.clients == [0]
-    np.testing.assert_array_equal(strategy.maker.p, [1.0])
+    np.testing.assert_array_equal(strategy.rule.p, [1.0])
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_state_goes_on_where_it_was(make):
         if strategy is second:
             second.load_state_dict({name: np.array(value) for name, value in first.state_dict().items()})
             arrays = ends[-1]
-        cohort = Cohort(InlineGrid(app, 6), seed=1, clients_per_round=sample)
-        ends.append(run_rounds(strategy, cohort, arrays, end, first_round=start, evaluate_every=0).arrays)
+        client_grid = ClientGrid(InlineGrid(app, 6), seed=1, clients_per_round=sample)
+        ends.append(run_rounds(strategy, client_grid, arrays, end, first_round=start, evaluate_every=0).arrays)
     np.testing.assert_array_equal(ends[0]["w"].numpy(), ends[2]["w"].numpy())
     for name, value in whole.state_dict().items():
         np.testing.assert_array_equal(value, second.state_dict()[name])

@@ -1,13 +1,8 @@
-"""The server halves of methods whose clients keep models of their own: APFL, Ditto and pFedMe.
+"""pFedMe: the server mixes the average of the clients' models with the old one; a client's personal model never leaves it.
 
-All three average what clients send, as FedAvg does (pFedMe mixes the average with the old model), and tell the clients the method's
-constants. What a client keeps never leaves it.
+Source: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
 
-- APFL, Deng, Kamani, Mahdavi 2020, "Adaptive Personalized Federated Learning", Algorithm 1;
-- Ditto, Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", Algorithm 1;
-- pFedMe, Dinh, Tran, Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes", Algorithm 1.
-
-Contract: FedAvg's.
+Contract: FedAvg's. What a client keeps never leaves it.
 """
 
 from collections.abc import Iterable
@@ -21,50 +16,6 @@ from algorithms.common.options import Options, option
 from strategies.base.capabilities import Capabilities
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
-
-
-@dataclass(frozen=True)
-class APFLOptions(Options):
-    """Options of APFL."""
-
-    alpha: float = option(0.25, "weight of the client's own model in its mixture", low=0, high=1)
-    adaptive: bool = option(False, "clients learn alpha, starting there")
-
-
-class APFL(FedAvg):
-    """Server half of APFL."""
-
-    def __init__(self, options: APFLOptions | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.options = options or APFLOptions()
-
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send alpha and whether it is learned."""
-        return {"apfl-alpha": self.options.alpha, "apfl-adaptive": self.options.adaptive}
-
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send the alpha of a client that has not learned one."""
-        return {"apfl-alpha": self.options.alpha}
-
-
-@dataclass(frozen=True)
-class DittoOptions(Options):
-    """Options of Ditto."""
-
-    mu: float = option(1.0, "weight of the pull (mu/2) ||v - w||^2 of the personal model to the global one", low=0)
-    epochs: int = option(5, "local epochs on the personal model; 0: train.local-epochs", low=0)
-
-
-class Ditto(FedAvg):
-    """Server half of Ditto."""
-
-    def __init__(self, options: DittoOptions | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.options = options or DittoOptions()
-
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send mu and the epochs."""
-        return {"ditto-mu": self.options.mu, "ditto-epochs": self.options.epochs}
 
 
 @dataclass(frozen=True)

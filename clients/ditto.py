@@ -1,0 +1,34 @@
+"""Ditto's client; source and equations: ``strategies/ditto.py``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from clients.base.training import Arrays, Config, Terms, get_arrays, set_arrays, trainable
+from clients.families.personal import PersonalClient
+
+
+class DittoClient(PersonalClient):
+    """Trains the global model as FedAvg does, and a personal v on the loss plus ``(mu/2) ||v - w||^2``, w being the received model."""
+
+    kept_as = "ditto"
+    _anchor: Sequence[Tensor] = ()
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return the trained global model; store v."""
+        self._anchor = ()
+        reply = super().fit(parameters, config)
+        set_arrays(self.model, parameters)
+        self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
+        if (kept := self.kept(config, before=True)) is not None:
+            set_arrays(self.model, kept)
+        epochs = int(config["ditto-epochs"]) or int(config["local-epochs"])
+        own = self.train({**config, "local-epochs": epochs})
+        self.store.save(self.kept_as, get_arrays(self.model), config)
+        return reply[0], reply[1], {**reply[2], "personal-loss": own}
+
+    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
+        """Return the gradient of the proximal term, ``mu v - mu w``, while v is trained."""
+        mu = float(config["ditto-mu"]) if self._anchor else 0.0
+        return (mu, [(list(self._anchor), -mu)]) if mu else (0.0, [])

@@ -1,0 +1,33 @@
+"""Ditto: FedAvg and, beside it, a personal model that is pulled to the global one.
+
+Source: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, arXiv 2012.04221,
+Algorithm 1.
+
+Contract: FedAvg's. What a client keeps never leaves it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from algorithms.common.options import Options, option
+from strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class DittoOptions(Options):
+    """Options of Ditto."""
+
+    mu: float = option(1.0, "weight of the pull (mu/2) ||v - w||^2 of the personal model to the global one", low=0)
+    epochs: int = option(5, "local epochs on the personal model; 0: train.local-epochs", low=0)
+
+
+class Ditto(FedAvg):
+    """Server half of Ditto."""
+
+    def __init__(self, options: DittoOptions | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.options = options or DittoOptions()
+
+    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send mu and the epochs."""
+        return {"ditto-mu": self.options.mu, "ditto-epochs": self.options.epochs}
