@@ -1,6 +1,7 @@
 # make run    the main job: FedAvg and SuPerFed-MM on the handwritten digits, through Flower's Ray simulation
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
+# make settings  brings what is generated from the options' declarations up to date: pyproject.toml, docs/settings.md, tables in docs/
 # make lint   ruff (lint and format) and mypy
 # make clean  removes what these made, but not results/
 #
@@ -11,7 +12,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-deployment lint clean
+.PHONY: help run test test-deployment settings lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,6 +42,9 @@ test: $(VENV)/.installed-dev
 
 test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
+
+settings: $(VENV)/.installed
+	@$(BIN)/fedapps settings --write
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

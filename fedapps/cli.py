@@ -1,4 +1,4 @@
-"""The command `fedapps`: run, sweep, methods, compare, deploy.
+"""The command `fedapps`: run, sweep, methods, settings, compare, deploy.
 
 Exit status: 0 the command did what it was asked; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -112,6 +112,15 @@ def _parser() -> argparse.ArgumentParser:
     methods.add_argument("--names", action="store_true", help="only the names, one a line")
     methods.set_defaults(command=_methods)
 
+    settings = commands.add_parser(
+        "settings", help="say what can be set", description="List all settings, or say what those of one table, or one key, mean."
+    )
+    settings.add_argument("name", nargs="?", default="", metavar="TABLE | KEY", help="what to say more about")
+    settings.add_argument(
+        "--write", action="store_true", help="bring pyproject.toml and docs of a checkout up to date with the code"
+    )
+    settings.set_defaults(command=_settings)
+
     compare = commands.add_parser(
         "compare", help="compare finished runs", description="One table, plot and page over several runs."
     )
@@ -155,6 +164,12 @@ def _methods(arguments: argparse.Namespace) -> int:
         table.add_row(name, method.summary, method.trait, method.paper)
     Console(width=None if sys.stdout.isatty() else max(140, shutil.get_terminal_size().columns)).print(table)
     return 0
+
+
+def _settings(arguments: argparse.Namespace) -> int:
+    from fedapps.settings_command import settings
+
+    return settings(arguments)
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -97,7 +97,7 @@ def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line, comments=True)
     if len(words) == 2 or "--help" in words:  # the bare name of a command
-        assert words[1] in ("run", "sweep", "methods", "compare")
+        assert words[1] in ("run", "sweep", "methods", "settings", "compare")
         return
     if any(f"method={name}" in words for name in PROPOSED):
         return
@@ -168,6 +168,14 @@ def test_settings_named_in_the_text_exist_with_their_defaults(page):
         assert not value or value == toml_value(known[key]), key
     for key, value in re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", text, re.M):
         assert value == toml_value(known[key]), key
+
+
+def test_methods_say_their_options_in_generated_tables():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "settings.md")
+    marked = {word for words in re.findall(r"<!-- settings: (.*?) -->", text) for word in words.split()}
+    of_methods = {method.table for method in METHODS.values() if method.options}
+    assert of_methods - marked == {"aflboost"}  # FedBoost's, and two of its own that are marked
+    assert "| key | default | |" not in text
 
 
 def test_the_readme_lists_every_method_with_its_page():

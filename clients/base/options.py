@@ -15,7 +15,7 @@ class TrainOptions(Options):
     """Options of local SGD."""
 
     learning_rate: float = option(0.01, "learning rate of the first round", low=0, open_low=True)
-    lr_decay: float = option(0.99, "factor on it after every lr-decay-every rounds", low=0, high=1, open_low=True)
+    lr_decay: float = option(0.99, "factor on the learning rate after every lr-decay-every rounds", low=0, high=1, open_low=True)
     momentum: float = option(0.9, "momentum; its buffer starts at 0 every round", low=0, high=1, open_high=True)
     weight_decay: float = option(1e-4, "weight decay", low=0)
     local_epochs: int = option(10, "E, passes over a client's samples in a round", low=1)

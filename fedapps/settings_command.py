@@ -1,0 +1,77 @@
+"""`fedapps settings`: what can be set. `--write` brings what is generated from the declarations up to date, in a checkout."""
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedapps.errors import UserError
+from fedapps.settings_reference import (
+    Setting,
+    by_table,
+    chosen,
+    described,
+    markdown_page,
+    markdown_table,
+    option_tables,
+    settings_in,
+    table_users,
+    toml_block,
+    with_tables,
+    with_toml,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def settings(arguments: argparse.Namespace) -> int:
+    """Print all settings, or those of a table or key; or write them where they are documented."""
+    known = settings_in(option_tables())
+    if arguments.write:
+        written = write(ROOT)
+        print("\n".join(f"written: {path}" for path in written) or "nothing has changed")
+    elif arguments.name:
+        print("\n".join(described(setting) for setting in chosen(known, [arguments.name])))
+    else:
+        print(overview(known, shutil.get_terminal_size().columns))
+    return 0
+
+
+def overview(known: Sequence[Setting], width: int) -> str:
+    """Return the keys of every table, those of every run first."""
+    tables = by_table(known)
+    margin = max(map(len, tables)) + 2
+    blocks = [
+        textwrap.fill(
+            ", ".join(setting.name for setting in own),
+            width=max(width, margin + 30),
+            initial_indent=f"{table:<{margin}}",
+            subsequent_indent=" " * margin,
+            break_on_hyphens=False,
+        )
+        for table, own in tables.items()
+    ]
+    return "\n".join([*blocks, "", "fedapps settings TABLE | TABLE.KEY says what they mean."])
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """Return the text that the generated files of a checkout, and pages with generated tables, ought to have."""
+    project, docs = root / "pyproject.toml", root / "docs"
+    if not project.is_file() or not docs.is_dir():
+        raise UserError(f"--write: {root} holds no pyproject.toml with a folder docs beside it: run it in a checkout")
+    known, users = settings_in(option_tables()), table_users()
+    tables = by_table(known)
+    texts = {project: with_toml(project.read_text(encoding="utf-8"), toml_block(known, users))}
+    for page in sorted(docs.glob("*.md")):
+        texts[page] = with_tables(page.read_text(encoding="utf-8"), lambda words: markdown_table(chosen(known, words), tables))
+    return texts | {docs / "settings.md": markdown_page(known, users)}
+
+
+def write(root: Path) -> list[Path]:
+    """Write what is generated, and return which files have changed."""
+    texts = generated(root)
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        path.write_text(texts[path], encoding="utf-8")
+    return stale
