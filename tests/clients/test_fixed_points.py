@@ -2,35 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 
-from clients import ClientData, FedAvgClient, FedProxClient, LocalClient, Split
+from clients import FedAvgClient, FedProxClient, LocalClient
 from clients.store import MessageStore
 from strategies import FedAvg, FedProx, FedProxOptions, Local
 from tests.helpers import arrays_of, simulate
-
-CURVATURE, TARGET = [1.0, 10.0], [0.0, 1.0]
-CONFIG = {"learning-rate": 0.02, "lr-decay": 1.0, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 10}
-
-
-class Scalar(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(1))
-
-
-def quadratic(kind, i, store=None):
-    """Return a client of ``kind`` with the loss ``h_i/2 (w - t_i)^2``."""
-
-    class Quadratic(kind):
-        def loss(self, x, y):
-            return (CURVATURE[i] / 2 * (self.model.w - TARGET[i]) ** 2).sum()
-
-        def evaluate(self, parameters, config):
-            return float(parameters[0][0]), 1, {}
-
-    one = Split(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-    return Quadratic(lambda seed: Scalar(), ClientData(one, one, one), i, store)
+from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
 
 
 def final(strategy, kind, rounds, epochs):

@@ -25,7 +25,7 @@ from fedapps.settings import Settings
 from strategies import FedAdam, PrivacyOptions, Private
 from strategies.cohort import pack_ids, unpack_ids
 from strategies.fedavg import to_record
-from tests.algorithms.test_domains import ALL
+from tests.domains import ALL
 from tests.strange import mutate_bytes
 
 OURS = (ValueError, UserError)  # WireError is a ValueError; NumPy's and Python's own show with which file or client they came
