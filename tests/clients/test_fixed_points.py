@@ -5,6 +5,7 @@ import pytest
 
 from clients import FedAvgClient, FedProxClient, LocalClient
 from clients.store import MessageStore
+from fedapps.inline import InlineGrid
 from strategies import FedAvg, FedProx, FedProxOptions, Local
 from tests.helpers import arrays_of, simulate
 from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
@@ -36,18 +37,26 @@ def test_fedprox_solved_to_the_end_reaches_its_fixed_point(mu):
     assert final(FedProx(FedProxOptions(mu)), FedProxClient, 50, 400) == pytest.approx(want, abs=1e-4)
 
 
-def test_local_clients_reach_their_own_optima_and_send_nothing():
-    stores, seen = {}, []
+def test_local_clients_reach_their_own_optima_and_send_nothing(monkeypatch):
+    """A training message brings no array to a client, and its reply none to the server."""
+    stores, rounds, travelled, deliver = {}, [], [], InlineGrid._answer
 
     def client(i, context):
         stores[i] = MessageStore(context.state)
         return quadratic(LocalClient, i, stores[i])
 
-    rounds = []
+    def watch(self, message):
+        reply = deliver(self, message)
+        if message.metadata.message_type == "train":
+            travelled.append([sum(map(len, content.array_records.values())) for content in (message.content, reply.content)])
+        return reply
+
+    monkeypatch.setattr(InlineGrid, "_answer", watch)
     config = {**CONFIG, "local-epochs": 20}
     result = simulate(Local(), client, 2, {"w": np.float32([5.0])}, 60, config, callbacks=[rounds.append], evaluate_every=0)
     for i in range(2):
         assert stores[i].load("model", {}, before=False)[0][0] == pytest.approx(TARGET[i], abs=1e-4)
     assert arrays_of(result)["w"][0] == 5.0  # the server's model stays what it was
+    assert travelled == [[0, 0]] * 2 * 60
+    assert len(rounds) == 60
     assert all(r.trained.bytes_up < 100 * 2 for r in rounds)
-    assert not seen
