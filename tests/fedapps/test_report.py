@@ -203,7 +203,7 @@ def test_plots_and_curves(write_run):
     paths = plot_run(write_run(curves=curves, last=last))
     names = ["accuracy", "train-loss", "clients", "curve-lambda-accuracy", "curve-lambda-loss", "bytes"]
     assert [path.stem for path in paths] == names
-    assert all(png_size(path.read_bytes()) for path in paths)
+    assert all(min(png_size(path.read_bytes())) > 300 for path in paths)
 
 
 def test_many_clients_and_rounds(write_run):
