@@ -215,6 +215,7 @@ def test_the_page_shows_the_files():
     assert [path.name for path in files if path.read_text(encoding="utf-8") not in shown] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("personal", [False, True])
 def test_the_example_runs_and_ends_as_the_page_says(personal, own_project, capsys):
     app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]

@@ -152,6 +152,7 @@ def everything(folder, captured):
     return "\n".join([*texts, captured.out, captured.err])
 
 
+@pytest.mark.slow
 def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
     """Also where clients fail in the middle of their data: what they say goes to the server."""
     from clients import FedAvgClient

@@ -137,6 +137,7 @@ def test_afl_reaches_the_worst_client():
     np.testing.assert_allclose(maker.p, [0, 1, 0, 0], atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", [ExponentiatedGradient(6), ExponentiatedGradient(6, 1e-30), ProjectedAscent(6, 0.1)])
 def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(maker):
     rng = np.random.default_rng(1)

@@ -18,6 +18,8 @@ from fedapps import launch, superlink
 from fedapps.errors import UserError
 from fedapps.processes import free_port, marked
 
+pytestmark = pytest.mark.slow
+
 PYPROJECT = """
 [project]
 name = "tinyapp"

@@ -28,6 +28,8 @@ from strategies.fedavg import to_record
 from tests.domains import ALL
 from tests.strange import mutate_bytes
 
+pytestmark = pytest.mark.slow
+
 OURS = (ValueError, UserError)  # WireError is a ValueError; NumPy's and Python's own show with which file or client they came
 MEMORY = 20 * 2**20  # thousands of times what the formats below hold
 

@@ -14,6 +14,8 @@ from fedapps.plots import plot_run
 from fedapps.report import write_report
 from fedapps.runs import read_run
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "img", "source", "br"}
 
 

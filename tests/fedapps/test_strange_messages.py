@@ -21,6 +21,8 @@ from strategies.cohort import Cohort
 from strategies.rounds import run_rounds
 from tests.strange import mutate
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "num-clients": 4,
     "clients-per-round": 0,
