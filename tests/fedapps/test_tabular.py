@@ -212,7 +212,7 @@ def test_heart_and_berka_are_recognised_by_their_columns():
         ({}, {"features": "age, size"}, r"tabular\.features: no column 'size'"),
         ({}, {"drop": "size"}, r"tabular\.drop: no column 'size'"),
         ({}, {"drop": "age,kind,sex"}, r"tabular\.features: no column is left"),
-        ({}, {}, r"column 'kind' holds 'x', which is no number: name it in tabular\.categorical or in tabular\.drop"),
+        ({}, {}, r"column 'kind' holds a str value, which is no number: name it in tabular\.categorical or in tabular\.drop"),
         ({}, {"categorical": "kind,sex", "drop_clients": "c"}, r"tabular\.drop-clients: no client 'c': there are a, b"),
         (
             {"label": [1, 2, 2, 1] * 10},
