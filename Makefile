@@ -1,5 +1,6 @@
 # make run    the main job: FedAvg and SuPerFed-MM on the handwritten digits, through Flower's Ray simulation
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
+# make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
 # make settings  brings what is generated from the options' declarations up to date: pyproject.toml, docs/settings.md, tables in docs/
 # make lint   ruff (lint and format) and mypy
@@ -12,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test test-deployment settings lint clean
+.PHONY: help run quick test test-deployment settings lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +40,9 @@ run: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS)
+
+quick: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest -m "not slow and not ray and not deployment" $(TOGETHER) $(ARGS)
 
 test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)

@@ -126,18 +126,35 @@ def test_flowers_commands_use_known_settings(line):
 
 @pytest.mark.parametrize("page", named(PAGES))
 def test_make_targets_exist(page):
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", prose(page))
-    wanted = {target for line in lines for target in re.findall(r"^make ([a-z]+)", line)}
+    wanted = {target for line in lines for target in re.findall(r"^make ([a-z-]+)", line)}
     assert wanted <= targets
 
 
 # --- links, options, methods ---------------------------------------------------------------------------------------------
 
 
+def links(page):
+    return re.findall(r"\]\(([^)\s]+)\)", prose(page))
+
+
+def named_settings(page):
+    """Return (key, value) of the settings in a page's text; the value is of those in a table of options, else empty."""
+    tables = "|".join({key.split(".")[0] for key in default_config() if "." in key})
+    return re.findall(rf"`(?!model\.safetensors)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| `([^`]*)` \|)?", prose(page))
+
+
+def test_what_the_tests_below_look_at_is_found():
+    assert sum(len(links(page)) for page in PAGES) > 200
+    found = [value for page in PAGES for _, value in named_settings(page)]
+    assert len(found) > 200
+    assert sum(map(bool, found)) > 120
+
+
 @pytest.mark.parametrize("page", named(PAGES))
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+    for target in links(page):
         if re.match(r"\w+:", target):
             continue
         path, _, anchor = target.partition("#")
@@ -162,8 +179,7 @@ def test_images_are_small_and_used():
 @pytest.mark.parametrize("page", named(PAGES))
 def test_settings_named_in_the_text_exist_with_their_defaults(page):
     known, text = default_config(), prose(page)
-    tables = "|".join({key.split(".")[0] for key in known if "." in key})
-    for key, value in re.findall(rf"`(?!model\.safetensors)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| `([^`]*)` \|)?", text):
+    for key, value in named_settings(page):
         assert key in known
         assert not value or value == toml_value(known[key]), key
     for key, value in re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", text, re.M):
@@ -209,6 +225,7 @@ def test_the_page_shows_the_files():
     assert [path.name for path in files if path.read_text(encoding="utf-8") not in shown] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("personal", [False, True])
 def test_the_example_runs_and_ends_as_the_page_says(personal, own_project, capsys):
     app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]

@@ -1,4 +1,4 @@
-"""Imports point downwards only: fedapps -> strategies, clients -> algorithms; strategies and clients never meet."""
+"""Imports point downwards only: fedapps -> strategies, clients -> algorithms; strategies, clients and tests never meet."""
 
 import ast
 from pathlib import Path
@@ -80,3 +80,54 @@ def test_a_wrong_import_is_found(package, source):
 )
 def test_a_right_import_is_let_through(package, source):
     assert violations(package, source) == []
+
+
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def borrowed(source: str) -> list[str]:
+    """Return one line for every import of a test module in ``source``: what tests share lives in modules that hold no tests."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            modules = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("__import__", "import_module", "importorskip")):
+            modules = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+        else:
+            continue
+        for module in modules:
+            parts = module.split(".")
+            ours = parts[0] in ("", "tests") or parts[0].startswith("test_") or (isinstance(node, ast.ImportFrom) and node.level)
+            if ours and any(part.startswith("test_") for part in parts):
+                found.append(f"line {node.lineno}: {module}")
+    return found
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_test_module_is_imported_by_another(path):
+    assert borrowed(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tests.algorithms.test_domains import ALL",
+        "from tests.algorithms import helpers, test_domains",
+        "import tests.algorithms.test_domains as domains",
+        "def f():\n    import test_domains",
+        "from test_domains import ALL",
+        "from . import test_domains",
+        "from ..algorithms.test_domains import ALL",
+        "import importlib\nimportlib.import_module('tests.test_layers')",
+    ],
+)
+def test_an_import_of_a_test_module_is_found(source):
+    assert len(borrowed(source)) == 1
+
+
+def test_an_import_of_shared_helpers_is_let_through():
+    assert borrowed("from tests.helpers import blobs\nimport tests.domains\nfrom sklearn.model_selection import test_split") == []

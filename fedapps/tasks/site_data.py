@@ -201,8 +201,9 @@ def _is_missing(value: Any) -> bool:
 def _numbers(source: str, name: str, values: list[Any]) -> Floats:
     for value in values:
         if not _is_missing(value) and not (isinstance(value, int | float) and np.isfinite(value)):
-            raise UserError(
-                f"{source}: column {name!r} holds {str(value)!r}, which is no number: write its values in sites.columns"
+            kind = "infinite" if isinstance(value, float) else type(value).__name__
+            raise UserError(  # which the server reads: it tells the type, never a sample's value
+                f"{source}: column {name!r} holds a {kind} value, which is no number: write its values in sites.columns"
             )
     return np.array([np.nan if _is_missing(value) else float(value) for value in values])
 

@@ -268,9 +268,11 @@ def _numbers(name: str, values: NDArray[Any]) -> Floats:
     given = values[~absent]
     kinds = {type(value) for value in given.tolist()} if values.dtype.kind not in "M" else {object}
     if not kinds <= {int, float, bool}:
-        example = given[0] if len(given) else None
-        raise UserError(
-            f"tabular: column {name!r} holds {str(example)!r}, which is no number: name it in tabular.categorical or in tabular.drop"
+        strange = [type(value).__name__ for value in given.tolist() if not isinstance(value, int | float)]
+        kind = "date" if values.dtype.kind == "M" else strange[0]
+        raise UserError(  # it tells the type, never a sample's value
+            f"tabular: column {name!r} holds a {kind} value, which is no number: "
+            "name it in tabular.categorical or in tabular.drop"
         )
     out = np.full(len(values), np.nan)
     out[~absent] = given.astype(np.float64)

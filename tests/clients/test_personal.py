@@ -37,8 +37,8 @@ from strategies import (
     SuPerFed,
     SuPerFedOptions,
 )
-from tests.clients.test_fixed_points import CONFIG, CURVATURE, TARGET, quadratic
 from tests.helpers import arrays_of, blobs, simulate, small_net
+from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
 
 OPTIMUM = 10 / 11
 TRAIN = {

@@ -18,6 +18,8 @@ from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
 from fedapps.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 PYPROJECT = """
 [project]
 name = "tinyapp"

@@ -32,6 +32,7 @@ def rounds(folder):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_with_nothing_but_its_name(method, tmp_path, capsys):
     assert run(f"method={method}", "num-rounds=5", "--out", tmp_path / "r") == 0  # but for the length
@@ -42,6 +43,7 @@ def test_every_method_runs_with_nothing_but_its_name(method, tmp_path, capsys):
     assert "report" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_results_folder(tmp_path):
     out = tmp_path / "r"
     assert run("method=superfed-mm", "superfed.start=0.5", *QUICK, "--out", out) == 0
@@ -81,6 +83,7 @@ def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
     assert rounds(tmp_path / "a") != rounds(tmp_path / "c")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch):
     """The run dies in the middle of round 6, two rounds after its last checkpoint, with client state newer than that."""
@@ -118,6 +121,7 @@ def test_the_settings_of_a_folder_repeat_its_run(tmp_path, monkeypatch):
     assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_mistakes_about_the_folder(tmp_path, capsys):
     def says(*arguments):
         assert run(*QUICK, "--out", tmp_path / "r", *arguments) == 2
@@ -208,6 +212,7 @@ def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
     assert not (tmp_path / "r" / "settings.toml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 def test_every_base_runs_with_decided_weights_and_its_own_options(base, tmp_path):
     options = ["method=aaggff-s", f"aaggff.base={base}", "fedprox.mu=0.5", "fedopt.tau=0.01", *QUICK, "clients-per-round=0"]
@@ -218,6 +223,7 @@ def test_every_base_runs_with_decided_weights_and_its_own_options(base, tmp_path
     assert ("tau = 0.01" in text) == (base in ("fedadam", "fedyogi", "fedadagrad"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
     from clients import FedAvgClient
 
@@ -235,6 +241,7 @@ def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
     assert "no training data on this site" in (tmp_path / "r" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch):
     from fedapps.results import checkpoint
 
@@ -252,6 +259,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch)
     assert list((tmp_path / "r2" / "checkpoint").iterdir()) == []  # and no part of a new one, which would fill the disk
 
 
+@pytest.mark.slow
 def test_a_real_full_disk(tmp_path):
     """No file may grow beyond 15 kB, as if the disk were full: the rounds are done, then model and report cannot be written."""
     limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000)); from fedapps.cli import main; "
@@ -320,6 +328,7 @@ def test_methods_lists_every_method(capsys):
     assert all(name in out and method.paper in out for name, method in METHODS.items())
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_folder_that_can_be_resumed(tmp_path):
     command = [sys.executable, "-m", "fedapps", "run", "--engine", "inline", "num-rounds=100000", "checkpoint-every=2"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

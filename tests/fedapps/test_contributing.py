@@ -12,6 +12,8 @@ import pytest
 
 from fedapps.engines.app_folder import PACKAGES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(python)\n(.*?)^```", TEXT.partition("## Add a method")[2], re.MULTILINE | re.DOTALL)

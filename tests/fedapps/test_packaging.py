@@ -8,6 +8,7 @@ import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
 import torch
 
 import fedapps
@@ -56,6 +57,7 @@ def test_the_wheel_and_the_app_hold_the_same_packages():
     assert {pattern.partition("/")[0] for pattern in PYPROJECT["tool"]["flwr"]["app"]["fab-include"]} == set(PACKAGES)
 
 
+@pytest.mark.slow
 def test_the_app_bundle_holds_the_four_packages_and_nothing_else(tmp_path):
     checkout = tmp_path / "fedapps"
     # Results, environments and caches stay behind; a few strangers are put in their place below.

@@ -1,5 +1,6 @@
 """The progress display: what is read when, which lines a log gets, and that a terminal comes back as it was."""
 
+import contextlib
 import io
 import json
 
@@ -163,15 +164,12 @@ def test_another_measure_where_there_is_no_accuracy(run, plain):
 def test_terminal_is_given_back(run, error):
     console = Console(file=io.StringIO(), width=100, force_terminal=True, force_interactive=True, color_system=None)
     progress = Progress(4, "[m]", console, Clock())
-    try:
-        with progress:
-            progress.note("starting Ray")
-            run.add(1, accuracy=0.5)
-            progress.poll(run.path)
-            if error:
-                raise error
-    except (KeyboardInterrupt, ValueError):
-        assert error
+    with pytest.raises(error) if error else contextlib.nullcontext(), progress:
+        progress.note("starting Ray")
+        run.add(1, accuracy=0.5)
+        progress.poll(run.path)
+        if error:
+            raise error
     text = console.file.getvalue()
     assert "\x1b[?25l" in text
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")

@@ -22,6 +22,8 @@ from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import run_rounds
 from tests.strange import mutate
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "num-clients": 4,
     "clients-per-round": 0,

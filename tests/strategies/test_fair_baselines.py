@@ -190,6 +190,7 @@ FAIR = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FAIR)
 def test_the_worst_client_is_better_off_than_in_fedavg(method):
     """FedAvg ends at 1/17, uniformly weighted at 1/3; the fairest point is 1/2."""

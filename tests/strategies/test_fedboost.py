@@ -66,6 +66,7 @@ def test_two_predictors_reach_the_closed_form_optimum(mirror):
     assert strategy.alpha.sum() == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_sampled_predictors_approach_the_optimum_too():
     rng = np.random.default_rng(0)
     library = Tables(rng.dirichlet(np.full(6, 0.3), 5) * 0.95 + 0.05 / 6)
@@ -203,6 +204,7 @@ def test_a_budget_above_the_library():
         FedBoost(TWO, FedBoostOptions(budget=3))
 
 
+@pytest.mark.slow
 def test_clients_may_hand_over_the_predictors():
     """Three clients with distributions of their own: the ensemble of the three fits their pooled outcomes exactly."""
 

@@ -132,6 +132,7 @@ def test_the_clients_steps_are_those_of_its_local_problem():
         assert client.store.load("feddyn", config, before=True)[0][0] == pytest.approx(g, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), [(FedDyn, FedDynClient), (FedAvg, FedAvgClient)])
 def test_many_local_steps_and_one_client_a_round(method, kind):
     """FedDyn reaches 10/11, the optimum of both; FedAvg goes from one client's to the other's."""

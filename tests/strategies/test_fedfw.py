@@ -129,6 +129,7 @@ def test_after_a_failed_client_x_bar_is_the_mean_again(late, sampled):
     assert len(set(plain)) > 1  # points travelled once
 
 
+@pytest.mark.slow
 def test_a_client_that_fails_for_good_leaves_the_others_to_themselves():
     """Clients 1.. solve their own problem; points are asked for once."""
     domain, problems = L1Ball((6,), 2.0), quadratics(6, 4, rows=8)
@@ -212,6 +213,7 @@ def test_the_bytes_of_an_atom_do_not_depend_on_the_dimension():
     assert len(sizes(4)) == 1
 
 
+@pytest.mark.slow
 def test_iterates_stay_in_the_domain_for_a_thousand_rounds():
     domain = L1Ball((6,), 0.3)
     world = World(domain, quadratics())
@@ -221,7 +223,7 @@ def test_iterates_stay_in_the_domain_for_a_thousand_rounds():
         "Check", (list,), {"append": lambda self, now: result.append(domain.contains(strategy.open_model(now.arrays)))}
     )()
     world.run(strategy, 1000)
-    assert all(result)
+    assert result == [True] * 1000
     assert all(domain.contains(x) for x in world.points)
 
 
@@ -286,6 +288,7 @@ def test_the_server_projects_what_came_from_outside():
     np.testing.assert_allclose(x_bar, 1 / 6)
 
 
+@pytest.mark.slow
 def test_projected_fedavg_is_off_by_the_order_of_its_step():
     """The mean of projections is not the projection of the mean."""
     domain, problems = L1Ball((6,), 0.5), quadratics(6, 4, 8)
@@ -300,6 +303,7 @@ def test_projected_fedavg_is_off_by_the_order_of_its_step():
     assert errors[2] < 0.35 * errors[0]
 
 
+@pytest.mark.slow
 def test_several_local_steps_and_stochastic_gradients_converge():
     domain, problems = L1Ball((6,), 1.0), quadratics(6, 4, 30)
 
@@ -367,6 +371,7 @@ def test_sparse_gradients_and_warm_starts_of_matrix_completion():
     np.testing.assert_allclose(x_bar, np.mean(world.points, axis=0), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_product_of_domains():
     domain = Product((L1Ball((2, 2), 1.0), L2Ball((2,), 1.0)))
     problems = quadratics(6, 3, 8)

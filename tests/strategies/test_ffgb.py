@@ -88,6 +88,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "options", "kind"), CASES)
 def test_kept_values_equal_the_whole_ensemble_after_20_rounds_with_dropouts(variant, options, kind):
     rng = np.random.default_rng(0)
@@ -226,6 +227,7 @@ def test_equal_marginals_converge_to_the_optimum_though_labels_differ():
     assert distance(12, rounds=30) < 1e-10
 
 
+@pytest.mark.slow
 def test_different_marginals_stop_in_a_neighbourhood_that_shrinks_with_the_difference():
     radii = [np.mean([distance(overlap, "general", seed=seed) for seed in range(3)]) for overlap in (0, 6, 11, 12)]
     assert radii == sorted(radii, reverse=True)

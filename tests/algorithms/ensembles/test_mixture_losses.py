@@ -365,6 +365,7 @@ def test_fedboost_without_sampling_finds_the_closed_form_optimum(loss, mirror):
     np.testing.assert_allclose(fedboost(loss, mirror, "none", 2000, 0.1, False), BEST, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mirror", MIRRORS)
 @pytest.mark.parametrize("sampling", ["uniform", "weighted"])
 def test_fedboost_with_corrected_sampling_finds_the_closed_form_optimum(sampling, mirror):

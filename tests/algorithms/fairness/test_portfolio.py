@@ -433,6 +433,7 @@ def rules():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rules())
 def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(name):
     rule = rules()[name]

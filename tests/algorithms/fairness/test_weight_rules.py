@@ -137,6 +137,7 @@ def test_afl_reaches_the_worst_client():
     np.testing.assert_allclose(rule.p, [0, 1, 0, 0], atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [ExponentiatedGradient(6), ExponentiatedGradient(6, 1e-30), ProjectedAscent(6, 0.1)])
 def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(rule):
     rng = np.random.default_rng(1)

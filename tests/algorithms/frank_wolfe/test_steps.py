@@ -176,6 +176,7 @@ DOMAINS = [
 
 
 # A step forgets the rounding errors of earlier ones only at the rate eta: in float32 they add up to some 1e-6 in 1,000 steps.
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-6), (np.float32, 1e-5)])
 @pytest.mark.parametrize("domain", DOMAINS, ids=str)
 def test_iterates_stay_in_the_domain(domain, dtype, tolerance):

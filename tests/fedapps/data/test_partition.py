@@ -232,6 +232,7 @@ def test_small_alpha_is_more_skewed(digits):
     assert skew(0.1) > skew(1.0) + 0.1 > skew(100.0) + 0.2
 
 
+@pytest.mark.slow
 def test_dirichlet_names_client_and_alpha_that_works(digits):
     settings = DataOptions(partition="dirichlet", alpha=0.001)
     with pytest.raises(

@@ -85,6 +85,7 @@ def test_mistakes_are_said_before_a_run_starts(settings, message, tmp_path, caps
     assert not (tmp_path / "r" / "settings.toml").exists()
 
 
+@pytest.mark.slow
 def test_no_public_set_for_other_images_ends_before_round_1(tmp_path, capsys):
     import datasets
 

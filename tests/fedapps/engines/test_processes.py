@@ -13,6 +13,8 @@ import pytest
 from fedapps.engines import processes
 from fedapps.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
 LINUX = pytest.mark.skipif(not processes.PROC.is_dir(), reason="needs /proc")
 

@@ -128,6 +128,7 @@ def test_a_run_records_and_a_resumed_one_equals_it(tmp_path):
 # --- the heat map ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_heat_map_in_plots_and_report(write_run):
     path = with_weights(write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))])
     assert "weights" in [picture.stem for picture in plot_run(path)]
@@ -214,6 +215,7 @@ def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
     assert "$m9" not in texts  # eight at most
 
 
+@pytest.mark.slow
 def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
     numbers = {"accuracy-mean": 0.8, "accuracy-worst10": 0.4, "accuracy-worst": 0.3, "parity-gap": 0.6, "gini": 0.1}
     first = write_run("a", "m1", last=numbers)

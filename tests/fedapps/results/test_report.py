@@ -14,6 +14,8 @@ from fedapps.results.reader import read_run
 from fedapps.results.report import write_report
 from fedapps.results.run_plots import plot_run
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "img", "source", "br"}
 
 
@@ -203,7 +205,7 @@ def test_plots_and_curves(write_run):
     paths = plot_run(write_run(curves=curves, last=last))
     names = ["accuracy", "train-loss", "clients", "curve-lambda-accuracy", "curve-lambda-loss", "bytes"]
     assert [path.stem for path in paths] == names
-    assert all(png_size(path.read_bytes()) for path in paths)
+    assert all(min(png_size(path.read_bytes())) > 300 for path in paths)
 
 
 def test_many_clients_and_rounds(write_run):

@@ -20,6 +20,7 @@ def leave_note(cell: Cell) -> None:
     (cell.folder / "note.txt").write_text("seen")
 
 
+@pytest.mark.slow
 def test_a_failed_cell_does_not_stop_the_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     good = Cell({**LASSO, "num-rounds": 3}, tmp_path / "good")
     bad = Cell({**LASSO, "num-rounds": 3, "lasso.sparsity": 0}, tmp_path / "bad")

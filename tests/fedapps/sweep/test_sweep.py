@@ -457,6 +457,7 @@ def test_in_a_terminal_the_rounds_of_running_cells_count(plan_of, write_run):
     assert "[1/2] seed-1: failed: it died" in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_two_processes_and_an_interrupt(tmp_path):
     """Ctrl-C ends the processes of the cells at once, and the next start goes on from their checkpoints."""
     path, out = tmp_path / "grid.toml", tmp_path / "out"

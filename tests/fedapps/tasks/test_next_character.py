@@ -215,6 +215,7 @@ def test_the_generated_play_is_that_of_the_unigram_task():
     text(num_clients=50).check(50)
 
 
+@pytest.mark.slow
 def test_a_run_improves_over_the_start(tmp_path):
     config = {"task": "text", "num-clients": 5, "clients-per-round": 3, "num-rounds": 6, "evaluate-every": 1, "text.length": 20}
     settings = read_settings(config | {"train.local-epochs": 1, "train.learning-rate": 1.0, "train.momentum": 0.0})

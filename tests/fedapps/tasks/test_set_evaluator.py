@@ -48,6 +48,7 @@ def accuracy(model, data):
         return float((model(data.x).argmax(1) == data.y).float().mean())
 
 
+@pytest.mark.slow
 def test_a_hundred_real_digits_are_a_good_set():
     """What there is to reach: and noise is no set, and lies further off."""
     task = task_with(synthetic__reference="clients", method="fedevg")
@@ -86,6 +87,7 @@ def test_a_saved_set_is_read_again(saved):
     np.testing.assert_array_equal(got.y.numpy(), y)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_set(saved):
     """Pre-trained on it the model starts well above chance; mixed in, the clients hold its samples for training only."""
     folder, x, _ = saved
@@ -171,6 +173,7 @@ def test_an_album_of_a_run_and_of_its_continuation(tmp_path):
     assert (tmp_path / "synthetic" / "set" / "state.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
     out = tmp_path / "r"
     options = ["num-rounds=3", "synthetic.every=1", "synthetic.samples=20", "synthetic.steps=20", "synthetic.reference=clients"]
@@ -187,6 +190,7 @@ def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
     assert len(with_set.train) == len(task_with().client_data(0, CLIENTS).train) + 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedevg", "fedcgan", "fedcvae"])
 def test_a_server_that_has_no_image_starts_all_the_same(method):
     """Where the sites have data of their own, shape and classes are those of the settings."""

@@ -87,7 +87,7 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
     ("rows", "header", "message"),
     [
         (["1,x,0,1,z", *sound_rows()], None, r"a\.csv: column 'kind' holds 'x', but sites\.columns names a, b, c for it"),
-        (["old,a,0,1,z", *sound_rows()], None, r"a\.csv: column 'age' holds 'old', which is no number"),
+        (["old,a,0,1,z", *sound_rows()], None, r"a\.csv: column 'age' holds a str value, which is no number: write"),
         (["1,a,0,2,z", *sound_rows()], None, r"a\.csv: label 'label' holds 0, 1, 2: it must be 0 or 1"),
         (["1,a,0,,z", *sound_rows()], None, r"a\.csv: label 'label' holds 0, 1, None"),
         (["1,a,0,1", *sound_rows()], None, r"a\.csv: not every row has as many cells"),

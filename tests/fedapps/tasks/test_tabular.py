@@ -213,7 +213,7 @@ def test_heart_and_berka_are_recognised_by_their_columns():
         ({}, {"features": "age, size"}, r"tabular\.features: no column 'size'"),
         ({}, {"drop": "size"}, r"tabular\.drop: no column 'size'"),
         ({}, {"drop": "age,kind,sex"}, r"tabular\.features: no column is left"),
-        ({}, {}, r"column 'kind' holds 'x', which is no number: name it in tabular\.categorical or in tabular\.drop"),
+        ({}, {}, r"column 'kind' holds a str value, which is no number: name it in tabular\.categorical or in tabular\.drop"),
         ({}, {"categorical": "kind,sex", "drop_clients": "c"}, r"tabular\.drop-clients: no client 'c': there are a, b"),
         (
             {"label": [1, 2, 2, 1] * 10},
@@ -255,6 +255,7 @@ def test_clients_that_are_left_out(tmp_path):
     assert task.table(1).clients == ("b",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "superfed-mm", "local"])
 def test_a_run_improves_over_the_start_and_says_how_even_it_is(method, tmp_path):
     config = {"method": method, "task": "tabular", "num-clients": 6, "clients-per-round": 0, "num-rounds": 15}
@@ -319,6 +320,7 @@ def test_berka_has_seven_regions_and_fifteen_features():
         tabular(source=source, drop_clients="Prague").check(7)
 
 
+@pytest.mark.slow
 def test_a_run_has_as_many_clients_as_the_table(tmp_path):
     source = write(tmp_path / "table", small(40, ("a", "b", "c")))
     settings = ["task=tabular", f"tabular.source={source}", "tabular.categorical=kind,sex", "num-rounds=1"]

@@ -1,0 +1,28 @@
+"""Two clients with a heterogeneous quadratic each: what every method makes of them is known in closed form."""
+
+import torch
+
+from clients import ClientData, Split
+
+CURVATURE, TARGET = [1.0, 10.0], [0.0, 1.0]
+CONFIG = {"learning-rate": 0.02, "lr-decay": 1.0, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 10}
+
+
+class Scalar(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1))
+
+
+def quadratic(kind, i, store=None):
+    """Return a client of ``kind`` with the loss ``h_i/2 (w - t_i)^2``."""
+
+    class Quadratic(kind):
+        def loss(self, x, y):
+            return (CURVATURE[i] / 2 * (self.model.w - TARGET[i]) ** 2).sum()
+
+        def evaluate(self, parameters, config):
+            return float(parameters[0][0]), 1, {}
+
+    one = Split(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    return Quadratic(lambda seed: Scalar(), ClientData(one, one, one), i, store)
