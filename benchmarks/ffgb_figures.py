@@ -33,6 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
+import matplotlib_drawing as drawing
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
@@ -45,7 +46,6 @@ from torch import nn
 
 from algorithms.additive import advance
 from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
-from fedapps import drawing
 from fedapps.cells import Cell, run_missing
 from fedapps.inline import InlineGrid
 from fedapps.learners import load_function, oracle_of, predictor

@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
+import matplotlib_drawing as drawing
 import numpy as np
 import torch
 from rich import box
@@ -36,7 +37,6 @@ from clients import APFLClient
 from clients.store import DiskStore
 from clients.superfed import LAMBDAS
 from clients.training import trainable
-from fedapps import drawing
 from fedapps.cells import Cell, run_missing
 from fedapps.errors import RunFailed, UserError
 from fedapps.methods import build_client

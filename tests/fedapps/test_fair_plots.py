@@ -5,13 +5,13 @@ import io
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from fedapps import fair_plots, recorder
+from fedapps.canvas import Area, Text
 from fedapps.client_app import app
 from fedapps.compare import compare
-from fedapps.drawing import DARK, LIGHT
+from fedapps.drawing import DARK, LIGHT, png, svg
 from fedapps.formats import metric_text
 from fedapps.inline import InlineGrid
 from fedapps.plots import plot_run, run_figures
@@ -47,8 +47,9 @@ def lines(folder):
 
 def drawn(figure):
     """The texts of a figure, after drawing it: what cannot be drawn raises."""
-    FigureCanvasAgg(figure).draw()
-    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+    assert png(figure)
+    assert svg(figure)
+    return [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
 
 
 def with_weights(path, rows):
@@ -186,7 +187,8 @@ def test_damaged_weights_are_passed_over(write_run):
 
 
 def bars(figure, panel):
-    return [bar.get_height() for bar in figure.axes[panel].patches if hasattr(bar, "get_height")]
+    shapes = [shape for shape in figure.panels[panel].shapes if isinstance(shape, Area)]
+    return [ring[:, 1].max() for shape in shapes for ring in shape.rings]
 
 
 def test_bars_are_sorted_and_of_seeds_the_mean(write_run):
