@@ -18,7 +18,7 @@ from fedapps.sweep_tables import Results, best_of, heading
 MAX_PANELS = 12
 _STYLES = ("-", "--", ":", "-.")
 _MARKERS = tuple(FORMS)
-_SHADES = ("#f7fbff", "#6baed6", "#08306b")
+_SHADES = ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b")
 
 
 def figures(results: Results, theme: Theme) -> dict[str, Figure]:
@@ -86,7 +86,7 @@ def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
             colour = theme.series[index % len(theme.series)]
             starts, ends = ([(reach(v), y) for (_, v), y in zip(found, lines, strict=True)] for reach in (min, max))
             panel.whiskers(starts, ends, colour, 1.4)
-            panel.dots(means, lines, colour, 5, results.column_name(column), _MARKERS[index])
+            panel.dots(means, lines, colour, 6, results.column_name(column), _MARKERS[index])
         title(panel, heading(measure), 10.5)
         panel.y.low, panel.y.high, panel.y.down = -0.5, len(rows) - 0.5, True
         panel.y.ticks = range(len(rows)), [results.row_name(row)[:34] for row in rows] if panel is axes[0] else []

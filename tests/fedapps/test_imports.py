@@ -46,6 +46,10 @@ def test_the_side_that_trains_imports_nothing_that_it_can_do_without():
     assert LATE & imported("import fedapps.client_side\n") == {"torch"}
 
 
+def test_a_report_is_made_without_what_trains_and_without_a_library_for_plots():
+    assert LATE & imported("import fedapps.report, fedapps.compare\n") == {"PIL"}
+
+
 @pytest.mark.parametrize("name", ["clients", "strategies"])
 def test_what_a_package_offers_is_imported_on_use(name):
     assert "torch" not in imported(f"import {name}\nfrom {name} import {'to_client_app' if name == 'clients' else 'FedAvg'}\n")
