@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 #: What is drawn and left out in turn, in widths of the line.
 _DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
 
+_HUGE = 1e300  # what is larger, or infinite, lies outside of every axis: differences could not be told
+
 Style = str | Sequence[float]
 
 
@@ -42,11 +44,12 @@ class Axis:
 
     def limits(self, values: list[Points], touches_zero: bool) -> tuple[float, float]:
         """The ends of the axis: those set, else those of the values with a margin, but none beside zero that bars stand on."""
-        found = np.concatenate([part[np.isfinite(part)] for part in values] or [np.zeros(0)])
+        found = np.concatenate([part[np.abs(part) < _HUGE] for part in values] or [np.zeros(0)])
         low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
         margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
-        auto_low = low if touches_zero and low == 0 else low - margin
-        return auto_low if self.low is None else self.low, high + margin if self.high is None else self.high
+        low, high = low if touches_zero and low == 0 else low - margin, high + margin
+        low, high = low if self.low is None else self.low, high if self.high is None else self.high
+        return low, high if high > low else low + (abs(low) or 1.0)
 
     def marks(self, low: float, high: float, length: float, lies: bool) -> tuple[list[float], list[str]]:
         """Positions of the ticks between two limits, and their texts, which have room; `length` of the axis in points."""

@@ -74,8 +74,12 @@ def test_limits():
     assert Axis(low=0).limits(values, touches_zero=False) == pytest.approx((0, 3.1))
     low, high = axis.limits([np.array([5.0])], touches_zero=False)
     assert low < 5 < high
-    low, high = axis.limits([np.array([np.nan])], touches_zero=False)
-    assert low < high
+    for wild in ([np.nan], [1e308, -1e308], [1e16, 1e16 + 2], [0.0], [1e-320, 0.0], []):
+        low, high = axis.limits([np.array(wild)], touches_zero=False)
+        assert low < high
+        assert len(plain(round_numbers(low, high, 5))) <= 6
+    low, high = Axis(low=0).limits([np.array([-5.0])], touches_zero=False)
+    assert 0 == low < high
 
 
 def test_dashes_go_round_corners():
