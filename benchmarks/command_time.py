@@ -72,7 +72,7 @@ def main() -> None:
         table = Table(title=f"a fresh process, median of {repeats}", title_justify="left", box=None)
         table.add_column("", no_wrap=True)
         table.add_column("CPU, s", justify="right")
-        table.add_column("peak memory, MB", justify="right")
+        table.add_column("peak, MB", justify="right")
         for label, arguments in commands(folder).items():
             table.add_row(*row(label, arguments, repeats))
     console.print(table)
