@@ -23,13 +23,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
+import matplotlib_drawing as drawing
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedapps.results import drawing
 from fedapps.results.writer import read_rounds
 from fedapps.sweep.pool import Cell, run_missing
 

@@ -305,22 +305,21 @@ def draw(spec: TableSpec, folders: dict[str, list[Path]], path: Path) -> list[Pa
 
 def pairs_figure(spec: TableSpec, folders: dict[str, list[Path]]) -> Any:
     """Return the worst client's value of every method, without and with AAggFF-S: mean, and from lowest to highest seed."""
-    figure, axes = drawing.one_panel("Worst client, without and with AAggFF-S", drawing.LIGHT)
+    figure, (axes,) = drawing.panels(1, 1, (7.2, 4.0), drawing.LIGHT)
+    drawing.title(axes, "Worst client, without and with AAggFF-S")
     bases = [line.label for line in spec.lines if not line.against]
     for index, (colour, suffix) in enumerate(((6, ""), (0, " + AAggFF-S"), (5, " + AAggFF-S, reference ridge"))):
         stack = np.array([[numbers(folder, spec)["worst"] / 100 for folder in folders[base + suffix]] for base in bases])
         places = np.arange(len(bases)) + 0.26 * (index - 1)
         mean = stack.mean(1)
         label = suffix.removeprefix(" + ") or "alone"
-        axes.bar(places, mean, 0.24, color=drawing.LIGHT.series[colour], label=label)
-        axes.errorbar(places, mean, [mean - stack.min(1), stack.max(1) - mean], fmt="none", ecolor=drawing.LIGHT.ink, lw=1)
+        axes.bars(places, mean, 0.24, drawing.LIGHT.series[colour], label=label)
+        axes.whiskers(zip(places, stack.min(1), strict=True), zip(places, stack.max(1), strict=True), drawing.LIGHT.ink, 1)
         for place, value in zip(places, mean, strict=True):
-            axes.text(place, 0.015, f"{100 * value:.1f}", ha="center", color=drawing.LIGHT.surface, fontsize=7.5, rotation=90)
-    axes.set_xticks(range(len(bases)), [base.replace(", ", "\n") for base in bases])
-    axes.tick_params(axis="x", labelsize=8)
-    axes.grid(False, axis="x")
+            axes.text(place, 0.035, f"{100 * value:.1f}", 7.5, drawing.LIGHT.surface, upright=True)
+    axes.x.ticks, axes.x.size, axes.x.grid = (range(len(bases)), bases), 7, False
     drawing.label_values(axes, "auroc", "the worst hospital's")
-    drawing.legend(figure, axes, drawing.LIGHT)
+    drawing.legend(figure, axes)
     return figure
 
 
@@ -339,10 +338,10 @@ def objective_figure(spec: TableSpec, folders: dict[str, list[Path]]) -> Any:
         rounds = [row["round"] for row in next(iter(found.values()))[0]]
         for index, cdf in enumerate(CDFS):
             drawing.line_with_range(panel, rounds, sums[cdf] - middle, drawing.LIGHT.series[index], ("-", "--")[index % 2], cdf)
-        drawing.title(panel, heading, drawing.LIGHT)
+        drawing.title(panel, heading)
         drawing.label_rounds(panel)
-        panel.set_ylabel("sum of p · F so far")
-    drawing.legend(figure, axes[0], drawing.LIGHT)
+        panel.y.label = "sum of p · F so far"
+    drawing.legend(figure, axes[0])
     return figure
 
 

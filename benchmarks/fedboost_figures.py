@@ -21,16 +21,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
+import matplotlib_drawing as drawing
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
-from fedapps.assembly import build_task
-from fedapps.results import drawing
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
 from fedapps.sweep.pool import Cell, run_missing
+from fedapps.tasks import build_task
 
 Config = dict[str, Any]
 

@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
+import matplotlib_drawing as drawing
 import numpy as np
 import torch
 from rich import box
@@ -36,12 +37,11 @@ from clients import APFLClient
 from clients.base.store import DiskStore
 from clients.base.training import trainable
 from clients.superfed import LAMBDAS
-from fedapps.assembly import build_client, build_task
 from fedapps.errors import RunFailed, UserError
-from fedapps.results import drawing
-from fedapps.settings import read_settings
+from fedapps.methods import build_client
+from fedapps.settings import read_settings, read_toml
 from fedapps.sweep.pool import Cell, run_missing
-from fedapps.toml_text import read_toml
+from fedapps.tasks import build_task
 
 METHODS = {
     "lambda": {

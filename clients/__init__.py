@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from clients.superfed import SuPerFedClient as SuPerFedClient
     from clients.warm_start import WarmStartClient as WarmStartClient
 
-__getattr__, __dir__ = late_exports(__name__, __file__, renamed={"TwoPhaseClient": "WarmStartClient"})
+__getattr__, __dir__, __all__ = late_exports(__name__, __file__, renamed={"TwoPhaseClient": "WarmStartClient"})
 
 # Modules that other projects may import by their old names, until 0.3.
 moved_modules(

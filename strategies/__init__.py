@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # imported when they are first used: some need PyTorch, which
     from strategies.warm_start import WarmStart as WarmStart
     from strategies.warm_start import WarmStartOptions as WarmStartOptions
 
-__getattr__, __dir__ = late_exports(__name__, __file__, renamed={"Cohort": "ClientGrid"})
+__getattr__, __dir__, __all__ = late_exports(__name__, __file__, renamed={"Cohort": "ClientGrid"})
 
 # Modules that other projects may import by their old names, until 0.3.
 moved_modules(

@@ -14,8 +14,8 @@ from typing import Any
 
 def late_exports(
     package: str, path: str, renamed: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562): what its file ``path`` imports under ``if TYPE_CHECKING:``.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package (PEP 562): what its file ``path`` imports under ``if TYPE_CHECKING:``.
 
     Type checkers and editors read that list as it stands, so each name is written once. ``renamed``: old name -> new name; an old one
     still works, with a ``DeprecationWarning``.
@@ -33,7 +33,7 @@ def late_exports(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(modules[name]), name)
 
-    return find, lambda: sorted(modules)
+    return find, lambda: sorted(modules), sorted(modules)
 
 
 def moved_modules(moved: Mapping[str, str]) -> None:

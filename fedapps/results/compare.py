@@ -15,12 +15,12 @@ from rich.text import Text
 from fedapps.errors import UserError
 from fedapps.results import html
 from fedapps.results.comparison_table import Column, Row, best_value, columns_of, has_result, rows_of
-from fedapps.results.drawing import DARK, LIGHT, png
+from fedapps.results.drawing import DARK, LIGHT, png, svg
 from fedapps.results.fair_plots import client_bars, fair_measure
 from fedapps.results.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
 from fedapps.results.html import Html
 from fedapps.results.reader import RunFolder, read_run
-from fedapps.results.run_plots import comparison_figure, plot_comparison
+from fedapps.results.run_plots import comparison_figure
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Co
 
     pairs = [(run, row.label) for row in rows for run in row.runs]
     plot = folder / "comparison.png"
-    plot_comparison([run.path for run, _ in pairs], [label for _, label in pairs], plot)
-    dark = png(comparison_figure([run for run, _ in pairs], [label for _, label in pairs], DARK))
-    pictures = [html.picture("Accuracy over rounds, and the clients sorted by accuracy", plot.read_bytes(), dark)]
+    light, dark = (comparison_figure([run for run, _ in pairs], [label for _, label in pairs], theme) for theme in (LIGHT, DARK))
+    plot.write_bytes(png(light))
+    pictures = [html.picture("Accuracy over rounds, and the clients sorted by accuracy", svg(light), svg(dark))]
     clients = _write_bars(pairs, folder / "clients.png", pictures)
     report, table_file = folder / "report.html", folder / "comparison.csv"
     report.write_text(_html(rows, columns, pictures), encoding="utf-8")
@@ -83,9 +83,9 @@ def _write_bars(pairs: list[tuple[RunFolder, str]], path: Path, pictures: list[H
     runs, labels = [run for run, _ in pairs if run.column(column)], [label for run, label in pairs if run.column(column)]
     if len(set(labels)) < 2:
         return None
-    light, dark = (png(client_bars(runs, labels, theme)) for theme in (LIGHT, DARK))
-    path.write_bytes(light)
-    pictures.append(html.picture("Each client, from worst to best, with one method beside the other", light, dark))
+    light, dark = (client_bars(runs, labels, theme) for theme in (LIGHT, DARK))
+    path.write_bytes(png(light))
+    pictures.append(html.picture("Each client, from worst to best, with one method beside the other", svg(light), svg(dark)))
     return path
 
 

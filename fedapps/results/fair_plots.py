@@ -5,13 +5,12 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedapps.results.drawing import Theme, label_rounds, label_values, legend, panels, title
+from fedapps.results.axes import Panel
+from fedapps.results.drawing import Theme, heat, heat_key, label_rounds, label_values, legend, panels, title
 from fedapps.results.formats import percent_text
+from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
 
 #: So many rows and columns of a heat map can be told apart.
@@ -34,28 +33,20 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure:
 
     height = max(3.0, 1.6 + 0.155 * len(clients))
     figure, (axes,) = panels(1, 1, (6.2, height), theme)
-    title(axes, "Weight of each client over rounds", theme)
+    title(axes, "Weight of each client over rounds")
     seen = table[~np.isnan(table)]
     high = float(seen.max())
     low = float(seen.min()) if 0.5 * high < seen.min() < high else 0.0
-    colours = LinearSegmentedColormap.from_list("weights", [theme.grid, theme.series[0], theme.ink])
-    mesh = axes.pcolormesh(
-        edges, np.arange(len(clients) + 1) - 0.5, np.ma.masked_invalid(table), cmap=colours, vmin=low, vmax=high
-    )
-    mesh.set_rasterized(True)
-    axes.grid(False)
-    axes.invert_yaxis()
-    axes.set_yticks(range(len(clients)), [client[:8] for client in clients], parse_math=False)
-    axes.tick_params(axis="y", labelsize=6.5 if len(clients) > 15 else 8.5)
-    axes.set_ylabel(f"the {len(clients)} of {total} clients {reason}" if total > len(clients) else "client")
+    colours = (theme.grid, theme.series[0], theme.ink)
+    heat(axes, (edges, np.arange(len(clients) + 1) - 0.5), table, (low, high), colours)
+    axes.y.ticks, axes.y.down = (range(len(clients)), [client[:8] for client in clients]), True
+    axes.y.size = 6.5 if len(clients) > 15 else 8.5
+    axes.y.label = f"the {len(clients)} of {total} clients {reason}" if total > len(clients) else "client"
     label_rounds(axes)
-    bar = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=7 * height)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(colors=theme.muted, labelsize=9, length=0)
+    key = heat_key(axes, (low, high), colours, "weight p (line: an equal share)")
     equal = len(set(rounds)) / len(run.weights)
     if low <= equal <= high:
-        bar.ax.axhline(equal, color=theme.series[1], lw=2)
-    bar.set_label("weight p (line: an equal share)", color=theme.muted, fontsize=10)
+        key.level(equal, theme.series[1], 2)
     return figure
 
 
@@ -120,21 +111,20 @@ def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) 
         _bars(panel, stack, theme)
         if place:
             _outline(panel, stacks[0].mean(0), stack.shape[1], shown[0][0], theme)
-        heading = "\n".join(wrap(label, 32, max_lines=2, placeholder="…"))
-        size = 11 if len(label) <= 24 else 8.5
-        panel.set_title(heading, loc="left", fontsize=size, fontweight="bold", color=theme.ink, pad=17, parse_math=False)
+        title(panel, "\n".join(wrap(label, 32, max_lines=2, placeholder="…")), 11 if len(label) <= 24 else 8.5)
         worst, mean, best = stack[:, 0].mean(), stack.mean(), stack[:, -1].mean()
-        note = f"mean {percent_text(mean, False)} · worst {percent_text(worst, False)} · gap {percent_text(best - worst, False)}"
-        panel.text(0, 1.005, note, transform=panel.transAxes, fontsize=8, color=theme.muted, va="bottom")
-        panel.set_ylim(0, top)
+        panel.note = (
+            f"mean {percent_text(mean, False)} · worst {percent_text(worst, False)} · gap {percent_text(best - worst, False)}"
+        )
+        panel.y.low, panel.y.high = 0.0, top
         _name_clients(panel, members, column, stack.shape[1])
         if place % columns == 0:
             label_values(panel, column, "on its test set")
         else:
-            panel.tick_params(labelleft=False)
+            panel.y.size = 0
     for panel in axes[len(shown) :]:
-        panel.set_visible(False)
-    legend(figure, axes[min(1, len(shown) - 1)], theme)
+        panel.hidden = True
+    legend(figure, axes[min(1, len(shown) - 1)])
     return figure
 
 
@@ -145,41 +135,37 @@ def _sorted_clients(members: Sequence[RunFolder], column: str) -> Floats:
     return np.array([v if len(v) == len(share) else np.quantile(v, share) for v in values])
 
 
-def _bars(axes: Axes, stack: Floats, theme: Theme) -> None:
+def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
     heights, n = stack.mean(0), stack.shape[1]
     worst = max(1, -(-n // 10))
     places = np.arange(n)
     few = n <= _MAX_BARS
     name = "worst tenth" if worst > 1 else "worst client"
-    for part, colour, label in ((places[:worst], theme.series[1], name), (places[worst:], theme.series[0], "_")):
+    for part, colour, label in ((places[:worst], theme.series[1], name), (places[worst:], theme.series[0], "")):
         if few:
-            axes.bar(part, heights[part], width=0.8, color=colour, lw=0, label=label)
+            axes.bars(part, heights[part], 0.8, colour, label=label)
         else:  # one shape: bars thinner than a pixel would get lost
-            axes.stairs(heights[part], np.append(part, n if label == "_" else worst) - 0.5, fill=True, color=colour, label=label)
+            axes.blocks(np.append(part, worst if label else n) - 0.5, heights[part], colour, label=label)
     if few and len(stack) > 1:
-        reach = [heights - stack.min(0), stack.max(0) - heights]
-        axes.errorbar(places, heights, reach, fmt="none", ecolor=theme.muted, lw=1.1, label="lowest to highest run")
-    axes.axhline(float(stack.mean()), color=theme.ink, lw=1.1, ls=(0, (4, 3)), label="mean")
-    axes.grid(False, axis="x")
-    axes.set_xlim(-0.7, n - 0.3)
+        lowest, highest = (np.stack([places, end], axis=1) for end in (stack.min(0), stack.max(0)))
+        axes.whiskers(lowest, highest, theme.muted, 1.1, "lowest to highest run")
+    axes.level(float(stack.mean()), theme.ink, 1.1, (4, 3), "mean")
+    axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
 
 
-def _outline(axes: Axes, heights: Floats, n: int, label: str, theme: Theme) -> None:
+def _outline(axes: Panel, heights: Floats, n: int, label: str, theme: Theme) -> None:
     """Draw another method's bars as a line over ``n`` bars."""
     if len(heights) != n:
         heights = np.quantile(heights, np.linspace(0, 1, n))
     edges = np.arange(n + 1) - 0.5
-    axes.stairs(
-        heights, edges, color=theme.ink, lw=1.4 if n <= _MAX_BARS else 0.9, label=f"{label[:30]}, for comparison", baseline=None
-    )
+    axes.steps(edges, heights, theme.ink, 1.4 if n <= _MAX_BARS else 0.9, f"{label[:30]}, for comparison")
 
 
-def _name_clients(axes: Axes, members: Sequence[RunFolder], column: str, n: int) -> None:
-    axes.set_xlabel(f"clients, from worst to best ({n})", fontsize=9)
+def _name_clients(axes: Panel, members: Sequence[RunFolder], column: str, n: int) -> None:
+    axes.x.label, axes.x.label_size, axes.x.size = f"clients, from worst to best ({n})", 9, 8
     if len(members) > 1 or n > 16:  # the k-th worst is not the same client in every run
-        axes.set_xticks([])
+        axes.x.ticks = [], []
         return
     rows: list[dict[str, Any]] = [row for row in members[0].clients if np.isfinite(row.get(column, np.nan))]
     names = [str(row["client"])[:8] for row in sorted(rows, key=lambda row: row[column])]
-    axes.set_xticks(range(n), names, parse_math=False)
-    axes.tick_params(axis="x", labelsize=8, rotation=90 if sum(map(len, names)) + n > 34 else 0)
+    axes.x.ticks, axes.x.upright = (range(n), names), sum(map(len, names)) + n > 34

@@ -118,8 +118,8 @@ def cards(entries: Iterable[tuple[str, str]]) -> Html:
 
 
 def picture(description: str, light: bytes, dark: bytes) -> Html:
-    """A PNG in two colour schemes; the browser shows the one that fits the page."""
-    light_uri, dark_uri = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (light, dark))
+    """An SVG in two colour schemes; the browser shows the one that fits the page."""
+    light_uri, dark_uri = (f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}" for data in (light, dark))
     return Html(
         "<figure><picture>"
         f'<source media="(prefers-color-scheme: dark)" srcset="{dark_uri}">'

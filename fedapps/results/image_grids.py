@@ -1,15 +1,17 @@
 """Pictures of a synthetic set while it is made: a labelled grid every few rounds, all as one animation; the set as a data set."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from fedapps.data.sample_sets import save_set
-from strategies.base.capabilities import MakingSamples
-from strategies.base.rounds import Round
+
+if TYPE_CHECKING:  # reports look for pictures here, and need no Flower
+    from strategies.base.capabilities import MakingSamples
+    from strategies.base.rounds import Round
 
 FOLDER = "synthetic"
 ANIMATION, SET = "rounds.png", "set"
@@ -21,13 +23,13 @@ SIDE = 480  # pixels, about
 class ImageGrids:
     """Callback that draws the set of ``strategy`` into ``folder``/synthetic; ``done``: rounds that a resumed run holds already."""
 
-    def __init__(self, folder: Path, strategy: MakingSamples, every: int, num_classes: int, done: int = 0) -> None:
+    def __init__(self, folder: Path, strategy: "MakingSamples", every: int, num_classes: int, done: int = 0) -> None:
         self.folder, self.strategy, self.every, self.num_classes = folder / FOLDER, strategy, every, num_classes
         for path in grids(folder):
             if int(path.stem.partition("-")[2]) > done:
                 path.unlink()
 
-    def __call__(self, now: Round) -> None:
+    def __call__(self, now: "Round") -> None:
         """Draw a grid if this round is due."""
         if now.number == now.num_rounds or (self.every and now.number % self.every == 0):
             self.folder.mkdir(exist_ok=True)
@@ -36,6 +38,7 @@ class ImageGrids:
 
     def close(self, arrays: Any) -> None:
         """Write the animation, and the set of the last round."""
+
         self.folder.mkdir(exist_ok=True)
         x, y = self.strategy.samples(arrays)
         save_set(self.folder / SET, x, y, self.num_classes)

@@ -6,13 +6,13 @@ It is made from the run folder's files alone, so it exists for an interrupted ru
 from pathlib import Path
 
 from fedapps.results import html
-from fedapps.results.drawing import DARK, png
+from fedapps.results.drawing import DARK, LIGHT, svg
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
 from fedapps.results.html import Html
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
 from fedapps.results.reader import RunFolder, is_number, read_run
-from fedapps.results.run_plots import plot_run, run_figures
+from fedapps.results.run_plots import run_figures, write_plots
 
 # Rows a browser still scrolls easily; the files hold the rest.
 _MAX_CLIENT_ROWS = 1000
@@ -58,15 +58,17 @@ def write_report(run_dir: Path | str) -> Path:
     Raises UserError if the folder is no run folder.
     """
     run = read_run(run_dir)
-    light = {path.stem: path.read_bytes() for path in plot_run(run.path)}
-    dark = {name: png(figure) for name, figure in run_figures(run, DARK).items()}
+    light, dark = run_figures(run, LIGHT), run_figures(run, DARK)
+    write_plots(run.path, light)
     path = run.path / "report.html"
-    path.write_text(report_html(run, light, dark), encoding="utf-8")
+    path.write_text(
+        report_html(run, *({name: svg(one) for name, one in found.items()} for found in (light, dark))), encoding="utf-8"
+    )
     return path
 
 
 def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes]) -> str:
-    """The report as text; `light` and `dark` are the plots as PNG by name."""
+    """The report as text; `light` and `dark` are the plots as SVG by name."""
     on = run.subject
     body = [
         Html(f"<header><h1>{html.text(run.method)}{_on(on)}</h1>"),

@@ -1,16 +1,13 @@
-"""Plots of a run and of several runs, as PNG.
+"""Plots of a run and of several runs.
 
-Only matplotlib's object interface with the Agg canvas: no pyplot, no display, no global state, so that it is safe in
-a worker thread and on a server. `run_figures` draws what the run folder holds: the known measures each in a plot of
-their own, every other number of the rounds as one small panel. Each figure exists for a light and a dark page.
+`run_figures` draws what the run folder holds: the known measures each in a plot of their own, every other number of the
+rounds as one small panel. Each figure exists for a light and a dark page.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedapps.results.drawing import (
     LIGHT,
@@ -22,11 +19,13 @@ from fedapps.results.drawing import (
     line_with_range,
     one_panel,
     panels,
+    percents,
     png,
     title,
 )
 from fedapps.results.fair_plots import fair_measure, weights_figure
 from fedapps.results.formats import byte_scale, is_percent, metric_name
+from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.traffic_plots import draw_over_models, label_models, models_figure
 
@@ -37,13 +36,15 @@ _LINE_STYLES = ("-", "--", ":", "-.")
 def plot_run(run_dir: Path | str) -> list[Path]:
     """Writes the run's plots to `plots/*.png` in its folder (light scheme) and returns their paths."""
     run = read_run(run_dir)
-    folder = run.path / "plots"
-    paths = []
-    for name, figure in run_figures(run, LIGHT).items():
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{name}.png"
+    return write_plots(run.path, run_figures(run, LIGHT))
+
+
+def write_plots(run_dir: Path, figures: dict[str, Figure]) -> list[Path]:
+    """Writes figures by name as `plots/NAME.png` into a folder and returns their paths."""
+    paths = [run_dir / "plots" / f"{name}.png" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(png(figure))
-        paths.append(path)
     return paths
 
 
@@ -60,7 +61,7 @@ def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
         figure, axes = one_panel("Training loss over rounds", theme)
         line(axes, *train["loss"], theme.series[0])
         label_rounds(axes)
-        axes.set_ylabel("training loss, mean over clients")
+        axes.y.label = "training loss, mean over clients"
         figures["train-loss"] = figure
     if run.column(measure):
         figures["clients"] = _client_bars(run, measure, theme)
@@ -77,20 +78,12 @@ def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
     return figures
 
 
-def plot_comparison(run_dirs: Sequence[Path | str], labels: Sequence[str], path: Path, theme: Theme = LIGHT) -> Path:
+def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) -> Figure:
     """Accuracy (AUROC where all runs have it) over rounds beside the clients' own, sorted; one colour per label.
 
     Runs with the same label (seeds of one setting) are drawn as their mean with a band from lowest to highest.
     Runs without accuracies are compared by the first other measure of their evaluations.
     """
-    runs = [read_run(run_dir) for run_dir in run_dirs]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(png(comparison_figure(runs, labels, theme)))
-    return path
-
-
-def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) -> Figure:
-    """The figure of `plot_comparison`."""
     groups: dict[str, list[RunFolder]] = {}
     for run, label in zip(runs, labels, strict=True):
         groups.setdefault(label, []).append(run)
@@ -116,18 +109,18 @@ def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: T
             line_with_range(axes[1], 100 * share, stack, colour, style, label)
         if with_models:
             draw_over_models(axes[-1], members, metric, colour, style, label)
-    title(axes[0], f"{_sentence(metric_name(column))} over rounds", theme)
+    title(axes[0], f"{_sentence(metric_name(column))} over rounds")
     label_rounds(axes[0])
     label_values(axes[0], column, "mean over clients")
     if with_clients:
-        title(axes[1], "Clients, from worst to best", theme)
-        axes[1].set_xlabel("share of clients (%)")
+        title(axes[1], "Clients, from worst to best")
+        axes[1].x.label = "share of clients (%)"
         label_values(axes[1], column, "the client's own")
     if with_models:
-        title(axes[-1], "The same over models", theme)
+        title(axes[-1], "The same over models")
         label_models(axes[-1])
         label_values(axes[-1], column, "mean over clients")
-    legend(figure, axes[0], theme)
+    legend(figure, axes[0])
     return figure
 
 
@@ -137,13 +130,13 @@ def _measure(evaluate: dict[str, tuple[list[int], list[float]]], measure: str, t
         low, high = (dict(zip(*evaluate[f"{measure}-{end}"], strict=True)) for end in ("worst10", "best10"))
         rounds = sorted(low.keys() & high.keys())
         ends = [low[r] for r in rounds], [high[r] for r in rounds]
-        axes.fill_between(rounds, *ends, color=theme.series[0], alpha=0.16, lw=0, label="worst 10 % to best 10 % of clients")
+        axes.band(rounds, *ends, theme.series[0], label="worst 10 % to best 10 % of clients")
     line(axes, *evaluate[f"{measure}-mean"], theme.series[0], label="mean over clients")
     if f"global-{measure}-mean" in evaluate:
         line(axes, *evaluate[f"global-{measure}-mean"], theme.series[1], "--", label="global model")
     label_rounds(axes)
     label_values(axes, measure, "")
-    legend(figure, axes, theme)
+    legend(figure, axes)
     return figure
 
 
@@ -151,32 +144,31 @@ def _client_bars(run: RunFolder, measure: str, theme: Theme) -> Figure:
     figure, axes = one_panel(f"{_sentence(metric_name(measure))} of each client, from worst to best", theme)
     rows = sorted((row for row in run.clients if _finite(row.get(measure))), key=lambda row: row[measure])
     heights = [row[measure] for row in rows]
-    positions = np.arange(len(rows))
     few = len(rows) <= 40
     if few:
-        axes.bar(positions, heights, width=0.78, color=theme.series[0], lw=0, alpha=0.85)
+        axes.bars(range(len(rows)), heights, 0.78, theme.series[0], alpha=0.85)
     else:
-        axes.fill_between(positions, heights, step="mid", color=theme.series[0], lw=0, alpha=0.3)
-        axes.step(positions, heights, where="mid", color=theme.series[0], lw=1.8)
+        edges = np.arange(len(rows) + 1) - 0.5
+        axes.blocks(edges, heights, theme.series[0], alpha=0.3)
+        axes.steps(edges, heights, theme.series[0], 1.8)
     mean = float(np.mean(heights))
-    axes.axhline(mean, color=theme.ink, lw=1.2, ls=(0, (4, 3)), label=f"mean {100 * mean:.1f} %")
+    axes.level(mean, theme.ink, 1.2, (4, 3), f"mean {100 * mean:.1f} %")
     of_global = f"global-{measure}"
     with_global = [(p, row[of_global]) for p, row in enumerate(rows) if _finite(row.get(of_global))]
     if with_global and any(value != heights[p] for p, value in with_global):
-        axes.scatter(
-            [p for p, _ in with_global], [value for _, value in with_global], s=22 if few else 4, color=theme.series[1], zorder=3,
-            edgecolors=theme.surface if few else "none", linewidths=0.8, label="global model",
-        )  # fmt: skip
+        places, values = np.array(with_global, float).T
+        if few:  # a rim sets the dots apart from the bars
+            axes.dots(places, values, theme.surface, 6.3)
+        axes.dots(places, values, theme.series[1], 4.7 if few else 2.0, "global model")
     if few:
-        axes.set_xticks(positions, [str(row["client"])[:8] for row in rows], parse_math=False)
-        crowded = sum(min(8, len(str(row["client"]))) + 1 for row in rows) > 75
-        axes.tick_params(axis="x", labelsize=7.5 if len(rows) > 25 else 8.5, rotation=90 if crowded else 0)
-    axes.set_xlim(-0.7, len(rows) - 0.3)
-    axes.set_ylim(0, 1.02)
-    axes.grid(False, axis="x")
-    axes.set_xlabel("client" if few else f"clients, sorted ({len(rows)})")
+        names = [str(row["client"])[:8] for row in rows]
+        axes.x.ticks, axes.x.size = (range(len(rows)), names), 7.5 if len(rows) > 25 else 8.5
+        axes.x.upright = sum(len(name) + 1 for name in names) > 75
+    axes.x.low, axes.x.high, axes.x.grid = -0.7, len(rows) - 0.3, False
+    axes.y.low, axes.y.high = 0.0, 1.02
+    axes.x.label = "client" if few else f"clients, sorted ({len(rows)})"
     label_values(axes, measure, "on its test set")
-    legend(figure, axes, theme)
+    legend(figure, axes)
     return figure
 
 
@@ -187,11 +179,11 @@ def _bytes(run: RunFolder, theme: Theme) -> Figure:
     divisor, unit = byte_scale(max(float(total[-1]) for total in totals.values()))
     # Both directions often carry the same: the dashed line on top keeps both visible.
     line(axes, rounds, totals["bytes-down"] / divisor, theme.series[0], label="server to clients", width=3.2)
-    line(axes, rounds, totals["bytes-up"] / divisor, theme.series[1], (0, (3, 2)), label="clients to server")
-    axes.set_ylim(bottom=0)
+    line(axes, rounds, totals["bytes-up"] / divisor, theme.series[1], (3, 2), label="clients to server")
+    axes.y.low = 0.0
     label_rounds(axes)
-    axes.set_ylabel(f"bytes, all clients together ({unit})")
-    legend(figure, axes, theme)
+    axes.y.label = f"bytes, all clients together ({unit})"
+    legend(figure, axes)
     return figure
 
 
@@ -213,12 +205,12 @@ def _curves(curves: dict[str, list[float]], theme: Theme) -> dict[str, Figure]:
             low, high = np.maximum(y - std, min(0.0, y.min())), y + std
             if is_percent(y_name):
                 high = np.minimum(high, 1)
-            axes.fill_between(x, low, high, color=theme.series[0], alpha=0.16, lw=0, label="± std over clients")
+            axes.band(x, low, high, theme.series[0], label="± std over clients")
         line(axes, x, y, theme.series[0], label="mean over clients")
-        axes.set_xlabel(x_name, parse_math=False)
+        axes.x.label = x_name
         label_values(axes, y_name, "")
         if std.shape == y.shape:
-            legend(figure, axes, theme)
+            legend(figure, axes)
         figures[_file_name(key)] = figure
     return figures
 
@@ -229,17 +221,16 @@ def _small_panels(series: dict[str, tuple[str, tuple[list[int], list[float]]]], 
     rows = -(-len(shown) // columns)
     figure, axes = panels(rows, columns, (6.2, max(4.0, 1.75 * rows + 0.3)), theme)
     for panel, (name, (key, (rounds, values))) in zip(axes, shown, strict=False):
-        title(panel, _sentence(name), theme, size=9.5)
+        title(panel, _sentence(name), 9.5)
         line(panel, rounds, values, theme.series[0])
-        panel.tick_params(labelsize=8)
-        panel.yaxis.set_major_locator(MaxNLocator(4))
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        panel.x.size = panel.y.size = 8
+        panel.x.most, panel.x.whole, panel.y.most = 5, True, 4
         if is_percent(key):
-            panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+            panel.y.tell = _percents_with_unit
     for panel in axes[len(shown) :]:
-        panel.set_visible(False)
+        panel.hidden = True
     for panel in axes[max(0, len(shown) - columns) : len(shown)]:
-        panel.set_xlabel("round", fontsize=8.5)
+        panel.x.label, panel.x.label_size = "round", 8.5
     return figure
 
 
@@ -252,6 +243,10 @@ def _shared_metric(runs: Sequence[RunFolder]) -> str:
     candidates = [key for run_keys in keys for key in run_keys]
     means = [key for key in candidates if key.endswith("-mean")]
     return (means or candidates or ["accuracy-mean"])[0]
+
+
+def _percents_with_unit(ticks: Sequence[float]) -> list[str]:
+    return [f"{text} %" for text in percents(ticks)]
 
 
 def _finite(value: object) -> bool:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from fedapps.results.axes import Panel
 from fedapps.results.drawing import Theme, label_values, line, line_with_range, one_panel
+from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
 
 MODELS_AXIS = "models sent and received, per client"
@@ -29,7 +29,7 @@ def over_models(run: RunFolder, key: str) -> tuple[list[float], list[float]]:
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def draw_over_models(axes: Axes, members: Sequence[RunFolder], key: str, colour: str, style: str, label: str) -> None:
+def draw_over_models(axes: Panel, members: Sequence[RunFolder], key: str, colour: str, style: str, label: str) -> None:
     """Draw runs of one setting: their mean, and a band from lowest to highest where they sent the same."""
     curves = [curve for run in members if (curve := over_models(run, key))[0]]
     if curves and all(curve[0] == curves[0][0] for curve in curves):
@@ -39,7 +39,6 @@ def draw_over_models(axes: Axes, members: Sequence[RunFolder], key: str, colour:
             line(axes, *curve, colour, style, label=label if number == 0 else "")
 
 
-def label_models(axes: Axes) -> None:
+def label_models(axes: Panel) -> None:
     """Name the axis."""
-    axes.set_xlabel(MODELS_AXIS)
-    axes.set_xlim(left=0)
+    axes.x.label, axes.x.low = MODELS_AXIS, 0.0

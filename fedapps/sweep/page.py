@@ -4,19 +4,34 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fedapps.results import html
-from fedapps.results.drawing import DARK, LIGHT, Theme, label_rounds, label_values, legend, line_with_range, panels, png, title
+from fedapps.results.canvas import FORMS
+from fedapps.results.drawing import (
+    DARK,
+    LIGHT,
+    Theme,
+    heat,
+    label_rounds,
+    label_values,
+    legend,
+    line_with_range,
+    panels,
+    png,
+    svg,
+    title,
+)
 from fedapps.results.formats import is_percent, metric_name, one_line, seconds_text
 from fedapps.results.html import Html
+from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
 from fedapps.sweep.plan import Plan, short_label
 from fedapps.sweep.tables import Results, best_of, heading
 
 MAX_PANELS = 12
 _STYLES = ("-", "--", ":", "-.")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKERS = tuple(FORMS)
+_SHADES = ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b")
 
 
 def figures(results: Results, theme: Theme) -> dict[str, Figure]:
@@ -52,13 +67,13 @@ def _curves(results: Results, measure: str, theme: Theme) -> Figure:
                 common = sorted(set.intersection(*(set(values) for values in over_rounds)))
                 stack = np.array([[values[r] for r in common] for values in over_rounds])
                 line_with_range(panel, common, stack, *_look(index, theme), results.row_name(row))
-        title(panel, results.column_name(column) or f"{heading(measure)} over rounds", theme, size=11)
+        title(panel, results.column_name(column) or f"{heading(measure)} over rounds", 11)
         label_rounds(panel)
         label_values(panel, measure, "")
     for panel in axes[len(columns) :]:
-        panel.set_visible(False)
-    fullest = max(axes[: len(columns)], key=lambda panel: len(panel.get_legend_handles_labels()[1]))
-    legend(figure, fullest, theme)
+        panel.hidden = True
+    fullest = max(axes[: len(columns)], key=lambda panel: len(panel.legend))
+    legend(figure, fullest)
     return figure
 
 
@@ -80,21 +95,15 @@ def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
             if not found:
                 continue
             means = [float(np.mean(values)) for _, values in found]
-            spans = [
-                [m - min(v) for m, (_, v) in zip(means, found, strict=True)],
-                [max(v) - m for m, (_, v) in zip(means, found, strict=True)],
-            ]
+            lines = [place + shift for place, _ in found]
             colour = theme.series[index % len(theme.series)]
-            panel.errorbar(
-                means, [place + shift for place, _ in found], xerr=spans, fmt=_MARKERS[index], color=colour, ms=5, lw=1.4,
-                label=results.column_name(column) or "_",
-            )  # fmt: skip
-        title(panel, heading(measure), theme, size=10.5)
-        panel.set_ylim(len(rows) - 0.5, -0.5)
-        panel.set_yticks(
-            range(len(rows)), [results.row_name(row)[:34] for row in rows] if panel is axes[0] else [], parse_math=False
-        )
-    legend(figure, axes[0], theme)
+            starts, ends = ([(reach(v), y) for (_, v), y in zip(found, lines, strict=True)] for reach in (min, max))
+            panel.whiskers(starts, ends, colour, 1.4)
+            panel.dots(means, lines, colour, 6, results.column_name(column), _MARKERS[index])
+        title(panel, heading(measure), 10.5)
+        panel.y.low, panel.y.high, panel.y.down = -0.5, len(rows) - 0.5, True
+        panel.y.ticks = range(len(rows)), [results.row_name(row)[:34] for row in rows] if panel is axes[0] else []
+    legend(figure, axes[0])
     return figure
 
 
@@ -130,24 +139,20 @@ def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]],
                 mean = entry.mean(measure) if entry else None
                 table[i, j] = np.nan if mean is None else mean
         # Light for bad, dark for good, whichever end that is.
-        shades = "Blues_r" if best_of(measure) is min else "Blues"
-        panel.imshow(table, cmap=shades, aspect="auto", vmin=min(means), vmax=max(means))
+        shades = _SHADES[::-1] if best_of(measure) is min else _SHADES
+        edges = np.arange(len(tops) + 1) - 0.5, np.arange(len(lefts) + 1) - 0.5
+        heat(panel, edges, table, (min(means), max(means)), shades)
         middle = (min(means) + max(means)) / 2
         for (i, j), value in np.ndenumerate(table):
-            dark = (value > middle) == (shades == "Blues")
+            dark = (value > middle) == (shades == _SHADES)
             if np.isfinite(value):
-                panel.text(
-                    j, i, f"{scale * value:.4g}", ha="center", va="center", fontsize=9, color="white" if dark else "#14324d"
-                )
+                panel.text(j, i, f"{scale * value:.4g}", 9, "#ffffff" if dark else "#14324d")
         names = [label for label in (*row_kind, *column_kind) if label]
-        title(panel, ", ".join([*names, heading(measure)]), theme, size=10.5)
-        panel.set_xticks(range(len(tops)), tops)
-        panel.set_yticks(range(len(lefts)), lefts)
-        panel.grid(False)
-        panel.set_xlabel(results.column_axes[-1], parse_math=False)
-        panel.set_ylabel(results.row_axes[-1], parse_math=False)
+        title(panel, ", ".join([*names, heading(measure)]), 10.5)
+        panel.x.ticks, panel.x.label = (range(len(tops)), tops), results.column_axes[-1]
+        panel.y.ticks, panel.y.label, panel.y.down = (range(len(lefts)), lefts), results.row_axes[-1], True
     for panel in axes[len(kinds) :]:
-        panel.set_visible(False)
+        panel.hidden = True
     return figure
 
 
@@ -156,15 +161,16 @@ def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]],
 
 def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
     """Write ``plots/*.png`` and the self-contained ``report.html``; ``failed``: the reason by cell. Returns the page's path."""
-    light = {name: png(figure) for name, figure in figures(results, LIGHT).items()}
-    dark = {name: png(figure) for name, figure in figures(results, DARK).items()}
+    light, dark = figures(results, LIGHT), figures(results, DARK)
     (folder / "plots").mkdir(exist_ok=True)
-    for name, data in light.items():
-        (folder / "plots" / f"{name}.png").write_bytes(data)
+    for name, figure in light.items():
+        (folder / "plots" / f"{name}.png").write_bytes(png(figure))
     words = {"curves": "over rounds", "values": "at the end", "grid": "at the end, as a grid"}
     pictures = [
         html.picture(
-            f"{results.plan.title}: {', '.join(map(metric_name, results.measures))} {words[name]}", light[name], dark[name]
+            f"{results.plan.title}: {', '.join(map(metric_name, results.measures))} {words[name]}",
+            svg(light[name]),
+            svg(dark[name]),
         )
         for name in light
     ]

@@ -22,4 +22,4 @@ if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which
     from fedapps.tasks.tabular import Tabular as Tabular
     from fedapps.tasks.text_pairs import TextPairs as TextPairs
 
-__getattr__, __dir__ = late_exports(__name__, __file__)
+__getattr__, __dir__, __all__ = late_exports(__name__, __file__)

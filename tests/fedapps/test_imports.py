@@ -55,6 +55,10 @@ def test_options_are_read_without_what_trains():
     assert LATE & imported(f"import {', '.join(sorted(names))}\n") == set()
 
 
+def test_a_report_is_made_without_what_trains_and_without_a_library_for_plots():
+    assert LATE & imported("import fedapps.results.report, fedapps.results.compare\n") == {"PIL"}
+
+
 @pytest.mark.parametrize("name", ["clients", "strategies"])
 def test_what_a_package_offers_is_imported_on_use(name):
     assert "torch" not in imported(f"import {name}\nfrom {name} import {'to_client_app' if name == 'clients' else 'FedAvg'}\n")

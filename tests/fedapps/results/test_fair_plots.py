@@ -5,14 +5,14 @@ import io
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.results import fair_plots, writer
+from fedapps.results.canvas import Area, Text
 from fedapps.results.compare import compare
-from fedapps.results.drawing import DARK, LIGHT
+from fedapps.results.drawing import DARK, LIGHT, png, svg
 from fedapps.results.formats import metric_text
 from fedapps.results.reader import read_run
 from fedapps.results.report import write_report
@@ -47,8 +47,9 @@ def lines(folder):
 
 def drawn(figure):
     """The texts of a figure, after drawing it: what cannot be drawn raises."""
-    FigureCanvasAgg(figure).draw()
-    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+    assert png(figure)
+    assert svg(figure)
+    return [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
 
 
 def with_weights(path, rows):
@@ -128,7 +129,6 @@ def test_a_run_records_and_a_resumed_one_equals_it(tmp_path):
 # --- the heat map ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_heat_map_in_plots_and_report(write_run):
     path = with_weights(write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))])
     assert "weights" in [picture.stem for picture in plot_run(path)]
@@ -187,7 +187,8 @@ def test_damaged_weights_are_passed_over(write_run):
 
 
 def bars(figure, panel):
-    return [bar.get_height() for bar in figure.axes[panel].patches if hasattr(bar, "get_height")]
+    shapes = [shape for shape in figure.panels[panel].shapes if isinstance(shape, Area)]
+    return [ring[:, 1].max() for shape in shapes for ring in shape.rings]
 
 
 def test_bars_are_sorted_and_of_seeds_the_mean(write_run):
@@ -215,7 +216,6 @@ def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
     assert "$m9" not in texts  # eight at most
 
 
-@pytest.mark.slow
 def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
     numbers = {"accuracy-mean": 0.8, "accuracy-worst10": 0.4, "accuracy-worst": 0.3, "parity-gap": 0.6, "gini": 0.1}
     first = write_run("a", "m1", last=numbers)

@@ -5,6 +5,7 @@ import json
 import re
 import struct
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
@@ -58,6 +59,14 @@ def report(path):
     return Page(write_report(path).read_text(encoding="utf-8"))
 
 
+def pictures(page):
+    """The plots of a page, in both colour schemes, parsed."""
+    start = "data:image/svg+xml;base64,"
+    sources = [value for name, value in page.attributes if name in ("src", "srcset")]
+    assert all(source.startswith(start) for source in sources)
+    return [ElementTree.fromstring(base64.b64decode(source.removeprefix(start))) for source in sources]
+
+
 def png_size(data):
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     return struct.unpack(">II", data[16:24])
@@ -90,7 +99,7 @@ def test_foreign_text_stays_text(write_run):
     reason = '<script>alert("x")</script>\x1b[31m<img src=x onerror=y> $\\frac{'
     path = write_run(
         method="<b>m</b>",
-        clients=[("<i>&0", 0.5), ("$x", 0.75)],
+        clients=[("<i>&0", 0.5), ("$x\x07y", 0.75)],
         failures=[(2, {"client": '"><svg onload=z>', "reason": reason})],
         settings={"data": {"source": "</title><script>"}},
         curves={"<u>": [0.0, 1.0], "<u>-accuracy": [0.1, 0.2]},
@@ -103,6 +112,8 @@ def test_foreign_text_stays_text(write_run):
     assert row[1] == '"><svg onload=z>'
     assert row[2].startswith('<script>alert("x")</script> [31m<img')
     assert "\x1b" not in page.text
+    texts = {text for picture in pictures(page) for text in picture.itertext()}
+    assert {"<i>&0", "$x y", "Accuracy over <u>"} <= texts
 
 
 def test_self_contained(write_run):
@@ -113,10 +124,16 @@ def test_self_contained(write_run):
     assert "https:" not in html
     assert "script" not in page.tags
     assert "link" not in page.tags
-    sources = [value for name, value in page.attributes if name in ("src", "srcset")]
-    assert len(sources) == 2 * len(list((path / "plots").glob("*.png")))
-    for source in sources:
-        width, height = png_size(base64.b64decode(source.removeprefix("data:image/png;base64,")))
+    drawn = pictures(page)
+    assert len(drawn) == 2 * len(list((path / "plots").glob("*.png")))
+    for picture in drawn:
+        assert {element.tag.removeprefix("{http://www.w3.org/2000/svg}") for element in picture.iter()} <= {"svg", "path", "text"}
+        assert not [name for element in picture.iter() for name in element.attrib if "href" in name or name.startswith("on")]
+        width, height = map(float, picture.attrib["viewBox"].split()[2:])
+        assert width > 400
+        assert height > 200
+    for plot in (path / "plots").glob("*.png"):
+        width, height = png_size(plot.read_bytes())
         assert width > 600
         assert height > 300
     assert not re.search(r"url\(|@import", html)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedapps.cli import main
+from fedapps.results.canvas import Line
 from fedapps.results.drawing import LIGHT
 from fedapps.results.reader import read_run
 from fedapps.results.run_plots import comparison_figure, run_figures
@@ -57,14 +58,15 @@ def test_accuracy_over_models(runs):
     assert x == pytest.approx([sent[1], sent[3]])
     assert y == [row["evaluate"]["accuracy-mean"] for row in rows(runs / "ffgb") if "evaluate" in row]
     figures = run_figures(run, LIGHT)
-    assert figures["models"].axes[0].get_xlabel() == MODELS_AXIS
+    assert figures["models"].panels[0].x.label == MODELS_AXIS
     assert "models" not in run_figures(read_run(runs / "fedavg"), LIGHT)
 
 
 def test_a_comparison_has_both_views(runs):
     both = [read_run(runs / method) for method in ("ffgb", "fedavg")]
-    axes = comparison_figure(both, ["ffgb", "fedavg"], LIGHT).axes
-    assert [len(panel.lines) for panel in axes] == [2, 2, 2]
-    assert axes[2].get_xlabel() == MODELS_AXIS
-    assert axes[2].lines[1].get_xdata().tolist() == [2, 4]  # FedAvg: half of the clients take part, one model each way
-    assert len(comparison_figure(both[1:], ["fedavg"], LIGHT).axes) == 2
+    axes = comparison_figure(both, ["ffgb", "fedavg"], LIGHT).panels
+    lines = [[shape for shape in panel.shapes if isinstance(shape, Line)] for panel in axes]
+    assert [len(found) for found in lines] == [2, 2, 2]
+    assert axes[2].x.label == MODELS_AXIS
+    assert lines[2][1].points[:, 0].tolist() == [2, 4]  # FedAvg: half of the clients take part, one model each way
+    assert len(comparison_figure(both[1:], ["fedavg"], LIGHT).panels) == 2

@@ -1,0 +1,172 @@
+"""Axes with limits and ticks, and panels that hold what is drawn between them; `layout.py` gives them a place on a canvas."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedapps.results.canvas import Area, Dots, Line, Points, Shape, Text, text_width
+
+if TYPE_CHECKING:
+    from fedapps.results.drawing import Theme
+
+#: What is drawn and left out in turn, in widths of the line.
+_DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
+
+_HUGE = 1e300  # what is larger, or infinite, lies outside of every axis: differences could not be told
+
+Style = str | Sequence[float]
+
+
+@dataclass
+class Axis:
+    """One axis of a panel; what is None is found from the data.
+
+    low, high: limits. most: ticks at most, `whole` for whole numbers only. ticks: positions with their names. tell: the texts of
+    ticks. size: of these texts; 0: none. upright: they read upwards. grid: lines at the ticks. down: from top to bottom.
+    """
+
+    label: str = ""
+    label_size: float = 10.0
+    low: float | None = None
+    high: float | None = None
+    most: int | None = None
+    whole: bool = False
+    ticks: tuple[Sequence[float], Sequence[str]] | None = None
+    tell: Callable[[Sequence[float]], list[str]] | None = None
+    size: float = 9.0
+    upright: bool = False
+    grid: bool = True
+    down: bool = False
+
+    def limits(self, values: list[Points], touches_zero: bool) -> tuple[float, float]:
+        """The ends of the axis: those set, else those of the values with a margin, but none beside zero that bars stand on."""
+        found = np.concatenate([part[np.abs(part) < _HUGE] for part in values] or [np.zeros(0)])
+        low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
+        margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
+        low, high = low if touches_zero and low == 0 else low - margin, high + margin
+        low, high = low if self.low is None else self.low, high if self.high is None else self.high
+        return low, high if high > low else low + (abs(low) or 1.0)
+
+    def marks(self, low: float, high: float, length: float, lies: bool) -> tuple[list[float], list[str]]:
+        """Positions of the ticks between two limits, and their texts, which have room; `length` of the axis in points."""
+        if self.ticks is not None:
+            return list(self.ticks[0]), list(self.ticks[1]) if self.size else []
+        for most in range(self.most or max(2, min(9, int(length / 22))), 0, -1):
+            places = round_numbers(low, high, most, self.whole)
+            texts = (self.tell or plain)(places) if self.size else []
+            if not lies or sum(text_width(text, self.size) + self.size for text in texts) <= length:
+                break
+        return places, texts
+
+
+def round_numbers(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+    """Evenly spaced round numbers within the limits, in at most `most` steps; `whole`: whole numbers."""
+    exact = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(exact))
+    steps = [factor * power for factor in ((1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10))]
+    step = next((step for step in steps if step >= exact * (1 - 1e-9)), steps[-1])
+    step = max(1.0, step) if whole else step
+    return [count * step for count in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def plain(values: Sequence[float]) -> list[str]:
+    """Numbers with as many decimals as it takes to tell them apart; powers of ten where they are huge or tiny."""
+    step = min((abs(b - a) for a, b in pairwise(values)), default=abs(values[0]) if values else 1) or 1
+    if max(map(abs, values), default=0) >= 1e6 or step < 1e-4:
+        texts = [f"{value:.4g}" for value in values]
+    else:
+        decimals = next(digits for digits in range(8) if abs(step - round(step, digits)) < 1e-3 * step)
+        texts = [f"{value:.{decimals}f}" for value in values]
+    return [text.replace("-", "\N{MINUS SIGN}") for text in texts]
+
+
+@dataclass
+class Panel:
+    """What one pair of axes shows. `shapes` have the data's units, an infinite position is the panel's border."""
+
+    theme: "Theme"
+    heading: str = ""
+    heading_size: float = 12.0
+    note: str = ""  # a line below the heading
+    x: Axis = field(default_factory=Axis)
+    y: Axis = field(default_factory=Axis)
+    shapes: list[Shape] = field(default_factory=list)
+    legend: list[tuple[str, list[Shape]]] = field(default_factory=list)
+    key: "Panel | None" = None  # what colours mean: a narrow panel on the right of this one
+    hidden: bool = False
+
+    def _add(self, shape: Shape, label: str = "") -> None:
+        self.shapes.append(shape)
+        if label:
+            self.legend.append((label, [shape]))
+
+    def line(self, x: Any, y: Any, colour: str, width: float = 2.0, style: Style = "-", label: str = "", dots: float = 0) -> None:
+        """A line, with discs of size `dots` at its points; it has a gap where a number is missing."""
+        points = np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1)
+        dash = tuple(width * part for part in (_DASHES[style] if isinstance(style, str) else style))
+        known = np.isfinite(points).all(1)
+        cuts = np.flatnonzero(np.diff(known)) + 1
+        parts = [part for part in np.split(points, cuts) if len(part) and np.isfinite(part[0]).all()]
+        drawn: list[Shape] = [Line(part, colour, width, dash) for part in parts]
+        if dots and parts:
+            drawn.append(Dots(points[known], colour, dots))
+        self.shapes += drawn
+        if label and drawn:
+            self.legend.append((label, drawn[:1] + drawn[len(parts) :]))
+
+    def level(self, value: float, colour: str, width: float, style: Style = "-", label: str = "") -> None:
+        """A horizontal line through the whole panel."""
+        dash = tuple(width * part for part in (_DASHES[style] if isinstance(style, str) else style))
+        self._add(Line(np.array([[-np.inf, value], [np.inf, value]]), colour, width, dash), label)
+
+    def dots(self, x: Any, y: Any, colour: str, size: float, label: str = "", form: str = "disc") -> None:
+        """Discs, or other forms, `size` points across."""
+        self._add(Dots(np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1), colour, size, form), label)
+
+    def band(self, x: Any, low: Any, high: Any, colour: str, alpha: float = 0.16, label: str = "") -> None:
+        """What lies between two lines."""
+        x, low, high = (np.asarray(values, float) for values in (x, low, high))
+        there = np.isfinite(low) & np.isfinite(high)
+        x, low, high = x[there], low[there], high[there]
+        if len(x):
+            self._add(Area((np.stack([np.append(x, x[::-1]), np.append(low, high[::-1])], axis=1),), colour, alpha), label)
+
+    def bars(self, middles: Any, heights: Any, width: float, colour: str, alpha: float = 1.0, label: str = "") -> None:
+        """Bars that stand on zero, `width` in units of the x axis."""
+        ends = zip(np.asarray(middles) - width / 2, np.asarray(middles) + width / 2, heights, strict=True)
+        self._add(Area(tuple(rectangle(left, 0, right, top) for left, right, top in ends), colour, alpha, crisp=True), label)
+
+    def steps(self, edges: Any, heights: Any, colour: str, width: float, label: str = "") -> None:
+        """The outline of bars (n) between edges (n + 1)."""
+        self.line(np.repeat(edges, 2)[1:-1], np.repeat(heights, 2), colour, width, label=label)
+
+    def blocks(self, edges: Any, heights: Any, colour: str, alpha: float = 1.0, label: str = "") -> None:
+        """Bars (n) between edges (n + 1) as one shape, which leaves none of them too thin to see."""
+        x, tops = np.repeat(np.asarray(edges, float), 2), np.concatenate([[0], np.repeat(heights, 2), [0]])
+        self._add(Area((np.stack([x, tops], axis=1),), colour, alpha, crisp=True), label)
+
+    def whiskers(self, starts: Any, ends: Any, colour: str, width: float, label: str = "") -> None:
+        """Straight lines from starts (n, 2) to ends (n, 2)."""
+        for pair in zip(starts, ends, strict=True):
+            self._add(Line(np.array(pair, float), colour, width), label)
+            label = ""
+
+    def text(self, x: float, y: float, text: str, size: float, colour: str, upright: bool = False) -> None:
+        """A text around a place."""
+        self._add(Text(np.array([[x, y]]), text, size, colour, "middle", upright=upright))
+
+    def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The ends of both axes."""
+        areas = [ring for shape in self.shapes if isinstance(shape, Area) for ring in shape.rings]
+        points = areas + [shape.points for shape in self.shapes if not isinstance(shape, Area)]
+        on_zero = any(isinstance(shape, Area) and shape.crisp for shape in self.shapes)
+        return self.x.limits([part[:, 0] for part in points], False), self.y.limits([part[:, 1] for part in points], on_zero)
+
+
+def rectangle(left: float, bottom: float, right: float, top: float) -> Points:
+    """Its corners (4, 2)."""
+    return np.array([[left, bottom], [left, top], [right, top], [right, bottom]], float)
