@@ -15,10 +15,10 @@ from typing import Any
 def late_exports(
     package: str, path: str, renamed: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package (PEP 562): what its file ``path`` imports under ``if TYPE_CHECKING:``.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package (PEP 562).
 
-    Type checkers and editors read that list as it stands, so each name is written once. ``renamed``: old name -> new name; an old one
-    still works, with a ``DeprecationWarning``.
+    They offer what its file ``path`` imports under ``if TYPE_CHECKING:``; type checkers and editors read that list as it stands, so
+    each name is written once. ``renamed``: old name -> new name; an old one still works, with a ``DeprecationWarning``.
     """
     blocks = [node for node in ast.parse(Path(path).read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
