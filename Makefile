@@ -3,7 +3,7 @@
 # make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
 # make settings  brings what is generated from the options' declarations up to date: pyproject.toml, docs/settings.md, tables in docs/
-# make lint   ruff (lint and format) and mypy
+# make lint   ruff (lint and format), mypy and import-linter
 # make clean  removes what these made, but not results/
 #
 # All of them work in .venv, which is made at first use and brought up to date when pyproject.toml changes.
@@ -54,6 +54,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -35,6 +35,7 @@ from algorithms.fairness.responses import CDFS
 from fedapps.assembly import build_task
 from fedapps.results import drawing, fair_plots, run_plots
 from fedapps.results.reader import read_run
+from fedapps.results.theme import LIGHT
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
 from fedapps.sweep.pool import Cell, run_missing
@@ -282,7 +283,7 @@ def spread(values: Sequence[float], sign: str = "") -> str:
 
 def draw(spec: TableSpec, folders: dict[str, list[Path]], path: Path) -> list[Path]:
     """Write the pictures of a table and return their paths."""
-    theme = drawing.LIGHT
+    theme = LIGHT
     shown = [(read_run(folder), line.label) for line in spec.lines if line.pictured for folder in folders[line.label]]
     runs, labels = [run for run, _ in shown], [label for _, label in shown]
     if spec.kind == "curves":
@@ -305,7 +306,7 @@ def draw(spec: TableSpec, folders: dict[str, list[Path]], path: Path) -> list[Pa
 
 def pairs_figure(spec: TableSpec, folders: dict[str, list[Path]]) -> Any:
     """Return the worst client's value of every method, without and with AAggFF-S: mean, and from lowest to highest seed."""
-    figure, (axes,) = drawing.panels(1, 1, (7.2, 4.0), drawing.LIGHT)
+    figure, (axes,) = drawing.panels(1, 1, (7.2, 4.0), LIGHT)
     drawing.title(axes, "Worst client, without and with AAggFF-S")
     bases = [line.label for line in spec.lines if not line.against]
     for index, (colour, suffix) in enumerate(((6, ""), (0, " + AAggFF-S"), (5, " + AAggFF-S, reference ridge"))):
@@ -313,10 +314,10 @@ def pairs_figure(spec: TableSpec, folders: dict[str, list[Path]]) -> Any:
         places = np.arange(len(bases)) + 0.26 * (index - 1)
         mean = stack.mean(1)
         label = suffix.removeprefix(" + ") or "alone"
-        axes.bars(places, mean, 0.24, drawing.LIGHT.series[colour], label=label)
-        axes.whiskers(zip(places, stack.min(1), strict=True), zip(places, stack.max(1), strict=True), drawing.LIGHT.ink, 1)
+        axes.bars(places, mean, 0.24, LIGHT.series[colour], label=label)
+        axes.whiskers(zip(places, stack.min(1), strict=True), zip(places, stack.max(1), strict=True), LIGHT.ink, 1)
         for place, value in zip(places, mean, strict=True):
-            axes.text(place, 0.035, f"{100 * value:.1f}", 7.5, drawing.LIGHT.surface, upright=True)
+            axes.text(place, 0.035, f"{100 * value:.1f}", 7.5, LIGHT.surface, upright=True)
     axes.x.ticks, axes.x.size, axes.x.grid = (range(len(bases)), bases), 7, False
     drawing.label_values(axes, "auroc", "the worst hospital's")
     drawing.legend(figure, axes)
@@ -325,7 +326,7 @@ def pairs_figure(spec: TableSpec, folders: dict[str, list[Path]]) -> Any:
 
 def objective_figure(spec: TableSpec, folders: dict[str, list[Path]]) -> Any:
     """Return Figure 3.1, the clients' losses weighted by p before the round and summed up, and how the CDFs differ in it."""
-    figure, axes = drawing.panels(1, 3, (13, 4.3), drawing.LIGHT)
+    figure, axes = drawing.panels(1, 3, (13, 4.3), LIGHT)
     panels = (
         (axes[0], "Cumulative objective", "", False),
         (axes[1], "Difference to the mean of the six", "", True),
@@ -337,7 +338,7 @@ def objective_figure(spec: TableSpec, folders: dict[str, list[Path]]) -> Any:
         middle = np.mean(list(sums.values()), axis=0) if relative else 0.0
         rounds = [row["round"] for row in next(iter(found.values()))[0]]
         for index, cdf in enumerate(CDFS):
-            drawing.line_with_range(panel, rounds, sums[cdf] - middle, drawing.LIGHT.series[index], ("-", "--")[index % 2], cdf)
+            drawing.line_with_range(panel, rounds, sums[cdf] - middle, LIGHT.series[index], ("-", "--")[index % 2], cdf)
         drawing.title(panel, heading)
         drawing.label_rounds(panel)
         panel.y.label = "sum of p · F so far"

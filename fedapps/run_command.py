@@ -133,11 +133,11 @@ def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
 def run_deployment(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
     """Run through `flwr run` on the SuperNodes of a deployment; returns status and reason."""
     from fedapps.deployment.local import Deployment
-    from fedapps.engines import flower
+    from fedapps.deployment.run import run_on_deployment
 
     folder = Path(settings.out)
     progress.note("starting on the sites")
-    outcome = flower.run_on_deployment(
+    outcome = run_on_deployment(
         Deployment.open(arguments.deployment),
         settings.flat(),
         log_path=folder / "run.log",

@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import weighted_average
 from algorithms.common.options import Options, option
-from algorithms.common.wire import fields, read
+from strategies.base.averaging import average_arrays, average_metrics
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientGrid
-from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.messages import metrics_of
 from strategies.base.rounds import Callback, Patience, run_rounds
 
 
@@ -141,32 +139,3 @@ class FedAvg(FlowerFedAvg):
         return [
             Message(content=content, message_type=kind, dst_node_id=node, group_id=str(config["server-round"])) for node in nodes
         ]
-
-
-def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> ArrayRecord:
-    """Return the weighted average of the one ArrayRecord in each content, names kept."""
-    records = [arrays_of(content)[0] for content in contents]
-    models = [[read(array) for array in record.values()] for record in records]
-    return to_record(list(records[0]), weighted_average(models, weights))
-
-
-def average_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """Return the weighted mean of every metric over the clients that report it; lists count where their lengths agree.
-
-    Flower's own function ends the run when one client reports a metric that another does not.
-    """
-    sums: dict[str, Any] = {}
-    totals: dict[str, float] = {}
-    for values in map(metrics_of, contents):
-        weight = float(values.pop(weighted_by_key))
-        for name, value in values.items():
-            term = weight * np.asarray(value, dtype=np.float64)
-            if name not in sums or np.shape(sums[name]) == term.shape:
-                sums[name] = sums.get(name, 0.0) + term
-                totals[name] = totals.get(name, 0.0) + weight
-    return MetricRecord({name: (total / totals[name]).tolist() for name, total in sums.items()})
-
-
-def to_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """Return named arrays as Flower's ArrayRecord."""
-    return ArrayRecord({name: Array(*fields(array)) for name, array in zip(names, arrays, strict=True)})

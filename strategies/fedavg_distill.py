@@ -16,9 +16,9 @@ from flwr.app import ArrayRecord, RecordDict
 
 from algorithms.boosting.fit_options import DistillOptions
 from algorithms.common.options import option
+from strategies.base.averaging import average_arrays
 from strategies.base.messages import metrics_of
 from strategies.families.distilling import Distilled, networks_of
-from strategies.fedavg import average_arrays
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -33,10 +33,11 @@ from algorithms.boosting.steps import LOSS_NAMES, SCHEDULES, clip_bounds, step_s
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
+from strategies.base.averaging import to_record
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
-from strategies.fedavg import FedAvg, to_record
+from strategies.fedavg import FedAvg
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")
 

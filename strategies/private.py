@@ -41,6 +41,7 @@ from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.privacy import gaussian_epsilon
 from algorithms.common.wire import read
+from strategies.base.averaging import to_record
 from strategies.base.capabilities import (
     Capabilities,
     Named,
@@ -55,7 +56,6 @@ from strategies.base.messages import arrays_of
 from strategies.base.reply_validation import update_of
 from strategies.base.weights import weight_key
 from strategies.base.wrapper import Wrapper
-from strategies.fedavg import to_record
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,12 @@ from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
 from algorithms.common.schedule import decayed
+from strategies.base.averaging import average_arrays
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import LOSS_BEFORE, arrays_of, sound_losses
 from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg, average_arrays
+from strategies.fedavg import FedAvg
 
 # Added to the losses: F^(q-1) of a client without loss must not be infinite.
 LEAST_LOSS = 1e-10

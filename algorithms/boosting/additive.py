@@ -6,15 +6,10 @@ stacked along their first axis; an oracle's ``predict`` evaluates them (``algori
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from algorithms.boosting.additive_values import Predict
 
 Learners = Mapping[str, NDArray[Any]]
 
@@ -60,12 +55,6 @@ class Additive:
             out.append(block.coefficients * rest)
             rest *= block.shrink
         return out[::-1]
-
-    def __call__(self, x: "Tensor", outputs: int, predict: "Predict", points: int = 4096) -> "Tensor":
-        """Return the values (n, outputs) at the points x (n, ...), computed in batches of ``points``."""
-        from algorithms.boosting.additive_values import values_at  # late: PyTorch, which who packs blocks does not need
-
-        return values_at(self, x, outputs, predict, points)
 
     def pruned(self, share: float) -> "Additive":
         """Return the function as one block without its least important learners: their absolute weights sum to <= ``share`` of all."""

@@ -10,22 +10,17 @@ import os
 import queue
 import re
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedapps.engines.app_folder import copy_app
-from fedapps.engines.processes import checked_port, free_port, signals_ignored
+from fedapps.engines.processes import checked_port, free_port
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
 from fedapps.errors import RunFailed, UserError
 from fedapps.toml_text import Value, quoted_toml
-
-if TYPE_CHECKING:
-    from fedapps.deployment.local import Deployment
 
 LINGER_SECONDS = 15.0  # grace period for the simulation to end after its ServerApp has ended
 # Flower wraps the cause of a failure in these messages, which are not informative.
@@ -82,7 +77,7 @@ def run_simulation(
         federation += f" init-args-num-cpus={ray_cpus}"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore)
-    run = _Run(superlink, log_path, on_line or _ignore, ended or _nothing)
+    run = SubmittedRun(superlink, log_path, on_line, ended)
     outcome = Outcome("failed", "", log_path)
     try:
         superlink.start()
@@ -94,37 +89,6 @@ def run_simulation(
     finally:
         superlink.close(before=run.stop if outcome.status == "interrupted" else _ignore)
     return outcome
-
-
-def run_on_deployment(
-    deployment: "Deployment",
-    run_config: Mapping[str, Value],
-    *,
-    log_path: Path,
-    on_line: Callable[[str], None] | None = None,
-    poll: Callable[[], None] | None = None,
-    ended: Callable[[], str | None] | None = None,
-) -> Outcome:
-    """Run this project's app on the SuperNodes of a deployment and wait for it to end; the deployment keeps running.
-
-    The other arguments, Ctrl-C and the outcome are as in `run_simulation`. Raises UserError if the SuperLink cannot be reached or a
-    site is not running.
-    """
-    deployment.check()
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    connection = deployment.connection(poll)
-    run = _Run(connection, log_path, on_line or _ignore, ended or _nothing)
-    try:
-        with tempfile.TemporaryDirectory(prefix="app-", dir=connection.base) as folder:
-            return run.carry_out(copy_app(Path(folder) / "app"), run_config)
-    except KeyboardInterrupt:
-        with signals_ignored():
-            run.stop()
-        return Outcome("interrupted", "stopped before the end", log_path)
-    except RunFailed as error:
-        return run.failed(error)
-    finally:
-        connection.close()
 
 
 def last_error(lines: list[str]) -> str | None:
@@ -146,13 +110,17 @@ class _Rejected(Exception):
     """Flower did not accept the submission."""
 
 
-class _Run:
+class SubmittedRun:
     """One run on a SuperLink: submits it, follows its log and determines its outcome."""
 
     def __init__(
-        self, superlink: Connection, log_path: Path, on_line: Callable[[str], None], ended: Callable[[], str | None]
+        self,
+        superlink: Connection,
+        log_path: Path,
+        on_line: Callable[[str], None] | None,
+        ended: Callable[[], str | None] | None,
     ) -> None:
-        self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line, ended
+        self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line or _ignore, ended or _nothing
         self.lingered: str | None = None  # the ServerApp's own status, if the simulation did not end after it
         self.run_id: str | None = None
         self.reader: threading.Thread | None = None

@@ -4,14 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedapps.results.canvas import Area, Dots, Line, Points, Shape, Text, text_width
-
-if TYPE_CHECKING:
-    from fedapps.results.drawing import Theme
+from fedapps.results.theme import Theme
 
 #: What is drawn and left out in turn, in widths of the line.
 _DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
@@ -88,7 +86,7 @@ def plain(values: Sequence[float]) -> list[str]:
 class Panel:
     """What one pair of axes shows. `shapes` have the data's units, an infinite position is the panel's border."""
 
-    theme: "Theme"
+    theme: Theme
     heading: str = ""
     heading_size: float = 12.0
     note: str = ""  # a line below the heading

@@ -15,12 +15,13 @@ from rich.text import Text
 from fedapps.errors import UserError
 from fedapps.results import html
 from fedapps.results.comparison_table import Column, Row, best_value, columns_of, has_result, rows_of
-from fedapps.results.drawing import DARK, LIGHT, png, svg
+from fedapps.results.drawing import png, svg
 from fedapps.results.fair_plots import client_bars, fair_measure
 from fedapps.results.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
 from fedapps.results.html import Html
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.run_plots import comparison_figure
+from fedapps.results.theme import DARK, LIGHT
 
 
 @dataclass(frozen=True)

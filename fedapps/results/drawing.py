@@ -1,10 +1,9 @@
-"""How every plot looks: colours for a light and a dark page, axes, lines, legends.
+"""How every plot looks: axes, lines, legends.
 
 `plots.py` says what is drawn, here is how, and `canvas.py` makes the files.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,36 +14,9 @@ from fedapps.results import canvas
 from fedapps.results.axes import Axis, Panel, Style, rectangle
 from fedapps.results.formats import is_percent, metric_name, three_digits
 from fedapps.results.layout import Figure
+from fedapps.results.theme import Theme
 
 _SHADES = 128
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours of a page: `series` are told apart with every common colour blindness, in this order."""
-
-    surface: str
-    ink: str
-    muted: str
-    grid: str
-    series: tuple[str, ...]
-
-
-# Hues after Okabe and Ito's palette, darkened or lightened until each stands out from its page.
-LIGHT = Theme(
-    surface="#ffffff",
-    ink="#1b2026",
-    muted="#5b6570",
-    grid="#e6e9ec",
-    series=("#0069ad", "#d1550f", "#00866a", "#b8538f", "#b27d00", "#3d9bd6", "#4a4f57"),
-)
-DARK = Theme(
-    surface="#1b1f25",
-    ink="#e8eaed",
-    muted="#a3abb5",
-    grid="#30363e",
-    series=("#4aa8ec", "#f5894a", "#2fc39c", "#e493c4", "#ecb93f", "#9fd4f5", "#c4c9d0"),
-)
 
 
 def png(figure: Figure) -> bytes:

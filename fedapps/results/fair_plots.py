@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.results.axes import Panel
-from fedapps.results.drawing import Theme, heat, heat_key, label_rounds, label_values, legend, panels, title
+from fedapps.results.drawing import heat, heat_key, label_rounds, label_values, legend, panels, title
 from fedapps.results.formats import percent_text
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
+from fedapps.results.theme import Theme
 
 #: So many rows and columns of a heat map can be told apart.
 _MAX_CLIENTS = 40

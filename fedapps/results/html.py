@@ -8,7 +8,7 @@ import base64
 import html
 from collections.abc import Iterable, Sequence
 
-from fedapps.results.drawing import DARK, LIGHT
+from fedapps.results.theme import DARK, LIGHT
 
 
 class Html(str):

@@ -6,13 +6,14 @@ It is made from the run folder's files alone, so it exists for an interrupted ru
 from pathlib import Path
 
 from fedapps.results import html
-from fedapps.results.drawing import DARK, LIGHT, svg
+from fedapps.results.drawing import svg
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
 from fedapps.results.html import Html
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
 from fedapps.results.reader import RunFolder, is_number, read_run
 from fedapps.results.run_plots import run_figures, write_plots
+from fedapps.results.theme import DARK, LIGHT
 
 # Rows a browser still scrolls easily; the files hold the rest.
 _MAX_CLIENT_ROWS = 1000

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.results.drawing import (
-    LIGHT,
-    Theme,
     label_rounds,
     label_values,
     legend,
@@ -27,6 +25,7 @@ from fedapps.results.fair_plots import fair_measure, weights_figure
 from fedapps.results.formats import byte_scale, is_percent, metric_name
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder, read_run
+from fedapps.results.theme import LIGHT, Theme
 from fedapps.results.traffic_plots import draw_over_models, label_models, models_figure
 
 _MAX_PANELS = 24

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedapps.results.axes import Panel
-from fedapps.results.drawing import Theme, label_values, line, line_with_range, one_panel
+from fedapps.results.drawing import label_values, line, line_with_range, one_panel
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
+from fedapps.results.theme import Theme
 
 MODELS_AXIS = "models sent and received, per client"
 

@@ -7,24 +7,12 @@ import numpy as np
 
 from fedapps.results import html
 from fedapps.results.canvas import FORMS
-from fedapps.results.drawing import (
-    DARK,
-    LIGHT,
-    Theme,
-    heat,
-    label_rounds,
-    label_values,
-    legend,
-    line_with_range,
-    panels,
-    png,
-    svg,
-    title,
-)
+from fedapps.results.drawing import heat, label_rounds, label_values, legend, line_with_range, panels, png, svg, title
 from fedapps.results.formats import is_percent, metric_name, one_line, seconds_text
 from fedapps.results.html import Html
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
+from fedapps.results.theme import DARK, LIGHT, Theme
 from fedapps.sweep.plan import Plan, short_label
 from fedapps.sweep.tables import Results, best_of, heading
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from algorithms.boosting.additive import Additive
+from algorithms.boosting.additive_values import values_at
 from algorithms.boosting.regression import FitOptions
 from algorithms.boosting.trees import Tree, TreeOracle, full_tree
 from algorithms.boosting.weak_learners import NetOptions, NetOracle, Oracle, RidgeOracle
@@ -78,4 +79,4 @@ def save_function(function: Additive, path: Path | str) -> None:
 def predictor(task: TorchTask, function: Additive, options: FFGBOptions, method: str) -> Callable[[Tensor], Tensor]:
     """Return x (n, ...) -> values (n, outputs) of a function that was learnt on a task."""
     oracle = oracle_of(task, options, method)
-    return lambda x: function(x, task.num_outputs, oracle.predict)
+    return lambda x: values_at(function, x, task.num_outputs, oracle.predict)

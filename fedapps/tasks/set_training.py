@@ -27,7 +27,7 @@ def fit(model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, 
             rows, order = torch.from_numpy(order[:size]).to(samples.y.device), order[size:]
             loss = functional.cross_entropy(model(augmented(samples.x[rows], rng)), samples.y[rows])
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             falling.step()
 

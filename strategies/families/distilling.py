@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from algorithms.boosting.fit_options import DistillOptions
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
+from strategies.base.averaging import to_record
 from strategies.base.capabilities import Capabilities
 from strategies.base.messages import arrays_of
-from strategies.fedavg import FedAvg, to_record
+from strategies.fedavg import FedAvg
 
 if TYPE_CHECKING:  # PyTorch is needed once there is a network to fit, not to read the options
     from torch import Tensor

@@ -16,7 +16,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
-from strategies.fedavg import FedAvg, to_record
+from strategies.base.averaging import to_record
+from strategies.fedavg import FedAvg
 
 Arrays = dict[str, NDArray[Any]]
 #: (x (M, ...), y (M,), round) -> the classifier's arrays by name, and what the server itself measured.

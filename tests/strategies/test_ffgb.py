@@ -6,6 +6,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 
 from algorithms.boosting.additive import Additive
+from algorithms.boosting.additive_values import values_at
 from algorithms.boosting.functional import LOSSES, coded
 from algorithms.boosting.regression import FitOptions
 from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
@@ -109,9 +110,9 @@ def test_kept_values_equal_the_whole_ensemble_after_20_rounds_with_dropouts(vari
         assert version > 10
         of_then = Additive(function.clip, function.blocks[:version])
         for part, found in zip((data.train, data.test), values, strict=True):
-            np.testing.assert_allclose(found, of_then(part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found, values_at(of_then, part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5)
         if number in scores:  # after the last round
-            last = function(data.test.x, 3, oracle.predict)
+            last = values_at(function, data.test.x, 3, oracle.predict)
             assert scores[number]["accuracy"] == pytest.approx(float((last.argmax(1) == data.test.y).float().mean()))
             assert scores[number]["loss"] == pytest.approx(float(LOSSES[strategy.loss].mean(last, data.test.y)), rel=1e-4)
     assert len(scores) >= 4
@@ -185,7 +186,7 @@ def test_the_run_equals_the_recursion_written_out():
             parts.append(g)
         f = sum(parts) / 2
     everywhere = torch.arange(4.0)[:, None]
-    torch.testing.assert_close(Additive.from_arrays(arrays_of(result))(everywhere, 2, oracle.predict), f)
+    torch.testing.assert_close(values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict), f)
 
 
 def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
@@ -196,7 +197,7 @@ def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
     g = torch.zeros(6, 3)
     for step in range(24):
         g = g - 4.0 / (step + 2) * (g.softmax(1) - coded(data.train.y, 3) + 0.05 * g)
-    found = Additive.from_arrays(arrays_of(result))(data.train.x, 3, Table(6).predict)
+    found = values_at(Additive.from_arrays(arrays_of(result)), data.train.x, 3, Table(6).predict)
     np.testing.assert_allclose(found, g, rtol=1e-5, atol=1e-6)
 
 
@@ -213,7 +214,7 @@ def distance(overlap, schedule="homogeneous", rounds=30, gamma=1.0, local_steps=
     federation = Federation([points(a, y) for a, y in zip(at, labels, strict=True)], oracle, 1)
     options = FFGBOptions(local_steps=local_steps, mu=mu, schedule=schedule, loss="square", residual=residual)
     result = federation.run(FFGB(options), rounds, evaluate_every=0)
-    f = Additive.from_arrays(arrays_of(result))(torch.arange(float(size))[:, None], 1, oracle.predict)[:, 0]
+    f = values_at(Additive.from_arrays(arrays_of(result)), torch.arange(float(size))[:, None], 1, oracle.predict)[:, 0]
     weight, total = np.zeros(size), np.zeros(size)
     for a, y in zip(at, labels, strict=True):
         weight[a] += 1 / 2 / own
@@ -274,7 +275,7 @@ def test_ffgb_l_in_one_round_equals_many_rounds(oracle):
         result = Federation(datas, oracle, 3).run(strategy, rounds, evaluate_every=0)
         functions.append(Additive.from_arrays(arrays_of(result)))
         assert strategy.finished == bool(at_once)
-    np.testing.assert_allclose(*(f(x, 3, oracle.predict) for f in functions), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(*(values_at(f, x, 3, oracle.predict) for f in functions), rtol=1e-4, atol=1e-5)
     assert [len(f) for f in functions] == [54, 9]
 
 
@@ -282,7 +283,7 @@ def test_ffgb_l_keeps_away_from_where_it_would_jump():
     """Square loss, labels on a line: f reaches u, whose slope is L, between the points of both clients."""
     datas = [points([0, 4], [0, 1]), points([2, 6], [1, 0])]
     result = Federation(datas, RidgeOracle(0.0), 1).run(FFGB(FFGBOptions(), "ffgb-l"), 30, evaluate_every=0)
-    f = Additive.from_arrays(arrays_of(result))(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), 1, RidgeOracle().predict)
+    f = values_at(Additive.from_arrays(arrays_of(result)), torch.tensor([[0.0], [2.0], [4.0], [6.0]]), 1, RidgeOracle().predict)
     lines = (-1 + 0.5 * np.array([0, 2, 4, 6]) + 2 - 0.5 * np.array([0, 2, 4, 6])) / 2  # least squares through two points each
     np.testing.assert_allclose(f[:, 0], lines, atol=1e-4)
 

@@ -7,7 +7,7 @@ from safetensors.numpy import load, save
 
 from algorithms.boosting import additive_values
 from algorithms.boosting.additive import Additive, Block, named, pack_blocks, stacked, unpack_blocks
-from algorithms.boosting.additive_values import advance
+from algorithms.boosting.additive_values import advance, values_at
 
 
 def linear(learners, x):
@@ -33,10 +33,10 @@ def test_it_is_the_sum_that_its_definition_says(function, monkeypatch):
         f = b.shrink * f
         for c, w in zip(b.coefficients, b.learners["w"], strict=True):
             f = f + c * (X @ torch.tensor(w))
-    torch.testing.assert_close(function(X, 2, linear), f)
-    torch.testing.assert_close(function(X, 2, linear, points=3), f)
+    torch.testing.assert_close(values_at(function, X, 2, linear), f)
+    torch.testing.assert_close(values_at(function, X, 2, linear, points=3), f)
     monkeypatch.setattr(additive_values, "BATCH", 1)  # learner by learner
-    torch.testing.assert_close(function(X, 2, linear), f)
+    torch.testing.assert_close(values_at(function, X, 2, linear), f)
     weights = np.concatenate(function.weights())
     by_weight = sum(
         c * (X @ torch.tensor(w))
@@ -53,15 +53,15 @@ def test_every_learner_is_cut_by_itself(function):
         f = b.shrink * f
         for c, w in zip(b.coefficients, b.learners["w"], strict=True):
             f = f + c * (X @ torch.tensor(w)).clamp(-0.5, 0.5)
-    torch.testing.assert_close(cut(X, 2, linear), f)
-    assert not torch.allclose(cut(X, 2, linear), function(X, 2, linear))
+    torch.testing.assert_close(values_at(cut, X, 2, linear), f)
+    assert not torch.allclose(values_at(cut, X, 2, linear), values_at(function, X, 2, linear))
 
 
 def test_values_go_on_from_any_version(function):
-    values = Additive(None, function.blocks[:1])(X, 2, linear)
+    values = values_at(Additive(None, function.blocks[:1]), X, 2, linear)
     for b in function.blocks[1:]:
         values = advance(values, b, X, linear)
-    torch.testing.assert_close(values, function(X, 2, linear))
+    torch.testing.assert_close(values, values_at(function, X, 2, linear))
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -69,7 +69,7 @@ def test_it_survives_a_file(function, clip):
     whole = Additive(clip, function.blocks)
     again = Additive.from_arrays(load(save(whole.to_arrays())))  # the order of the names may change
     assert again.clip == clip
-    assert torch.equal(again(X, 2, linear), whole(X, 2, linear))
+    assert torch.equal(values_at(again, X, 2, linear), values_at(whole, X, 2, linear))
     parts = whole.head()
     for number, b in enumerate(whole.blocks):
         parts |= named(number, b)
@@ -81,13 +81,13 @@ def test_it_survives_a_message(function):
     again = unpack_blocks(arrays, names)
     assert [b.shrink for b in again] == [0.9, 0.8, 0.7]
     assert [len(b) for b in again] == [4, 0, 3]
-    assert torch.equal(Additive(None, again)(X, 2, linear), function(X, 2, linear))
+    assert torch.equal(values_at(Additive(None, again), X, 2, linear), values_at(function, X, 2, linear))
     assert unpack_blocks(*pack_blocks([])) == []
 
 
 def test_pruning_keeps_what_counts(function):
-    f = function(X, 2, linear)
-    torch.testing.assert_close(function.pruned(0.0)(X, 2, linear), f)
+    f = values_at(function, X, 2, linear)
+    torch.testing.assert_close(values_at(function.pruned(0.0), X, 2, linear), f)
     weights = np.abs(np.concatenate(function.weights()))
     for share in (0.05, 0.3, 0.9):
         kept = function.pruned(share)

@@ -10,21 +10,8 @@ from PIL import Image
 from fedapps.results import canvas
 from fedapps.results.axes import Axis, plain, round_numbers
 from fedapps.results.canvas import FORMS, Area, Dots, Line, Text, text_width
-from fedapps.results.drawing import (
-    DARK,
-    LIGHT,
-    gradient,
-    heat,
-    heat_key,
-    label_values,
-    legend,
-    line,
-    one_panel,
-    panels,
-    percents,
-    png,
-    svg,
-)
+from fedapps.results.drawing import gradient, heat, heat_key, label_values, legend, line, one_panel, panels, percents, png, svg
+from fedapps.results.theme import DARK, LIGHT
 
 SIZE = (36.0, 18.0)  # points: 80 x 40 pixels
 

@@ -12,11 +12,12 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.results import fair_plots, writer
 from fedapps.results.canvas import Area, Text
 from fedapps.results.compare import compare
-from fedapps.results.drawing import DARK, LIGHT, png, svg
+from fedapps.results.drawing import png, svg
 from fedapps.results.formats import metric_text
 from fedapps.results.reader import read_run
 from fedapps.results.report import write_report
 from fedapps.results.run_plots import plot_run, run_figures
+from fedapps.results.theme import DARK, LIGHT
 from fedapps.run import execute
 from fedapps.settings import read_settings
 from strategies.base.client_grid import Exchange

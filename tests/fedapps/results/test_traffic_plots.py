@@ -7,9 +7,9 @@ import pytest
 
 from fedapps.cli import main
 from fedapps.results.canvas import Line
-from fedapps.results.drawing import LIGHT
 from fedapps.results.reader import read_run
 from fedapps.results.run_plots import comparison_figure, run_figures
+from fedapps.results.theme import LIGHT
 from fedapps.results.traffic_plots import MODELS_AXIS, over_models
 
 JOB = ["run", "--engine", "inline", "--nodes", "6", "clients-per-round=3", "num-rounds=4", "evaluate-every=2", "task=tabular"]
