@@ -1,4 +1,4 @@
-"""Server halves of the methods, as Flower strategies, and the client grid and round loop that they share."""
+"""The methods' Flower strategies, and the client grid and round loop that they share."""
 
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:  # imported when they are first used: some need PyTorch, which
 
 __getattr__, __dir__, __all__ = late_exports(__name__, __file__, renamed={"Cohort": "ClientGrid"})
 
-# Modules that other projects may import by their old names, until 0.3.
+# Old module names that other projects may import until 0.3.
 moved_modules(
     {
         "strategies.averaging": "strategies.base.weights",

@@ -1,11 +1,12 @@
-"""AAggFF: the server decides the clients' weights as an online portfolio, so that clients with larger losses count more.
+"""AAggFF: client weights as an online portfolio, so that clients with larger losses get larger weights.
 
-Source: the dissertation's Chapter III: responses (3.8); Algorithm 3.1 (AAggFF-S: every client in every round, online Newton step,
-(3.7)); Algorithm 3.2 (AAggFF-D: a sample of many clients, doubly robust responses (3.10), closed form (3.12)). The round's own losses
-decide the weights of its replies. The weight rules are in ``algorithms/fairness/portfolio.py``.
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter III: responses (3.8); Algorithm 3.1 (AAggFF-S: full participation, online Newton step (3.7)); Algorithm 3.2
+(AAggFF-D: samples of many clients, doubly robust responses (3.10), closed form (3.12)). The weights of a round's replies are decided
+from the losses of the same round. The weight rules are in ``algorithms/fairness/portfolio.py``.
 
-Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``). One number more in a reply,
-no state on the client.
+Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``): one more number per reply,
+no client state.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class AAggFFOptions(Options):
     )
 
     def check(self) -> None:
-        """Responses need a range."""
+        """Check the range of the responses, if ``c2`` is given."""
         if self.c2:
             check_bounds(self.c1, self.c2)
 
@@ -39,8 +40,8 @@ class AAggFFOptions(Options):
 class AAggFFS(Reweighting):
     """AAggFF-S around ``strategy``: every connected client takes part in every round.
 
-    A client that fails in a round has no weight in it, and enters the decision with the mean of the others' responses: what (3.10) puts
-    in the place of a response that was not observed.
+    A client that fails in a round has no weight in it; its response is imputed by the mean of the others, as (3.10) does for an
+    unobserved response.
     """
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
@@ -49,11 +50,11 @@ class AAggFFS(Reweighting):
         self.rule: OnlineNewtonStep | None = None
 
     def new_rule(self, count: int) -> OnlineNewtonStep:
-        """Return the online Newton step at 1/K."""
+        """Return an online Newton step with uniform weights."""
         return OnlineNewtonStep(count, self.options.c1, self.options.c2 or None, self.options.ridge)
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
-        """Raise ``ValueError`` unless all take part."""
+        """Raise ``ValueError`` unless all clients take part."""
         if sampled < count:
             raise ValueError(
                 f"AAggFF-S needs every client in every round, but round {server_round} asks {sampled} of {count}: ask all "
@@ -61,7 +62,7 @@ class AAggFFS(Reweighting):
             )
 
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
-        """Return the next p of those who answered."""
+        """Return the next p, renormalised over the clients that replied."""
         assert self.rule is not None
         before = self.rule.p
         heard = respond(losses, self.options.cdf, self.rule.low, self.rule.high)
@@ -75,7 +76,7 @@ class AAggFFS(Reweighting):
 
 
 class AAggFFD(Reweighting):
-    """AAggFF-D around ``strategy``: clients are sampled; C is what share of them a round asks."""
+    """AAggFF-D around ``strategy``: clients are sampled; C is the sampling ratio."""
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         super().__init__(strategy)
@@ -83,7 +84,7 @@ class AAggFFD(Reweighting):
         self.rule: LinearisedFTRL | None = None
 
     def new_rule(self, count: int) -> LinearisedFTRL:
-        """Return linearised FTRL at 1/K; C is set before it decides."""
+        """Return linearised FTRL with uniform weights; C is set before the first decision."""
         return LinearisedFTRL(count, 1.0, self.options.c1, self.options.c2 or None)
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
@@ -94,7 +95,7 @@ class AAggFFD(Reweighting):
         check_bounds(self.options.c1, self.rule.high)
 
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
-        """Return the next p of those who answered, renormalised."""
+        """Return the next p, renormalised over the clients that replied."""
         assert self.rule is not None
         before = self.rule.p[places]
         responses = respond(losses, self.options.cdf, self.rule.low, self.rule.high)

@@ -1,8 +1,8 @@
-"""AFL: the model that is best for the worst mixture of clients. The weights climb the losses and are projected on the simplex.
+"""AFL: minimises the loss of the worst-case mixture of clients, by projected gradient ascent on the client weights.
 
-Source: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", Algorithm 1 (Stochastic-AFL), with local SGD in the place of the
-single gradient step: ``p <- Pi(p + gamma F)``, F being 0 for clients that were not sampled. The round's weights are the new p of its
-clients, renormalised.
+Source: Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, arXiv 1902.00146, Algorithm 1 (Stochastic-AFL), with local SGD
+instead of a single gradient step: ``p <- Pi(p + gamma F)``, F being 0 for clients that were not sampled and Pi the projection onto the
+simplex. The weights of a round are the new p of its clients, renormalised.
 
 Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
 """
@@ -33,11 +33,11 @@ class AFL(Reweighting):
         self.rule: ProjectedAscent | None = None
 
     def new_rule(self, count: int) -> ProjectedAscent:
-        """Return the ascent from 1/K."""
+        """Return projected ascent with uniform weights."""
         return ProjectedAscent(count, self.options.gamma)
 
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
-        """Return the projected weights of those who answered."""
+        """Return the projected weights of the clients that replied."""
         assert self.rule is not None
         before = normalise(self.rule.p[places])
         return self.rule.decide(places, losses), {"objective": float(before @ losses)}

@@ -1,8 +1,8 @@
-"""AFLBoost: FedBoost for the worst client. Every client is a domain with a weight lambda_k, which rises with its loss.
+"""AFLBoost: FedBoost for the worst-case mixture of clients. Every client is a domain whose weight lambda_k rises with its loss.
 
-Source: Hamer, Mohri, Suresh 2020, Figure 2. Descent in alpha on ``sum_k lambda_k L_k``, ascent in lambda, both by mirror steps; with
-partial participation only the observed coordinates of the lambda-gradient are not zero, scaled by domains over observed domains.
-The factor m_j / m does not multiply lambda_k again.
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, Figure 2. Mirror descent
+in alpha on ``sum_k lambda_k L_k``, mirror ascent in lambda; with partial participation only the observed coordinates of the
+lambda-gradient are non-zero, scaled by the number of domains over that of observed domains. lambda_k is not multiplied by m_j / m.
 
 Contract: FedBoost's.
 """
@@ -25,14 +25,14 @@ from strategies.fedboost import FedBoost, FedBoostOptions, Floats, PredictorLibr
 
 @dataclass(frozen=True)
 class AFLBoostOptions(FedBoostOptions):
-    """Options of AFLBoost: FedBoost's, and those of the clients' weights lambda."""
+    """Options of AFLBoost: those of FedBoost and of the client weights lambda."""
 
     lambda_step: float = option(0.01, "step of the clients' weights lambda", low=0, open_low=True)
     lambda_min: float = option(0.0, "floor of the clients' weights lambda, at most 1 / number of clients", low=0, high=1)
 
 
 class AFLBoost(FedBoost):
-    """Server half of AFLBoost; arguments as in FedBoost."""
+    """AFLBoost strategy; arguments as in FedBoost."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class AFLBoost(FedBoost):
         self.lambda_average: Floats = np.zeros(0)
 
     def privacy_fault(self) -> str:
-        """Return that it cannot be: the clients' weights follow their losses."""
+        """Return the reason: the client weights depend on the losses."""
         return "AFLBoost weighs clients by their losses, which are not private: choose fedboost"
 
     def meet(self, grid: Grid) -> None:
-        """Start lambda uniform; a domain that arrives later starts at the mean."""
+        """Initialise lambda uniformly; a domain that joins later starts at the mean."""
         self._names = clients_of(grid)
         known = list(self._names.values())
         new = [client for client in known if client not in self.domains]
@@ -68,7 +68,7 @@ class AFLBoost(FedBoost):
                 raise ValueError(f"lambda-min = {least}: {n} domains allow at most {1 / n:g}")
 
     def shares(self, replies: Sequence[Reply]) -> list[float]:
-        """Return lambda_k of each reply, scaled by domains over observed domains, and step lambda up the observed losses."""
+        """Return lambda_k of each reply, scaled by domains over observed domains; then make an ascent step of lambda."""
         places = [self.domains.index(self._names[reply.node]) for reply in replies]
         seen = sorted(set(places))
         scale = len(self.domains) / len(seen)
@@ -88,7 +88,7 @@ class AFLBoost(FedBoost):
         return to_record(names, [self.average, self.alpha, self.lambda_average, self.lambda_])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return FedBoost's state, lambda, its average and the domains in order."""
+        """Return FedBoost's state, lambda, its running average and the domains in order."""
         domains = pack_ids(self.domains)
         return {**super().state_dict(), "lambda": self.lambda_, "lambda-average": self.lambda_average, "domains": domains}
 

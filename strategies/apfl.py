@@ -1,8 +1,8 @@
-"""APFL: a mixture of the global model and the client's own, whose weight alpha is fixed or learned by the client.
+"""APFL: a mixture of the global model and a personal one, with a weight alpha that is fixed or learned by the client.
 
 Source: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv 2003.13461, Algorithm 1.
 
-Contract: FedAvg's. What a client keeps never leaves it.
+Contract: FedAvg's. A client's personal model is never sent.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ class APFLOptions(Options):
 
 
 class APFL(FedAvg):
-    """Server half of APFL."""
+    """APFL strategy; the averaging is FedAvg's."""
 
     def __init__(self, options: APFLOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.options = options or APFLOptions()
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send alpha and whether it is learned."""
+        """Send alpha, and whether clients learn it."""
         return {"apfl-alpha": self.options.alpha, "apfl-adaptive": self.options.adaptive}
 
     def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send the alpha of a client that has not learned one."""
+        """Send alpha, for clients that have not learned their own."""
         return {"apfl-alpha": self.options.alpha}

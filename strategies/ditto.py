@@ -1,9 +1,9 @@
-"""Ditto: FedAvg and, beside it, a personal model that is pulled to the global one.
+"""Ditto: FedAvg, and for each client a personal model with a proximal term towards the global one.
 
 Source: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, arXiv 2012.04221,
 Algorithm 1.
 
-Contract: FedAvg's. What a client keeps never leaves it.
+Contract: FedAvg's. A client's personal model is never sent.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ class DittoOptions(Options):
 
 
 class Ditto(FedAvg):
-    """Server half of Ditto."""
+    """Ditto strategy; the averaging is FedAvg's."""
 
     def __init__(self, options: DittoOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.options = options or DittoOptions()
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send mu and the epochs."""
+        """Send mu and the number of epochs on the personal model."""
         return {"ditto-mu": self.options.mu, "ditto-epochs": self.options.epochs}

@@ -1,12 +1,13 @@
-"""FedAvg: the sample-size-weighted average of the clients' models. Also the base of every method that averages.
+"""FedAvg: the sample-size-weighted average of the clients' models. Also the base of all methods that average.
 
-Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Algorithm 1.
+Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, arXiv 1602.05629, Algorithm 1.
 
 Contract. A training reply holds one ArrayRecord with the names and shapes that were sent, and one MetricRecord with
 ``num-examples`` > 0 (the weight). An evaluation reply holds one MetricRecord with ``num-examples``.
 
-Differs from Flower's own FedAvg, from which it inherits: sampling follows the cohort's seed, sums run in the order of client ids (so
-that a run repeats bit for bit), integer buffers keep their type, and state can be saved.
+Differences from Flower's FedAvg, from which it inherits: sampling uses the client grid's seed, sums run in the order of client ids (so
+that a run is reproducible bit for bit), integer buffers keep their type, and state can be saved.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,21 +51,21 @@ class FedAvg(FlowerFedAvg):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Replies are models, and all that is taken from them is their average."""
+        """Replies are models, of which only the average is used."""
         return Capabilities("model", "weighted average" if self.weights == "samples" else "uniform average")
 
-    # --- hooks for methods built on this one ---------------------------------------------------------------------
+    # --- hooks for derived methods -------------------------------------------------------------------------------
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Return what this method's clients need to know in this round; sent in the training configuration."""
+        """Return this method's options for clients in this round, to be sent in the training configuration."""
         return {}
 
     def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Return what this method's clients need to know to evaluate."""
+        """Return this method's options for clients, to be sent in the evaluation configuration."""
         return {}
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the server state beside the model, as arrays (none for plain averaging)."""
+        """Return the server state apart from the model, as arrays (none for plain averaging)."""
         return {}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
@@ -82,7 +83,7 @@ class FedAvg(FlowerFedAvg):
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the model to the clients to be evaluated, with :meth:`evaluate_options` in the configuration."""
+        """Send the model to the clients for evaluation, with :meth:`evaluate_options` in the configuration."""
         if self.fraction_evaluate == 0:
             return []
         config["server-round"] = server_round
@@ -91,7 +92,7 @@ class FedAvg(FlowerFedAvg):
         return self._messages(arrays, config, nodes, MessageType.EVALUATE)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average models and metrics with weights ``num-examples`` (or models uniformly)."""
+        """Average the models by ``num-examples`` or uniformly, and the metrics by ``num-examples``."""
         contents = [reply.content for reply in replies if not reply.has_error()]
         if not contents:
             return None, None
@@ -99,7 +100,7 @@ class FedAvg(FlowerFedAvg):
         return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the metrics with weights ``num-examples``."""
+        """Average the metrics by ``num-examples``."""
         contents = [reply.content for reply in replies if not reply.has_error()]
         return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
 

@@ -1,9 +1,10 @@
 """FedAvg-distill: the clients train as in FedAvg, and the server distils the mean of their outputs instead of averaging parameters.
 
-Source: Lin, Kong, Stich, Jaggi 2020, "Ensemble Distillation for Robust Model Fusion in Federated Learning" (FedDF), as the baseline of
-Shen et al. 2022, section 6. The server's network is fitted, on unlabelled public points, to the mean logits of the clients' models:
-from the model of the round before, by squared error, as that paper's program does. FedDF itself starts from the average of the models
-and takes the divergence of the softmax: ``start`` = "average", ``distill_loss`` = "kl".
+Sources: Lin, Kong, Stich, Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated Learning" (FedDF), NeurIPS 2020,
+arXiv 2006.07242; as the baseline of Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022,
+arXiv 2103.06972, section 6. The server fits its network to the mean logits of the clients' models on unlabelled public points, starting
+from the previous global model and with the squared error, as the program of Shen et al. does. FedDF itself starts from the average of
+the models and uses the divergence of the softmax: ``start`` = "average", ``distill_loss`` = "kl".
 
 Contract: FedAvg's.
 """
@@ -36,7 +37,7 @@ class FedAvgDistillOptions(DistillOptions):
 
 
 class FedAvgDistill(Distilled):
-    """Server half; every client of a round counts alike in the teacher."""
+    """FedAvg-distill strategy; all clients of a round have equal weight in the teacher."""
 
     def __init__(self, distiller: "Distiller", options: FedAvgDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
         self.options = options or FedAvgDistillOptions()

@@ -1,15 +1,14 @@
-"""FedBoost: learn the weights of an ensemble of pre-trained predictors, sending only a few of them a round.
+"""FedBoost: learns the weights of an ensemble of pre-trained predictors while sending only a few predictors per round.
 
-Source: Hamer, Mohri, Suresh 2020, "FedBoost: A Communication-Efficient Algorithm for Federated Learning", Figure 1, with the
-corrections that ``docs/fedboost.md`` lists. The server keeps the weights alpha on the simplex and the library of predictors. Round
-t: draw the predictors H_t (each with probability gamma_k), send them with ``alpha_k / gamma_k``, collect the gradients of the
-clients' losses at those weights, and make one mirror step. The output is the running average of alpha.
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, Figure 1, with the
+corrections listed in ``docs/fedboost.md``. The server holds the weights alpha on the simplex and the predictor library. Round t: draw
+predictors H_t (each with probability gamma_k), send them with the weights ``alpha_k / gamma_k``, collect the gradients of the clients'
+losses at these weights, and make one mirror descent step. The output is the running average of alpha.
 
 Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the predictors, stacked along their first axis, by the
-names in ``predictor-arrays`` (tables that are mostly zeros packed by ``algorithms.ensembles.sparse_tables``); nothing in it grows
-with the size q of the library. The reply holds two arrays of length h, the gradient with respect to the sent weights and the mean
-squared norms of the predictors' outputs, and the metrics ``num-examples``, ``loss`` and ``draw`` (as received). Clients need no
-state.
+names in ``predictor-arrays`` (tables that are mostly zero are packed by ``algorithms.ensembles.sparse_tables``); its size does not
+grow with the size q of the library. The reply holds two arrays of length h, the gradient with respect to the sent weights and the mean
+squared norms of the predictors' outputs, and the metrics ``num-examples``, ``loss`` and ``draw`` (as received). Clients are stateless.
 """
 
 from collections import Counter
@@ -48,20 +47,20 @@ DEFAULT_BUDGET = 32
 
 
 class PredictorLibrary(Protocol):
-    """What the server needs of a library of q predictors."""
+    """The server's interface to a library of q predictors."""
 
     @property
     def q(self) -> int:
         """The number of predictors."""
 
     def take(self, ids: Any) -> Mapping[str, NDArray[Any]]:
-        """Return the arrays of some predictors, stacked along the first axis, by name."""
+        """Return the arrays of the predictors ``ids`` by name, stacked along the first axis."""
 
     def hash_of(self, predictor: int) -> str:
-        """Return a name of a predictor's content (asked for where clients cache predictors)."""
+        """Return a hash of a predictor's content (used if clients cache predictors)."""
 
     def mixture(self, alpha: Any) -> Mapping[str, NDArray[Any]] | None:
-        """Return the ensemble as one predictor of the same kind, where it is one (densities), else ``None``."""
+        """Return the ensemble as a single predictor of the same kind if possible (densities), else ``None``."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class FedBoostOptions(Options):
     library: str = option("task", '"task", a folder of safetensors files, or "clients": each trains a predictor in round 1')
 
     def check(self) -> None:
-        """A cache serves one message a round."""
+        """Reject a cache with several messages per round."""
         if self.cache and self.repeats > 1:
             raise ValueError(
                 f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no cache; set one of them off"
@@ -92,21 +91,21 @@ class FedBoostOptions(Options):
 
 
 class FedBoost(FedAvg):
-    """Server half of FedBoost.
+    """FedBoost strategy.
 
-    ``library``: the predictors, or a function that makes a library of arrays stacked along the first axis: then the clients train the
-    predictors in the first round. ``seed`` names the draws of predictors; keyword arguments as in FedAvg.
+    ``library``: the predictors, or a function that builds a library from arrays stacked along the first axis; in that case the clients
+    train the predictors in the first round. ``seed``: of the predictor sampling; keyword arguments as in FedAvg.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """A training reply is the update itself, except while predictors are collected."""
+        """A training reply is an update, except while predictors are collected."""
         return Capabilities("other" if self.collecting else "update", "single replies", later="update")
 
-    # --- privacy: the update is the gradient in alpha ------------------------------------------------------------
+    # --- privacy: the update is the gradient with respect to alpha -----------------------------------------------
 
     def privacy_fault(self) -> str:
-        """Return why noise in the sum of the gradients would not make the run private."""
+        """Return why noise in the sum of the gradients would not make the run private, or ""."""
         o = self.options
         if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not self.collecting:
             return ""
@@ -116,15 +115,15 @@ class FedBoost(FedAvg):
         )
 
     def zero_update(self, sent: Named) -> Named:
-        """Return a gradient of 0."""
+        """Return a zero gradient."""
         return {"0": np.zeros_like(sent["alpha"])}
 
     def update_of(self, arrays: Sequence[NDArray[Any]], sent: Named) -> Named:
-        """Return the gradient, the first array of a reply."""
+        """Return the gradient, which is the first array of a reply."""
         return dict(zip("0", arrays, strict=False))
 
     def reply_with(self, update: Named) -> Named:
-        """Return the arrays of a reply: the gradient, and norms of 0."""
+        """Return the arrays of a reply: the gradient, and zero norms."""
         return {**update, "1": np.zeros_like(update["0"])}
 
     def __init__(
@@ -140,7 +139,7 @@ class FedBoost(FedAvg):
         self.steps = 0
         self._draws: list[tuple[NDArray[np.int64], Floats]] = []
         self._expected: dict[int, list[str]] = {}
-        self._held: dict[int, list[str]] = {}  # what each node's cache holds, least recently used first
+        self._held: dict[int, list[str]] = {}  # hashes in each node's cache, least recently used first
         self._collected: dict[str, NDArray[Any]] = {}
         self.alpha: Floats = np.zeros(0)
         self.average: Floats = np.zeros(0)
@@ -154,7 +153,7 @@ class FedBoost(FedAvg):
         budget = self.options.budget or min(DEFAULT_BUDGET, library.q)
         if budget > library.q and self._make is None:
             raise ValueError(f"budget = {budget}, but the library holds {library.q} predictors: choose 1..{library.q}")
-        if budget > library.q:  # the clients handed over fewer than were asked for: a failing client must not end the run
+        if budget > library.q:  # the clients sent fewer predictors than expected: a failing client must not end the run
             log(WARNING, "budget = %d, but the clients handed over %d predictors: all of them are sent", budget, library.q)
         self.budget = min(budget, library.q)
         self.library = library
@@ -163,7 +162,7 @@ class FedBoost(FedAvg):
 
     @property
     def collecting(self) -> bool:
-        """Whether the clients have yet to hand over the predictors."""
+        """Whether the clients have yet to send the predictors."""
         return not len(self.alpha)
 
     # --- a round -------------------------------------------------------------------------------------------------
@@ -196,7 +195,7 @@ class FedBoost(FedAvg):
         return self._messages(record, config, nodes, MessageType.TRAIN)
 
     def _to_caches(self, config: ConfigRecord, nodes: Sequence[int], sent: list[NDArray[Any]]) -> list[Message]:
-        """Send each client only the predictors that its cache lacks; a client that failed last time starts an empty cache."""
+        """Send each client only the predictors missing from its cache; a client that failed last time starts with an empty cache."""
         ids, messages = sent[0], []
         hashes = [self.library.hash_of(int(k)) for k in ids]
         for node in nodes:
@@ -208,7 +207,7 @@ class FedBoost(FedAvg):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the gradients and make one mirror step; a reply whose arrays do not fit the draw is left out."""
+        """Average the gradients and make one mirror descent step; a reply whose arrays do not match the draw is left out."""
         if self.collecting:
             return self._collect([reply.content for reply in replies if not reply.has_error()])
         used = [sound for reply in replies if not reply.has_error() and (sound := self._open(reply))]
@@ -225,12 +224,12 @@ class FedBoost(FedAvg):
                 gradient = chain_rule(gradient, gamma[ids]) - bias_correction(self.alpha[ids], reply.norms, gamma[ids])
             delta[ids] += share * gradient
         self.steps += 1
-        self.average += (self.alpha - self.average) / self.steps  # of alpha_1 to alpha_T: this round's, before its step
+        self.average += (self.alpha - self.average) / self.steps  # averages alpha_1 to alpha_T: alpha before this round's step
         self.alpha = MIRRORS[self.options.mirror](self.alpha, delta, self.options.step)
         return self.model(), self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)
 
     def _collect(self, contents: Sequence[RecordDict]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Build the library from the clients' predictors; those of other shapes or types than most are left out."""
+        """Build the library from the clients' predictors; those whose shapes or types differ from most are left out."""
         offered = [row for content in contents if (row := _predictor(content))]
         kinds = Counter(_spec(row) for row in offered)
         usual = kinds.most_common(1)[0][0] if kinds else ()
@@ -261,16 +260,16 @@ class FedBoost(FedAvg):
         return [reply.num_examples / total for reply in replies]
 
     def meet(self, grid: Grid) -> None:
-        """Learn who the clients are (AFLBoost weighs them)."""
+        """Update the list of clients (AFLBoost weights them); FedBoost needs none."""
 
     def model(self) -> ArrayRecord:
-        """Return the method's output alpha^A, and the current alpha."""
+        """Return the output of the method, alpha^A (the running average), and the current alpha."""
         return to_record(["alpha", "alpha-last"], [self.average, self.alpha])
 
     # --- evaluation: always at the full alpha ----------------------------------------------------------------------
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the ensemble: densities as the one density that it is (and the uniform one), other predictors all of them."""
+        """Send the ensemble: for densities, its mixture and the uniform one as single predictors; else all predictors."""
         if self.fraction_evaluate == 0 or self.collecting:
             return []
         nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
@@ -288,7 +287,7 @@ class FedBoost(FedAvg):
     # --- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return alpha, its running average and the number of steps."""
+        """Return alpha, its running average, the number of steps and the predictors that clients have sent."""
         predictors = {f"library.{name}": array for name, array in self._collected.items()}
         return {"alpha": self.alpha, "average": self.average, "steps": np.array(self.steps), **predictors}
 
@@ -301,7 +300,7 @@ class FedBoost(FedAvg):
 
 
 def _predictor(content: RecordDict) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a predictor that a client hands over, by name; nothing if it names none."""
+    """Return the arrays of a client's predictor by name; empty if the reply names none."""
     listed = [record.get("predictor-arrays") for record in content.values() if isinstance(record, ConfigRecord)]
     names = [str(name) for name in listed[0]] if listed and isinstance(listed[0], list) else []
     values = [read(array) for record in arrays_of(content) for array in record.values()]
@@ -314,7 +313,7 @@ def _spec(row: Mapping[str, NDArray[Any]]) -> tuple[tuple[str, tuple[int, ...], 
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer to one draw."""
+    """One client's reply to one draw."""
 
     node: int
     draw: int

@@ -1,17 +1,20 @@
-"""FedDyn: clients and server keep linear corrections, so that the local optima agree with the global one at the fixed point.
+"""FedDyn: linear correction terms at clients and server, with which the local optima agree with the global one at the fixed point.
 
-Source: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Algorithm 1; the same as FedPD where all clients take
-part (Shen et al. 2022, section 6). With S the clients of the round and m the number of all clients:
+Sources: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR 2021,
+arXiv 2111.04263, Algorithm 1. With full participation it equals FedPD: Zhang, Hong, Dhople, Yin, Liu, "FedPD: A Federated Learning
+Framework with Optimal Rates and Adaptivity to Non-IID Data", 2020, arXiv 2005.11418 (see Shen, Hassani, Kale, Karbasi, "Federated
+Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, section 6). With S the clients of the round and m the number of all
+clients:
 
     client i in S:  theta_i = argmin f_i(theta) - <g_i, theta> + (alpha/2) ||theta - theta^{t-1}||^2
                     g_i <- g_i - alpha (theta_i - theta^{t-1})
     server:         h <- h - (alpha/m) sum_{i in S} (theta_i - theta^{t-1})
                     theta^t = (1/|S|) sum_{i in S} theta_i - h / alpha
 
-h is the mean of all clients' g_i: the program of Shen et al. drops it, and stalls unless every client takes part in every round.
+h is the mean of all clients' g_i; the program of Shen et al. omits it and stalls unless every client takes part in every round.
 Counters and running statistics of normalisation layers are averaged.
 
-Contract: FedAvg's, uniform weights; the client finds ``feddyn-alpha`` in the training configuration, and keeps g_i.
+Contract: FedAvg's with uniform weights; the training configuration holds ``feddyn-alpha``, and each client stores its g_i.
 """
 
 from collections.abc import Iterable
@@ -38,14 +41,14 @@ class FedDynOptions(Options):
 
 
 class FedDyn(FedAvg):
-    """Server half of FedDyn."""
+    """FedDyn strategy."""
 
     capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, options: FedDynOptions | None = None, **kwargs: Any) -> None:
         super().__init__(weights="uniform", **kwargs)
         self.options = options or FedDynOptions()
-        #: Of the learned arrays, one after the other; None before the first round.
+        #: h of the learned arrays, concatenated; None before the first round.
         self.h: NDArray[np.float64] | None = None
         self._sent = ArrayRecord()
         self._num_clients = 0
@@ -55,12 +58,12 @@ class FedDyn(FedAvg):
         return {"feddyn-alpha": self.options.alpha}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Remember what is sent, and how many clients there are, whatever the sample."""
+        """Send the model; remember it and the number of all clients."""
         self._sent, self._num_clients = arrays, len(clients_of(grid))
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Update h, and correct the average by it."""
+        """Update h and correct the average with it."""
         sound = [reply for reply in replies if not reply.has_error()]
         average, metrics = super().aggregate_train(server_round, sound)
         if average is None:

@@ -1,12 +1,13 @@
-"""FedEvg: a synthetic data set that the server refines with the clients' energy signals. No parameter of a client's net ever travels.
+"""FedEvg: a synthetic data set that the server refines with the clients' energy signals; no network parameters are exchanged.
 
-Source: Hahn 2024 (dissertation), Chapter IV, Algorithm 4.1. The server owns M labelled samples, as many of each class, noise at
-first. Every round the clients train classifiers of their own and answer, for each sample, with the weight and the gradient of its
-energy; the server makes one Langevin step along the mixture's (``algorithms.synthetic.mixture``). What a round costs does not
-depend on the size of the nets.
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter IV, Algorithm 4.1. The server holds M labelled samples, balanced over the classes and initialised with noise.
+Every round the clients train their own classifiers and reply, for each sample, with a weight and the gradient of its energy; the server
+makes one Langevin step along the gradient of the mixture (``algorithms.synthetic.mixture``). The communication cost of a round does not
+depend on the size of the networks.
 
-Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and in its configuration the options of the client's steps
-(``evg-...``). The reply holds the energy's gradients at x (M, ...) and ``log e`` (M,), in this order, and ``num-examples``. Evaluation:
+Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and its configuration the options of the client's steps
+(``evg-...``). The reply holds the energy gradients at x (M, ...) and ``log e`` (M,), in this order, and ``num-examples``. Evaluation:
 ``strategies.families.sample_sets``.
 """
 
@@ -31,7 +32,7 @@ from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import arrays_of
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
 
-#: Beyond this e overflows with noise around it; clipping makes it meaningless long before.
+#: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0
 
 
@@ -54,13 +55,13 @@ class FedEvgOptions(Options):
     low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
 
     def check(self) -> None:
-        """Images are scaled in one of two ways."""
+        """Check the range of the images."""
         if self.low not in (0.0, -1.0):
             raise ValueError(f"low = {self.low:g}: images have values in [0, 1] or [-1, 1]: choose 0 or -1")
 
 
 class FedEvg(Synthetic):
-    """Server half. ``shape``: of a sample, (C, H, W)."""
+    """FedEvg strategy. ``shape``: of a sample, (C, H, W)."""
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
 
@@ -81,22 +82,22 @@ class FedEvg(Synthetic):
         self._names: dict[int, ClientId] = {}
         self._num_rounds = 1
 
-    # --- privacy: the update is e_i grad E_i, so the weights are in it -------------------------------------------
+    # --- privacy: the update is e_i grad E_i, which includes the weights -----------------------------------------
 
     def privacy_fault(self) -> str:
-        """Return "": the set depends on the clients through the sum of their signals alone."""
+        """Return "": the set depends on the clients only through the sum of their signals."""
         return ""
 
     def zero_update(self, sent: Named) -> Named:
-        """Return signals of 0."""
+        """Return zero signals."""
         return {"0": np.zeros_like(sent["x"])}
 
     def update_of(self, arrays: Sequence[NDArray[Any]], sent: Named) -> Named:
-        """Return a client's signals, weighted; nothing for some that do not fit the samples."""
+        """Return a client's weighted signals; empty if they do not match the samples."""
         return dict(zip("0", weighted_gradients(arrays, sent["x"]), strict=False))
 
     def reply_with(self, update: Named) -> Named:
-        """Return the signals of one client with log e = 0."""
+        """Return the arrays of a reply with these signals and log e = 0."""
         return {**update, "1": np.zeros(len(update["0"]), np.float32)}
 
     # --- the set -------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class FedEvg(Synthetic):
         return {"x": rng.standard_normal((len(self.labels), *self.shape), np.float32), "y": self.labels}
 
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the set, within the range of images also before the first step."""
+        """Return the set, clipped to the range of images (the initial noise exceeds it)."""
         return np.clip(read(arrays["x"]), self.options.low, 1), read(arrays["y"])
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
@@ -131,7 +132,7 @@ class FedEvg(Synthetic):
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make one step along the mixture's energy, equations (4.13) and (4.14)."""
+        """Make one step along the energy gradient of the mixture, equations (4.13) and (4.14)."""
         sound, logs, gradients = [], [], []
         for reply in (reply for reply in replies if not reply.has_error()):
             signals = [read(array) for record in arrays_of(reply.content) for array in record.values()]
@@ -155,7 +156,7 @@ class FedEvg(Synthetic):
 
 
 def weighted_gradients(signals: Sequence[NDArray[Any]], x: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return ``e_i grad E_i`` (M, ...) of a client's signals, for a mean with noise; nothing for signals that do not fit x."""
+    """Return ``e_i grad E_i`` (M, ...) of a client's signals, for the private mean; empty if the signals do not match x."""
     if [signal.shape for signal in signals] != [x.shape, x.shape[:1]]:
         return []
     e = np.exp(np.minimum(signals[1], LARGEST_LOG)).reshape(-1, *[1] * (x.ndim - 1))

@@ -1,17 +1,17 @@
-"""FedFW and FedFW+: federated Frank-Wolfe. Clients send atoms: a few numbers, however large the model is.
+"""FedFW and FedFW+: federated Frank-Wolfe. Clients send atoms of a few numbers each, whatever the size of the model.
 
-Source: Dadras, Prakhya, Yurtsever, Federated Frank-Wolfe Algorithm, FL-NeurIPS 2022: Algorithm 1 (``fedfw``), Algorithm 2
-(``fedfw-plus``) and equation (3), which fails and is here to show that (``naive-fw``); corrections in ``docs/fedfw.md``.
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022: Algorithm 1 (``fedfw``), Algorithm 2
+(``fedfw-plus``) and equation (3), a baseline that fails (``naive-fw``); corrections in ``docs/fedfw.md``.
 
-Contract. Down: x_bar and, in the configuration, ``etas``, ``lambdas``, ``rhos`` (one of each a local step), ``lambda-0``,
-``num-clients`` n, ``variant``, ``batch-size`` and ``stochastic``. Up: the packed atoms of the local steps, one after the other, and
-the metrics ``num-examples`` and ``fresh`` = 1 from a client that began at this x_bar, having no point of its own. Where the
-configuration says ``resync`` the reply holds x_i after the steps in place of the atoms.
+Contract. Down: x_bar and, in the configuration, ``etas``, ``lambdas``, ``rhos`` (one of each per local step), ``lambda-0``,
+``num-clients`` n, ``variant``, ``batch-size`` and ``stochastic``. Up: the packed atoms of the local steps, one after the other, and the
+metrics ``num-examples`` and ``fresh`` = 1 if the client had no point of its own and started at this x_bar. If the configuration holds
+``resync``, the reply holds x_i after the steps instead of the atoms.
 
-x_bar is the mean of the clients' points. While the same clients answer round after round, ``(1 - eta) x_bar + eta mean(s_i)`` keeps it
-that. When others answer than before, all clients are asked for their points once, and x_bar is set to their mean. With partial
-participation the server keeps a copy of every client's point (n times the model) and moves it by the atoms: ``x_bar`` is the
-mean over all clients, absent ones standing still; a client whose reply was lost is asked for its point the next time.
+x_bar is the mean of the clients' points. As long as the same clients reply in every round, ``(1 - eta) x_bar + eta mean(s_i)`` keeps
+this invariant. If the set of replying clients changes, all clients are asked for their points once, and x_bar is set to their mean.
+With partial participation the server keeps a copy of every client's point (n times the model) and updates it with the atoms: ``x_bar``
+is the mean over all clients, including those that did not move; a client whose reply was lost is asked for its point the next time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 
 @dataclass(frozen=True)
 class FedFWOptions(Options):
-    """Options of FedFW, FedFW+ and the naive form."""
+    """Options of FedFW, FedFW+ and naive federated Frank-Wolfe."""
 
     lambda_0: float = option(0.0, "penalty on the distance from consensus; 0: the task's", low=0)
     schedule: str = option(
@@ -51,7 +51,7 @@ class FedFWOptions(Options):
     tolerance: float = option(0.0, "stop once an evaluation finds a duality gap of at most this; 0: never", low=0)
 
     def check(self) -> None:
-        """Only one schedule bears the noise of batches."""
+        """Reject mini-batches with a schedule that does not average gradients."""
         if self.batch_size and self.schedule != "stochastic":
             raise ValueError(
                 f"batch-size = {self.batch_size}, schedule = {self.schedule!r}: only 'stochastic' averages gradients: choose it, or 0"
@@ -60,12 +60,12 @@ class FedFWOptions(Options):
 
 @dataclass
 class _Round:
-    """What aggregate_train has to know of what was sent."""
+    """What was sent in a round, as aggregate_train needs it."""
 
     x_bar: Array = field(default_factory=lambda: np.zeros(0))
     names: Sequence[str] = ()
     etas: Sequence[float] = ()
-    ids: dict[int, ClientId] = field(default_factory=dict)  # of all connected clients, by node
+    ids: dict[int, ClientId] = field(default_factory=dict)  # all connected clients, by node
     asked: list[ClientId] = field(default_factory=list)
     resync: list[ClientId] = field(default_factory=list)
 
@@ -83,9 +83,9 @@ class _Reply:
 
 
 class FedFW(Constrained):
-    """Server half; ``variant``: fedfw, fedfw-plus, naive-fw. ``lambda_0``: the penalty weight where the options leave it at 0."""
+    """FedFW strategy; ``variant``: fedfw, fedfw-plus or naive-fw. ``lambda_0``: the penalty weight if it is 0 in the options."""
 
-    capabilities = Constrained.capabilities  # it mirrors every client's point
+    capabilities = Constrained.capabilities  # it tracks every client's point
 
     def __init__(
         self,
@@ -102,19 +102,19 @@ class FedFW(Constrained):
         check_choice("variant", variant, VARIANTS)
         self.variant = variant
         self.lambda_0 = self.options.lambda_0 or lambda_0
-        self.members: list[ClientId] = []  # whose points have the mean x_bar, with full participation
-        self.suspects: set[ClientId] = set()  # whose point the server does not know
-        self.points: dict[ClientId, Array] = {}  # with partial participation
+        self.members: list[ClientId] = []  # full participation: the clients whose points have the mean x_bar
+        self.suspects: set[ClientId] = set()  # clients whose points the server does not know
+        self.points: dict[ClientId, Array] = {}  # partial participation: copies of the clients' points
         self._sent = _Round()
 
     # --- a round ---------------------------------------------------------------------------------------------------
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send x_bar and the numbers of the round's steps."""
+        """Send x_bar and the step sizes and penalties of the round."""
         ids = clients_of(grid)
         nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
         now = _Round(self.open_model(arrays, server_round), list(arrays), (), ids, [ids[node] for node in nodes])
-        config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
+        config["server-round"] = server_round  # Flower's own loop leaves this to the strategy
         local, num_rounds = self.options.local_steps, int(str(config.get("num-rounds", server_round)))
         schedule = Schedule(self.lambda_0, self.options.schedule, num_rounds * local, len(nodes) / len(ids))
         steps = [schedule.at((server_round - 1) * local + k + 1) for k in range(local)]
@@ -141,7 +141,7 @@ class FedFW(Constrained):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move x_bar by the atoms; a reply that is no atom of the domain is left out."""
+        """Move x_bar along the atoms; a reply that holds no atoms of the domain is left out."""
         now = self._sent
         sound = [reply for reply in replies if not reply.has_error()]
         used = [opened for reply in sound if (opened := self._open(reply, now))]
@@ -180,7 +180,7 @@ class FedFW(Constrained):
             server_step(now.x_bar, [reply.atoms[k] for reply in used], eta)
 
     def _move(self, now: _Round, used: list[_Reply]) -> None:
-        """Full participation: x_bar stays the mean of the members' points, or is set to the mean of those sent."""
+        """Full participation: x_bar remains the mean of the members' points, or is set to the mean of the points in the replies."""
         answered = [reply.client for reply in used]
         points = [reply.point for reply in used if reply.point is not None]
         if points:
@@ -194,7 +194,7 @@ class FedFW(Constrained):
             self._missed(now, answered)
 
     def _missed(self, now: _Round, answered: list[ClientId]) -> None:
-        """Note whose points are unknown from now on: with full participation all of them, since x_bar is only known as their mean."""
+        """Record whose points are unknown from now on: with full participation all of them, since only their mean is known."""
         lost = [client for client in now.asked if client not in answered]
         if now.partial:
             self.suspects |= set(lost)
@@ -203,12 +203,12 @@ class FedFW(Constrained):
             self.suspects = set(now.ids.values())
 
     def _replay(self, now: _Round, used: list[_Reply]) -> None:
-        """Partial participation: move the copies of the points as the clients moved theirs."""
+        """Partial participation: apply the clients' steps to the copies of their points."""
         n, sent = len(now.ids), now.x_bar.copy()
         gone = [client for client in self.points if client not in now.ids.values()]
         for client in gone:
             del self.points[client]
-        for client in now.ids.values():  # one that is new begins at x_bar: the mean stays what it is
+        for client in now.ids.values():  # a new client starts at x_bar, which leaves the mean unchanged
             self.points.setdefault(client, sent.copy())
         if gone:
             now.x_bar[...] = sum(self.points.values()) / n
@@ -227,7 +227,7 @@ class FedFW(Constrained):
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return whose mean x_bar is, whose points are unknown, and the copies of the points."""
+        """Return the members, the clients with unknown points, and the copies of the points."""
         state: dict[str, NDArray[Any]] = {}
         for name, clients in (("members", self.members), ("suspects", list(self.suspects)), ("clients", list(self.points))):
             if clients:

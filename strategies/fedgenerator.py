@@ -1,7 +1,8 @@
-"""FedCGAN and FedCVAE: the clients' generative nets are averaged, and the server draws the synthetic samples from the average.
+"""FedCGAN and FedCVAE: the clients' generative networks are averaged, and the server draws synthetic samples from the average.
 
-Baselines of Hahn 2024 (dissertation), Chapter IV: an auxiliary-classifier GAN, both nets of which travel, and a conditional variational
-autoencoder.
+An auxiliary-classifier GAN, of which generator and discriminator are sent, and a conditional variational autoencoder; sources in
+``clients/fedcgan.py`` and ``clients/fedcvae.py``. Baselines in Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter IV.
 
 Contract: FedAvg's; evaluation as in ``strategies.families.sample_sets``.
 """
@@ -29,12 +30,12 @@ class GeneratorOptions(Options):
 
 
 class FedGenerator(Synthetic):
-    """Server half of both. ``net``: with the weights of the start; ``images(y, rng)`` makes an image for each label."""
+    """FedCGAN and FedCVAE strategy. ``net`` holds the initial weights; ``net.images(y, rng)`` draws an image for each label."""
 
     def __init__(
         self, net: "nn.Module", evaluator: Evaluator, num_classes: int, samples: int = 100, seed: int = 0, **kwargs: Any
     ) -> None:
-        from algorithms.common.modules import get_arrays  # late: PyTorch, which who reads the options does not need
+        from algorithms.common.modules import get_arrays  # imported late: reading the options must not import PyTorch
 
         super().__init__(evaluator, num_classes, samples, seed, **kwargs)
         self.net = net
@@ -42,12 +43,12 @@ class FedGenerator(Synthetic):
         self._first = get_arrays(net)
 
     def first_arrays(self) -> Arrays:
-        """Return the nets' weights at the start."""
+        """Return the initial weights."""
         return dict(zip(self._names, self._first, strict=True))
 
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return images drawn from the average, with the same codes whatever the round."""
-        import torch  # late, as above
+        """Return images drawn from the averaged network, with the same latent codes in every round."""
+        import torch  # imported late, as above
 
         from algorithms.common.modules import set_arrays
 

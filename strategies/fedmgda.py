@@ -1,12 +1,13 @@
-"""FedMGDA+: the server moves along the shortest mixture of the clients' updates, all scaled to length 1, so that none is hurt much.
+"""FedMGDA+: the server steps along the minimum-norm combination of the clients' normalised updates, so that no client loses much.
 
-Source: Hu et al. 2022, "Federated Learning Meets Multi-objective Optimization", Algorithm 1. With the unit updates g_k:
+Source: Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets Multi-Objective Optimization", IEEE Transactions on Network Science and
+Engineering, 2022, arXiv 2006.11489, Algorithm 1. With the unit updates g_k:
 
     lambda = argmin | sum_k lambda_k g_k |^2   over the simplex, |lambda_k - 1/m| <= epsilon
     w      <- w + eta sum_k lambda_k g_k
 
-epsilon = 0 is the uniform average of the directions, epsilon = 1 the minimum-norm point of MGDA. A client that inflates its update
-gains nothing. The steps have at most the length eta, whatever the clients do.
+epsilon = 0 is the uniform average of the directions, epsilon = 1 the minimum-norm point of MGDA. A client gains nothing by inflating
+its update, and steps are never longer than eta.
 
 Contract: FedAvg's. Losses are not needed.
 """
@@ -38,7 +39,7 @@ class FedMGDAOptions(Options):
 
 
 class FedMGDA(FedAvg):
-    """Server half of FedMGDA+; the clients are FedAvg's."""
+    """FedMGDA+ strategy; the clients are FedAvg's."""
 
     capabilities = Capabilities(replies="model", aggregation="single replies")
 
@@ -50,12 +51,12 @@ class FedMGDA(FedAvg):
         self._sent = ArrayRecord()
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Remember what is sent."""
+        """Send the model and remember it."""
         self._names, self._sent = clients_of(grid), arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make the step; metrics are averaged by ``num-examples``."""
+        """Make the server step; metrics are averaged by ``num-examples``."""
         sound = [reply for reply in replies if not reply.has_error()]
         if not sound:
             self.last_weights = {}

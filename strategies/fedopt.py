@@ -1,6 +1,7 @@
-"""FedAdam, FedYogi and FedAdagrad: the server takes the clients' mean update as a gradient, for an adaptive optimiser of its own.
+"""FedAdam, FedYogi and FedAdagrad: the server applies an adaptive optimiser to the clients' mean update as a pseudo-gradient.
 
-Source: Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2. With the weighted mean update Delta:
+Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295,
+Algorithm 2. With the weighted mean update Delta:
 
     m <- beta_1 m + (1 - beta_1) Delta
     v <- v + Delta^2                                    FedAdagrad
@@ -8,10 +9,10 @@ Source: Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2. With 
          beta_2 v + (1 - beta_2) Delta^2                FedAdam
     w <- w + eta m / (sqrt(v) + tau)
 
-m starts at 0, v at tau^2; both live as long as the run and are saved with it. There is no bias correction.
+m starts at 0, v at tau^2; both are saved in checkpoints. There is no bias correction.
 
-Differs from Flower's classes of these names, which start v at 0, multiply FedAdam's rate by a bias correction of round + 1, fix
-beta_1 = 0 for FedAdagrad, step counters and running statistics too, and cannot be saved.
+Differences from Flower's classes of these names, which start v at 0, multiply FedAdam's learning rate by a bias correction of
+round + 1, fix beta_1 = 0 for FedAdagrad, also apply the step to counters and running statistics, and cannot be saved.
 
 Contract: FedAvg's.
 """
@@ -44,34 +45,34 @@ class FedOptOptions(Options):
 
 
 class FedOpt(FedAvg):
-    """What the three share: all but the rule of the second moment."""
+    """Base of the three strategies, which differ in the update of the second moment."""
 
-    capabilities = FedAvg.capabilities  # the step is taken along the average
+    capabilities = FedAvg.capabilities  # the step depends on the average only
 
     def __init__(self, options: FedOptOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.options = options or FedOptOptions()
-        # Of the learned arrays, one after the other; None before the first round.
+        # Moments of the learned arrays, concatenated; None before the first round.
         self.m: Floats | None = None
         self.v: Floats | None = None
         self._sent = ArrayRecord()
 
     @abstractmethod
     def second_moment(self, v: Floats, square: Floats) -> Floats:
-        """Return the next v (d,) after an update with the squares ``square`` (d,)."""
+        """Return the next v (d,), given the squared mean update ``square`` (d,)."""
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Remember what is sent."""
+        """Send the model and remember it."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average, then step from the model that was sent."""
+        """Average the models, then make the optimiser step from the model that was sent."""
         average, metrics = super().aggregate_train(server_round, replies)
         return (None if average is None else self.step(self._sent, average)), metrics
 
     def step(self, sent: ArrayRecord, average: ArrayRecord) -> ArrayRecord:
-        """Return the model after one step of the server's optimiser."""
+        """Return the model after one step of the server optimiser."""
         o = self.options
         (delta,) = updates(sent, [average])
         m = np.zeros_like(delta) if self.m is None else self.m
@@ -90,7 +91,7 @@ class FedOpt(FedAvg):
 
 
 class FedAdam(FedOpt):
-    """v is a running mean of squares."""
+    """FedAdam: v is a running mean of squares."""
 
     def second_moment(self, v: Floats, square: Floats) -> Floats:
         """Return ``beta_2 v + (1 - beta_2) Delta^2``."""
@@ -98,7 +99,7 @@ class FedAdam(FedOpt):
 
 
 class FedYogi(FedOpt):
-    """v moves towards the squares by steps that do not depend on how far away it is."""
+    """FedYogi: v moves towards the squares by steps that do not depend on the distance."""
 
     def second_moment(self, v: Floats, square: Floats) -> Floats:
         """Return ``v - (1 - beta_2) Delta^2 sign(v - Delta^2)``."""
@@ -106,7 +107,7 @@ class FedYogi(FedOpt):
 
 
 class FedAdagrad(FedOpt):
-    """v is the sum of all squares."""
+    """FedAdagrad: v is the sum of all squares."""
 
     def second_moment(self, v: Floats, square: Floats) -> Floats:
         """Return ``v + Delta^2``."""

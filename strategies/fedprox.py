@@ -1,9 +1,9 @@
-"""FedProx: FedAvg whose clients stay near the model they were sent, by a squared proximal term.
+"""FedProx: FedAvg with a proximal term that keeps clients near the model they were sent.
 
-Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. A client minimises
-``F_k(w) + (mu/2) ||w - w^t||^2``: the norm is squared (several public codes forget that).
+Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020, arXiv 1812.06127,
+Algorithm 2. A client minimises ``F_k(w) + (mu/2) ||w - w^t||^2``: the norm is squared (several public implementations omit this).
 
-Contract: FedAvg's, and the client adds the term with the weight it finds as ``proximal-mu`` in the training configuration.
+Contract: FedAvg's; the client adds the term with the weight ``proximal-mu`` of the training configuration.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class FedProxOptions(Options):
 
 
 class FedProx(FedAvg):
-    """Server half of FedProx; the averaging is FedAvg's."""
+    """FedProx strategy; the averaging is FedAvg's."""
 
     def __init__(self, options: FedProxOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,20 +1,21 @@
-"""FFGB, FFGB.C and FFGB.L: federated functional gradient boosting. The model is a sum of weak learners that the clients fitted.
+"""FFGB, FFGB.C and FFGB.L: federated functional gradient boosting. The model is a sum of weak learners fitted by the clients.
 
-Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, Algorithms 1 and 2 (FFGB); its first
-version (2021), Algorithm 3 (FFGB.C, clipped) and Algorithm 4 (FFGB.L, square loss over Lipschitz functions). Client i makes K steps in
-function space from f^t; each adds a learner h_i^k. What the steps come to is linear in f^t and the learners, with known numbers:
+Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, Algorithms 1 and 2
+(FFGB); its first version (2021, arXiv 2103.06972v1), Algorithm 3 (FFGB.C, clipped) and Algorithm 4 (FFGB.L, square loss over Lipschitz
+functions). Client i makes K steps in function space from f^t, each of which adds a learner h_i^k. The result is linear in f^t and the
+learners, with known coefficients:
 
     f^{t+1} = mean_i g_i^{K+1} = c_t f^t - mean_i sum_k a_k h_i^k
 
-A client keeps the values of f^t at its own points, so it is sent only the learners that it has not seen: as many a round, whatever
-t is.
+A client caches the values of f^t at its own points, so it only needs the learners that it has not received yet: their number per round
+does not grow with t.
 
 Contract. A training message holds the blocks of the function (``algorithms.boosting.additive.pack_blocks``) from version ``base`` to
 ``version`` and, in its configuration, the names of the learners' arrays (``learner-arrays``), the step sizes (``etas``) and the
-options of the local steps. The reply holds K learners stacked, their names in ``learner-arrays``, and the metrics ``num-examples`` and
-``holds``: the version of the values that the client now keeps. One that keeps none from which the message leads on says 0 and sends no
-arrays; its next message brings the whole function. Evaluation changes nothing of what a client keeps: training alone pays for what it
-needs.
+options of the local steps. The reply holds K stacked learners, their names in ``learner-arrays``, and the metrics ``num-examples`` and
+``holds``: the version of the values that the client now caches. A client without values to which the blocks can be added reports 0 and
+sends no arrays; its next message holds the whole function. Evaluation does not change the cached values, so that training traffic does
+not depend on it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -74,15 +75,16 @@ class FFGBOptions(Options):
     tree_rate: float = option(1.0, "what each tree counts", low=0, high=1, open_low=True)
 
     def check(self) -> None:
-        """Two schedules need a regulariser."""
+        """Reject mu = 0 for the two schedules that divide by it."""
         if self.schedule in ("homogeneous", "general") and not self.mu:
             raise ValueError(f"schedule = {self.schedule!r} divides by mu, which is 0: choose mu > 0, or schedule = 'decay'")
 
 
 class FFGB(FedAvg):
-    """Server half; keyword arguments as in FedAvg. ``function``: the ensemble so far.
+    """FFGB strategy; keyword arguments as in FedAvg. ``function``: the current ensemble.
 
-    The model of a run is the function's arrays (``Additive.to_arrays``): a run may start from such arrays, and else starts from 0.
+    The model of a run is the arrays of the function (``Additive.to_arrays``): a run starts from such arrays if it is given them, else
+    from 0.
     """
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
@@ -103,26 +105,26 @@ class FFGB(FedAvg):
         if variant == "ffgb-c":
             self.clip, self.clip_residual = clip_bounds(o.gradient_bound, o.gamma)
         self.function = Additive(self.clip)
-        self._record: dict[str, Array] = {}  # the blocks as they go into the model, made once each
-        self._holds: dict[ClientId, int] = {}  # the version of the values that a client keeps
-        self._unscored: set[ClientId] = set()  # did not answer the last evaluation: perhaps they lost their values
+        self._record: dict[str, Array] = {}  # the blocks as arrays of the model, each converted once
+        self._holds: dict[ClientId, int] = {}  # the version of the values that a client caches
+        self._unscored: set[ClientId] = set()  # clients that did not answer the last evaluation: they may have lost their values
         self._names: dict[int, ClientId] = {}
         self._models_sent = 0
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were made at once."""
+        """Whether all rounds have been made at once."""
         return bool(self.options.at_once and self.function.version)
 
     def etas(self, t: int) -> list[float]:
-        """Return the steps of round t = 0, 1, ..."""
+        """Return the step sizes of round t = 0, 1, ..."""
         o = self.options
         return step_sizes(self.schedule, t, o.local_steps, self.mu, o.eta_0, o.eta_max)
 
     # --- messages -----------------------------------------------------------------------------------------------
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send each sampled client the learners that it has not seen, and the steps of the round."""
+        """Send each sampled client the learners that it has not received yet, and the step sizes of the round."""
         self._open(arrays)
         nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
         steps: dict[str, Any] = {"etas": self.etas(self.function.version), "mu": self.mu, "residual": self.options.residual}
@@ -132,7 +134,7 @@ class FFGB(FedAvg):
         return self._blocks(config, nodes, grid, MessageType.TRAIN)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send each client the learners that it has not seen."""
+        """Send each client the learners that it has not received yet."""
         if self.fraction_evaluate == 0:
             return []
         self._open(arrays)
@@ -143,7 +145,7 @@ class FFGB(FedAvg):
         return messages
 
     def _blocks(self, config: ConfigRecord, nodes: Sequence[int], grid: Grid, kind: str) -> list[Message]:
-        """Return one message a node; nodes that hold the same version share its content."""
+        """Return one message per node; nodes that hold the same version share its content."""
         self._names = clients_of(grid)
         by_base: dict[int, list[int]] = {}
         for node in nodes:
@@ -189,7 +191,7 @@ class FFGB(FedAvg):
         return self._model(), MetricRecord({**metrics, **counts})
 
     def _round(self) -> tuple[float, list[float]]:
-        """Return what the round multiplies f by, and what each of a client's K learners counts: of T rounds where made at once."""
+        """Return the factor of f and the coefficients of a client's K learners, for one round or for all rounds made at once."""
         shrink, a = 1.0, [0.0] * self.options.local_steps
         for t in range(self.options.at_once) if self.options.at_once else [self.function.version]:
             c, steps = summed_steps(self.etas(t), self.mu)
@@ -197,7 +199,7 @@ class FFGB(FedAvg):
         return shrink, a
 
     def _learners(self, reply: Message, others: Sequence[Learners]) -> Learners | None:
-        """Return the learners of a reply and note what its client holds; ``None`` where it has none that fit."""
+        """Return the learners of a reply and record its client's version; ``None`` if there are none that fit."""
         client = self._names[reply.metadata.src_node_id]
         holds = metrics_of(reply.content).get("holds", -1)
         if not isinstance(holds, int) or not 0 <= holds <= self.function.version:
@@ -220,7 +222,7 @@ class FFGB(FedAvg):
         return learners
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the metrics."""
+        """Average the metrics; record which clients answered."""
         sound = [reply for reply in replies if not reply.has_error()]
         self._unscored -= {self._names[reply.metadata.src_node_id] for reply in sound}
         return super().aggregate_evaluate(server_round, sound)
@@ -235,7 +237,7 @@ class FFGB(FedAvg):
         return ArrayRecord({**{name: Array(*fields(array)) for name, array in self.function.head().items()}, **self._record})
 
     def _open(self, arrays: ArrayRecord) -> None:
-        """Take the function from the model where it is another one than ours: at the start of a run, or when it is resumed."""
+        """Read the function from the model if it differs from ours: at the start of a run, or when it is resumed."""
         rounds = arrays["shrinks"].shape[0] if "shrinks" in arrays else 0
         if rounds == self.function.version:
             return
@@ -247,7 +249,7 @@ class FFGB(FedAvg):
             self._append(block)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return which version of the function's values each client keeps."""
+        """Return which version of the function's values each client caches."""
         return {"clients": pack_ids(list(self._holds)), "versions": np.array(list(self._holds.values()), np.int64)}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:

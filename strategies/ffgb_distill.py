@@ -1,16 +1,16 @@
 """FFGB-distill: functional gradient boosting whose ensemble is distilled into one network after every round.
 
-Source: Shen, Hassani, Karbasi, Chen 2022, "Federated Functional Gradient Boosting" (AISTATS), Algorithms 1 and 2 with K = 1 local step,
-sections 5 and 6, equation (17). The global function f_t is one network. Client i fits a network h_i to its functional gradient and
-sends it: ``g_i = f_t - eta (h_i + mu f_t)``. The server's function is their mean,
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, Algorithms 1 and 2 with
+K = 1 local step, sections 5 and 6, equation (17). The global function f_t is one network. Client i fits a network h_i to its functional
+gradient and sends it: ``g_i = f_t - eta (h_i + mu f_t)``. The server's function is the mean of the g_i,
 
     f_{t+1}  ~  (1 - eta mu) f_t - eta mean_i h_i
 
-fitted by one network on unlabelled public points, from f_t on. A round costs one network each way for each client, however many rounds
-there were.
+to which one network, initialised with f_t, is fitted on unlabelled public points. A round costs one network per client in each
+direction, whatever the number of rounds.
 
-Contract: a training reply holds the arrays of h_i, with the names and shapes that were sent, and ``num-examples``. The client finds
-``oracle-epochs``, ``oracle-batch-size`` and ``oracle-learning-rate`` in the training configuration. Clients need no state.
+Contract: a training reply holds the arrays of h_i, with the names and shapes that were sent, and ``num-examples``. The training
+configuration holds ``oracle-epochs``, ``oracle-batch-size`` and ``oracle-learning-rate``. Clients are stateless.
 """
 
 from collections.abc import Sequence
@@ -40,20 +40,20 @@ class FFGBDistillOptions(DistillOptions):
     oracle_learning_rate: float = option(1e-3, "learning rate of a client's fit", low=0, open_low=True)
 
     def check(self) -> None:
-        """A step must not turn the function around."""
+        """Reject steps that would reverse the sign of the function."""
         if self.step * self.mu > 1:
             raise ValueError(f"step = {self.step:g}, mu = {self.mu:g}: f shrinks by their product, at most 1: lower one of them")
 
 
 class FFGBDistill(Distilled):
-    """Server half; every client of a round counts alike."""
+    """FFGB-distill strategy; all clients of a round have equal weight."""
 
     def __init__(self, distiller: "Distiller", options: FFGBDistillOptions | None = None, seed: int = 0, **kwargs: Any) -> None:
         self.options = options or FFGBDistillOptions()
         super().__init__(distiller, self.options, seed, **kwargs)
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send the options of the oracle."""
+        """Send the options of the weak-learning oracle."""
         o = self.options
         return {
             "oracle-epochs": o.oracle_epochs,

@@ -1,7 +1,7 @@
-"""Local: no federation. Every client trains alone; what a personalised method must beat.
+"""Local: every client trains alone, without federation; the baseline of personalised methods.
 
-The schedule is that of a federated method (the sampled clients train in each round, for as many steps), but no model travels in
-training. The server's model stays what it was at the start.
+The schedule is that of a federated method (the sampled clients train in each round, for as many steps), but no models are exchanged in
+training. The server's model remains the initial one.
 
 Contract: a training reply holds no arrays and one MetricRecord with ``num-examples``.
 """
@@ -16,12 +16,12 @@ from strategies.fedavg import FedAvg
 
 
 class Local(FedAvg):
-    """Server half of local training: samples clients and collects metrics."""
+    """Strategy of local training: samples clients and collects metrics."""
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask the sampled clients to train; send nothing to start from."""
+        """Ask the sampled clients to train; send no model."""
         return super().configure_train(server_round, ArrayRecord(), config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:

@@ -1,14 +1,17 @@
-"""Methods that share one part of the model and leave the other with the clients: FedPer, LG-FedAvg, FedRep.
+"""Methods that average one part of the model and keep the other part at the clients: FedPer, LG-FedAvg, FedRep.
 
-- FedPer, Arivazhagan et al. 2019, "Federated Learning with Personalization Layers": the body is averaged, the head stays;
-- LG-FedAvg, Liang et al. 2020, "Think Locally, Act Globally": the head is averaged, the body stays;
-- FedRep, Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", Algorithm 1: shares as FedPer
-  does, but a client first fits its head to the received body, then makes the body's steps with that head.
+- FedPer averages the body; the head is personal. Source: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with
+  Personalization Layers", 2019, arXiv 1912.00818.
+- LG-FedAvg averages the head; the body is personal. Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think
+  Locally, Act Globally: Federated Learning with Local and Global Representations", 2020, arXiv 2001.01523.
+- FedRep shares the body like FedPer, but a client first fits its head to the received body, then trains the body with that head fixed.
+  Source: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
+  arXiv 2102.07078, Algorithm 1.
 
-What is kept does not travel, in either direction. Which arrays are the head, the model says (``model.head``).
+The personal part is sent in neither direction. The model defines which arrays are the head (``model.head``).
 
-Contract: a training reply holds the arrays that were sent, and ``num-examples``. The client finds ``share`` ("body" or "head") in the
-configuration; clients of FedRep also ``fedrep-head-epochs`` and ``fedrep-body-epochs``.
+Contract: a training reply holds the arrays that were sent, and ``num-examples``. The configuration holds ``share`` ("body" or "head")
+and, for FedRep, ``fedrep-head-epochs`` and ``fedrep-body-epochs``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +27,12 @@ from strategies.fedavg import FedAvg
 
 
 class PartialSharing(FedAvg):
-    """Server half of FedPer (``share="body"``) and LG-FedAvg (``share="head"``).
+    """FedPer (``share="body"``) and LG-FedAvg (``share="head"``) strategy.
 
-    ``head``: prefixes of the names of the head's arrays. The run's model keeps, of the part that is not shared, what it started with.
+    ``head``: name prefixes of the head's arrays. In the server's model, the part that is not shared keeps its initial values.
     """
 
-    capabilities = FedAvg.capabilities  # of the part that travels
+    capabilities = FedAvg.capabilities  # of the shared part
 
     def __init__(self, head: Sequence[str], share: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -38,11 +41,11 @@ class PartialSharing(FedAvg):
         self._model = ArrayRecord()
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send which part it is."""
+        """Send which part is shared."""
         return {"share": self.share}
 
     def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send which part it is."""
+        """Send which part is shared."""
         return {"share": self.share}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -60,16 +63,16 @@ class PartialSharing(FedAvg):
         return None if average is None else ArrayRecord({**self._model, **average}), metrics
 
     def shared(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the part that travels. Raises ``ValueError`` where there is none, or nothing would stay."""
+        """Return the shared part. Raises ``ValueError`` if it is empty or the whole model."""
         self.check(list(arrays))
         return ArrayRecord({name: array for name, array in arrays.items() if self.travels(name)})
 
     def travels(self, name: str) -> bool:
-        """Whether the array of this name is shared."""
+        """Return whether the array of this name is shared."""
         return name.startswith(self.head) == (self.share == "head")
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise ``ValueError`` unless some of these arrays are shared and some are not."""
+        """Raise ``ValueError`` unless some, but not all, of these arrays are shared."""
         number = sum(map(self.travels, names))
         if not 0 < number < len(names):
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
@@ -88,13 +91,13 @@ class FedRepOptions(Options):
 
 
 class FedRep(PartialSharing):
-    """Server half of FedRep."""
+    """FedRep strategy."""
 
     def __init__(self, head: Sequence[str], options: FedRepOptions | None = None, **kwargs: Any) -> None:
         super().__init__(head, "body", **kwargs)
         self.options = options or FedRepOptions()
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send the epochs, too."""
+        """Send the shared part's name and the numbers of epochs."""
         epochs = {"fedrep-head-epochs": self.options.head_epochs, "fedrep-body-epochs": self.options.body_epochs}
         return {**super().train_options(server_round, num_rounds), **epochs}

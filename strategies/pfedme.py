@@ -1,8 +1,8 @@
-"""pFedMe: the server mixes the average of the clients' models with the old one; a client's personal model never leaves it.
+"""pFedMe: the server interpolates between its model and the average of the clients' models; clients keep personal models.
 
 Source: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
 
-Contract: FedAvg's. What a client keeps never leaves it.
+Contract: FedAvg's. A client's personal model is never sent.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class PFedMeOptions(Options):
 
 
 class PFedMe(FedAvg):
-    """Server half of pFedMe."""
+    """pFedMe strategy."""
 
     capabilities = Capabilities(replies="model", aggregation="single replies")
 
@@ -41,17 +41,17 @@ class PFedMe(FedAvg):
         self._sent = ArrayRecord()
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send the constants."""
+        """Send lambda, the inner steps and the learning rate."""
         o = self.options
         return {"pfedme-lambda": o.lambda_, "pfedme-inner-steps": o.inner_steps, "pfedme-rate": o.rate}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Remember what is sent."""
+        """Send the model and remember it."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Go the share beta of the way to the average."""
+        """Return ``(1 - beta) w + beta average``, w being the model that was sent."""
         average, metrics = super().aggregate_train(server_round, replies)
         if average is None or self.options.beta == 1:
             return average, metrics

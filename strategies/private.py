@@ -1,28 +1,26 @@
-"""Private: differential privacy of clients around a strategy that averages. Updates are clipped and summed, and noise is added
-to the sum.
+"""Client-level differential privacy around a strategy that averages: updates are clipped and summed, and noise is added to the sum.
 
     Private(FedAdam(), PrivacyOptions(noise_multiplier=1.0, clipping_norm=0.5))
 
-Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", Algorithm 1 with the fixed denominator of
-section 3. With m clients asked and updates D_k of those that answered:
+Source: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, arXiv 1710.06963,
+Algorithm 1 with the fixed denominator of section 3. With m sampled clients and the updates D_k of those that replied:
 
     D = (sum_k min(1, C / |D_k|) D_k + N(0, z^2 C^2 I)) / m
 
-The wrapped strategy is handed one reply, the model that was sent moved by D, and does with it what it always does: what follows
-the noise
-costs no privacy, so the steps of FedAdam are as private as the average. Adding or removing a client changes the sum by at most C,
-whoever else answers and whatever they send, and sampling is not counted: the seed says who is sampled, and every client knows it.
-So epsilon after T rounds is that of T Gaussian releases (``algorithms.common.privacy``).
+The wrapped strategy is passed a single reply, the model that was sent plus D, and processes it as usual: post-processing costs no
+privacy, so FedAdam's steps are as private as the average. Adding or removing a client changes the sum by at most C, whatever the other
+clients send. There is no amplification by sampling: the seed determines the sample, and every client knows the seed. Therefore epsilon
+after T rounds is that of T Gaussian releases (``algorithms.common.privacy``).
 
-The noise is drawn from the entropy of the operating system, not from the run's seed: whoever knows the seed could subtract it. Runs are
+The noise is drawn from the operating system's entropy, not from the run's seed: anyone who knows the seed could subtract it. Runs are
 therefore not repeatable. The server sees the updates and must be trusted; metrics are not protected.
 
-Differs from Flower's wrappers (``DifferentialPrivacyServerSideFixedClipping``), which add the noise after the server's step, divide by
-the number of replies, trip over integer arrays, and account for their own FedAvg only.
+Differences from Flower's wrappers (``DifferentialPrivacyServerSideFixedClipping``), which add the noise after the server's step, divide
+by the number of replies, fail on integer arrays, and account only for their own FedAvg.
 
-Contract: that of the wrapped strategy, FedAvg or one that averages like it, or FedBoost, whose update is the gradient in alpha, or
-FedEvg, whose update is ``e_i grad E_i`` at all samples: the noisy mean of these takes the place of their quotient with the mean of e_i.
-Counters stay what they were. Samples are not counted: all clients weigh alike.
+Contract: that of the wrapped strategy: FedAvg or one that averages like it; or FedBoost, whose update is the gradient with respect to
+alpha; or FedEvg, whose update is ``e_i grad E_i`` at all samples: its noisy mean replaces the quotient with the mean of e_i. Counters
+are not changed. Sample counts are not used: all clients have equal weight.
 """
 
 import copy
@@ -73,11 +71,11 @@ class PrivacyOptions(Options):
 
 
 class Private(Wrapper):
-    """Wraps ``strategy``; ``ValueError`` for one whose model is not a function of the average of the updates."""
+    """Wrapper around ``strategy``; raises ``ValueError`` unless its model depends only on the average of the updates."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Replies are those of the wrapped strategy; a wrapper's weights would have no effect."""
+        """Replies are those of the wrapped strategy; weights set by another wrapper would have no effect."""
         found = declared(self.strategy)
         return Capabilities(found.replies if found else "other", "single replies")
 
@@ -97,7 +95,7 @@ class Private(Wrapper):
             )
 
     def epsilon(self, releases: int) -> float:
-        """Return what so many rounds spend."""
+        """Return the epsilon of ``releases`` rounds."""
         return gaussian_epsilon(self.options.noise_multiplier, releases, self.options.delta)
 
     def privacy_spent(self) -> dict[str, float]:
@@ -106,7 +104,7 @@ class Private(Wrapper):
 
     @property
     def finished(self) -> bool:
-        """Whether another round would spend more than ``max_epsilon``, or the wrapped strategy is done."""
+        """Whether another round would exceed ``max_epsilon``, or the wrapped strategy is finished."""
         spent = 0 < self.options.max_epsilon < self.epsilon(self.releases + 1)
         return spent or is_finished(self.strategy)
 
@@ -123,7 +121,7 @@ class Private(Wrapper):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Hand the wrapped strategy one reply with the noisy average; metrics are averaged as they came."""
+        """Pass the wrapped strategy one reply with the noisy average; metrics are averaged without noise."""
         sound = [reply for reply in replies if not reply.has_error()]
         if not sound:
             return None, None
@@ -155,7 +153,7 @@ class Private(Wrapper):
         inner: Any = self.strategy
         key = weight_key(inner)
         metrics = inner.train_metrics_aggr_fn([reply.content for reply in replies], key)
-        metrics.pop("draw", None)  # FedBoost's, always the first
+        metrics.pop("draw", None)  # of FedBoost; always the first draw
         reply = copy.copy(replies[0])
         reply.content = RecordDict({"arrays": to_record(list(arrays), list(arrays.values())), "metrics": metrics})
         metrics[key] = 1.0
@@ -164,7 +162,7 @@ class Private(Wrapper):
     # --- saved state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the number of releases and, if it has one, the wrapped strategy's state."""
+        """Return the number of releases and the wrapped strategy's state, if it has one."""
         inner = {f"strategy.{name}": value for name, value in state_of(self.strategy).items()}
         return {"releases": np.array(self.releases), **inner}
 

@@ -1,9 +1,9 @@
-"""FedAvg with projection: the baseline that needs the projections which Frank-Wolfe avoids.
+"""Projected FedAvg: the projection-based baseline of federated Frank-Wolfe.
 
-Clients make gradient steps on f_i from x_bar and project after each; the server averages and projects.
+Clients make projected gradient steps on f_i from x_bar; the server averages the points and projects the mean.
 
-Contract. Down: x_bar; ``local-steps``, ``learning-rate`` and ``batch-size`` in the configuration. Up: the point, in the arrays that
-were sent, and ``num-examples``. Clients keep nothing.
+Contract. Down: x_bar; ``local-steps``, ``learning-rate`` and ``batch-size`` in the configuration. Up: the client's point, in arrays
+like those that were sent, and ``num-examples``. Clients are stateless.
 """
 
 from collections.abc import Iterable
@@ -34,9 +34,12 @@ class ProjectedOptions(Options):
 
 
 class ProjectedFedAvg(Constrained):
-    """Server half; ``learning_rate``: where the options leave it at 0. ``ValueError`` for a domain without projection."""
+    """Projected FedAvg strategy; raises ``ValueError`` for a domain without projection.
 
-    capabilities = Constrained.capabilities  # the average is projected and measured with the clients' gradients
+    ``learning_rate``: used if it is 0 in the options.
+    """
+
+    capabilities = Constrained.capabilities  # the average is projected, and evaluated with the clients' gradients
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class ProjectedFedAvg(Constrained):
         self.learning_rate = self.options.learning_rate or learning_rate
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send the clients' steps."""
+        """Send the learning rate, local steps and batch size."""
         return {
             "learning-rate": self.learning_rate,
             "local-steps": self.options.local_steps,
@@ -62,13 +65,13 @@ class ProjectedFedAvg(Constrained):
         }
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Check the start, then as FedAvg."""
+        """Check the initial model in round 1, then send as FedAvg does."""
         if server_round == 1:
             self.open_model(arrays, server_round)
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the points and project the mean: what came in may lie outside."""
+        """Average the points and project the mean, since received points may lie outside the domain."""
         used, points = [], []
         for reply in replies:
             if reply.has_error():

@@ -1,10 +1,10 @@
-"""PropFair: FedAvg whose clients minimise ``-log(M - F)``, so that the product of the clients' utilities M - F grows (a Nash bargain).
+"""PropFair: FedAvg whose clients minimise ``-log(M - F)``: maximises the product of the clients' utilities M - F (Nash bargaining).
 
-Source: Zhang et al. 2022, "Proportional Fairness in Federated Learning", Algorithm 1. A client takes its steps on
-``-log(1 - l / M)`` of the mini-batch loss l; the server averages as FedAvg does. The gradient is that of FedAvg divided by M - l: a
-large M needs a learning rate M times as large for the same steps.
+Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning", TMLR 2023, arXiv 2202.01666, Algorithm 1. A
+client's steps are taken on ``-log(1 - l / M)`` of the mini-batch loss l; the server averages as FedAvg does. The gradient is that of
+FedAvg divided by M - l: a large M needs a learning rate M times as large for the same steps.
 
-Contract: FedAvg's, and the client minimises that loss with the M it finds as ``propfair-m`` in the training configuration.
+Contract: FedAvg's; the client minimises that loss with M = ``propfair-m`` of the training configuration.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class PropFairOptions(Options):
 
 
 class PropFair(FedAvg):
-    """Server half of PropFair; the averaging is FedAvg's."""
+    """PropFair strategy; the averaging is FedAvg's."""
 
     def __init__(self, options: PropFairOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

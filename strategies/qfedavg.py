@@ -1,18 +1,18 @@
-"""q-FedAvg: clients count by their loss to the power q, and a Lipschitz estimate chooses the step.
+"""q-FedAvg: clients are weighted by their loss to the power q, with a step size from a Lipschitz estimate.
 
-Source: Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2. With F_k the loss of the model that was sent and
-L one over the local learning rate:
+Source: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, arXiv 1905.10497, Algorithm 2. With
+F_k the loss of the model that was sent and L one over the local learning rate:
 
-    Delta_k = L (w - w_k)                                         client k's gradient, as its local steps made it
+    Delta_k = L (w - w_k)                                         client k's pseudo-gradient
     h_k     = q F_k^(q-1) |Delta_k|^2 + L F_k^q                   its share of the Lipschitz constant of (1/(q+1)) sum F^(q+1)
     w       <- w - sum_k F_k^q Delta_k / sum_k h_k
 
 q = 0 is the uniform average. L follows the local learning rate and its decay, which the training configuration holds.
 
-Differs from Flower's QFedAvg, which has the same formula: that one keeps the first round's L while the clients' learning rate decays,
-takes the norm over counters and running statistics too, and reads ``train_loss``, a name that does not say of which model.
+Differences from Flower's QFedAvg, which has the same formula: it keeps the first round's L while the clients' learning rate decays,
+computes the norm over counters and running statistics too, and reads ``train_loss``, which does not specify the model it refers to.
 
-Contract: FedAvg's, and the reply holds ``loss-before``: the mean training loss of the model as it was received, asked for by
+Contract: FedAvg's; in addition the reply holds ``loss-before``, the mean training loss of the model as it was received, requested by
 ``loss-before`` = true in the training configuration.
 """
 
@@ -33,7 +33,7 @@ from strategies.base.messages import LOSS_BEFORE, arrays_of, sound_losses
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 
-# Added to the losses: F^(q-1) of a client without loss must not be infinite.
+# Added to the losses, so that F^(q-1) is finite for a client with zero loss.
 LEAST_LOSS = 1e-10
 
 
@@ -46,7 +46,7 @@ class QFedAvgOptions(Options):
 
 
 class QFedAvg(FedAvg):
-    """Server half of q-FedAvg."""
+    """q-FedAvg strategy."""
 
     capabilities = Capabilities(replies="model", aggregation="single replies")
 
@@ -59,11 +59,11 @@ class QFedAvg(FedAvg):
         self._lipschitz = 0.0
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Ask for the loss of what is sent."""
+        """Request the loss of the model that is sent."""
         return {LOSS_BEFORE: True}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Remember what is sent and the learning rate; raise ``ValueError`` where neither options nor configuration give one."""
+        """Remember the model and the learning rate; raise ``ValueError`` if neither options nor configuration give one."""
         if not self.options.lipschitz and "learning-rate" not in config:
             raise ValueError(
                 "q-FedAvg needs the clients' learning rate: put learning-rate into train_config, or set lipschitz = 1 / it"
@@ -73,7 +73,7 @@ class QFedAvg(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make the step; metrics are averaged by ``num-examples``."""
+        """Make the server step; metrics are averaged by ``num-examples``."""
         heard = [(self._names[reply.metadata.src_node_id], reply) for reply in replies if not reply.has_error()]
         sound = sound_losses(heard)
         if not sound:
@@ -81,7 +81,7 @@ class QFedAvg(FedAvg):
             return None, None
         contents = [reply.content for _, reply, _ in sound]
         losses = np.array([loss for *_, loss in sound]) + LEAST_LOSS
-        # Divided by the largest loss, by which F^q and h scale alike up to the 1/F in h: no power of a loss overflows.
+        # Losses are divided by the largest, which cancels in the quotient, so that no power of a loss overflows.
         top, q, lipschitz = losses.max(), self.options.q, self._lipschitz
         powers = (losses / top) ** q
         deltas = -lipschitz * updates(self._sent, [arrays_of(content)[0] for content in contents])

@@ -1,7 +1,7 @@
-"""SCAFFOLD: control variates take the drift out of the clients' steps.
+"""SCAFFOLD: control variates correct the client drift of local steps.
 
-Source: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", Algorithm 1, option II. With S the
-clients of the round, N the number of all clients and K the steps of a client:
+Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+arXiv 1910.06378, Algorithm 1, option II. With S the clients of the round, N the number of all clients and K the steps of a client:
 
     client i in S:  y_i <- y_i - eta (g_i(y_i) - c_i + c), K times from x
                     c_i+ = c_i - c + (x - y_i) / (K eta)
@@ -9,9 +9,9 @@ clients of the round, N the number of all clients and K the steps of a client:
 
 Counters and running statistics of normalisation layers are averaged.
 
-Contract: the training message holds, after the model's arrays, c: one array a learned array of the model, named ``control.NAME``. The
-reply has the same names and shapes, y_i under the model's and ``c + c_i+ - c_i`` under the others, so that what a client changed is
-what it replied less what it was sent. The client keeps c_i.
+Contract: the training message holds, after the model's arrays, c: one array ``control.NAME`` for each learned array NAME of the model.
+The reply has the same names and shapes: y_i in the model's arrays and ``c + c_i+ - c_i`` in the others, so that the difference between
+the reply and the message is the client's change. Each client stores its c_i.
 """
 
 from collections.abc import Iterable
@@ -43,14 +43,14 @@ class ScaffoldOptions(Options):
 
 
 class Scaffold(FedAvg):
-    """Server half of SCAFFOLD."""
+    """SCAFFOLD strategy."""
 
     capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, options: ScaffoldOptions | None = None, **kwargs: Any) -> None:
         super().__init__(weights="uniform", **kwargs)
         self.options = options or ScaffoldOptions()
-        #: c by the names of the learned arrays; empty before the first round, which is 0.
+        #: c by the names of the learned arrays; empty, which means 0, before the first round.
         self.c: dict[str, NDArray[Any]] = {}
         self._sent = ArrayRecord()
         self._num_clients = self._asked = 0
@@ -65,7 +65,7 @@ class Scaffold(FedAvg):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move model and c by the means of the clients' changes."""
+        """Update the model and c with the means of the clients' changes."""
         sound = [reply for reply in replies if not reply.has_error()]
         average, metrics = super().aggregate_train(server_round, sound)
         if average is None:

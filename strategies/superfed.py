@@ -1,11 +1,13 @@
-"""SuPerFed: a federated and a personal model at each client, mixed at random in training, so that a good path connects them.
+"""SuPerFed: a federated and a personal model at each client, randomly mixed in training so that a low-loss path connects them.
 
-Source: the dissertation's Chapter II, Algorithms 2.3 and 2.4, equations (2.3)-(2.6). This half averages the federated models theta_f,
-as FedAvg does, and tells the clients when the mixing starts: from round L = start * num_rounds on. Mixing "model" is SuPerFed-MM (one
-lambda a mini-batch), "layer" is SuPerFed-LM (one a layer and mini-batch). Squared proximal term; see ``clients/superfed.py``.
+Sources: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for Personalized Federated Learning", KDD 2022, arXiv 2109.07628; Hahn,
+"Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter II,
+Algorithms 2.3 and 2.4, equations (2.3)-(2.6). The server averages the federated models theta_f as FedAvg does and tells the clients
+when mixing starts: after the first L = start * num_rounds rounds. Mixing "model" is SuPerFed-MM (one lambda per mini-batch), "layer" is
+SuPerFed-LM (one per layer and mini-batch). The proximal term is squared; see ``clients/superfed.py``.
 
-Contract: FedAvg's. The client keeps its personal model and never sends it; it finds ``proximal-mu``, ``superfed-nu`` and
-``superfed-mixing`` ("none" before round L) in the training configuration.
+Contract: FedAvg's. A client's personal model is never sent; the training configuration holds ``proximal-mu``, ``superfed-nu`` and
+``superfed-mixing`` ("none" in the first L rounds).
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ class SuPerFedOptions(Options):
 
 
 class SuPerFed(FedAvg):
-    """Server half of SuPerFed-MM (``mixing="model"``) and SuPerFed-LM (``mixing="layer"``)."""
+    """SuPerFed-MM (``mixing="model"``) and SuPerFed-LM (``mixing="layer"``) strategy."""
 
     def __init__(self, options: SuPerFedOptions | None = None, mixing: str = "model", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -35,6 +37,6 @@ class SuPerFed(FedAvg):
         self.mixing = mixing
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send mu, nu and how to mix. The printed ``t < L`` counts rounds from 0: the first L rounds do not mix."""
+        """Send mu, nu and the kind of mixing. The paper's ``t < L`` counts rounds from 0: the first L rounds do not mix."""
         mixing = self.mixing if server_round > int(self.options.start * num_rounds) else "none"
         return {"proximal-mu": self.options.mu, "superfed-nu": self.options.nu, "superfed-mixing": mixing}

@@ -1,7 +1,8 @@
-"""TERM: tilted empirical risk. A client weighs exp(lambda F): the larger lambda, the more the worst client counts.
+"""TERM: tilted empirical risk minimisation. Clients are weighted by exp(lambda F): a larger lambda emphasises the worst clients.
 
-Source: Li et al. 2021, "Tilted Empirical Risk Minimization", the objective ``(1/lambda) log mean_k exp(lambda F_k)``, whose gradient
-weighs client k by its share of ``exp(lambda F_k)``. lambda = 0 is the uniform average. Nothing is remembered from round to round.
+Source: Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021, arXiv 2007.01162: the objective
+``(1/lambda) log mean_k exp(lambda F_k)``, whose gradient weights client k by its share of ``exp(lambda F_k)``. lambda = 0 is the
+uniform average. The strategy keeps no state between rounds.
 
 Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
 """
@@ -30,6 +31,6 @@ class TERM(Reweighting):
         self.options = options or TERMOptions()
 
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
-        """Return the tilted weights; the objective is their own, since there are no earlier ones."""
+        """Return the tilted weights; the objective is computed with them, since there are no earlier weights."""
         weights = tilt(losses, self.options.lambda_)
         return weights, {"objective": float(weights @ losses)}

@@ -1,12 +1,13 @@
-"""WarmStart: a few rounds of one strategy, then another one from the model that it reached.
+"""WarmStart: a few rounds of one strategy, then another strategy from the resulting model.
 
     WarmStart(FFGBDistill(distiller), 1, FedDyn())        WarmStart(YourStrategy(), 3, flwr.serverapp.strategy.FedAdam(...))
 
-Source of the idea: Shen et al. 2022, section 5, "FFGB as Warm Start": one round of functional boosting gives a good initial model for
-parameter averaging. Works with any two strategies whose model is the same arrays, of this package, of Flower, or yours.
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, section 5, "FFGB as Warm
+Start": one round of functional boosting gives a good initial model for parameter averaging. Works with any two strategies whose models
+have the same arrays, from this package, from Flower or your own.
 
-Contract: that of the strategy whose round it is. Every configuration says which by ``warm-start-half``, "first" or "then", for
-clients whose two halves differ (``clients.WarmStartClient``). Rounds are counted through.
+Contract: that of the strategy in charge of the round. Every configuration names it as ``warm-start-half``, "first" or "then", for
+clients that differ between the two (``clients.WarmStartClient``). Round numbers are not reset.
 """
 
 from collections.abc import Iterable
@@ -45,7 +46,7 @@ class WarmStartOptions(Options):
 
 
 class WarmStart(Strategy):
-    """Runs ``first`` for ``rounds`` rounds, then ``then``."""
+    """Strategy that runs ``first`` for ``rounds`` rounds, then ``then``."""
 
     def __init__(self, first: Strategy, rounds: int, then: Strategy) -> None:
         check_range("rounds", rounds, 1)
@@ -55,28 +56,28 @@ class WarmStart(Strategy):
         self.current = first
 
     def half(self, server_round: int) -> Strategy:
-        """Return the strategy of a round, from now on the current one."""
+        """Return the strategy of a round and make it the current one."""
         self.current = self.first if server_round <= self.rounds else self.then
         return self.current
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Leave it to the strategy of the round."""
+        """Delegate to the strategy of the round."""
         return self._announced(server_round, config).configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Leave it to the strategy of the round."""
+        """Delegate to the strategy of the round."""
         return self.half(server_round).aggregate_train(server_round, replies)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Leave it to the strategy of the round."""
+        """Delegate to the strategy of the round."""
         return self._announced(server_round, config).configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Leave it to the strategy of the round."""
+        """Delegate to the strategy of the round."""
         return self.half(server_round).aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """Print the summaries of both."""
+        """Print the summaries of both strategies."""
         self.first.summary()
         self.then.summary()
 
@@ -84,31 +85,31 @@ class WarmStart(Strategy):
         """Run the rounds; arguments as in :func:`strategies.base.rounds.run_rounds`."""
         return run_rounds(self, *args, **kwargs)
 
-    # --- what the round loop and the recorder ask of a strategy ---------------------------------------------------
+    # --- interface to the round loop and the recorder -------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capabilities:
-        """Replies are those of the current strategy; two strategies are no average."""
+        """Replies are those of the current strategy; a composition of two strategies is not an average."""
         found = declared(self.current)
         return Capabilities(found.replies if found else "other", "single replies")
 
     @property
     def weighted_by_key(self) -> str | None:
-        """By which metric the current strategy weighs replies."""
+        """The metric by which the current strategy weights replies."""
         return getattr(innermost(self.current), "weighted_by_key", None)
 
     @property
     def finished(self) -> bool:
-        """Whether the second strategy says that the run is over."""
+        """Whether the second strategy has ended the run."""
         return self.current is self.then and is_finished(self.then)
 
     @property
     def last_weights(self) -> dict[int | str, float]:
-        """The weights that the current strategy decided, if it does."""
+        """The weights decided by the current strategy; empty if it decides none."""
         return dict(self.current.last_weights) if isinstance(self.current, DecidingWeights) else {}
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the state of those that have one."""
+        """Return the states of both strategies."""
         halves = {"first": self.first, "then": self.then}
         return {f"{name}.{key}": value for name, half in halves.items() for key, value in state_of(half).items()}
 

@@ -1,1 +1,1 @@
-"""What every server half stands on: the round loop, the client grid, reply validation, capabilities."""
+"""Shared parts of all strategies: the round loop, the client grid, reply validation, capabilities."""

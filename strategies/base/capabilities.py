@@ -1,14 +1,14 @@
-"""What a strategy declares about itself, and what the rest asks of it beside Flower's interface. Closed by default.
+"""What a strategy declares about its aggregation, and the optional protocols that it may implement beside Flower's interface.
 
-A class that overrides ``aggregate_train`` says in the same class (or below) what it does with the replies:
+A class that overrides ``aggregate_train`` declares in the same class (or in a subclass) what it does with the replies:
 
     class FedNova(FedAvg):
         capabilities = Capabilities(replies="update", aggregation="weighted average")
 
         def aggregate_train(self, server_round, replies): ...
 
-Without that line nothing is assumed: strategies that replace weights, private aggregation and warm starts refuse it. Flower's own
-strategies are known; a subclass of one of them is covered as long as it leaves ``aggregate_train`` alone.
+Without a declaration nothing is assumed: strategies that replace weights, private aggregation and warm starts reject it. Flower's
+own strategies are known; a subclass of one of them is covered as long as it does not override ``aggregate_train``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,13 @@ Named = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a training reply is, and what the strategy takes from the replies.
+    """What a training reply holds, and how the strategy uses the replies.
 
-    ``replies``: "model" (the arrays that were sent, trained: same names, shapes and types), "update" (its arrays are the update
-    itself), "other". ``aggregation``: "weighted average" (all it takes from the replies are sums of their arrays and metrics weighted
-    by ``weighted_by_key``, so that a wrapper can replace the weights and noise in the sums makes it private), "uniform average" (the
-    same with equal weights), "single replies" (it looks at replies one by one). ``later``: what replies become after the first round,
-    where that differs.
+    ``replies``: "model" (the arrays that were sent, trained: same names, shapes and types), "update" (the arrays are the update
+    itself), "other". ``aggregation``: "weighted average" (the replies enter only through sums of their arrays and metrics, weighted by
+    ``weighted_by_key``, so a wrapper can replace the weights, and noise in the sums makes it private), "uniform average" (the same
+    with equal weights), "single replies" (replies are used individually). ``later``: the kind of replies after the first round, if it
+    differs.
     """
 
     replies: Literal["model", "update", "other"] = "other"
@@ -42,7 +42,7 @@ class Capabilities:
 
 
 AVERAGES = Capabilities("model", "weighted average")
-# Flower's classes that define ``aggregate_train``. Its wrappers for differential privacy leave the averaging to what they wrap.
+# Flower's classes that define ``aggregate_train``. Its wrappers for differential privacy leave the averaging to the wrapped strategy.
 KNOWN: dict[type[Strategy], Capabilities] = {
     **dict.fromkeys((flower.FedAvg, flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad, flower.FedProx), AVERAGES),
     **dict.fromkeys(
@@ -54,7 +54,7 @@ KNOWN: dict[type[Strategy], Capabilities] = {
 
 
 def declared(strategy: Strategy) -> Capabilities | None:
-    """Return what ``strategy`` declares; ``None`` where no declaration covers its ``aggregate_train``."""
+    """Return the declaration of ``strategy``; ``None`` if none covers its ``aggregate_train``."""
     for kind in type(strategy).__mro__:
         if "capabilities" in vars(kind):
             capabilities: Capabilities = getattr(strategy, "capabilities")  # noqa: B009 - an attribute of the class or a property
@@ -68,7 +68,7 @@ def declared(strategy: Strategy) -> Capabilities | None:
 
 
 def require_declaration(strategy: Strategy, what: str) -> Capabilities:
-    """Return what ``strategy`` declares; ``ValueError``, beginning with ``what``, where it declares nothing."""
+    """Return the declaration of ``strategy``; raise ``ValueError``, with a message that begins with ``what``, if there is none."""
     found = declared(strategy)
     if found is None:
         name = type(innermost(strategy)).__name__
@@ -80,9 +80,9 @@ def require_declaration(strategy: Strategy, what: str) -> Capabilities:
 
 
 def replies_of(strategy: Strategy) -> str:
-    """Return what a training reply to ``strategy`` is, for the validation of replies.
+    """Return the kind of training replies to ``strategy``, for reply validation.
 
-    A subclass of Flower's FedAvg that declares nothing is held to FedAvg's contract: its replies are models.
+    A subclass of Flower's FedAvg without a declaration must keep FedAvg's contract: its replies are models.
     """
     found = declared(strategy)
     if found is not None:
@@ -91,31 +91,31 @@ def replies_of(strategy: Strategy) -> str:
 
 
 def sends_updates(strategy: Strategy) -> bool:
-    """Return whether its clients' replies are models or updates, so that a bound on their norm means something."""
+    """Return whether the clients' replies are models or updates, to which a bound on the norm applies."""
     found = declared(strategy)
     return (found.later if found and found.later else replies_of(strategy)) != "other"
 
 
-# --- what else a strategy may offer: recognised by its members, no base class needed ------------------------------------
+# --- optional protocols, recognised by their members: no base class needed ----------------------------------------------
 
 
 @runtime_checkable
 class Finishing(Protocol):
-    """A strategy that can end the run: ``finished`` is asked after every round."""
+    """A strategy that can end the run: ``finished`` is checked after every round."""
 
     finished: bool
 
 
 @runtime_checkable
 class DecidingWeights(Protocol):
-    """A strategy that decides the clients' weights; ``last_weights``: those of the last round, sum 1, by client id."""
+    """A strategy that decides the clients' weights; ``last_weights``: those of the last round by client id, summing to 1."""
 
     last_weights: dict[int | str, float]
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A strategy whose server state, beside the model, can be saved."""
+    """A strategy with server state, apart from the model, that can be saved."""
 
     def state_dict(self) -> Mapping[str, NDArray[Any]]:
         """Return the state."""
@@ -134,36 +134,36 @@ class SpendingPrivacy(Protocol):
 
 @runtime_checkable
 class MakingSamples(Protocol):
-    """A strategy whose product is a set of labelled samples: the run starts from its own arrays, not from the task's model."""
+    """A strategy that produces labelled synthetic samples: the run starts from its own arrays, not from the task's model."""
 
     labels: NDArray[Any]
 
     def first_arrays(self) -> Named:
-        """Return what the run starts from."""
+        """Return the initial arrays of the run."""
 
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return x (M, ...) and y (M,) of what the run has come to."""
+        """Return the samples x (M, ...) and labels y (M,) held in the run's current arrays."""
 
 
 @runtime_checkable
 class PrivateByItself(Protocol):
-    """A strategy whose replies are no models, but whose step depends on a sum of updates that can be made private."""
+    """A strategy whose replies are not models, but whose step depends on a sum of updates that can be made private."""
 
     def privacy_fault(self) -> str:
-        """Return why it cannot be made private as it is set up, or ""."""
+        """Return why it cannot be made private with its current options, or ""."""
 
     def zero_update(self, sent: Named) -> Named:
-        """Return an update of 0; ``sent``: the arrays of the training message."""
+        """Return a zero update; ``sent``: the arrays of the training message."""
 
     def update_of(self, arrays: Sequence[NDArray[Any]], sent: Named) -> Named:
-        """Return the update in a reply's arrays; with other names or shapes than those of ``zero_update`` it is left out."""
+        """Return the update in a reply's arrays; the caller drops it if its names or shapes differ from those of ``zero_update``."""
 
     def reply_with(self, update: Named) -> Named:
-        """Return the arrays of the one reply that has this update."""
+        """Return the arrays of a reply that carries this update."""
 
 
 def state_of(strategy: Strategy) -> dict[str, NDArray[Any]]:
-    """Return a strategy's saved state; empty for one that keeps none."""
+    """Return a strategy's state; empty if it keeps none."""
     return dict(strategy.state_dict()) if isinstance(strategy, Stateful) else {}
 
 

@@ -1,15 +1,15 @@
-"""A Grid that knows its clients: stable ids, seeded sampling, byte metering, and only sound replies let through.
+"""A Grid with stable client ids, seeded sampling, byte metering and reply validation.
 
-Flower names nodes by random numbers, samples them with an unseeded generator, hands replies over in order of arrival and
-leaves error replies to the strategy. ``ClientGrid`` wraps any ``Grid`` and mends that:
+Flower identifies nodes by random numbers, samples them with an unseeded generator, passes replies on in order of arrival and
+leaves error replies to the strategy. ``ClientGrid`` wraps any ``Grid`` and changes that:
 
     strategy.start(grid=ClientGrid(grid, seed=0, clients_per_round=5), ...)       # a strategy of this package
     run_rounds(FedAdam(...), ClientGrid(grid, seed=0, clients_per_round=5), ...)  # one of Flower's own, or yours
 
-The sampling needs our round loop; Flower's own ``start`` goes on sampling by itself.
+Seeded sampling needs our round loop; Flower's own ``start`` keeps its own sampling.
 
-Client ids come from one ``query.identity`` message a node (answered by ``clients.base.adapter``). A node whose app does not
-answer it is known by its node id: everything works, but a simulation is then not repeatable.
+Client ids come from one ``query.identity`` message per node (answered by ``clients.base.adapter``). A node whose app does not
+answer it is identified by its node id: everything works, but a simulation is then not repeatable.
 """
 
 import time
@@ -31,13 +31,13 @@ from strategies.base.reply_validation import Rules, UpdateBound
 
 ClientId = int | str
 IDENTITY = f"{MessageType.QUERY}.identity"
-LATECOMER_TIMEOUT = 60.0  # seconds that a run waits for a node that connects in its middle to say who it is
+LATECOMER_TIMEOUT = 60.0  # seconds that a run waits for the identity of a node that connects after the start
 LONGEST_NAME, LONGEST_FAULT = 100, 500
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A client whose reply was not used, and why (one line)."""
+    """A client whose reply was not used, and the reason (one line)."""
 
     client: ClientId
     reason: str
@@ -45,7 +45,7 @@ class Failure:
 
 @dataclass
 class Exchange:
-    """What one phase sent and got back: bytes of message contents, the ids that answered soundly, and the failures."""
+    """Record of one phase: bytes of message contents, ids and metrics of the clients with a valid reply, and the failures."""
 
     kind: str = ""
     clients: list[ClientId] = field(default_factory=list)
@@ -59,10 +59,10 @@ class ClientGrid(Grid):
     """A ``Grid`` around ``grid``; see the module docstring.
 
     ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
-    ``num_clients``: how many nodes to wait for before the first round (0: as many as the nodes themselves say there are, which the
-    virtual ones of a simulation know). ``start_timeout``: seconds to wait
-    for them. ``same_arrays``: a training reply must carry arrays of the names, shapes and types that were sent. ``bound``: on the norm
-    of a client's update. ``rules``: all that is asked of a reply; ``run_rounds`` sets what depends on the strategy.
+    ``num_clients``: how many nodes to wait for before the first round (0: the number that the nodes report, which the virtual nodes
+    of a simulation know). ``start_timeout``: seconds to wait for them. ``same_arrays``: a training reply must carry arrays of the
+    names, shapes and types that were sent. ``bound``: on the norm of a client's update. ``rules``: the validation rules for replies;
+    ``run_rounds`` sets those that depend on the strategy.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class ClientGrid(Grid):
         self.rules = Rules(like_model=same_arrays, bound=bound or UpdateBound())
         self.last = Exchange()
         self._ids: dict[int, ClientId] = {}
-        self._claims: dict[int, ClientId] = {}  # of nodes whose name another one bears
-        self._unfit: set[int] = set()  # nodes that say that they cannot take part
+        self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
+        self._unfit: set[int] = set()  # nodes that report that they cannot take part
         self._active: list[int] | None = None
         self._announced = 1
         self._met = False  # whether the start is over
 
-    # --- who is there -------------------------------------------------------------------------------------------
+    # --- identity -----------------------------------------------------------------------------------------------
 
     def wait(self) -> None:
         """Wait until all nodes are connected and identified; raise ``TimeoutError`` after ``start_timeout`` seconds."""
@@ -104,7 +104,7 @@ class ClientGrid(Grid):
         self._met = True
 
     def _connected(self) -> list[int]:
-        """Return the connected nodes that have a name, sorted by it; asks nodes seen for the first time who they are."""
+        """Return the connected nodes that have a name, sorted by it; asks new nodes for their identity."""
         nodes = list(self.grid.get_node_ids())
         unknown = sorted(node for node in nodes if node not in self._ids and node not in self._unfit)
         if unknown:
@@ -112,7 +112,7 @@ class ClientGrid(Grid):
         return sorted((node for node in nodes if node in self._ids), key=lambda node: _order(self._ids[node]))
 
     def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
-        """Name new nodes. Before the first round two of one name are an error; later the second one waits until the first is gone."""
+        """Name new nodes. Before the first round a duplicate name is an error; later the second node waits until the first is gone."""
         asked = [node for node in nodes if node not in self._claims]
         questions = [
             Message(content=RecordDict({"config": ConfigRecord()}), message_type=IDENTITY, dst_node_id=node) for node in asked
@@ -137,9 +137,9 @@ class ClientGrid(Grid):
                 self._claims[node] = node
         for said in faults:
             log(ERROR, said)
-        if faults and not self._met:  # better no run than one without a site that was to be in it
+        if faults and not self._met:  # do not start a run without an expected site
             raise ValueError("; ".join(faults))
-        if not self._met:  # who does not answer while everyone starts is known by its node id; a latecomer is asked again
+        if not self._met:  # at the start a node without an answer is identified by its node id; a latecomer is asked again
             self._claims |= {node: node for node in silent}
             reasons += ["no answer"] * len(silent)
         if reasons:
@@ -164,7 +164,7 @@ class ClientGrid(Grid):
 
     @property
     def clients(self) -> dict[int, ClientId]:
-        """Node -> id of every connected client, sorted by id, whatever was sampled."""
+        """Node -> id of every connected client, sampled or not, sorted by id."""
         return {node: self._ids[node] for node in self._connected()}
 
     @property
@@ -173,7 +173,7 @@ class ClientGrid(Grid):
         return [self._ids[node] for node in self._connected()]
 
     def sample(self, server_round: int, num_clients: int) -> list[int]:
-        """Return the nodes of ``num_clients`` clients (all, if fewer are there), drawn for this round by the seed."""
+        """Return the nodes of ``num_clients`` clients (all if there are fewer), sampled with the seed for this round."""
         nodes = self._connected()
         if num_clients >= len(nodes):
             return nodes
@@ -181,7 +181,7 @@ class ClientGrid(Grid):
         return [nodes[i] for i in sorted(chosen)]
 
     def open_training(self, server_round: int) -> None:
-        """Let ``get_node_ids`` return this round's sample until ``close_training``: so Flower's own strategies use it too."""
+        """Let ``get_node_ids`` return this round's sample until ``close_training``, so that Flower's own strategies use it too."""
         if self.clients_per_round:
             self._active = self.sample(server_round, self.clients_per_round)
 
@@ -196,7 +196,7 @@ class ClientGrid(Grid):
     # --- messages -----------------------------------------------------------------------------------------------
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send, wait, and return the sound replies sorted by client id. What was sent and who failed is in ``last``."""
+        """Send, wait, and return the valid replies sorted by client id. ``last`` records the traffic and the failures."""
         sent = list(messages)
         exchange = Exchange(kind=sent[0].metadata.message_type if sent else "")
         sizes: dict[int, int] = {}  # messages of one phase mostly share their content
@@ -232,7 +232,7 @@ class ClientGrid(Grid):
             log(INFO, "%s: %d of %d replies used", exchange.kind, len(sound), len(sent))
         return [reply for _, reply in sound]
 
-    # --- the rest of the Grid interface is the wrapped grid's ---------------------------------------------------
+    # --- the rest of the Grid interface, delegated to the wrapped grid -------------------------------------------
 
     def set_run(self, run: Any) -> None:
         """Set the run of the wrapped grid."""
@@ -264,7 +264,7 @@ class ClientGrid(Grid):
 
 
 def clients_of(grid: Grid) -> dict[int, ClientId]:
-    """Return node -> id of every connected client; on a grid that does not know its clients, a node's id is its own."""
+    """Return node -> id of every connected client; on another kind of grid the id is the node id."""
     return grid.clients if isinstance(grid, ClientGrid) else {node: node for node in sorted(grid.get_node_ids())}
 
 
@@ -288,18 +288,18 @@ def _error(reply: Message) -> str | None:
 
 
 def _introduction(content: RecordDict) -> tuple[ClientId | None, int]:
-    """Return client id and announced number of clients of an answer; ``None`` for an id that no log or checkpoint could hold."""
+    """Return the client id and the reported number of clients of an answer; ``None`` for an id unfit for logs or checkpoints."""
     try:
         records = list(content.config_records.values())
         name, size = records[0]["client-id"], records[0].get("num-clients", 1)
-    except Exception:  # another party's bytes
+    except Exception:  # untrusted input
         return None, 1
     sound = type(name) is int or (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable())
     return cast(ClientId, name) if sound else None, size if type(size) is int else 1
 
 
 def _fault(content: RecordDict) -> str:
-    """Return why a node says that it cannot take part, on one line; "" if it can."""
+    """Return the reason a node gives for not taking part, on one line; "" if it can."""
     fault = next(iter(content.config_records.values())).get("fault", "")
     return " ".join(fault.split())[:LONGEST_FAULT] if isinstance(fault, str) else ""
 
@@ -309,8 +309,8 @@ def _gone(answer: Message) -> bool:
 
 
 def _worker_died(reply: Message) -> bool:
-    # Flower puts a dead Ray actor back into its pool, where it swallows most later messages: the run cannot recover. The code is that
-    # of Flower's simulation: a client that merely says these words has another one.
+    # Flower puts a dead Ray actor back into its pool, where it swallows most later messages: the run cannot recover. The error code is
+    # that of Flower's simulation: a client whose own error contains these words has another code.
     words = reply.error.reason or "" if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN else ""
     return "ActorDied" in words or "ActorUnavailable" in words
 

@@ -1,4 +1,4 @@
-"""Small things that every part of a server half needs: contents of messages (bytes, metrics, arrays), and what a wrapper wraps."""
+"""Helpers for message contents (bytes, metrics, arrays) and for wrapped strategies."""
 
 from collections.abc import Iterable
 from logging import WARNING
@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
-#: The metric of a training reply that methods of fair aggregation need; the configuration asks for it under the same name.
+#: Metric of a training reply that fair aggregation needs; the configuration requests it under the same name.
 LOSS_BEFORE = "loss-before"
 
 
@@ -21,7 +21,7 @@ def content_bytes(content: RecordDict) -> int:
 def _record_bytes(record: Any) -> int:
     try:
         return int(record.count_bytes())
-    except (IndexError, ValueError):  # Flower's count trips over empty lists and texts, which weigh nothing but their names
+    except (IndexError, ValueError):  # Flower's count fails on empty lists and strings, of which only the names count
         return sum(len(name) + _value_bytes(value) for name, value in record.items())
 
 
@@ -41,20 +41,20 @@ def metrics_of(content: RecordDict) -> dict[str, Any]:
 
 
 def arrays_of(content: RecordDict) -> list[ArrayRecord]:
-    """Return the array records of a message (Flower's own view of them is slow where messages are small)."""
+    """Return the array records of a message (Flower's own view of them is slow for small messages)."""
     return [record for record in content.values() if isinstance(record, ArrayRecord)]
 
 
 def innermost(strategy: Strategy) -> Strategy:
-    """Return the strategy that does the averaging: what wrappers, such as Flower's for differential privacy, hold as ``strategy``."""
+    """Return the strategy inside all wrappers (Flower's for differential privacy, for example), which hold it as ``strategy``."""
     inner = getattr(strategy, "strategy", None)
     return innermost(inner) if isinstance(inner, Strategy) else strategy
 
 
 def sound_losses(replies: Iterable[tuple[int | str, Message]]) -> list[tuple[int | str, Message, float]]:
-    """Return (client, training reply, loss of the model that was sent); one without a number from 0 on is left out and logged.
+    """Return (client, training reply, loss of the model that was sent); replies without a finite loss >= 0 are logged and dropped.
 
-    Raises ``ValueError`` naming the first client and its node where no reply holds the loss: then the clients were not made for this.
+    Raises ``ValueError`` naming the first client and its node if no reply reports the loss: the clients do not support it.
     """
     out, without = [], []
     for client, reply in replies:

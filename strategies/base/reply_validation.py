@@ -1,8 +1,8 @@
-"""Which replies may be used: what came from a client may be anything, by mistake or on purpose, and must cost that client alone.
+"""Validation of client replies: a broken or malicious reply is dropped and must not affect the other clients.
 
-A reply is unsound if it cannot be read, holds a number that is not finite or absurdly large, lacks its weight, or, where the method's
-replies are models, differs in names, shapes or kinds from the model that was sent. A sound one may still be a poisoned one: a bound on
-the norm of the update limits what a single client can do to the model in a round.
+A reply is invalid if it cannot be read, holds a number that is not finite or is absurdly large, lacks its weight, or, for methods whose
+replies are models, differs in names, shapes or kinds from the model that was sent. A valid reply may still be poisoned: a bound on the
+norm of the update limits the effect of a single client on the model in a round.
 """
 
 import math
@@ -19,8 +19,8 @@ from algorithms.common.wire import fields, read
 from strategies.base.capabilities import replies_of
 from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
 
-#: A number beyond this is broken whatever the method: no weight, gradient, loss or sample count is so large, and sums of a few
-#: thousand squares of it still fit into a float64 (of float32 values, the average still fits into a float32).
+#: Larger numbers are invalid for every method: no weight, gradient, loss or sample count is that large, and sums of a few thousand of
+#: their squares still fit into a float64 (of float32 values, the average still fits into a float32).
 LIMIT = 1e15
 
 
@@ -36,11 +36,11 @@ class UpdateBound(Options):
 
 @dataclass
 class Rules:
-    """What the replies to the messages of a strategy must be.
+    """Requirements on the replies to a strategy's messages.
 
-    ``like_model``: a training reply has the arrays that were sent, and its update is the difference. ``updates``: its arrays are the
-    update themselves. Where neither holds, ``bound`` does not apply. ``weight``: the metric that every reply must hold as a number
-    above 0 (``None``: none).
+    ``like_model``: a training reply has the arrays that were sent, and its update is the difference. ``updates``: the arrays are the
+    update itself. If neither holds, ``bound`` does not apply. ``weight``: a metric that every reply must hold as a number above 0
+    (``None``: none).
     """
 
     like_model: bool = True
@@ -49,16 +49,16 @@ class Rules:
     bound: UpdateBound = UpdateBound()
 
     def follow(self, strategy: Strategy) -> None:
-        """Ask of replies what ``strategy``, or the one that it wraps, needs now."""
+        """Set the requirements to what ``strategy``, or the strategy inside its wrappers, currently needs."""
         replies = replies_of(strategy)
         self.like_model, self.updates = replies == "model", replies == "update"
         self.weight = getattr(innermost(strategy), "weighted_by_key", None)
 
     def fault(self, message: Message, reply: Message) -> str | None:
-        """Return why a reply must not be used, or ``None``. Clips its update, and casts its arrays to the types that were sent."""
+        """Return why a reply is invalid, or ``None``. Clips its update and casts its arrays to the types that were sent."""
         try:
             return self._fault(message.content, reply.content, trains(message))
-        except Exception as error:  # no list of what strange bytes may raise is ever complete
+        except Exception as error:  # malformed bytes can raise anything
             return f"the reply cannot be read: {' '.join(str(error).split())[:300] or type(error).__name__}"
 
     def _fault(self, sent: RecordDict, got: RecordDict, training: bool) -> str | None:
@@ -95,7 +95,7 @@ class Rules:
         )
 
     def _bound(self, record: ArrayRecord, arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]) -> str | None:
-        """Apply the bound to ``arrays``, or to how they differ from ``start``."""
+        """Apply the bound to ``arrays``, or to their difference from ``start``."""
         bound = self.bound.max_update_norm
         if not bound:
             return None
@@ -112,7 +112,7 @@ class Rules:
 
 
 def update_of(arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
-    """Return how arrays of real numbers differ from those of ``start`` (0 where it lacks them), in float64, without counters."""
+    """Return the float64 difference of floating-point arrays from those of ``start`` (0 if missing there); counters are left out."""
     real = {name: values for name, values in arrays.items() if values.dtype.kind in "fc"}
     wide = {name: np.complex128 if values.dtype.kind == "c" else np.float64 for name, values in real.items()}
     return {name: np.subtract(values, start.get(name, 0.0), dtype=wide[name]) for name, values in real.items()}

@@ -1,7 +1,7 @@
-"""The round loop: trains, aggregates, evaluates every k rounds, calls back, for any Flower strategy.
+"""The round loop for any Flower strategy: train, aggregate, evaluate every k rounds, call back.
 
-Differs from ``Strategy.start`` of Flower where a long run needs it: rounds may start later than 1 (resume), evaluation need not
-happen every round (a phase costs 0.1-3 s however small the model), a round without sound replies keeps the model, and a run in
+Differs from Flower's ``Strategy.start`` where a long run needs it: the first round may be later than 1 (resume), evaluation need not
+happen every round (a phase costs 0.1-3 s however small the model), a round without valid replies keeps the model, and a run in
 which clients fail round after round ends with an error instead of as a success. Callbacks run after every round.
 """
 
@@ -20,12 +20,12 @@ from strategies.base.client_grid import ClientGrid, Exchange, Failure
 
 
 class TooFewReplies(RuntimeError):
-    """The run was stopped because too few clients answered soundly, round after round."""
+    """The run was stopped because too few clients sent valid replies, round after round."""
 
 
 @dataclass
 class Round:
-    """What a callback gets to see after a round. ``evaluated`` is ``None`` in rounds without evaluation."""
+    """The argument of callbacks: one finished round. ``evaluated`` is ``None`` in rounds without evaluation."""
 
     number: int
     num_rounds: int
@@ -47,7 +47,7 @@ Callback = Callable[[Round], bool | None]
 
 @dataclass(frozen=True)
 class Patience:
-    """Stop when ``max_failed_rounds`` rounds in a row had fewer than ``min_replies`` sound training replies."""
+    """Stop when ``max_failed_rounds`` rounds in a row had fewer than ``min_replies`` valid training replies."""
 
     min_replies: int = 1
     max_failed_rounds: int = 3
@@ -94,12 +94,12 @@ def run_rounds(
 ) -> Result:
     """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's ``Result``.
 
-    The arguments of ``Strategy.start`` mean what they mean there; ``timeout`` is in seconds and bounds each phase. The clients are
+    The arguments shared with ``Strategy.start`` have the same meaning; ``timeout`` is in seconds and bounds each phase. The clients are
     evaluated after every ``evaluate_every``-th round and after the last one (0: only then). A callback that returns ``True``, or a
-    strategy that says ``finished``, stops the run after its round. Configurations are sent with ``server-round`` and
+    strategy whose ``finished`` is true, stops the run after the current round. Configurations are sent with ``server-round`` and
     ``num-rounds`` added.
 
-    Raises ``TooFewReplies`` as ``patience`` says, and when not a single round had a sound training reply.
+    Raises ``TooFewReplies`` according to ``patience``, and if no round had enough valid training replies.
     """
     client_grid = grid if isinstance(grid, ClientGrid) else ClientGrid(grid)
     patience = patience or Patience()
@@ -122,7 +122,7 @@ def run_rounds(
             messages = list(strategy.configure_train(number, arrays, config, client_grid))
         finally:
             client_grid.close_training()
-        client_grid.rules.follow(strategy)  # each round: of a strategy with phases they change
+        client_grid.rules.follow(strategy)  # every round: the rules of a strategy with phases change
         replies = client_grid.send_and_receive(messages, timeout=timeout)
         now = Round(number, num_rounds, arrays, client_grid.last, None)
         asked = bool(messages)
@@ -149,7 +149,7 @@ def run_rounds(
         now.seconds = time.monotonic() - began
         log(INFO, "[ROUND %d/%d] %.2f s %s", number, num_rounds, now.seconds, dict(now.train_metrics or {}))
         tally.note(now.trained, asked, patience)
-        wishes = [callback(now) for callback in callbacks]  # every callback runs, whatever another one returns
+        wishes = [callback(now) for callback in callbacks]  # every callback runs, whatever the others return
         tally.check(patience, number)
         if any(wishes) or is_finished(strategy):
             log(INFO, "stopped after round %d by %s", number, "a callback" if any(wishes) else "the strategy")
@@ -160,5 +160,5 @@ def run_rounds(
 
 
 def _for_round(config: ConfigRecord | None, number: int, num_rounds: int) -> ConfigRecord:
-    # A fresh record each round: Flower's strategies write into the one that they are given.
+    # A fresh record every round: Flower's strategies write into their argument.
     return ConfigRecord({**(config or {}), "server-round": number, "num-rounds": num_rounds})

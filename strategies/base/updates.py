@@ -1,7 +1,7 @@
-"""How far clients moved a model, and which of its arrays a server's own step may move: what FedAdam, q-FedAvg and FedMGDA+ share.
+"""Client updates as vectors, and server steps along them; shared by FedAdam, q-FedAvg, FedMGDA+ and others.
 
-Counters and the running statistics of normalisation layers are not learned: a step along their differences means nothing, and may make
-a variance negative. They are averaged.
+Counters and the running statistics of normalisation layers are not learned: a step along their differences is meaningless and may make
+a variance negative. They are averaged instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +25,18 @@ def learned(record: ArrayRecord) -> Named:
 
 
 def updates(sent: ArrayRecord, records: Sequence[ArrayRecord]) -> NDArray[np.float64]:
-    """Return ``w_k - w`` of the learned arrays as rows (m, d)."""
+    """Return the updates ``w_k - w`` of the learned arrays as rows (m, d)."""
     start = flat(learned(sent))
     return np.stack([flat(learned(record)) - start for record in records])
 
 
 def flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-    """Return arrays as one vector (d,)."""
+    """Return the arrays concatenated to one vector (d,)."""
     return np.concatenate([values.reshape(-1).astype(np.float64) for values in arrays.values()])
 
 
 def moved(sent: ArrayRecord, step: NDArray[np.float64], average: ArrayRecord) -> ArrayRecord:
-    """Return the model with its learned arrays moved from ``sent`` by ``step`` (d,), and the rest as in ``average``."""
+    """Return the model whose learned arrays are those of ``sent`` plus ``step`` (d,), the others as in ``average``."""
     new, start = {name: read(array) for name, array in average.items()}, 0
     for name, values in learned(sent).items():
         part = step[start : start + values.size].reshape(values.shape)

@@ -1,4 +1,4 @@
-"""The weights of replies, as a wrapper replaces them."""
+"""Reading and replacing the aggregation weights of replies."""
 
 import copy
 
@@ -8,19 +8,19 @@ from flwr.serverapp.strategy import Strategy
 
 from strategies.base.messages import innermost
 
-# A weight of 0 is sent as this: strategies may divide by the sum of some weights, and adding so little changes no number.
+# Used for a weight of 0: strategies may divide by a sum of weights, and such a small term changes no result.
 TINY = float(np.finfo(np.float64).tiny)
 
 
 def weight_key(strategy: Strategy) -> str:
-    """Return the name of the metric by which a strategy weighs replies."""
+    """Return the name of the metric by which a strategy weights replies."""
     return str(getattr(innermost(strategy), "weighted_by_key", "num-examples"))
 
 
 def with_weight(reply: Message, key: str, weight: float) -> Message:
-    """Return a copy of a reply with another value of the metric ``key``.
+    """Return a copy of a reply with the metric ``key`` set to ``weight``.
 
-    Array data are shared, records are not: some strategies empty them.
+    Array data are shared with the original, records are not: some strategies empty them.
     """
     content = RecordDict()
     for name, record in reply.content.items():

@@ -1,1 +1,1 @@
-"""What the strategies of one family share."""
+"""Base classes shared by the strategies of one family."""

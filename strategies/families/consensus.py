@@ -1,9 +1,9 @@
-"""Base of the methods for constrained problems: ``min F(x) = (1/n) sum_i f_i(x)`` over a convex compact set, and how x_bar is measured.
+"""Base of the methods for constrained problems: ``min F(x) = (1/n) sum_i f_i(x)`` over a convex compact set, and their evaluation.
 
-Contract of an evaluation. The message is a training message whose configuration says ``phase = "evaluate"``: so the reply can hold
-arrays, the gradient of f_i at x_bar (one array of the domain's shape; or the values and int64 flat indices of a sparse one), beside
-the metrics ``num-examples``, ``loss`` = f_i(x_bar) and, where a client has a point of its own, ``distance`` = ||x_i - x_bar||. With
-the replies of all clients the server reports ``objective`` = F(x_bar), ``gap`` = <grad F, x_bar - lmo(grad F)>, which bounds
+Contract of an evaluation. The message is a training message whose configuration holds ``phase = "evaluate"``, so the reply can carry
+arrays: the gradient of f_i at x_bar (one array of the domain's shape, or the values and int64 flat indices of a sparse gradient). Its
+metrics are ``num-examples``, ``loss`` = f_i(x_bar) and, if the client has a point of its own, ``distance`` = ||x_i - x_bar||. From the
+replies of all clients the server reports ``objective`` = F(x_bar), ``gap`` = <grad F, x_bar - lmo(grad F)>, which bounds
 F(x_bar) - min F if F is convex, and ``consensus`` = sqrt(sum_i ||x_i - x_bar||^2). A gap of at most ``tolerance`` ends the run.
 """
 
@@ -31,10 +31,10 @@ Measure = Callable[[Array, Mapping[str, float], int], Mapping[str, float]]
 
 
 class Constrained(FedAvg):
-    """Server half of a method over ``domain``; all clients count alike.
+    """Base strategy of a method over ``domain``; clients have equal weights.
 
-    ``tolerance``: stop once the gap is at most this (0: never). ``measure(x_bar, means, num_clients)`` returns further numbers to
-    report; ``means``: the clients' metrics, averaged alike, and ``objective``. Keyword arguments as in FedAvg.
+    ``tolerance``: stop once the gap is at most this (0: never). ``measure(x_bar, means, num_clients)`` returns further metrics to
+    report; ``means``: the clients' metrics, averaged uniformly, and ``objective``. Keyword arguments as in FedAvg.
     """
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
@@ -49,7 +49,7 @@ class Constrained(FedAvg):
         self._evaluated: Array = np.zeros(0)
 
     def open_model(self, arrays: ArrayRecord, server_round: int = 0) -> Array:
-        """Return x_bar, a copy. ``ValueError`` if it does not fit the domain or, in round 1, lies outside."""
+        """Return a copy of x_bar. Raises ``ValueError`` if it does not fit the domain or, in round 1, lies outside."""
         x_bar = np.array(self.domain.join([read(array) for array in arrays.values()]))
         if server_round == 1 and not self.domain.contains(x_bar, 1e-5):
             raise ValueError(
@@ -58,13 +58,13 @@ class Constrained(FedAvg):
         return x_bar
 
     def model(self, x_bar: Array, names: Iterable[str]) -> ArrayRecord:
-        """Return x_bar as the arrays of these names."""
+        """Return x_bar as an array record with these names."""
         return to_record(list(names), self.domain.split(x_bar))
 
     # --- evaluation ------------------------------------------------------------------------------------------------
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask for loss and gradient at x_bar."""
+        """Request the loss and gradient at x_bar."""
         if self.fraction_evaluate == 0:
             return []
         config.update({"server-round": server_round, "phase": "evaluate"})
@@ -73,7 +73,7 @@ class Constrained(FedAvg):
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the metrics; with all clients' replies also objective, gap, consensus and what ``measure`` returns."""
+        """Average the metrics; if all clients replied, add objective, gap, consensus and the metrics of ``measure``."""
         sound = [reply for reply in replies if not reply.has_error()]
         if not sound:
             return None
@@ -86,7 +86,7 @@ class Constrained(FedAvg):
         except (ValueError, IndexError, TypeError) as error:
             log(WARNING, "no gap: the gradient of node %d does not fit: %s", reply.metadata.src_node_id, error)
             return metrics
-        if len(sound) < self._asked:  # of part of F nothing can be said
+        if len(sound) < self._asked:  # F is known only from all clients
             return metrics
         n, x_bar = len(sound), self._evaluated
         listed = [metrics_of(content) for content in contents]
@@ -106,7 +106,7 @@ class Constrained(FedAvg):
 
 
 def _add(total: NDArray[np.float64], packed: list[Array]) -> None:
-    """Add a gradient as it came in a message."""
+    """Add the gradient packed in a message to ``total``."""
     if len(packed) == 1:
         if packed[0].shape != total.shape:
             raise ValueError(f"its shape is {packed[0].shape}, that of the domain {total.shape}")

@@ -1,6 +1,6 @@
-"""What methods have in common whose server fits one network to a teacher, on unlabelled public points, instead of averaging parameters.
+"""Base of methods whose server distils the clients' networks into one, on unlabelled public points, instead of averaging parameters.
 
-A teacher is a combination of the outputs of the clients' networks, evaluated once a round at the public points. See
+The teacher is a combination of the outputs of the clients' networks, evaluated once per round at the public points. See
 ``algorithms/boosting/distillation.py``.
 
 Contract: a training reply holds one network, with the names and shapes that were sent, and ``num-examples``.
@@ -22,7 +22,7 @@ from strategies.base.capabilities import Capabilities
 from strategies.base.messages import arrays_of
 from strategies.fedavg import FedAvg
 
-if TYPE_CHECKING:  # PyTorch is needed once there is a network to fit, not to read the options
+if TYPE_CHECKING:  # reading the options must not import PyTorch
     from torch import Tensor
 
     from algorithms.boosting.distillation import Distiller
@@ -31,7 +31,7 @@ Arrays = list[NDArray[Any]]
 
 
 class Distilled(FedAvg):
-    """Base of these methods; ``distiller`` holds a network and the public points, ``seed`` names the draws of the fit."""
+    """Base strategy; ``distiller`` holds a network and the public points, ``seed`` is that of the fit's random draws."""
 
     capabilities = Capabilities(replies="model", aggregation="single replies")
 
@@ -45,20 +45,20 @@ class Distilled(FedAvg):
 
     @abstractmethod
     def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
-        """Return the outputs (m, classes) to be fitted, of the clients' replies."""
+        """Return the teacher's outputs (m, classes) at the public points, computed from the clients' replies."""
 
     def student(self, contents: Sequence[RecordDict]) -> ArrayRecord:
-        """Return the network that the fit starts from: the one that was sent."""
+        """Return the initial network of the fit: the one that was sent."""
         return self.sent
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Remember what is sent."""
+        """Send the model and remember it."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self.sent, self._asked = arrays, len(messages)
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fit the network to the teacher; the metrics are the clients' and how far off the fit is (``distill-loss``)."""
+        """Fit the network to the teacher; add the loss of the fit (``distill-loss``) to the clients' metrics."""
         contents = [reply.content for reply in replies if not reply.has_error()]
         if not contents:
             return None, None

@@ -1,16 +1,18 @@
-"""What methods have in common that decide the clients' weights and leave the rest to the strategy that they wrap.
+"""Base of methods that decide the clients' weights and delegate everything else to a wrapped strategy.
 
     AAggFFD(FedAdam())        TERM(FedProx(FedProxOptions(mu=0.1)))        AAggFFS(YourFedAvg())
 
-The wrapped strategy samples, sends and averages as it always does, but in the replies that it is handed the weight (``num-examples``)
-is the decided one. Metrics are averaged as they were before. Weights belong to client ids, in rounds in which a client was not sampled
-too: a client that joins starts at the mean of the others, one that is no longer connected is dropped and the others keep their
+The wrapped strategy samples, sends and averages as usual, but in the replies passed to it the decided weight replaces
+``num-examples``. Metrics are averaged with the original weights. Weights belong to client ids and are kept for clients that are not
+sampled: a client that joins starts at the mean of the others; a client that disconnects is dropped, and the others keep their
 proportions.
 
-Source of the idea: Section 6.4 ("plug and play") of the dissertation's Chapter III.
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter III, section 6.4 ("plug and play").
 
-Contract: the wrapped strategy's, and the reply holds the metric ``loss-before``: the mean training loss of the model as it was
-received. The training configuration asks for it with ``loss-before`` = true. A client whose loss is negative or not finite is left out.
+Contract: that of the wrapped strategy; in addition the reply holds the metric ``loss-before``, the mean training loss of the model as
+it was received. The training configuration requests it with ``loss-before`` = true. A client whose loss is negative or not finite is
+left out.
 """
 
 from abc import abstractmethod
@@ -36,9 +38,9 @@ Places = NDArray[np.int64]
 
 
 class Reweighting(Wrapper):
-    """Wraps ``strategy``, which must average by weight: ``ValueError`` for one that does not, or does not say so."""
+    """Wrapper of a ``strategy`` that averages by weight; raises ``ValueError`` if it is not declared to do so."""
 
-    #: A second wrapper's weights would be replaced by this one's.
+    #: The weights of a second wrapper around this one would be overwritten.
     capabilities = Capabilities(replies="model", aggregation="single replies")
 
     def __init__(self, strategy: Strategy) -> None:
@@ -49,31 +51,31 @@ class Reweighting(Wrapper):
                 f"weights of the replies: wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, ...)"
             )
         self.strategy = strategy
-        #: The weights of the last round, sum 1, by client.
+        #: The weights of the last round by client, summing to 1.
         self.last_weights: dict[ClientId, float] = {}
-        #: Who sits where: the weight rule knows positions only.
+        #: Client ids by position: the weight rule identifies clients by position.
         self.clients: list[ClientId] = []
         self.rule: WeightRule | None = None
         self._names: dict[int, ClientId] = {}
 
-    # --- what a method decides -----------------------------------------------------------------------------------
+    # --- hooks ---------------------------------------------------------------------------------------------------
 
     def new_rule(self, count: int) -> WeightRule | None:
-        """Return the weight rule for ``count`` clients; ``None`` if nothing is remembered from round to round."""
+        """Return the weight rule for ``count`` clients; ``None`` if the method keeps no state between rounds."""
         return None
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
-        """Take notice that ``sampled`` of ``count`` clients take part in this round."""
+        """Called when ``sampled`` of ``count`` clients take part in a round; the default does nothing."""
         return
 
     @abstractmethod
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
-        """Return the weights (m,), sum 1, of the clients at ``places`` (m,) with ``losses`` (m,), and metrics of the decision."""
+        """Return the weights (m,), summing to 1, of the clients at ``places`` (m,) with ``losses`` (m,), and metrics to report."""
 
     # --- the Strategy interface ----------------------------------------------------------------------------------
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Let the wrapped strategy sample and send; ask the clients for ``loss-before``."""
+        """Let the wrapped strategy sample and send; request ``loss-before`` from the clients."""
         config[LOSS_BEFORE] = True
         self._meet(grid)
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
@@ -85,7 +87,7 @@ class Reweighting(Wrapper):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decide the weights by this round's losses and let the wrapped strategy aggregate with them."""
+        """Decide the weights from this round's losses and let the wrapped strategy aggregate with them."""
         heard = list(replies)
         failed = [reply for reply in heard if reply.has_error()]
         at = {client: place for place, client in enumerate(self.clients)}
@@ -107,7 +109,7 @@ class Reweighting(Wrapper):
     # --- saved state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return who sits where, the weight rule's state and, if it has ``state_dict``, the wrapped strategy's."""
+        """Return the client ids by position, the state of the weight rule and that of the wrapped strategy, if it has one."""
         state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients)}
         if self.rule is not None:
             state |= {f"maker.{name}": value for name, value in self.rule.state_dict().items()}
@@ -126,7 +128,7 @@ class Reweighting(Wrapper):
     def _meet(self, grid: Grid) -> None:
         self._names = clients_of(grid)
         present, seated = set(self._names.values()), set(self.clients)
-        if not present & seated:  # the first round, or nobody is left
+        if not present & seated:  # the first round, or no known client is left
             self.clients = list(self._names.values())
             self.rule = self.new_rule(len(present)) if present else None
             return
@@ -142,7 +144,7 @@ class Reweighting(Wrapper):
 
 @contextmanager
 def _metrics_as_replied(strategy: Strategy, contents: list[RecordDict]) -> Iterator[None]:
-    # The decided weights are those of the models: a mean loss stays the mean over samples.
+    # The decided weights apply to the models only: a mean loss remains the mean over samples.
     base: Any = innermost(strategy)
     average = getattr(base, "train_metrics_aggr_fn", None)
     if average is None:

@@ -1,9 +1,10 @@
-"""What methods share whose product is a set of labelled samples: the set is judged by the classifier that can be trained on it.
+"""Base of methods that produce a set of labelled synthetic samples, evaluated through a classifier trained on it.
 
-Source: Hahn 2024 (dissertation), Chapter IV, section 4.2: the server trains a classifier on the set and sends it to all clients, which
-score it on their own test samples. (The program of that chapter takes two optimiser steps and scores about a hundred images.)
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter IV, section 4.2: the server trains a classifier on the set and sends it to all clients, which score it on
+their own test samples. (The authors' program takes two optimiser steps and scores about a hundred images.)
 
-Contract of an evaluation: that of FedAvg; the model that is sent is the classifier, whatever is trained.
+Contract of an evaluation: that of FedAvg; the model that is sent is the classifier, whatever the method trains.
 """
 
 from abc import abstractmethod
@@ -20,12 +21,12 @@ from strategies.base.averaging import to_record
 from strategies.fedavg import FedAvg
 
 Arrays = dict[str, NDArray[Any]]
-#: (x (M, ...), y (M,), round) -> the classifier's arrays by name, and what the server itself measured.
+#: (x (M, ...), y (M,), round) -> the classifier's arrays by name, and the server's own measurements.
 Evaluator = Callable[[NDArray[Any], NDArray[Any], int], tuple[Arrays, dict[str, float]]]
 
 
 def balanced_labels(samples: int, num_classes: int) -> NDArray[np.int32]:
-    """Return the labels (M,) of ``samples`` synthetic samples: as many of each class. Raises ``ValueError`` if that cannot be."""
+    """Return balanced labels (M,); raise ``ValueError`` unless M = ``samples`` is a positive multiple of ``num_classes``."""
     check_range("samples", samples, 1)
     if samples % num_classes:
         below, above = samples // num_classes * num_classes, -(-samples // num_classes) * num_classes
@@ -37,7 +38,7 @@ def balanced_labels(samples: int, num_classes: int) -> NDArray[np.int32]:
 
 
 class Synthetic(FedAvg):
-    """Base of these strategies. ``evaluator`` trains the classifier and measures the set; ``seed`` names the draws.
+    """Base strategy. ``evaluator`` trains the classifier and measures the set; ``seed``: of the random draws.
 
     ``samples``: M, a multiple of ``num_classes``.
     """
@@ -51,20 +52,20 @@ class Synthetic(FedAvg):
 
     @abstractmethod
     def first_arrays(self) -> Arrays:
-        """Return what the run starts from, in place of the task's model."""
+        """Return the initial arrays of the run, which replace the task's model."""
 
     @abstractmethod
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the synthetic set, x (M, ...) and y (M,), of what the run has come to."""
+        """Return the synthetic set, x (M, ...) and y (M,), given the run's current arrays."""
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Train the classifier on the set, and send it."""
+        """Train the classifier on the set and send it to the clients."""
         classifier, measured = self.evaluator(*self.samples(arrays), server_round)
         self._evaluated = (server_round, measured)
         return super().configure_evaluate(server_round, to_record(list(classifier), list(classifier.values())), config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the clients' measures, and add the server's own."""
+        """Average the clients' metrics and add the server's own."""
         metrics = super().aggregate_evaluate(server_round, replies)
         own = self._evaluated[1] if self._evaluated[0] == server_round else {}
         return MetricRecord({**(metrics or {}), **own}) if metrics or own else None
