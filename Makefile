@@ -2,7 +2,7 @@
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
 # make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
-# make settings  brings what is generated from the options' declarations up to date: pyproject.toml, docs/settings.md, tables in docs/
+# make generate  brings up to date what follows from declarations: settings in pyproject.toml and docs/, exports, the README's methods
 # make lint   ruff (lint and format), mypy and import-linter
 # make clean  removes what these made, but not results/
 #
@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run quick test test-deployment settings lint clean
+.PHONY: help run quick test test-deployment generate lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -47,7 +47,7 @@ quick: $(VENV)/.installed-dev
 test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
 
-settings: $(VENV)/.installed
+generate: $(VENV)/.installed
 	@$(BIN)/fedapps settings --write
 
 lint: $(VENV)/.installed-dev

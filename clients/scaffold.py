@@ -1,8 +1,7 @@
 """SCAFFOLD's client: local SGD along ``g - c_i + c``; it keeps its control variate c_i between rounds.
 
 ``c_i+ = c_i - c + (x - y_i) / (K eta)``, so ``c + c_i+ - c_i``, which is sent to the server, is the mean direction of the round's
-steps. K is the number of steps actually taken. With momentum beta, the k-th last step counts ``(1 - beta^k) / (1 - beta)`` times, and
-the sum of these factors replaces K.
+steps. K is the number of steps actually taken; with momentum, the effective one (``TrainOptions.effective_steps``).
 
 Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 arXiv 1910.06378, Algorithm 1, option II.
@@ -37,7 +36,8 @@ class ScaffoldClient(FedAvgClient):
         moving = trainable(self.model)
         self._correction = [c[name] - own[name] for name in moving]
         loss = self.train(config)
-        scale = 1 / self.reach(TrainOptions.from_config(config), config)
+        options = TrainOptions.from_config(config)
+        scale = 1 / (options.rate(self.round(config)) * options.effective_steps(len(self.data.train)))  # 1 / (K eta)
         direction = {n: scale * (start[n] - t) if n in moving else c[n] for n, t in learned.items()}
         if not all(bool(torch.isfinite(d).all()) for d in direction.values()):  # once stored, it would corrupt all later rounds
             raise ValueError("local training diverged: lower train.learning-rate")
@@ -48,13 +48,6 @@ class ScaffoldClient(FedAvgClient):
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
         """Return the gradient correction, ``c - c_i``."""
         return 0.0, [(list(self._correction), 1.0)]
-
-    def reach(self, options: TrainOptions, config: Config) -> float:
-        """Return how far a gradient of 1 in every step of a round moves the model: K eta without momentum."""
-        steps = options.local_epochs * -(-len(self.data.train) // options.batch_size)
-        beta = options.momentum
-        counted = sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))
-        return options.rate(self.round(config)) * counted
 
     def like(self, learned: dict[str, Tensor], arrays: Arrays) -> dict[str, Tensor]:
         """Return arrays as tensors under the names of the learned ones; raises ``ValueError`` if their shapes do not match."""

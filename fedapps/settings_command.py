@@ -60,12 +60,20 @@ def generated(root: Path) -> dict[Path, str]:
     project, docs = root / "pyproject.toml", root / "docs"
     if not project.is_file() or not docs.is_dir():
         raise UserError(f"--write: {root} holds no pyproject.toml with a folder docs beside it: run it in a checkout")
+    from fedapps.exports import SHARED, exported, with_exports, with_rows
+    from fedapps.methods import METHODS
+
     known, users = settings_in(option_tables()), table_users()
     tables = by_table(known)
     texts = {project: with_toml(project.read_text(encoding="utf-8"), toml_block(known, users))}
     for page in sorted(docs.glob("*.md")):
         texts[page] = with_tables(page.read_text(encoding="utf-8"), lambda words: markdown_table(chosen(known, words), tables))
-    return texts | {docs / "settings.md": markdown_page(known, users)}
+    readme = root / "README.md"
+    texts |= {docs / "settings.md": markdown_page(known, users), readme: with_rows(readme.read_text(encoding="utf-8"), METHODS)}
+    for package in SHARED:
+        path = root / package / "__init__.py"
+        texts[path] = with_exports(path.read_text(encoding="utf-8"), exported(package, root / package))
+    return texts
 
 
 def write(root: Path) -> list[Path]:

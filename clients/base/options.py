@@ -35,3 +35,13 @@ class TrainOptions(Options):
     def rate(self, server_round: int) -> float:
         """Return the learning rate of a round (the first is 1)."""
         return decayed(self.learning_rate, self.lr_decay, self.lr_decay_every, server_round)
+
+    def effective_steps(self, num_samples: int) -> float:
+        """Return how many learning rates a gradient of 1 in every step of a round moves the model.
+
+        Without momentum that is the number of steps K; with momentum beta the k-th last step counts ``(1 - beta^k) / (1 - beta)``
+        times, because its gradient stays in the momentum buffer. ``num_samples``: those of the client's training set.
+        """
+        steps = self.local_epochs * -(-num_samples // self.batch_size)
+        beta = self.momentum
+        return sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))

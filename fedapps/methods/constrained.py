@@ -64,6 +64,7 @@ METHODS: dict[str, Method] = {
         summary="FedFW with dual variables: closer to consensus, faster",
         paper="Dadras, Prakhya, Yurtsever 2022 (FedFW+)",
         trait="constrains",
+        page="fedfw",
         strategy=frank_wolfe("fedfw-plus"),
         client=constrained_client(lambda: clients.FedFWClient),
         options=FedFWOptions,
@@ -75,6 +76,7 @@ METHODS: dict[str, Method] = {
         summary="local Frank-Wolfe steps, averaged: a baseline that fails",
         paper="Dadras, Prakhya, Yurtsever 2022 (equation 3)",
         trait="constrains",
+        page="fedfw",
         strategy=frank_wolfe("naive-fw"),
         client=constrained_client(lambda: clients.FedFWClient),
         options=FedFWOptions,
@@ -86,6 +88,7 @@ METHODS: dict[str, Method] = {
         summary="FedAvg with a projection onto the constraint after every step",
         paper="baseline",
         trait="constrains",
+        page="fedfw",
         strategy=lambda options, task, context: ProjectedFedAvg(
             task.domain, options, learning_rate=task.learning_rate, measure=task.measure
         ),

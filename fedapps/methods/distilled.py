@@ -39,6 +39,7 @@ METHODS: dict[str, Method] = {
         summary="FedAvg whose server distils the clients' mean output instead of averaging parameters",
         paper="Lin et al. 2020",
         trait="one global model",
+        page="ffgb-distill",
         strategy=lambda options, task, context: FedAvgDistill(distiller_of(task, context), options, context.seed),
         client=torch_client(lambda: clients.FedAvgClient),
         options=FedAvgDistillOptions,

@@ -50,6 +50,7 @@ METHODS: dict[str, Method] = {
         summary="FedBoost for the worst client: weights of clients rise with their losses",
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts, re-weights",
+        page="fedboost",
         strategy=lambda options, task, context: AFLBoost(library_of(task, options), options, context.seed),
         client=ensemble_client,
         options=AFLBoostOptions,

@@ -32,6 +32,7 @@ class Method:
     table, or ``None``; ``tasks``: what it can run on, the first is its default; ``defaults``: settings of its small default job where
     they differ from everyone's. ``model``: what ``model.name = "auto"`` means, where it is not the task's own.
     ``synthetic``: it makes a set of images (table ``synthetic``), and the model is the classifier that is trained on it.
+    ``page``: its page below ``docs``, where that has not the method's own name.
     """
 
     summary: str
@@ -48,6 +49,7 @@ class Method:
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     model: str = ""
     synthetic: bool = False
+    page: str = ""
 
 
 def torch_client(kind: "Callable[[], type[FedAvgClient]]") -> ClientFactory:

@@ -26,6 +26,7 @@ METHODS: dict[str, Method] = {
         summary="a few rounds of one method, by default FFGB-distill, then another one from that model",
         paper="Shen et al. 2022 (section 5)",
         trait="composes two methods",
+        page="ffgb-distill",
         options=TwoMethods,
         table="warm-start",
         defaults={"clients-per-round": 0},

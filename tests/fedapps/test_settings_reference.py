@@ -56,7 +56,7 @@ SMALL = settings_in({"": Top, "train": Small})
 
 def test_nothing_generated_is_stale():
     stale = [str(path) for path, text in generated(ROOT).items() if path.read_text(encoding="utf-8") != text]
-    assert stale == [], "run: make settings"
+    assert stale == [], "run: make generate"
 
 
 def test_every_setting_is_in_the_reference_with_its_default():
