@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.common.lazy import late_exports, moved_modules
 
-if TYPE_CHECKING:  # imported when they are first used: some need PyTorch, which takes seconds and 200 MB
+if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes seconds and 200 MB
     from strategies.aaggff import AAggFFD as AAggFFD
     from strategies.aaggff import AAggFFOptions as AAggFFOptions
     from strategies.aaggff import AAggFFS as AAggFFS
