@@ -1,3 +1,3 @@
-"""The applications: settings, tasks, wiring, reports and the launcher of the federated-learning methods."""
+"""Applications of the federated-learning methods: settings, tasks, engines, reports and the command line."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m fedapps` is the command `fedapps`."""
+"""Entry point of `python -m fedapps`, which is the same as the command `fedapps`."""
 
 from fedapps.cli import entry
 

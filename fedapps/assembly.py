@@ -1,4 +1,4 @@
-"""From the settings of a run to its parts: the task, the server half, a client half."""
+"""Construction of a run's parts from its settings: the task, the strategy, a client."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def build_task(settings: Settings, site_data: str = "") -> Task:
-    """Return the task of a run. ``site_data``: where a site has data of its own."""
+    """Return the task of a run. ``site_data``: location of the site's own data, or ""."""
     return make_task(settings.task, settings.problem, settings.context, site_data)
 
 
 def build_strategy(settings: Settings, task: Any) -> Strategy:
-    """Return the server half. Raises ``UserError`` where a bound on updates, or their privacy, does not go with the method."""
+    """Return the strategy. Raises ``UserError`` if the method does not support the bound on updates or differential privacy."""
     strategy = _strategy(settings, task)
     halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
     for half in halves:
@@ -48,7 +48,7 @@ def _strategy(settings: Settings, task: Any) -> Strategy:
 
 
 def build_client(settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
-    """Return a client half."""
+    """Return the client ``client_id`` of ``num_clients``, which keeps its state in ``store``."""
     if settings.halves:
         from clients import WarmStartClient
 

@@ -1,6 +1,6 @@
 """The command `fedapps`: run, sweep, methods, settings, compare, deploy.
 
-Exit status: 0 the command did what it was asked; 1 the run failed; 2 bad settings or input; 130 interrupted.
+Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from fedapps.errors import INTERRUPTED, USAGE_ERROR, RunFailed, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command and return the exit status."""
     arguments = parse(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fedapps: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+    except BrokenPipeError:  # the reader of our output has exited, for example `| head`
         sys.stderr.close()
         return 1
 
@@ -40,7 +40,7 @@ def entry() -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the parsed command line; settings may stand before, between and after options."""
+    """Return the parsed command line; settings may precede and follow options."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and (not hasattr(arguments, "settings") or any(text.startswith("-") for text in rest)):

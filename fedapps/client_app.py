@@ -1,6 +1,7 @@
-"""Flower's ClientApp: what runs for every client.
+"""Flower's ClientApp, which runs for every client.
 
-A SuperNode starts a process for every message. The first one only asks who the client is: what trains is imported when it is needed.
+A SuperNode starts a process for every message, the first of which only asks for the client's identity: imports are deferred until a
+client is needed.
 """
 
 from flwr.app import Context
@@ -17,7 +18,7 @@ def client_fn(context: Context) -> NumPyClient:
 
 
 def check(context: Context) -> None:
-    """Read this site's own data, so that what is wrong with them is said before the first round. Dealt data the server has checked."""
+    """Read this site's own data, so that errors are reported before the first round. Dealt data have been checked by the server."""
     described = any(value for key, value in context.run_config.items() if key.startswith("sites."))
     if described or "data" in context.node_config:
         from fedapps.client_factory import check_data

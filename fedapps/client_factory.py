@@ -1,4 +1,4 @@
-"""What answers for one client of a run: its task, built once a process and shared by the clients there, and where its state is kept."""
+"""Construction of a run's clients: the task, built once per process and shared by its clients, and the stores of client state."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +19,8 @@ from fedapps.tasks.registry import Task
 
 @lru_cache(maxsize=4)
 def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
-    """Return settings and task of a run configuration; ``site_data``: where this site has its own data."""
-    torch.set_num_threads(1)  # a virtual client has one CPU; more threads wait for each other where cores are shared
+    """Return the settings and task of a run configuration; ``site_data``: location of this site's own data, or ""."""
+    torch.set_num_threads(1)  # a virtual client has one CPU; more threads would compete for shared cores
     settings = read_settings(dict(config))
     return settings, build_task(settings, site_data)
 
@@ -34,7 +34,7 @@ def client_of(context: Context) -> NumPyClient:
 
 
 def task_of(context: Context) -> tuple[Settings, Task]:
-    """Return settings and task of a message's run, on this site's own data where it has some."""
+    """Return the settings and task of a message's run, on this site's own data if it has any. Raises ``UserError``."""
     settings, task = prepare(frozenset(context.run_config.items()), str(context.node_config.get("data", "")))
     if settings.sites.own and "data" not in context.node_config:
         raise UserError(
@@ -44,15 +44,15 @@ def task_of(context: Context) -> tuple[Settings, Task]:
 
 
 def check_data(context: Context) -> None:
-    """Read this site's own data; raise where they are not what the settings describe."""
+    """Read this site's own data. Raises ``UserError`` if they do not match the settings."""
     settings, task = task_of(context)
     task.client_data(client_id(context), settings.num_clients)  # type: ignore[attr-defined]
 
 
 def store_of(settings: Settings, context: Context, name: int | str) -> Store:
-    """Return where this client keeps its state: its own folder, or the context."""
+    """Return the store of this client's state: its own folder, or Flower's context."""
     folder = Path(settings.out) / "clients" if settings.out else None
-    if "store-dir" in context.node_config:  # a site's own disk: one folder a results folder, which a resumed run shares
+    if "store-dir" in context.node_config:  # a site's own disk: one folder per results folder, so that a resumed run finds it
         run = derived_seed(0, settings.out) if settings.out else context.run_id
         folder = Path(str(context.node_config["store-dir"])) / f"run-{run:x}"
     if settings.keeps_clients_on_disk and folder:

@@ -1,4 +1,4 @@
-"""From what a user gives to a run that can start: defaults, absolute paths, the number of clients, checks, an empty folder."""
+"""Preparation of a run from the user's settings: defaults, absolute paths, the number of clients, checks, the results folder."""
 
 import shutil
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.settings import Settings, default_config, read_settings
 from fedapps.tasks.registry import TASKS, Task
 
-# Virtual clients where neither the settings nor the data say how many.
+# Number of virtual clients if neither the settings nor the data determine it.
 DEFAULT_CLIENTS = 20
 
 
 def completed(given: Mapping[str, Any]) -> Settings:
-    """Return the settings that are given, before them the method's and the task's own defaults; folders of data get absolute paths."""
+    """Return the given settings on top of the method's and the task's defaults; data folders are made absolute."""
     method = find_method(given.get("method", Settings.method))
     task = TASKS[read_settings(given).task]
     settings = read_settings({**method.defaults, **task.defaults, **given})
@@ -37,7 +37,7 @@ def completed(given: Mapping[str, Any]) -> Settings:
 
 
 def checked(settings: Settings) -> tuple[Settings, Task]:
-    """Return the settings with a number of clients, and the task, once data, model and strategy agree. Raises ``UserError``."""
+    """Return the settings with the number of clients filled in, and the task. Raises ``UserError`` if the parts do not fit."""
     if not settings.num_clients:
         natural = getattr(build_task(settings), "natural_clients", None)
         settings = replace(settings, num_clients=natural() if natural else 0)
@@ -50,12 +50,12 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
 
 
 def with_absolute_source(options: Any) -> Any:
-    """Return options whose ``source``, a folder, does not depend on the directory of the process."""
+    """Return options with an absolute path as ``source``, which does not depend on the working directory."""
     return replace(options, source=str(Path(options.source).expanduser().absolute()))
 
 
 def check_sizes(settings: Settings) -> None:
-    """Raise ``UserError`` where the number of clients contradicts what is asked of them."""
+    """Raise ``UserError`` if the number of clients contradicts clients-per-round, min-replies or the method."""
     if settings.clients_per_round > settings.num_clients:
         n = settings.num_clients
         raise UserError(
@@ -72,7 +72,7 @@ def check_sizes(settings: Settings) -> None:
 
 
 def check_strategy(settings: Settings, task: Task) -> None:
-    """Build the server half once, so that what its options contradict in the task is said before anything starts."""
+    """Build the strategy once, so that options that do not fit the task are reported before the run starts (``UserError``)."""
     method = METHODS[settings.method]
     try:
         build_strategy(settings, task)
@@ -81,7 +81,7 @@ def check_strategy(settings: Settings, task: Task) -> None:
 
 
 def prepare_folder(settings: Settings, overwrite: bool) -> None:
-    """Make the results folder; with ``overwrite`` delete the run it holds, and nothing else."""
+    """Create the results folder; with ``overwrite`` delete the run in it, and nothing else. Raises ``UserError``."""
     folder = Path(settings.out)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
         return
     if not overwrite:
         raise UserError(f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or choose another --out")
-    if "settings.toml" not in present and set(present) != {"run.log"}:  # the log alone: stopped while starting
+    if "settings.toml" not in present and set(present) != {"run.log"}:  # only a log: the run was stopped while starting
         raise UserError(f"{folder} is not the folder of a run, so nothing in it is overwritten: choose another --out")
     for name in FILES:
         (folder / name).unlink(missing_ok=True)

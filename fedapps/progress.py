@@ -1,8 +1,7 @@
-"""Shows how far a run is, whichever engine runs it, by reading the rounds.jsonl it writes.
+"""Progress display of a run, independent of the engine: it reads the rounds.jsonl that the run writes.
 
-On a terminal a live bar; elsewhere (a log, a pipe, continuous integration) plain lines, flushed and few. The reader
-keeps its place in the file, so polling costs nothing when nothing is new, and a line that is still being written is
-left for the next time.
+On a terminal a live bar; elsewhere (a log, a pipe, continuous integration) a few plain lines, which are flushed. The reader keeps its
+position in the file, so polling is cheap when there is nothing new, and a line that is still being written is left for the next poll.
 """
 
 import math
@@ -22,7 +21,7 @@ from fedapps.results.formats import one_line, percent_text, seconds_text, three_
 from fedapps.results.reader import is_number, numbers, parse_round
 
 _LINE_EVERY = 2.0  # seconds between two plain lines
-_EVALUATION_EVERY = 0.5  # ... if there is a new evaluation to tell
+_EVALUATION_EVERY = 0.5  # ... if there is a new evaluation
 _FAILURES_SHOWN = 3
 _WINDOW = 10  # rounds over which the time per round is averaged
 
@@ -35,7 +34,7 @@ class RoundReader:
         self._inode = -1
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """New complete records. A file that was replaced or cut (a resumed run) is read from its start again."""
+        """Return the new complete records. A file that was replaced or truncated (a resumed run) is read from the start again."""
         try:
             with path.open("rb") as file:
                 status = path.stat()
@@ -51,15 +50,10 @@ class RoundReader:
 
 
 class Progress:
-    """The progress display of a run, a context manager.
+    """The progress display of a run, a context manager that restores the terminal on exit, also after Ctrl-C.
 
-    Args:
-        num_rounds: rounds the run is to have.
-        label: name of the run, e.g. its method.
-        console: where to write; default: standard output.
-        clock: seconds from any origin, for tests.
-
-    Leaving the context, by Ctrl-C too, gives the terminal back as it was.
+    ``num_rounds``: total number of rounds. ``label``: name of the run, for example its method. ``console``: where to write (default:
+    standard output). ``clock``: returns seconds from any origin, for tests.
     """
 
     def __init__(
@@ -83,7 +77,7 @@ class Progress:
 
     @property
     def failures(self) -> int:
-        """Replies left out so far, in the rounds done."""
+        """The number of replies left out in the rounds done so far."""
         return sum(count for number, count in self._failures.items() if number <= self.done)
 
     def __enter__(self) -> Self:
@@ -95,7 +89,7 @@ class Progress:
                 TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
                 console=self._console,
                 refresh_per_second=5,
-                # A server's own log lines go above the bar instead of through it.
+                # The server's log lines are printed above the bar.
                 redirect_stdout=True,
                 redirect_stderr=True,
             )
@@ -108,14 +102,14 @@ class Progress:
             try:
                 self._bar.stop()
             finally:
-                # Should a second Ctrl-C hit while the bar stops: at least the cursor comes back.
+                # If a second Ctrl-C arrives while the bar stops, at least the cursor is restored.
                 self._console.show_cursor(True)
                 self._bar = None
         elif 0 < self.done != self._last_shown:
             self._print_line()
 
     def note(self, text: str) -> None:
-        """Says what happens while no round ends: `starting Ray`, `loading data`, `writing the report`."""
+        """Show a status while no round ends: `starting Ray`, `loading data`, `writing the report`."""
         self._note = one_line(text, 80)
         if self._bar is not None:
             self._bar.update(self._task, description=self._describe())
@@ -123,10 +117,9 @@ class Progress:
             self._print(f"{self.label}: {self._note}")
 
     def poll(self, run_dir: Path | str) -> int:
-        """Reads what is new in the run folder, shows it, and returns the number of rounds done so far.
+        """Read and show new records in the run folder; return the number of rounds done so far.
 
-        Rounds that are in the file at the first call count as done (a resumed run); their failures are counted,
-        but told no more.
+        Rounds in the file at the first call (a resumed run) count as done; their failures are counted, but not printed.
         """
         records = self._reader.read(Path(run_dir) / "rounds.jsonl")
         resumed, self._started = not self._started, True
@@ -143,8 +136,8 @@ class Progress:
         return self.done
 
     def _take(self, record: dict[str, Any], quiet: bool) -> bool:
-        """Takes one record in; whether it held an evaluation."""
-        # A run resumed from an older checkpoint starts again below the last round it had reached.
+        """Process one record; return whether it held an evaluation."""
+        # A run resumed from an older checkpoint continues below the last round that it had reached.
         self.done = record["round"]
         loss = numbers(record.get("train")).get("loss")
         self._loss = loss if loss is not None else self._loss
@@ -155,7 +148,7 @@ class Progress:
         if not quiet:
             for failure in failures[: max(0, _FAILURES_SHOWN - self.failures)]:
                 self._print_failure(failure)
-        # By round, because a rewritten file tells its rounds again.
+        # By round, because a rewritten file repeats its rounds.
         self._failures.pop(self.done, None)
         if failures:
             self._failures[self.done] = len(failures)
@@ -200,7 +193,7 @@ class Progress:
 
     def _print(self, text: str, style: str | None = None) -> None:
         console = self._bar.console if self._bar is not None else self._console
-        # No wrapping: a line of a log stays one line. No markup: the text may come from a client.
+        # No wrapping: one line per log message. No markup: the text may come from a client.
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         if console.file is not None:
             console.file.flush()

@@ -1,4 +1,4 @@
-"""One run on a Grid, whichever engine gave it: settings -> task, strategy, rounds, results folder."""
+"""Execution of one run on a Grid of any engine: builds task and strategy, runs the rounds, writes the results folder."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +21,9 @@ from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run
 
 
 def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Run to the end and return summary.json's content; on failure the summary says so, and the error is raised.
+    """Run all rounds and return the content of summary.json; a failure is recorded there and its error raised.
 
-    ``callbacks`` run after our own.
+    ``callbacks`` run after those of the results folder.
     """
     folder = Path(settings.out)
     task = build_task(settings)
@@ -49,10 +49,10 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         bound=settings.bound,
     )
     base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
-    base |= {"checkpoint-round": done, **settings.train.to_config()}  # a client may train before it is scored
+    base |= {"checkpoint-round": done, **settings.train.to_config()}  # a client may train before it is evaluated
     evaluate, train = ConfigRecord(base), ConfigRecord(base)
 
-    def tell_clients(now: Round) -> None:  # which of their old states a resume could still need
+    def tell_clients(now: Round) -> None:  # which of their stored states a resumed run could still need
         train["checkpoint-round"] = evaluate["checkpoint-round"] = checkpoints.last
 
     try:
@@ -63,7 +63,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
             callbacks=[recorder, checkpoints, *([album] if album else []), tell_clients, *callbacks],
         )  # fmt: skip
     except BaseException as error:
-        if isinstance(error, TooFewReplies):  # between two rounds, so what there is can be gone on with
+        if isinstance(error, TooFewReplies):  # raised between two rounds, so the current state can be resumed
             checkpoints.keep_last()
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
@@ -75,7 +75,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
 
 
 def open_folder(folder: Path, settings: Settings, checkpoints: Checkpoints) -> tuple[int, ArrayRecord]:
-    """Return (rounds done, model) of the checkpoint to resume from, or (0, nothing) in a fresh folder. Raises ``UserError``."""
+    """Return (rounds done, model) of the checkpoint to resume from, or (0, empty record) for a new folder. Raises ``UserError``."""
     used = [name for name in FILES if name != "run.log" and (folder / name).exists()]
     if not settings.resume:
         if used:

@@ -1,4 +1,4 @@
-"""`fedapps run`: merges and checks the settings, prepares the folder, runs the chosen engine, ends with a table and a report."""
+"""`fedapps run`: merges and checks the settings, prepares the folder, runs the chosen engine, prints a table and writes a report."""
 
 import argparse
 import logging
@@ -21,7 +21,7 @@ from fedapps.toml_text import parse_assignment, read_toml
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `fedapps run`; returns the exit status."""
+    """Run `fedapps run` and return the exit status."""
     settings = settings_of(arguments)
     if arguments.gpus_per_client and arguments.engine == "inline":
         raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(settings.out)
     label = f"{settings.method} on {task.name}"
     with Progress(settings.num_rounds, label) as progress:
-        progress.poll(folder)  # rounds that are there already, of the run to resume, count as done
+        progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
         engine = {"inline": run_inline, "ray": run_ray, "deployment": run_deployment}[arguments.engine]
         status, reason = engine(settings, progress, arguments)
     if status_of(folder) is None:
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings of the command line: method's defaults, task's, files, key=value, flags; later ones win."""
+    """Return the merged settings, in increasing precedence: method's defaults, task's defaults, files, key=value, flags."""
     given: dict[str, Any] = {}
     if arguments.resume and arguments.out is not None:
         given |= read_toml(arguments.out / "settings.toml") if (arguments.out / "settings.toml").exists() else {}
@@ -77,7 +77,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def run_inline(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
-    """Run in this process; returns status and reason."""
+    """Run in this process; return status and reason."""
     from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
 
@@ -91,14 +91,14 @@ def run_inline(settings: Settings, progress: Progress, arguments: argparse.Names
         return "interrupted", ""
     except UserError:
         raise
-    except Exception as error:  # whatever went wrong, the folder and the exit status say so
+    except Exception as error:  # any error is recorded in the folder and the exit status
         logging.getLogger("flwr").exception("the run failed")
         return "failed", f"{type(error).__name__}: {error}"
     return "completed", ""
 
 
 def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
-    """Run through `flwr run` on a SuperLink of its own; returns status and reason."""
+    """Run through `flwr run` on its own SuperLink; return status and reason."""
     from fedapps.engines import flower
 
     folder = Path(settings.out)
@@ -119,7 +119,7 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
 
 
 def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
-    """Return the settings with as many clients as the deployment has sites, if it can take a run."""
+    """Return the settings with the deployment's number of sites as default of num-clients. Raises ``UserError``."""
     from fedapps.deployment.local import Deployment
 
     deployment = Deployment.open(arguments.deployment)
@@ -131,7 +131,7 @@ def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
 
 
 def run_deployment(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
-    """Run through `flwr run` on the SuperNodes of a deployment; returns status and reason."""
+    """Run through `flwr run` on the SuperNodes of a deployment; return status and reason."""
     from fedapps.deployment.local import Deployment
     from fedapps.deployment.run import run_on_deployment
 
@@ -149,12 +149,12 @@ def run_deployment(settings: Settings, progress: Progress, arguments: argparse.N
 
 
 def show(progress: Progress, folder: Path) -> None:
-    """Bring the display up to date."""
+    """Update the display."""
     progress.poll(folder)
 
 
 def _log_to(path: Path) -> None:
-    """Send Flower's log to a file: the terminal belongs to the progress bar."""
+    """Redirect Flower's log to a file: the terminal is used by the progress bar."""
     logger = logging.getLogger("flwr")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)

@@ -1,4 +1,4 @@
-"""Flower's ServerApp: what `flwr run` starts on the server."""
+"""Flower's ServerApp, which `flwr run` starts on the server."""
 
 from dataclasses import replace
 from logging import INFO
@@ -18,13 +18,13 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Read the settings of the run, run it, write its folder and report."""
-    # The directory of the SuperLink is an accident of who started it: without `out`, results go to the user's home.
+    """Read the settings, execute the run, and write its folder and report."""
+    # The working directory of the SuperLink is arbitrary: without `out`, results go to the user's home.
     settings = read_settings(context.run_config)
-    if not settings.out:  # and clients then keep their state in messages, so there is nothing to resume from
+    if not settings.out:  # clients then keep their state in messages, so the run cannot be resumed
         settings = with_folder(replace(settings, checkpoint_every=0), Path.home() / "fedapps-results" / str(context.run_id))
     if hasattr(grid, "pull_interval"):
-        grid.pull_interval = 0.01  # the simulation's grid looks for replies every 0.1 s, which is most of a short round
+        grid.pull_interval = 0.01  # the simulation's grid polls for replies every 0.1 s, which is most of a short round
     else:
         grid = PollingGrid(grid)
     try:

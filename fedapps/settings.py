@@ -1,8 +1,8 @@
 """All settings of a run: read once from Flower's flat ``key = value`` configuration, checked, and frozen.
 
-Keys are the kebab-case of field names, with the table in front: ``num-rounds``, ``data.alpha``, ``train.learning-rate``,
-``superfed.nu``. What is wrong is said in one line that names the key, the value and what is allowed, before anything is downloaded or
-started. Nothing below this module imports it: tasks and methods get their own options and a ``RunContext``.
+Keys are the kebab-case of field names, prefixed by the table: ``num-rounds``, ``data.alpha``, ``train.learning-rate``, ``superfed.nu``.
+Errors are reported in one line that names the key, the value and what is allowed, before anything is downloaded or started. Tasks and
+methods do not import this module: they get their own options and a ``RunContext``.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from fedapps.tasks.registry import TASKS, task_name
 from fedapps.toml_text import Value
 from strategies import FedAvgOptions, PrivacyOptions, UpdateBound, WarmStartOptions
 
-# Tables that every run has.
+# Tables common to all runs.
 PARTS: dict[str, type[Options]] = {
     "data": DataOptions,
     "model": ModelOptions,
@@ -36,10 +36,10 @@ PARTS: dict[str, type[Options]] = {
 
 @dataclass(frozen=True)
 class Settings(Options):
-    """One run. ``options`` are the fields of the chosen method's own table, ``problem`` those of the task's.
+    """The settings of one run. ``options`` are those of the chosen method's own table, ``problem`` those of the task's.
 
-    ``base_options``: those of the method whose weights the chosen one decides, where it is such a method. ``halves``: the settings of
-    the two methods that it composes.
+    ``base_options``: those of the method that the chosen one re-weights, if any. ``halves``: the settings of the two methods that it
+    composes, if any.
     """
 
     method: str = option("fedavg", "`fedapps methods` lists them")
@@ -78,7 +78,7 @@ class Settings(Options):
     problem: Any = None
 
     def check(self) -> None:
-        """Check what belongs together."""
+        """Check combinations of settings."""
         if self.client_store == "message" and self.checkpoint_every:
             raise ValueError(
                 "client-store = 'message' keeps clients' state nowhere a resume could find it: set checkpoint-every = 0"
@@ -86,18 +86,18 @@ class Settings(Options):
 
     @property
     def context(self) -> RunContext:
-        """What the task and the method may know of the run beside their own options."""
+        """The settings that the task and the method may use beside their own options."""
         shared = {part.name: getattr(self, part.name) for part in fields(RunContext)}
         return RunContext(**shared)
 
     @property
     def entry(self) -> Method:
-        """The entry of the chosen method."""
+        """The chosen method's entry in the table of methods."""
         return METHODS[self.method]
 
     @property
     def base(self) -> Method:
-        """The method whose two halves the run uses: the chosen one, or the one whose weights it decides."""
+        """The method whose strategy and client the run uses: the chosen one, or the one that it re-weights."""
         return METHODS[self.options.base] if self.entry.wrap else self.entry
 
     @property
@@ -107,7 +107,7 @@ class Settings(Options):
 
     @property
     def keeps_clients_on_disk(self) -> bool:
-        """Whether clients keep their state in files: needed to resume, so ``auto`` means yes where checkpoints are written."""
+        """Whether clients store their state in files: needed to resume, so ``auto`` means yes if checkpoints are written."""
         return self.client_store == "disk" or (self.client_store == "auto" and self.checkpoint_every > 0)
 
     @property
@@ -157,7 +157,7 @@ def default_config() -> dict[str, Value]:
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:
-    """Return the checked settings of a flat configuration; keys that it lacks have their defaults. Raises ``UserError``."""
+    """Return the checked settings of a flat configuration; missing keys have their defaults. Raises ``UserError``."""
     known = default_config()
     config = {key: value for key, value in config.items() if not key.startswith("versions.")}
     for key in config:
@@ -196,7 +196,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def _halves(options: Any, config: Mapping[str, Any]) -> tuple[Settings, ...]:
-    """Return the settings of the two methods that the chosen one composes: the same but for the method and its own table."""
+    """Return the settings of the two methods that the chosen one composes, which differ in the method and its own table."""
     halves = {"first": options.first, "then": options.then} if isinstance(options, WarmStartOptions) else {}
     found = []
     for key, method in halves.items():
@@ -222,7 +222,7 @@ def _build(kind: Any, values: dict[str, Any], prefix: str) -> Any:
 
 
 def _typed(key: str, value: Any, default: Value) -> Value:
-    """Return ``value`` as the type of ``default``, or raise ``UserError``; a whole number serves where a real one is wanted."""
+    """Return ``value`` with the type of ``default``, or raise ``UserError``; an int is accepted for a float."""
     wanted = type(default)
     if wanted is float and type(value) is int:
         return float(value)

@@ -1,4 +1,4 @@
-"""`fedapps settings`: what can be set. `--write` brings what is generated from the declarations up to date, in a checkout."""
+"""`fedapps settings`: lists and explains the settings. `--write` updates the files of a checkout that are generated from them."""
 
 import argparse
 import shutil
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def settings(arguments: argparse.Namespace) -> int:
-    """Print all settings, or those of a table or key; or write them where they are documented."""
+    """Print all settings, or those of a table or key, or update the generated files; return the exit status 0."""
     known = settings_in(option_tables())
     if arguments.write:
         written = write(ROOT)
@@ -39,7 +39,7 @@ def settings(arguments: argparse.Namespace) -> int:
 
 
 def overview(known: Sequence[Setting], width: int) -> str:
-    """Return the keys of every table, those of every run first."""
+    """Return an overview of the keys of every table, starting with the top level."""
     tables = by_table(known)
     margin = max(map(len, tables)) + 2
     blocks = [
@@ -56,7 +56,7 @@ def overview(known: Sequence[Setting], width: int) -> str:
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """Return the text that the generated files of a checkout, and pages with generated tables, ought to have."""
+    """Return the up-to-date text of the generated files and of the pages with generated tables. Raises ``UserError``."""
     project, docs = root / "pyproject.toml", root / "docs"
     if not project.is_file() or not docs.is_dir():
         raise UserError(f"--write: {root} holds no pyproject.toml with a folder docs beside it: run it in a checkout")
@@ -77,7 +77,7 @@ def generated(root: Path) -> dict[Path, str]:
 
 
 def write(root: Path) -> list[Path]:
-    """Write what is generated, and return which files have changed."""
+    """Update the generated files and return those that have changed."""
     texts = generated(root)
     stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in stale:

@@ -1,4 +1,4 @@
-"""Settings as TOML text, and back: files, assignments of the command line, what `flwr run` is given."""
+"""Conversion of settings to and from TOML: files, assignments of the command line, the configuration for `flwr run`."""
 
 import json
 import tomllib
@@ -12,7 +12,7 @@ Value = bool | int | float | str
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file as flat keys. Raises ``UserError`` for a missing or broken file."""
+    """Return the content of a TOML file with flat keys. Raises ``UserError`` if it is missing or invalid."""
     try:
         return flatten_toml(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def flatten_toml(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Return key and value of ``key=value``; the value is TOML where it reads as TOML (3, 0.1, true, "text"), else text."""
+    """Return key and value of ``key=value``; the value is parsed as TOML if possible (3, 0.1, true, "text"), else it is text."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise UserError(f"{text!r}: write key=value, for example num-rounds=20 (files end in .toml)")
@@ -52,7 +52,7 @@ def to_toml(config: Mapping[str, Value]) -> str:
 
 
 def quoted_toml(values: Mapping[str, Value]) -> str:
-    """Return ``values`` as TOML, one line per key; a dotted key is quoted, which Flower flattens to the same key."""
+    """Return ``values`` as TOML, one line per key; dotted keys are quoted, which Flower flattens to the same keys."""
     return "".join(f"{_toml_string(key)} = {toml_value(value)}\n" for key, value in values.items())
 
 
@@ -63,7 +63,7 @@ def toml_value(value: Value) -> str:
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
-        return repr(float(value))  # float() first: NumPy's scalars have another repr
+        return repr(float(value))  # float() first: NumPy scalars have another repr
     return _toml_string(value)
 
 

@@ -1,4 +1,4 @@
-"""Every method, by name: its two halves, its options and what it runs on. To add a method, add an entry (see CONTRIBUTING.md)."""
+"""Table of all methods by name: strategy, client, options and tasks. To add a method, add an entry (see CONTRIBUTING.md)."""
 
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
@@ -19,7 +19,7 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(name: object) -> Method:
-    """Return the method of this name, or raise ``UserError`` naming the nearest one."""
+    """Return the method of this name. Raises ``UserError``, suggesting the most similar name, if there is none."""
     if name not in METHODS:
         raise UserError(f"method = {name!r}: {nearest(str(name), METHODS)}'fedapps methods' lists all {len(METHODS)}")
     return METHODS[str(name)]

@@ -1,4 +1,4 @@
-"""Methods that average the clients' models into one: FedAvg, FedProx, SCAFFOLD and those whose server steps like an optimiser."""
+"""Methods that average the clients' models into one: FedAvg, FedProx, SCAFFOLD and those with a server optimiser."""
 
 import clients
 from fedapps.methods.method import Method, torch_client

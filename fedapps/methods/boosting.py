@@ -1,4 +1,4 @@
-"""Sums of weak learners: FFGB and its forms."""
+"""Functional gradient boosting: FFGB and its variants."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ BOOSTED_TASKS = ("classification", "digits", "tabular")
 
 
 def boosting(variant: str) -> StrategyFactory:
-    """Return a factory of the server half of a form of FFGB."""
+    """Return a factory of the strategy of a variant of FFGB."""
 
     def build(options: FFGBOptions, task: Any, context: RunContext) -> Strategy:
         from fedapps.tasks.boosting_oracles import check_learner
@@ -32,7 +32,7 @@ def boosting(variant: str) -> StrategyFactory:
 
 
 def boosting_client(variant: str) -> ClientFactory:
-    """Return a factory of clients that fit the weak learners of a form of FFGB."""
+    """Return a factory of clients that fit the weak learners of a variant of FFGB."""
 
     def build(options: FFGBOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
         from fedapps.tasks.boosting_oracles import oracle_of

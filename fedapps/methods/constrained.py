@@ -1,4 +1,4 @@
-"""Methods for constrained problems: Frank-Wolfe and projections."""
+"""Methods for constrained problems: federated Frank-Wolfe and projected FedAvg."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ CONSTRAINED_JOB: dict[str, bool | int | float | str] = {
 
 
 def constrained_client(kind: "Callable[[], type[ConstrainedClient]]") -> ClientFactory:
-    """Return a factory of clients with the task's f_i and domain; ``kind()``, called late, is their class."""
+    """Return a factory of clients with the task's f_i and domain; ``kind()``, called on first use, returns their class."""
 
     def build(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
         return kind()(task.problem(client_id, num_clients), task.domain, client_id, store)
@@ -39,7 +39,7 @@ def constrained_client(kind: "Callable[[], type[ConstrainedClient]]") -> ClientF
 
 
 def frank_wolfe(variant: str) -> StrategyFactory:
-    """Return a factory of the server half of a variant; the task says what the options leave to it."""
+    """Return a factory of the strategy of a FedFW variant; the task supplies defaults for the options."""
 
     def build(options: FedFWOptions, task: Any, context: RunContext) -> Strategy:
         lambda_0 = task.lambda_0[variant == "fedfw-plus"]

@@ -1,4 +1,4 @@
-"""FFGB-distill and what its paper compares it with, which learn one network."""
+"""FFGB-distill and the baselines of its paper that learn one network: FedAvg-distill and FedDyn."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def distiller_of(task: Any, context: RunContext) -> "Distiller":
-    """Return the task's net and the public images as tensors, on the task's device. Raises ``UserError`` where there are none."""
+    """Return a distiller of the task's network on the public images, on the task's device. Raises ``UserError`` if there are none."""
     import torch
 
     from algorithms.boosting.distillation import Distiller

@@ -1,4 +1,4 @@
-"""Weights of an ensemble of predictors that are there before: FedBoost and AFLBoost."""
+"""Methods that learn the weights of an ensemble of pre-trained predictors: FedBoost and AFLBoost."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ ENSEMBLE_JOB = {"num-clients": 100, "clients-per-round": 0, "num-rounds": 200, "
 
 
 def ensemble_client(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
-    """Return a client that scores ensembles on the task's samples."""
+    """Return a client that evaluates ensembles on its samples."""
     return clients.FedBoostClient(task.client_data(client_id, num_clients), store)
 
 
 def library_of(task: Any, options: FedBoostOptions) -> Any:
-    """Return the task's predictors, those of a folder, or what makes a library of the clients' own."""
+    """Return the task's predictor library, that of a folder, or a function that builds one from the clients' predictors."""
     if options.library == "clients":
         return Library.from_arrays
     if options.library == "task":

@@ -1,4 +1,4 @@
-"""Methods that weigh clients for fairness: around another method (AAggFF, AFL, TERM), or with a rule of their own."""
+"""Fair methods, which weight clients by their losses or updates: around another method (AAggFF, AFL, TERM) or on their own."""
 
 from dataclasses import make_dataclass
 
@@ -21,12 +21,12 @@ from strategies import (
     TERMOptions,
 )
 
-# Methods whose weights another one can decide.
+# Methods that the wrappers can re-weight.
 BASES = ("fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad")
 
 
 def with_base(kind: type) -> type:
-    """Return options like ``kind`` that also name, as ``base``, the method whose weights are decided."""
+    """Return an options class like ``kind`` with an additional field ``base``, the method to be re-weighted."""
 
     base = option("fedavg", "the method whose weights are decided; it takes its own table", choices=BASES)
     return make_dataclass(kind.__name__, [("base", str, base)], bases=(kind,), frozen=True)

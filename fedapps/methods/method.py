@@ -1,4 +1,4 @@
-"""What an entry of the table of methods says."""
+"""An entry of the table of methods."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from algorithms.common.options import Options
 from fedapps.tasks.context import RunContext
 
-if TYPE_CHECKING:  # the table of methods is read by commands that train nothing: PyTorch would take them seconds
+if TYPE_CHECKING:  # commands that do not train read this table too: importing PyTorch takes seconds
     from clients import FedAvgClient
     from clients.base.store import Store
 
@@ -24,15 +24,16 @@ IMAGE_TASKS = ("classification", "digits")
 class Method:
     """One method.
 
-    Two halves: ``strategy(options, task, context) -> Strategy``;
-    ``client(options, task, client_id, num_clients, store) -> NumPyClient``. Or
-    ``wrap(strategy, options) -> Strategy``: it decides the weights of another method, which its options name as ``base``, and has the
-    halves of that one. Or none of these: warm-start has the halves of two others. ``all_clients``: every client takes part in every
-    round. ``public``: the server distils on its unlabelled images (table ``public``). ``options``: dataclass of the method's own
-    table, or ``None``; ``tasks``: what it can run on, the first is its default; ``defaults``: settings of its small default job where
-    they differ from everyone's. ``model``: what ``model.name = "auto"`` means, where it is not the task's own.
-    ``synthetic``: it makes a set of images (table ``synthetic``), and the model is the classifier that is trained on it.
-    ``page``: its page below ``docs``, where that has not the method's own name.
+    Factories: either ``strategy(options, task, context) -> Strategy`` and
+    ``client(options, task, client_id, num_clients, store) -> NumPyClient``; or ``wrap(strategy, options) -> Strategy`` for a method
+    that re-weights another one, named ``base`` in its options, whose strategy and client it uses; or neither (warm-start, which uses
+    those of two other methods).
+
+    ``all_clients``: needs full participation. ``public``: the server distils on unlabelled images (table ``public``). ``options``:
+    dataclass of the method's own settings table ``table``, or ``None``. ``tasks``: tasks it can run on; the first is the default.
+    ``defaults``: settings of the method's default job that differ from the general defaults. ``model``: the meaning of
+    ``model.name = "auto"``, if it differs from the task's. ``synthetic``: produces a set of images (table ``synthetic``); the model is
+    the classifier trained on it. ``page``: the method's page in ``docs``, if its name differs.
     """
 
     summary: str
@@ -53,7 +54,7 @@ class Method:
 
 
 def torch_client(kind: "Callable[[], type[FedAvgClient]]") -> ClientFactory:
-    """Return a factory of clients that train the task's torch model; ``kind()``, called late, is their class."""
+    """Return a factory of clients that train the task's torch model; ``kind()``, called on first use, returns their class."""
 
     def build(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
         data = task.client_data(client_id, num_clients)

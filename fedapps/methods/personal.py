@@ -1,4 +1,4 @@
-"""Methods after which every client has a model of its own: SuPerFed and what its chapter compares it with."""
+"""Personalised methods, in which every client has its own model: SuPerFed and the baselines of its paper."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from strategies import (
 
 
 def sharing(share: str) -> StrategyFactory:
-    """Return a factory of the server half that shares one part of the task's model: "body" or "head"."""
+    """Return a factory of the strategy that shares one part of the task's model: "body" or "head"."""
 
     def build(options: FedRepOptions | None, task: Any, context: RunContext) -> Strategy:
         model = task.work_model()
@@ -40,7 +40,7 @@ def sharing(share: str) -> StrategyFactory:
 
 
 def pfedme(options: PFedMeOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the server half of pFedMe. Raises ``UserError`` where the step of w_i would go beyond theta_i."""
+    """Return the pFedMe strategy. Raises ``UserError`` if lambda times the rate exceeds 1, so that w_i would overshoot theta_i."""
     rate = options.rate or context.train.learning_rate
     if options.lambda_ * rate > 1:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Methods that make a set of synthetic images: FedEvg, and averaged generators."""
+"""Methods that produce a set of synthetic images: FedEvg, and averaged generators (FedCGAN, FedCVAE)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
 
 
 def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the server half of FedEvg on the task's images."""
+    """Return the FedEvg strategy for the task's images. Raises ``UserError`` if the synthetic set's options do not fit the task."""
     from fedapps.models.generative_nets import ENERGY_NETS
     from fedapps.tasks.set_evaluator import SetEvaluator
 
@@ -42,7 +42,7 @@ def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Stra
 
 
 def evg_client(options: FedEvgOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
-    """Return a client with an energy net of its own."""
+    """Return a FedEvg client, which has its own energy network."""
     from fedapps.models.generative_nets import build_energy_net
 
     def net_fn(seed: int) -> Any:
@@ -53,14 +53,14 @@ def evg_client(options: FedEvgOptions, task: Any, client_id: int | str, num_clie
 
 
 def generator_of(name: str, options: GeneratorOptions, task: Any, seed: int) -> Any:
-    """Return the generative net ``name`` ("acgan" or "cvae") for the task's images, with weights drawn from ``seed``."""
+    """Return the generative network ``name`` ("acgan" or "cvae") for the task's images, initialised from ``seed``."""
     from fedapps.models.generative_nets import GENERATORS, build_generator
 
     return build_generator(GENERATORS[name], task.image_shape, task.num_outputs, options.hidden, seed).to(task.device)
 
 
 def generator_strategy(name: str) -> StrategyFactory:
-    """Return a factory of the server half that averages such nets."""
+    """Return a factory of the strategy that averages generative networks of kind ``name``."""
 
     def build(options: GeneratorOptions, task: Any, context: RunContext) -> Strategy:
         from fedapps.tasks.set_evaluator import SetEvaluator
@@ -74,7 +74,7 @@ def generator_strategy(name: str) -> StrategyFactory:
 
 
 def generator_client(name: str) -> ClientFactory:
-    """Return a factory of clients that train such a net."""
+    """Return a factory of clients that train a generative network of kind ``name``."""
 
     def build(options: GeneratorOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
         data, net = task.client_data(client_id, num_clients), generator_of(name, options, task, 0)

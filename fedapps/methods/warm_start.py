@@ -1,4 +1,4 @@
-"""A few rounds of one method, then another."""
+"""Warm start: a few rounds of one method, then another method."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from algorithms.common.options import with_choices
 from fedapps.methods.method import Method
 from strategies import WarmStartOptions
 
-# Methods that start from the task's torch model and send one like it to the clients: those that a warm start can compose.
+# Methods that a warm start can compose: they start from the task's torch model and send models like it to the clients.
 COMPOSABLE = (
     "fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "aaggff-s", "aaggff-d", "afl", "q-fedavg", "term", "fedmgda", "propfair",
     "superfed-mm", "superfed-lm", "apfl", "pfedme", "ditto", "scaffold", "feddyn", "ffgb-distill", "fedavg-distill",
@@ -15,7 +15,7 @@ COMPOSABLE = (
 
 @dataclass(frozen=True)
 class TwoMethods(WarmStartOptions):
-    """A warm start's options, with names of methods."""
+    """Options of a warm start, restricted to the names of composable methods."""
 
     first: str = with_choices(WarmStartOptions, "first", COMPOSABLE)
     then: str = with_choices(WarmStartOptions, "then", COMPOSABLE)

@@ -1,1 +1,1 @@
-"""Grids of runs: read, planned, run in parallel, tabulated."""
+"""Sweeps: reading, planning, running (in parallel) and tabulating grids of runs."""

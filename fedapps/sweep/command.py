@@ -1,7 +1,7 @@
-"""`fedapps sweep`: a grid of runs in parallel, resumable, and their tables, pictures and page.
+"""`fedapps sweep`: runs a grid of settings in parallel, resumable, and writes tables, plots and a report.
 
-The results folder holds ``cells/`` (one results folder a cell), ``table.csv``, ``table.md``, ``plots/`` and ``report.html``. A second
-start with the same file skips what is finished and goes on with the rest.
+The results folder holds ``cells/`` (one results folder per cell), ``table.csv``, ``table.md``, ``plots/`` and ``report.html``. Running
+the same file again skips the finished cells and continues with the others.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from fedapps.sweep.pool import Cell, Ended, finished, run_cells
 from fedapps.sweep.tables import Results
 from fedapps.toml_text import read_toml
 
-_POLL = 1.0  # seconds between two looks at the cells' folders
+_POLL = 1.0  # seconds between polls of the cells' folders
 
 
 def sweep(arguments: argparse.Namespace) -> int:
-    """Carry out `fedapps sweep`; returns the exit status."""
+    """Run `fedapps sweep` and return the exit status."""
     try:
         return _sweep(arguments)
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def run_missing(plan: Plan, missing: Sequence[Cell], arguments: argparse.Namespace) -> dict[str, str]:
-    """Run the cells that are not finished, show how far that is, and return why some failed."""
+    """Run the unfinished cells, show the progress, and return the reasons of failures by cell name."""
     failed: dict[str, str] = {}
     with SweepProgress([point.cell for point in plan.points], missing) as progress:
         by_ray = arguments.engine == "ray"
@@ -81,7 +81,7 @@ def run_missing(plan: Plan, missing: Sequence[Cell], arguments: argparse.Namespa
 
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
-    """Keep a second sweep out of the folder, whose cells it would run once more at the same time. Raises ``UserError``."""
+    """Lock the folder against a second sweep, which would run the same cells concurrently. Raises ``UserError`` if it is locked."""
     with (out / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,12 +91,12 @@ def only_one(out: Path) -> Iterator[None]:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def show_plan(plan: Plan) -> int:
-    """Print the cells."""
+    """Print the cells and their states; return the exit status 0."""
     for point in plan.points:
         state = "finished" if finished(point.cell.folder) else "to run"
         print(f"{point.name}  ({point.cell.config['num-rounds']} rounds, {state})")
@@ -106,7 +106,7 @@ def show_plan(plan: Plan) -> int:
 
 
 def is_done(cell: Cell) -> bool:
-    """Whether a cell is finished. Raises ``UserError`` where its folder holds a run with other settings."""
+    """Return whether a cell is finished. Raises ``UserError`` if its folder holds a run with other settings."""
     done = finished(cell.folder)
     path = cell.folder / "settings.toml"
     if path.exists() and (done or (cell.folder / "checkpoint").exists()):
@@ -122,7 +122,7 @@ def is_done(cell: Cell) -> bool:
 
 
 def check_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with a number of clients, each checked against its data. Raises ``UserError``."""
+    """Return the cells with their numbers of clients filled in, each checked against its data. Raises ``UserError``."""
     out = []
     for cell in cells:
         try:
@@ -134,7 +134,7 @@ def check_cells(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def check_out(out: Path) -> None:
-    """Raise ``UserError`` where the results would land in a run's folder or a file."""
+    """Raise ``UserError`` if ``out`` is a file, or the folder of a run or a comparison."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file")
     if (out / "settings.toml").exists() or (out / "comparison.csv").exists():
@@ -142,7 +142,7 @@ def check_out(out: Path) -> None:
 
 
 def write_results(plan: Plan, out: Path, failed: dict[str, str]) -> None:
-    """Write tables, pictures and the page, and say where they are."""
+    """Write tables, plots and the report, and print their paths."""
     runs = {point.name: read_run(point.cell.folder) for point in plan.points if finished(point.cell.folder)}
     if not runs:
         return
@@ -155,7 +155,7 @@ def write_results(plan: Plan, out: Path, failed: dict[str, str]) -> None:
 
 
 def run_ray(cells: Sequence[Cell], gpus_per_client: float) -> Iterator[Ended]:
-    """Run cells one after the other through Flower's Ray simulation."""
+    """Run cells sequentially through Flower's Ray simulation and yield each as it ends."""
     from fedapps.engines import flower
 
     for cell in cells:
@@ -185,10 +185,10 @@ def _ended(folder: Path) -> Callable[[], str | None]:
 
 
 class SweepProgress:
-    """How far the sweep is: a bar over all rounds in a terminal, and a line for every cell that ends."""
+    """Progress display of a sweep: a bar over all rounds in a terminal, and a line for every cell that ends."""
 
     def __init__(self, cells: Sequence[Cell], missing: Sequence[Cell], console: Console | None = None) -> None:
-        """Start at what is finished; ``missing``: the cells to come."""
+        """Create the display for all ``cells``, of which ``missing`` are still to run."""
         self._console = console or Console(stderr=True)
         self._total, self._done = len(cells), len(cells) - len(missing)
         self._rounds = {cell.folder: int(cell.config["num-rounds"]) for cell in missing}
@@ -228,12 +228,12 @@ class SweepProgress:
             self._console.show_cursor(True)
 
     def tell(self, ended: Ended) -> None:
-        """Say how a cell ended."""
+        """Print how a cell ended."""
         self._failed += bool(ended.error)
         self._done += not ended.error
         self._print(f"[{self._done + self._failed}/{self._total}] {ended}", "red" if ended.error else None)
         if self._bar is not None:
-            # A run may end before its last round; one that failed has no more to come.
+            # A run may end before its last round, and a failed one has no further rounds.
             self._at[ended.cell.folder] = self._rounds[ended.cell.folder]
             self._readers.pop(ended.cell.folder, None)
             self._show()

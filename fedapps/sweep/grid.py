@@ -1,8 +1,8 @@
-"""A sweep's file: which settings vary and which stay.
+"""Sweep files: which settings vary and which are fixed.
 
 A setting whose value is a list is an axis; ``[axis.NAME]`` is an axis of named cases, each a small table of settings. ``[[when]]``
-gives some cells settings of their own: its keys are conditions, its table ``set`` what holds where they do. ``[scale.NAME]`` replaces
-settings, axes and options, or picks cases (``axis.NAME = ["one", "two"]``).
+changes settings of some cells: its keys are conditions, its table ``set`` holds the settings of cells that satisfy them.
+``[scale.NAME]`` replaces settings, axes and options, or selects cases (``axis.NAME = ["one", "two"]``).
 """
 
 import math
@@ -21,15 +21,16 @@ from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
 SEED = "seed"
 TABLES = ("axis", "scale", "sweep", "when")
 MAX_CELLS = 10_000
-#: Settings that the sweep decides itself.
+#: Settings that the sweep sets itself.
 RESERVED = {"out": "the folders of the cells are the sweep's: choose --out", "resume": "a sweep always goes on where it stopped"}
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """The table ``[sweep]``. ``measures``: of the tables, () for those that fit the task; ``rows``: axes of the rows, () for the first.
+    """The table ``[sweep]``.
 
-    ``title``: heading of the page.
+    ``title``: of the report. ``measures``: the metrics to tabulate, () for those that fit the task. ``rows``: the axes of the rows,
+    () for the first axis.
     """
 
     title: str = ""
@@ -47,33 +48,33 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that varies: the settings of each of its values, by label. ``name``: the key of a list, or that of ``[axis.NAME]``."""
+    """One axis: the settings of each of its values, by label. ``name``: the key of a list, or NAME of ``[axis.NAME]``."""
 
     name: str
     values: Mapping[str, Mapping[str, Any]]
 
     @property
     def keys(self) -> set[str]:
-        """The settings that it decides, for one of its values at least."""
+        """The settings that at least one of its values sets."""
         return {key for settings in self.values.values() for key in settings}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[when]]``: where a cell's settings are among the values of every condition, it gets ``settings``."""
+    """One ``[[when]]``: a cell whose settings match every condition (one of its values each) gets ``settings``."""
 
     conditions: Mapping[str, Sequence[Any]]
     settings: Mapping[str, Any]
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Whether a cell with these settings is meant; what it lacks has its default."""
+        """Return whether a cell with these settings matches; missing settings have their defaults."""
         known = default_config()
         return all(config.get(key, known[key]) in values for key, values in self.conditions.items())
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a file says, at one of its scales. ``fixed``: the settings that do not vary."""
+    """Contents of a sweep file, at one of its scales. ``fixed``: the settings that do not vary."""
 
     name: str
     axes: Sequence[Axis]
@@ -83,7 +84,7 @@ class Grid:
 
 
 def read_grid(path: Path, assignments: Sequence[str] = (), scale: str = "") -> Grid:
-    """Return what a file says, at a scale of it; ``assignments`` (``key=value``) win. Raises ``UserError``."""
+    """Return the grid of a file at the scale ``scale``; ``assignments`` (``key=value``) take precedence. Raises ``UserError``."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -122,7 +123,7 @@ def _grid(name: str, tables: dict[str, Any], given: Mapping[str, Any], scale: st
 
 
 def _parts(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return settings (flat), axes and options of the tables."""
+    """Return the flat settings, the axes and the options of the tables."""
     for name in ("axis", "sweep"):
         if not isinstance(tables.get(name, {}), dict):
             raise UserError(f"{name} = {tables[name]!r}: must be a table")
@@ -133,7 +134,7 @@ def _parts(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], d
 
 
 def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return assignments of the command line with ``axis.NAME`` and ``sweep.KEY`` as tables."""
+    """Return the command line's assignments with ``axis.NAME`` and ``sweep.KEY`` as nested tables."""
     out: dict[str, Any] = {}
     for key, value in given.items():
         table, _, name = key.partition(".")
@@ -151,12 +152,12 @@ def _rule(table: Any) -> Rule:
     conditions = {key: value if isinstance(value, list) else [value] for key, value in flatten_toml(table).items()}
     for key, values in conditions.items():
         for value in values:
-            read_settings({key: value})  # knows which keys and values there are
+            read_settings({key: value})  # validates key and value
     return Rule(conditions, flatten_toml(settings))
 
 
 def _picked(name: str, cases: Any, axes: Mapping[str, Any]) -> Any:
-    """Return the cases of an axis that is replaced, or those picked from it."""
+    """Return the cases that replace those of an axis, or the cases selected from it."""
     if not isinstance(cases, list):
         return cases
     if name not in axes:
@@ -198,9 +199,10 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
-    """Raise ``UserError`` where two places decide the same setting, a row is no axis, or there are too many cells.
+    """Raise ``UserError`` if a setting is set in two places, a row is not an axis, or there are too many cells.
 
-    ``given``: on the command line. ``picked``: axes of which only some cases are left, so that what is fixed may serve the others.
+    ``given``: settings of the command line. ``picked``: axes of which only some cases are selected, so that fixed settings may be meant
+    for the others.
     """
     owner: dict[str, str] = {}
     names: list[str] = []
@@ -236,7 +238,7 @@ def _options(given: Mapping[str, Any]) -> SweepOptions:
     values: dict[str, Any] = {}
     for key, value in given.items():
         check_choice("[sweep]", key, names)
-        # A name may stand without brackets.
+        # A single name may be given without brackets.
         several = [value] if key != "title" and isinstance(value, str) else value
         values[names[key]] = tuple(several) if isinstance(several, list) else several
     try:
@@ -252,5 +254,5 @@ def _text(value: Any) -> str:
 
 
 def listed(names: Any, none: str) -> str:
-    """Return names in one line, or what to say of none."""
+    """Return the names separated by commas, or ``none`` if there are none."""
     return ", ".join(map(str, names)) or none

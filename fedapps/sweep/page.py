@@ -1,4 +1,4 @@
-"""The pictures and the page of a sweep: curves over the rounds, the final values, all tables, what failed."""
+"""The plots and the HTML report of a sweep: curves over rounds, final values, all tables, failed cells."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ _SHADES = ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2
 
 
 def figures(results: Results, theme: Theme) -> dict[str, Figure]:
-    """Return the sweep's pictures by file name: those it has numbers for."""
+    """Return the sweep's plots by file name; plots without data are left out."""
     out = {}
     if curve := next((measure for measure in results.measures if _has_curve(results, measure)), None):
         out["curves"] = _curves(results, curve, theme)
@@ -40,7 +40,7 @@ def _has_curve(results: Results, measure: str) -> bool:
 
 
 def _curves(results: Results, measure: str, theme: Theme) -> Figure:
-    """One panel a column, one line a row: the mean over seeds, and a band from the lowest to the highest."""
+    """Return one panel per column and one line per row: the mean over seeds, and a band from the lowest to the highest."""
     columns = results.columns[:MAX_PANELS]
     wide = min(3, len(columns))
     high = -(-len(columns) // wide)
@@ -70,7 +70,7 @@ def _look(index: int, theme: Theme) -> tuple[str, str]:
 
 
 def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
-    """One panel a measure, one line of it a row, one mark a column: the mean over seeds, from the lowest to the highest."""
+    """Return one panel per measure with the rows on the y axis and one marker per column: mean over seeds, and range."""
     rows, columns = results.rows, results.columns[: len(_MARKERS)]
     height = max(2.6, 0.3 * len(rows) + 1.5)
     figure, axes = panels(1, len(measures), (max(6.2, 3.3 * len(measures) + 1.6), height), theme)
@@ -96,7 +96,7 @@ def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
 
 
 def _grid(results: Results) -> tuple[list[float], list[float]] | None:
-    """Return the numbers of the last row axis and of the last column axis, where the tables are grids of numbers."""
+    """Return the values of the last row axis and of the last column axis; ``None`` unless both are numeric with at least 3 values."""
     if not results.row_axes or not results.column_axes:
         return None
     axes = {axis.name: axis for axis in results.plan.grid.axes}
@@ -110,7 +110,7 @@ def _grid(results: Results) -> tuple[list[float], list[float]] | None:
 
 
 def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]], theme: Theme) -> Figure:
-    """A picture of the table in colours, one panel for each value of the other axes, the mean over seeds in every field."""
+    """Return heat maps of the mean over seeds, one panel for each combination of values of the other axes."""
     rows, columns = results.rows, results.columns
     kinds = list(dict.fromkeys((row[:-1], column[:-1]) for row in rows for column in columns))[:MAX_PANELS]
     wide = min(3, len(kinds))
@@ -126,7 +126,7 @@ def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]],
                 entry = results.entry((*row_kind, left), (*column_kind, top))
                 mean = entry.mean(measure) if entry else None
                 table[i, j] = np.nan if mean is None else mean
-        # Light for bad, dark for good, whichever end that is.
+        # Dark is better, for measures to maximise and to minimise alike.
         shades = _SHADES[::-1] if best_of(measure) is min else _SHADES
         edges = np.arange(len(tops) + 1) - 0.5, np.arange(len(lefts) + 1) - 0.5
         heat(panel, edges, table, (min(means), max(means)), shades)
@@ -144,11 +144,11 @@ def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]],
     return figure
 
 
-# --- the page ----------------------------------------------------------------------------------------------------------
+# --- the report --------------------------------------------------------------------------------------------------------
 
 
 def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
-    """Write ``plots/*.png`` and the self-contained ``report.html``; ``failed``: the reason by cell. Returns the page's path."""
+    """Write ``plots/*.png`` and the self-contained ``report.html``; return its path. ``failed``: reasons by cell name."""
     light, dark = figures(results, LIGHT), figures(results, DARK)
     (folder / "plots").mkdir(exist_ok=True)
     for name, figure in light.items():
@@ -176,7 +176,7 @@ def _html(results: Results, pictures: list[Html], failed: Mapping[str, str]) -> 
         html.paragraph(results.note(), "quiet"),
     ]
     for name, header, rows in results.tables(lambda text: f"<b>{text}</b>"):
-        # Names of cases come from the file, numbers from here: only the mark of the best is markup.
+        # Names of cases come from the file and must be escaped: only the mark of the best value is markup.
         cells = [[row[0], *(_best_or_text(text) for text in row[1:])] for row in rows]
         body += [html.heading(name)] * bool(name) + [Html(f'<div class="panel">{html.table(header, cells)}</div>')]
     if pictures:

@@ -1,6 +1,7 @@
-"""The cells of a sweep. Every combination of its axes is one, but for settings that the cell's method does not have.
+"""The cells of a sweep: all combinations of its axes, except for settings that a cell's method does not have.
 
-There the axis is left out, so that no cell runs twice: ``superfed.nu = [0, 1, 2]`` makes three cells of superfed-mm and one of fedavg.
+For such methods the axis is ignored, so that no cell runs twice: ``superfed.nu = [0, 1, 2]`` gives three cells of superfed-mm and one
+of fedavg.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ Place = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Point:
-    """A cell and its place: the label on each axis that means something to it."""
+    """A cell and its place in the grid: its label on each axis that applies to it."""
 
     cell: Cell
     place: Mapping[str, str]
@@ -37,19 +38,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid and its cells, before they run."""
+    """A grid and its cells."""
 
     grid: Grid
     points: Sequence[Point]
 
     @property
     def title(self) -> str:
-        """The heading of the page."""
+        """The title of the report."""
         return self.grid.options.title or self.grid.name
 
 
 def read_plan(path: Path, assignments: Sequence[str] = (), scale: str = "", out: Path = Path()) -> Plan:
-    """Return the cells of a file, in folders below ``out``. Raises ``UserError`` for what contradicts itself."""
+    """Return the plan of a sweep file, with cell folders below ``out``. Raises ``UserError`` if the file is invalid."""
     grid = read_grid(path, assignments, scale)
     try:
         return Plan(grid, _points(grid, out))
@@ -58,13 +59,13 @@ def read_plan(path: Path, assignments: Sequence[str] = (), scale: str = "", out:
 
 
 def _points(grid: Grid, out: Path) -> list[Point]:
-    """Return every cell once."""
+    """Return every cell of the grid once."""
     places: dict[Place, dict[str, Value]] = {}
     for labels in product(*(axis.values for axis in grid.axes)):
         whole = list(zip(grid.axes, labels, strict=True))
         try:
             config = _config(grid, whole)
-            # What the method's own table lacks is not in its settings, so an axis of such keys does not count for it.
+            # Keys of other methods' tables are not in the settings, so an axis with only such keys does not apply to this cell.
             used = read_settings(config).flat()
             place = tuple((axis.name, label) for axis, label in whole if axis.keys & used.keys())
             if place not in places:
@@ -85,7 +86,7 @@ def _points(grid: Grid, out: Path) -> list[Point]:
 
 
 def _config(grid: Grid, place: Sequence[tuple[Axis, str]]) -> dict[str, Any]:
-    """Return the settings of a place: the fixed ones, those of its labels, and those of the rules that hold there."""
+    """Return the settings of a place: the fixed ones, those of its labels, and those of the matching rules."""
     config = dict(grid.fixed)
     for axis, label in place:
         config |= axis.values[label]
@@ -99,7 +100,7 @@ def _config(grid: Grid, place: Sequence[tuple[Axis, str]]) -> dict[str, Any]:
 
 
 def _folder_names(places: Sequence[Place]) -> list[str]:
-    """Return a folder's name for each place: the labels, with the setting's name where it is not the method or a named case."""
+    """Return a folder name for each place: its labels, preceded by the setting's name unless it is the method or a named case."""
     words = ["_".join(short_label(axis, label, "-") for axis, label in place) for place in places]
     names = [re.sub(r"[^\w.+=-]+", "-", text).strip("-.") or "run" for text in words]
     folded = [name.lower() for name in names]
@@ -109,11 +110,11 @@ def _folder_names(places: Sequence[Place]) -> list[str]:
 
 
 def short_label(axis: str, label: str, sign: str = " = ") -> str:
-    """Return a value as it is told: methods and cases speak for themselves, ``superfed.nu`` is told as nu = 0.5."""
+    """Return the display text of a label: methods and named cases as they are, settings with their names, such as nu = 0.5."""
     return f"{axis.rpartition('.')[2]}{sign}{label}" if axis in default_config() and axis != "method" else label
 
 
 def _spoken(place: Sequence[tuple[Axis, str]]) -> str:
-    """Return which cell an error is about, where there are several."""
+    """Return a prefix for error messages that names the cell; "" if there is only one."""
     words = ", ".join(short_label(axis.name, label) for axis, label in place if len(axis.values) > 1 and axis.name != SEED)
     return f"{words}: " if words else ""

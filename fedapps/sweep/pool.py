@@ -1,7 +1,7 @@
-"""Cells: runs of one study through the inline engine, in parallel processes, each with its own results folder.
+"""Process pool that runs cells through the inline engine in parallel, each with its own results folder.
 
-A cell that is finished is not run again; one that broke goes on from its checkpoint, or starts anew if it keeps none. A cell that fails
-does not stop the others.
+A finished cell is not run again; an interrupted one resumes from its checkpoint, or starts anew if there is none. A failing cell does
+not stop the others.
 """
 
 import json
@@ -19,13 +19,13 @@ from typing import Any
 
 from fedapps.errors import RunFailed
 
-#: One thread a process: more wait for each other where processes share the cores.
+#: One thread per process: more would compete for the cores that the processes share.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: its settings (keys as in ``pyproject.toml``) and its results folder, named by what is run."""
+    """One run: its settings (keys as in ``pyproject.toml``) and its results folder, whose name describes the run."""
 
     config: Mapping[str, Any]
     folder: Path
@@ -33,21 +33,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ended:
-    """A cell that ran: what its summary says, or why it failed."""
+    """A cell that has ended, with its summary or the reason for its failure."""
 
     cell: Cell
     summary: Mapping[str, Any]
     error: str = ""
 
     def __str__(self) -> str:
-        """Return one line for the one who waits."""
+        """Return a one-line progress message."""
         if self.error:
             return f"{self.cell.folder.name}: failed: {self.error}"
         return f"{self.cell.folder.name}: {self.summary['rounds-completed']} rounds in {self.summary['seconds']:.0f} s"
 
 
 def finished(folder: Path, rounds: int = 0) -> bool:
-    """Whether a cell is done, and has run for this many rounds at least (or stopped by itself, where ``rounds`` is 0)."""
+    """Return whether a cell is completed and has run for at least ``rounds`` rounds (0: any number)."""
     path = folder / "summary.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return known.get("status") == "completed" and int(known["rounds-completed"]) >= rounds
@@ -56,13 +56,13 @@ def finished(folder: Path, rounds: int = 0) -> bool:
 def run_cells(cells: Iterable[Cell], processes: int = 0, after: Callable[[Cell], None] | None = None) -> Iterator[Ended]:
     """Run cells and yield each as it ends; cells that share a folder run once.
 
-    ``processes``: at a time (0: as many as there are CPUs). ``after(cell)``: called in the cell's process at its end, to leave more in
-    its folder; a function of a module, since it travels to the process.
+    ``processes``: number of parallel processes (0: one per CPU). ``after(cell)``: called in the cell's process at its end, for example
+    to write further files to its folder; it must be a module-level function, since it is pickled.
     """
     jobs = {cell.folder: cell for cell in cells}
     if not jobs:
         return
-    os.environ |= ONE_THREAD  # for the processes to come
+    os.environ |= ONE_THREAD  # inherited by the worker processes
     size = min(processes or os.cpu_count() or 1, len(jobs))
     others = set(active_children())
     with ProcessPoolExecutor(size, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
@@ -76,7 +76,7 @@ def run_cells(cells: Iterable[Cell], processes: int = 0, after: Callable[[Cell],
                 except Exception as error:
                     yield Ended(running[future], {}, f"{type(error).__name__}: {error}")
         except BaseException:
-            # The pool would wait for the cells that run, and start some more: minutes, after Ctrl-C.
+            # The pool would wait for the running cells and start some more, which takes minutes after Ctrl-C.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(active_children()) - others:
                 process.terminate()
@@ -86,12 +86,12 @@ def run_cells(cells: Iterable[Cell], processes: int = 0, after: Callable[[Cell],
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the one that waits: it ends the others."""
+    """Ignore Ctrl-C, which reaches all processes of a terminal: the main process terminates the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _mark_interrupted(folders: Iterable[Path]) -> None:
-    """Say of the cells whose processes were ended what became of them."""
+    """Set the status of the running cells, whose processes were terminated, to "interrupted"."""
     from fedapps.results.writer import set_status
 
     for folder in folders:
@@ -101,7 +101,7 @@ def _mark_interrupted(folders: Iterable[Path]) -> None:
 
 
 def run_missing(cells: Sequence[Cell], processes: int = 0, rounds: int = 0, after: Callable[[Cell], None] | None = None) -> None:
-    """Run the cells that are not finished and say on stderr how each ended. Raises ``RunFailed`` at the end if one failed."""
+    """Run the unfinished cells and report on stderr how each ended. Raises ``RunFailed`` at the end if one failed."""
     failed = 0
     for ended in run_cells([cell for cell in cells if not finished(cell.folder, rounds)], processes, after):
         print(ended, file=sys.stderr, flush=True)
@@ -111,8 +111,8 @@ def run_missing(cells: Sequence[Cell], processes: int = 0, rounds: int = 0, afte
 
 
 def run_cell(cell: Cell, after: Callable[[Cell], None] | None = None) -> dict[str, Any]:
-    """Run one cell, or go on with it, in this process and return its summary."""
-    import torch  # late: the process that only waits needs none of these
+    """Run or resume one cell in this process and return its summary."""
+    import torch  # imported late: the main process needs none of these
 
     from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
@@ -130,7 +130,7 @@ def run_cell(cell: Cell, after: Callable[[Cell], None] | None = None) -> dict[st
     try:
         summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
     finally:
-        logger.setLevel(level)  # this process may have other runs to log
+        logger.setLevel(level)  # this process may log other runs
     if after:
         after(cell)
     return summary

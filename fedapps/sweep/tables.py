@@ -1,6 +1,6 @@
-"""The tables of a sweep: mean and standard deviation over seeds, the best of every column in bold; as Markdown and as CSV.
+"""The tables of a sweep: mean and standard deviation over seeds, with the best of every column in bold; as Markdown and CSV.
 
-Rows are the first axis (or ``sweep.rows``) and every axis that not all methods know, columns the others but the seed.
+Rows are the first axis (or ``sweep.rows``) and every axis that does not apply to all cells; columns are the other axes except the seed.
 """
 
 import csv
@@ -20,18 +20,18 @@ from fedapps.sweep.plan import Plan, Point, short_label
 
 Labels = tuple[str, ...]
 
-#: What is shown where the file does not say: the first of these that a cell has.
+#: Default measures: those of the first group of which a cell has any.
 DEFAULTS = (
     ("auroc-mean", "auroc-worst", "auroc-parity-gap"),
     ("accuracy-mean", "accuracy-worst10", "ece-mean"),
 )
-#: Ends and words of measures by which it is known what is better.
+#: Words in the names of measures that tell whether larger or smaller is better.
 _MORE = ("mean", "worst", "worst10", "best10", "weighted")
 _LESS = ("loss", "ece", "mce", "gini", "std", "gap", "bytes", "seconds", "error")
 
 
 def best_of(measure: str) -> Callable[[list[float]], float] | None:
-    """Return ``max`` or ``min``, or ``None`` where it is not known what is better."""
+    """Return ``max`` or ``min``, whichever is better for a measure, or ``None`` if unknown."""
     for column in (*COLUMNS, *AUROC_COLUMNS):
         if column.key == measure:
             return column.best
@@ -43,34 +43,34 @@ def best_of(measure: str) -> Callable[[list[float]], float] | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One place of the tables: the cells that differ in the seed alone, and the runs of those that are finished."""
+    """One table entry: the cells that differ only in the seed, and the runs of the finished ones."""
 
     points: tuple[Point, ...]
     runs: tuple[RunFolder, ...]
 
     @property
     def complete(self) -> bool:
-        """Whether every seed is there."""
+        """Whether the runs of all seeds are finished."""
         return len(self.runs) == len(self.points)
 
     def values(self, measure: str) -> list[float]:
-        """Return the measure of every run that has it."""
+        """Return the values of a measure over the runs that have it."""
         return [float(run.numbers[measure]) for run in self.runs if measure in run.numbers]
 
     def mean(self, measure: str) -> float | None:
-        """Return the mean over the seeds."""
+        """Return the mean over the seeds, or ``None`` without values."""
         values = self.values(measure)
         return math.fsum(values) / len(values) if values else None
 
     def std(self, measure: str) -> float | None:
-        """Return the sample standard deviation over the seeds, where there are several."""
+        """Return the sample standard deviation over the seeds, or ``None`` with fewer than two."""
         values = self.values(measure)
         if len(values) < 2:
             return None
         return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
     def text(self, measure: str) -> str:
-        """Return mean ± std, and of how many seeds where some are missing; fractions in per cent."""
+        """Return mean ± std as text, with the number of seeds if some are missing; fractions in per cent."""
         mean, std = self.mean(measure), self.std(measure)
         if mean is None:
             return "-" if self.complete else "missing"
@@ -84,7 +84,7 @@ class Entry:
 
 
 def number(measure: str, value: float) -> str:
-    """Return a mean or a deviation with as many decimals as papers print."""
+    """Return a mean or standard deviation as text with the usual number of decimals."""
     if "bytes" in measure.split("-"):
         return bytes_text(value)
     if is_percent(measure):
@@ -95,17 +95,17 @@ def number(measure: str, value: float) -> str:
 
 
 def heading(measure: str) -> str:
-    """Return a measure's name with its unit."""
+    """Return the heading of a measure: its name with its unit."""
     unit = ", %" if is_percent(measure) else ", s" if measure == "seconds" else ""
     name = metric_name(measure) + unit
     return name[:1].upper() + name[1:]
 
 
 class Results:
-    """What a sweep has found so far, in rows and columns."""
+    """The finished runs of a sweep, arranged in rows and columns."""
 
     def __init__(self, plan: Plan, runs: Mapping[str, RunFolder]) -> None:
-        """Arrange; ``runs``: the finished cells by name."""
+        """Arrange the finished runs ``runs``, by cell name, according to ``plan``."""
         self.plan = plan
         self.row_axes, self.column_axes = _axes(plan)
         self.entries: dict[tuple[Labels, Labels], Entry] = {}
@@ -127,7 +127,7 @@ class Results:
         return tuple(point.place.get(axis, "") for axis in axes)
 
     def _measures(self) -> list[str]:
-        """Return the measures of the tables: those asked for that some cell has, or those that fit."""
+        """Return the measures of the tables: those requested that some cell has, or the defaults."""
         if asked := [measure for measure in self.plan.grid.options.measures if measure not in self.absent]:
             return asked
         for names in DEFAULTS:
@@ -143,7 +143,7 @@ class Results:
         return [run for entry in self.entries.values() for run in entry.runs]
 
     def row_name(self, row: Labels) -> str:
-        """Return how a row is called: the first axis by its value, others with their names."""
+        """Return the name of a row: the value on the first axis, and names with values on the others."""
         if not self.row_axes:
             return str(self.plan.points[0].cell.config["method"])
         told = [(axis, label) for axis, label in zip(self.row_axes, row, strict=True) if label]
@@ -151,21 +151,21 @@ class Results:
         return one_line(", ".join(words), 80) or "-"
 
     def column_name(self, column: Labels) -> str:
-        """Return how a column is called."""
+        """Return the name of a column."""
         words = [short_label(axis, label) for axis, label in zip(self.column_axes, column, strict=True) if label]
         return one_line(", ".join(words), 80)
 
     @property
     def corner(self) -> str:
-        """The name of what the rows are."""
+        """The heading of the first column."""
         return self.row_axes[0] if self.row_axes else "method"
 
     def entry(self, row: Labels, column: Labels) -> Entry | None:
-        """Return a place of the tables; ``None`` where the grid has none."""
+        """Return the entry at a place; ``None`` if the grid has none."""
         return self.entries.get((row, column))
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
-        """Return the rows that show a column's best value: none where it is not known what is better, or all look alike."""
+        """Return the rows that show a column's best value; none if it is unknown what is better, or if all values look equal."""
         choose = best_of(measure)
         means = {
             row: mean
@@ -179,7 +179,7 @@ class Results:
         return {row for row, text in shown.items() if text == top}
 
     def table(self, measures: Sequence[str], mark: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows: one measure over all columns, or all measures where there is a single column."""
+        """Return header and rows: one measure over all columns, or all measures if there is a single column."""
         places = [(measure, column) for measure in measures for column in self.columns]
         header = [self.corner, *(self.column_name(c) if len(self.columns) > 1 else heading(m) for m, c in places)]
         best = {place: self.best(*place) for place in places}
@@ -190,7 +190,7 @@ class Results:
         return header, rows
 
     def tables(self, mark: Callable[[str], str]) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Return (heading, header, rows) of each table; ``mark`` shows a text as the best."""
+        """Return (heading, header, rows) of each table; ``mark`` formats the best values."""
         if len(self.columns) == 1:
             return [("", *self.table(self.measures, mark))]
         return [(heading(measure), *self.table([measure], mark)) for measure in self.measures]
@@ -203,14 +203,14 @@ class Results:
         return "\n\n".join([*blocks, self.note()]) + "\n"
 
     def note(self) -> str:
-        """Return what a reader must know besides the numbers."""
+        """Return the note below the tables: seeds, the meaning of bold, and measures that are left out."""
         seeds = max(len(entry.points) for entry in self.entries.values())
         over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One run each"
         absent = [f" Left out, since no cell has it: {m} ({nearest(m, self.known)}see summary.json)." for m in self.absent]
         return f"{over}, at the end of the runs. The best value of a column is bold.{''.join(absent)}"
 
     def write_csv(self, path: Path) -> None:
-        """Write one line a place: its labels, how many seeds it has, and every measure at full precision."""
+        """Write one line per entry: its labels, its numbers of finished and planned seeds, and every measure in full precision."""
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(
@@ -228,10 +228,10 @@ class Results:
 
 
 def _axes(plan: Plan) -> tuple[list[str], list[str]]:
-    """Return the axes of the rows and those of the columns."""
+    """Return the names of the row axes and of the column axes."""
     names = [axis.name for axis in plan.grid.axes if axis.name != SEED]
     rows = list(plan.grid.options.rows) or names[:1]
-    # An axis that some cells do not have would leave holes in a column: it tells rows apart.
+    # An axis that does not apply to some cells would leave gaps in a column: it distinguishes rows.
     rows += [name for name in names if name not in rows and not all(name in point.place for point in plan.points)]
     several = [axis.name for axis in plan.grid.axes if len(axis.values) > 1]
     return rows, [name for name in names if name not in rows and name in several]

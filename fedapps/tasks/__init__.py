@@ -1,10 +1,10 @@
-"""Data, model, objective and measures together, by name. ``registry.py`` is the table of them."""
+"""Tasks: each combines data, a model, an objective and metrics. ``registry.py`` lists them by name."""
 
 from typing import TYPE_CHECKING
 
 from algorithms.common.lazy import late_exports
 
-if TYPE_CHECKING:  # imported when they are first used: most need PyTorch, which takes seconds and 200 MB
+if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes seconds and 200 MB
     from fedapps.tasks.classification import Classification as Classification
     from fedapps.tasks.classification import Digits as Digits
     from fedapps.tasks.constrained_classification import ConstrainedClassification as ConstrainedClassification

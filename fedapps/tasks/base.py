@@ -1,4 +1,4 @@
-"""What the tasks with a torch model share: one working model a process, the model at the start, clients' tensors kept."""
+"""Base of the tasks with a torch model: one working model per process, the initial model, and a cache of the clients' tensors."""
 
 from functools import cached_property
 from typing import Any
@@ -13,15 +13,15 @@ from clients.base.training import get_arrays
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 
-#: Bytes of clients' samples that a process keeps as tensors; beyond, those used longest ago are made again when they are wanted.
+#: Bytes of clients' samples that a process caches as tensors; beyond this, the least recently used are dropped and rebuilt on demand.
 KEPT_BYTES = 2**30
 
 
 class TorchTask:
-    """Base of a task that trains a torch model. A task adds ``check``, ``objective``, ``model_fn`` and ``prepare``."""
+    """Base of tasks that train a torch model. Subclasses add ``check``, ``objective``, ``model_fn`` and ``prepare``."""
 
     name: str
-    #: Whether training labels can be made wrong on purpose (``data.noise``).
+    #: Whether the task supports label noise (``data.noise``).
     flips_labels = False
 
     def __init__(self, options: Any, context: RunContext) -> None:
@@ -41,15 +41,15 @@ class TorchTask:
 
     @property
     def num_outputs(self) -> int:
-        """The outputs of the model for one sample: classes, or 1 for a yes-or-no question."""
+        """The number of model outputs per sample: the number of classes, or 1 for binary classification."""
         raise NotImplementedError
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return what client ``client`` of ``num_clients`` holds, on any device, always the same."""
+        """Return the data of client ``client`` of ``num_clients``, on any device; deterministic."""
         raise NotImplementedError
 
     def work_model(self) -> nn.Module:
-        """Return the one module in which the clients of this process work."""
+        """Return the module shared by the clients of this process for training and evaluation."""
         return self._work_model
 
     @cached_property
@@ -61,12 +61,12 @@ class TorchTask:
         return model
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the model with which the run starts, by array name."""
+        """Return the arrays of the initial model by name."""
         model = self.model_fn(derived_seed(self.context.seed, "model"))
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
-        """Return one client's training, validation and test samples, on the device."""
+        """Return a client's training, validation and test samples, on the device."""
         if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
             raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
         kept = self._client_data
@@ -76,12 +76,12 @@ class TorchTask:
             self._kept_bytes += data.nbytes
             while kept and self._kept_bytes > KEPT_BYTES:
                 self._kept_bytes -= kept.pop(next(iter(kept))).nbytes
-        kept[client_id] = data  # at the end: the first is the one used longest ago
+        kept[client_id] = data  # at the end: the first entry is the least recently used
         return data
 
 
 def head_of(model: nn.Module, names: str) -> tuple[str, ...]:
-    """Return the layers that a setting names, with commas, as prefixes of array names. Raises ``UserError`` for one that is missing."""
+    """Return the comma-separated layers of a setting as prefixes of array names. Raises ``UserError`` if one does not exist."""
     head = tuple(f"{name.strip().rstrip('.')}." for name in names.split(","))
     for prefix in head:
         if not any(name.startswith(prefix) for name in model.state_dict()):
@@ -93,7 +93,7 @@ def head_of(model: nn.Module, names: str) -> tuple[str, ...]:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device of a setting; ``auto`` is the GPU where one is visible."""
+    """Return the device of a setting; ``auto`` is the GPU if one is visible."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():

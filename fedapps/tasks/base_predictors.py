@@ -1,6 +1,6 @@
-"""Base predictors for ensembles of torch classifiers: small nets, each trained on a share of the labels.
+"""Base predictors for ensembles of torch classifiers: small networks, each trained on some of the labels.
 
-They are trained in one place before the first round, on samples that no client holds. The same settings and seed give the same nets.
+They are trained centrally before the first round, on samples that no client holds. The same settings and seed give the same networks.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ Indices = NDArray[np.int64]
 
 
 def divide(images: Images, share: float, seed: int) -> tuple[Images, Images]:
-    """Return (samples for the base nets, samples for the clients): ``share`` of each class at random, and the rest."""
+    """Return (samples for the base predictors, samples for the clients): a random ``share`` of each class, and the rest."""
     rng = generator(seed, "pre-training")
     taken = []
     for label in np.unique(images.labels):
@@ -41,7 +41,7 @@ def divide(images: Images, share: float, seed: int) -> tuple[Images, Images]:
 
 
 def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -> list[Indices]:
-    """Return each predictor's labels, sorted: drawn at random among those used least so far, so that all are covered evenly."""
+    """Return each predictor's labels, sorted: drawn at random from the least used labels, so that all are covered evenly."""
     if not 1 <= labels_each <= num_classes:
         raise UserError(f"ensemble.labels-each = {labels_each}, but the data has {num_classes} classes: choose 1..{num_classes}")
     rng = generator(seed, "label sets")
@@ -58,7 +58,7 @@ def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -
 def pretrained(
     source: DataOptions, model: str, share: float, predictors: int, labels_each: int, options: TrainOptions, seed: int
 ) -> Library:
-    """Return the library of ``predictors`` nets, trained on ``share`` of the samples; kept for the life of the process."""
+    """Return the library of ``predictors`` networks trained on ``share`` of the samples; cached in the process."""
     images, _ = divide(partitions.load_images(source), share, seed)
     x = images.pixels.astype(np.float32) / (255 if images.pixels.dtype == np.uint8 else 1)
     channels, height, width = images.pixels.shape[1:]

@@ -1,6 +1,6 @@
-"""Weak learners of a run: the oracle that the options name, for the task's inputs and outputs; scikit-learn's trees; a saved function.
+"""Weak-learning oracles of a run, chosen by the options; scikit-learn's trees; loading and saving of learned functions.
 
-A function that was learnt is its run's ``model.safetensors``: ``load_function(folder)`` gives it back.
+A run stores the learned function as ``model.safetensors``: ``load_function(folder)`` reads it.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from fedapps.tasks.base import TorchTask
 from fedapps.tasks.tabular import Tabular
 from strategies.ffgb import FFGBOptions
 
-# The oracle with which each method's convergence is proved.
+# The oracle for which each method's convergence is proved.
 PROVED = {"ffgb": "l2", "ffgb-c": "linf", "ffgb-l": "lipschitz"}
 
 
 @lru_cache(maxsize=4)
 def oracle_of(task: TorchTask, options: FFGBOptions, method: str) -> Oracle:
-    """Return the weak-learning oracle of a run."""
+    """Return the weak-learning oracle of a run, cached per task and options."""
     learner = options.learner if options.learner != "auto" else "trees" if isinstance(task, Tabular) else "net"
     if learner == "trees":
         return TreeOracle(fit_tree, options.trees, options.depth, options.tree_rate)
@@ -41,7 +41,7 @@ def oracle_of(task: TorchTask, options: FFGBOptions, method: str) -> Oracle:
 
 
 def check_learner(options: FFGBOptions, method: str) -> None:
-    """Raise ``ValueError`` for an oracle that the method or the kind of learner has no use for."""
+    """Raise ``ValueError`` for an oracle that the method or the kind of learner does not support."""
     if options.oracle == "lipschitz" and method != "ffgb-l":
         raise ValueError(f"oracle = 'lipschitz': needs the target as a function, which {method} has not: choose l2 or linf")
     if options.oracle in ("linf", "lipschitz") and options.learner in ("trees", "ridge"):
@@ -49,18 +49,18 @@ def check_learner(options: FFGBOptions, method: str) -> None:
 
 
 def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int, rng: np.random.Generator) -> Tree:
-    """Return scikit-learn's regression tree for x (n, features) and y (n, outputs) as arrays."""
+    """Return a regression tree fitted by scikit-learn to x (n, features) and y (n, outputs), as arrays."""
     from sklearn.tree import DecisionTreeRegressor
 
     tree = DecisionTreeRegressor(max_depth=depth, random_state=int(rng.integers(2**31))).fit(x, y).tree_
     return full_tree(tree.children_left, tree.children_right, tree.feature, tree.threshold, tree.value[:, :, 0], depth)
 
 
-# --- a learnt function -----------------------------------------------------------------------------------------------
+# --- learned functions -----------------------------------------------------------------------------------------------
 
 
 def load_function(folder: Path | str) -> Additive:
-    """Return the function that a run left as ``model.safetensors`` in its results folder, or of such a file. Raises ``UserError``."""
+    """Return the function in a results folder's ``model.safetensors``, or in such a file. Raises ``UserError``."""
     path = Path(folder)
     path = path / "model.safetensors" if path.is_dir() else path
     try:
@@ -72,11 +72,11 @@ def load_function(folder: Path | str) -> Additive:
 
 
 def save_function(function: Additive, path: Path | str) -> None:
-    """Write a function, a pruned one for example, as a safetensors file."""
+    """Write a function (for example a pruned one) as a safetensors file."""
     save_file({name: np.asarray(array, order="C") for name, array in function.to_arrays().items()}, path)
 
 
 def predictor(task: TorchTask, function: Additive, options: FFGBOptions, method: str) -> Callable[[Tensor], Tensor]:
-    """Return x (n, ...) -> values (n, outputs) of a function that was learnt on a task."""
+    """Return x (n, ...) -> values (n, outputs) for a function learned on a task."""
     oracle = oracle_of(task, options, method)
     return lambda x: values_at(function, x, task.num_outputs, oracle.predict)

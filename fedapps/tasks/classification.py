@@ -1,6 +1,6 @@
-"""Image classification by a torch model: the task of the averaging and personalising methods.
+"""Image classification with a torch model: the task of the averaging and personalised methods.
 
-The data set is loaded once a process; a client's tensors are made once and kept.
+The data set is loaded once per process; clients' tensors are cached.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ from fedapps.tasks.set_training import check_fits, fit, tensors
 
 
 class Classification(TorchTask):
-    """A data set of images, partitioned over clients as the settings say, and a model."""
+    """Classification of a data set of images, partitioned over clients according to the settings."""
 
     name = "classification"
     flips_labels = True
@@ -47,7 +47,7 @@ class Classification(TorchTask):
 
     @cached_property
     def objective(self) -> Objective:
-        """Cross-entropy, with ``data.class-weights`` weighted by class in training (not in the scores)."""
+        """Cross-entropy; with ``data.class-weights`` weighted by class in training (not in the metrics)."""
         if not self.context.data.class_weights:
             return CLASSIFICATION
         counts = np.bincount(self.images.labels, minlength=self.images.num_classes)
@@ -56,18 +56,18 @@ class Classification(TorchTask):
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the samples of each client."""
+        """Return the sample indices of each client."""
         return partitions.partition(self.images, self.context.data, num_clients, self.context.seed)
 
     def natural_clients(self) -> int:
-        """Return how many clients the column ``data.natural-id`` names; other partitions deal to any number."""
+        """Return the number of clients in the column ``data.natural-id``; 0 for partitions over any number of clients."""
         natural = self.context.data.partition == "natural"
         return len(partitions.natural_groups(self.images, self.context.data)) if natural else 0
 
     def check(self, num_clients: int) -> None:
-        """Load and partition the data and build the model, so that what is wrong is said before a run starts."""
+        """Load and partition the data and build the model, so that errors are reported before a run starts."""
         self.partition(num_clients)
-        if self.context.data.synthetic:  # its training would be done twice
+        if self.context.data.synthetic:  # without the pre-training, which would be done twice
             self.synthetic_set()
             self.model_fn(0)
         else:
@@ -91,7 +91,7 @@ class Classification(TorchTask):
         return self.images.num_classes
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the model with which the run starts; with ``data.synthetic`` for pre-training, trained on that set."""
+        """Return the initial model, pre-trained on the set ``data.synthetic`` if that is to be used for pre-training."""
         chosen = self.context.data
         if not chosen.synthetic or chosen.synthetic_use != "pretrain":
             return super().initial_arrays()
@@ -106,7 +106,7 @@ class Classification(TorchTask):
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return one client's training, validation and test samples; where a synthetic set is mixed in, that is trained on, too."""
+        """Return a client's training, validation and test samples; a synthetic set to be mixed in is added to training."""
         own = partitions.client_data(
             self.images, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
         )
@@ -118,7 +118,7 @@ class Classification(TorchTask):
         return own
 
     def synthetic_set(self) -> Split:
-        """Return the set ``data.synthetic``. Raises ``UserError`` where it does not fit the task."""
+        """Return the set ``data.synthetic``. Raises ``UserError`` if it does not fit the task."""
         source = self.context.data.synthetic
         images = read_set(source)
         check_fits(images, self.image_shape, self.num_outputs, f"data.synthetic = {source!r}")
@@ -126,7 +126,7 @@ class Classification(TorchTask):
 
 
 class Digits(Classification):
-    """Classification of scikit-learn's handwritten digits: bundled, no network."""
+    """Classification of scikit-learn's bundled handwritten digits; needs no download."""
 
     name = "digits"
 

@@ -1,4 +1,4 @@
-"""Task ``constrained-classification``: a torch classifier whose every layer lies in a ball of its own: sparse or low-rank nets."""
+"""Task ``constrained-classification``: a torch classifier with a norm-ball constraint on each layer (sparse or low-rank networks)."""
 
 from functools import cached_property
 from math import prod
@@ -22,7 +22,7 @@ from fedapps.tasks.options import ConstraintOptions
 
 
 class ConstrainedClassification(Classification):
-    """Classification with one ball a layer; the start is the model's own, projected."""
+    """Classification with one ball per layer; the initial model is projected onto the balls."""
 
     name = "constrained-classification"
     lambda_0 = (1e-3, 1e-3)
@@ -34,7 +34,7 @@ class ConstrainedClassification(Classification):
 
     @cached_property
     def domain(self) -> Domain:
-        """The product of the layers' balls; a convolution counts as a matrix of one row a channel."""
+        """The product of the layers' balls; a convolution is a matrix with one row per output channel."""
         return Product(tuple(self._ball(tuple(p.shape)) for p in trainable(self.work_model()).values()))
 
     def _ball(self, shape: tuple[int, ...]) -> Domain:
@@ -44,7 +44,7 @@ class ConstrainedClassification(Classification):
         return L1Ball(shape, o.radius) if o.ball == "l1" else L2Ball(shape, o.radius)
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the model's own start, each layer projected onto its ball."""
+        """Return the initial model, each layer projected onto its ball."""
         arrays = super().initial_arrays()
         names = list(trainable(self.work_model()))
         if list(arrays) != names:
@@ -55,11 +55,11 @@ class ConstrainedClassification(Classification):
         return dict(zip(names, self.domain.split(row.astype(np.float32)), strict=True))
 
     def problem(self, client_id: int | str, num_clients: int) -> Problem:
-        """Return a client's mean training loss."""
+        """Return a client's f_i, its mean training loss."""
         return TorchProblem(self.work_model(), self.client_data(client_id, num_clients), self.objective)
 
     def measure(self, x: Array, means: Any, num_clients: int) -> dict[str, float]:
-        """Return the share of the weights that count, or the sum of the layers' ranks."""
+        """Return the number of non-zero weights, or for nuclear balls the sum of the layers' ranks."""
         layers = self.domain.split(x)
         if self.options.ball == "nuclear":
             sizes = [np.linalg.svd(layer, compute_uv=False) for layer in layers if layer.ndim > 1]

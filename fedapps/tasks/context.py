@@ -1,4 +1,4 @@
-"""What tasks and methods may know of a run beside their own options."""
+"""The settings of a run that tasks and methods may use beside their own options."""
 
 from dataclasses import dataclass, field
 
@@ -9,9 +9,9 @@ from fedapps.models.options import ModelOptions
 
 @dataclass(frozen=True)
 class RunContext:
-    """The part of a run's settings that its task and its method share.
+    """The part of a run's settings shared by its task and its method.
 
-    ``num_clients``: 0 while the data have yet to say how many there are. ``device``: "auto", "cpu" or "cuda".
+    ``num_clients``: 0 until it is determined from the data. ``device``: "auto", "cpu" or "cuda".
     """
 
     seed: int = 0

@@ -1,9 +1,10 @@
-"""Tasks with a constraint: ``lasso`` and ``qap`` (generated, the optimum is known), ``sparse-logistic`` (digits).
+"""Constrained tasks: ``lasso`` (generated) and ``qap``, whose optimum is known, and ``sparse-logistic`` (digits).
 
 A task of a constrained method has ``domain``; ``problem(client_id, num_clients)``, a client's f_i; ``lambda_0`` for FedFW and for
-FedFW+ and ``learning_rate``, which the methods' options leave to it; ``measure``, what the server says about x_bar. More of them:
-``fedapps/tasks/matrix_completion.py``, ``fedapps/tasks/constrained_classification.py``. Source: Dadras, Prakhya, Yurtsever,
-FL-NeurIPS 2022, section 5.
+FedFW+ and ``learning_rate``, the defaults of the methods' options; ``measure``, the server's metrics of x_bar. More such tasks:
+``fedapps/tasks/matrix_completion.py``, ``fedapps/tasks/constrained_classification.py``.
+
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, section 5.
 """
 
 from collections.abc import Mapping
@@ -26,12 +27,12 @@ from fedapps.data.sources import digits_table
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 
-# An entry counts as non-zero from this share of the largest one on: Frank-Wolfe only ever shrinks what it once added.
+# An entry counts as non-zero from this fraction of the largest entry: Frank-Wolfe shrinks earlier atoms but never removes them.
 NON_ZERO = 1e-3
 
 
 class ConstrainedTask:
-    """Base: what a client holds is made once a process and kept."""
+    """Base of the constrained tasks; caches the clients' objectives in the process."""
 
     name: str
     lambda_0: tuple[float, float]  # for FedFW and FedFW+
@@ -44,15 +45,15 @@ class ConstrainedTask:
 
     @property
     def domain(self) -> Domain:
-        """The constraint."""
+        """The constraint set."""
         raise NotImplementedError
 
     def make(self, client: int, num_clients: int) -> Problem:
-        """Return a client's f_i; called once a client."""
+        """Build a client's f_i; called once per client."""
         raise NotImplementedError
 
     def check(self, num_clients: int) -> None:
-        """Make the first client's f_i, so that what is wrong is said before a run starts."""
+        """Build the first client's f_i, so that errors are reported before a run starts."""
         self.problem(0, num_clients)
 
     def problem(self, client_id: int | str, num_clients: int) -> Problem:
@@ -64,16 +65,16 @@ class ConstrainedTask:
         return self._problems[client_id, num_clients]
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the start, a point of the domain."""
+        """Return the initial point, which lies in the domain."""
         return {"x": self.domain.start()}
 
     def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
-        """Return what is to be reported of x; ``means``: the clients' metrics, averaged alike."""
+        """Return the server's metrics of x; ``means``: the clients' metrics, averaged uniformly."""
         sizes = np.abs(x)
         return {"non-zeros": float((sizes > NON_ZERO * sizes.max()).sum())}
 
     def deal(self, total: int, what: str, client: int, num_clients: int) -> NDArray[np.int64]:
-        """Return the client's block of 0..total-1, all blocks even."""
+        """Return the client's block of 0..total-1, which is divided into blocks of nearly equal size."""
         if num_clients > total:
             raise UserError(f"num-clients = {num_clients}, but task {self.name!r} has {total} {what} to deal: choose 1..{total}")
         return np.array_split(np.arange(total), num_clients)[client]
@@ -83,7 +84,7 @@ class ConstrainedTask:
 
 
 class Lasso(ConstrainedTask):
-    """``||A x - b||^2`` over an l1 ball, b = A x*: rows of A with variances from U[1, 2], dealt in blocks."""
+    """``||A x - b||^2`` over an l1 ball, b = A x*: the columns of A have variances from U[1, 2]; its rows are dealt in blocks."""
 
     name = "lasso"
     lambda_0 = (5.0, 0.5)
@@ -103,11 +104,11 @@ class Lasso(ConstrainedTask):
 
     @cached_property
     def learning_rate(self) -> float:  # type: ignore[override]
-        """One over a bound of the smoothness of any client's f_i."""
+        """One over a bound on the smoothness constant of every client's f_i."""
         return float(1 / (2 * np.linalg.norm(self.a, 2) ** 2))
 
     def make(self, client: int, num_clients: int) -> Problem:
-        """Return a block of rows; a mini-batch of them counts for all."""
+        """Return a block of rows; mini-batches are rescaled to the whole block."""
         rows = self.deal(self.options.rows, "rows", client, num_clients)
         a, b = self.a[rows], self.b[rows]
 
@@ -118,7 +119,7 @@ class Lasso(ConstrainedTask):
         return ObjectiveProblem(LeastSquares(a, b), batch)
 
     def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
-        """Return non-zeros, the distance to x*, the share of its support among as many largest entries, and what is left of F."""
+        """Return non-zeros, the distance to x*, the share of its support among the largest entries of x, and the residual F(x)."""
         support = np.flatnonzero(self.solution)
         largest = np.argsort(-np.abs(x), kind="stable")[: len(support)]
         out = {**super().measure(x, means, num_clients), "support-found": float(np.isin(largest, support).mean())}
@@ -131,7 +132,7 @@ class Lasso(ConstrainedTask):
 
 
 class SparseLogistic(ConstrainedTask):
-    """Multi-class logistic regression on the bundled digits, dealt at random; the weights of each class in an l1 ball."""
+    """Multi-class logistic regression on the bundled digits, dealt at random; the weights of each class lie in an l1 ball."""
 
     name = "sparse-logistic"
     lambda_0 = (4e-4, 4e-4)
@@ -147,11 +148,11 @@ class SparseLogistic(ConstrainedTask):
 
     @cached_property
     def domain(self) -> Domain:
-        """An l1 ball a class."""
+        """One l1 ball per class."""
         return GroupL1((self.x.shape[1], 10), self.options.radius)
 
     def make(self, client: int, num_clients: int) -> Problem:
-        """Return a part of the training samples; measures are those of a part of the test samples."""
+        """Return the f_i of a part of the training samples; metrics are computed on a part of the test samples."""
         rows = self.train[self.deal(len(self.train), "training samples", client, num_clients)]
         tests = self.test[self.deal(len(self.test), "test samples", client, num_clients)]
         x, y, test_x, test_y = self.x[rows], self.y[rows], self.x[tests], self.y[tests]
@@ -165,7 +166,8 @@ class SparseLogistic(ConstrainedTask):
 
 # --- qap -------------------------------------------------------------------------------------------------------------
 
-# chr12a of QAPLIB (Christofides, Benavent 1989), optimum 9552: the edges of the tree A, and B above its diagonal.
+# chr12a of QAPLIB, optimum 9552: the edges of the tree A, and B above its diagonal. Source: Christofides, Benavent, "An Exact Algorithm
+# for the Quadratic Assignment Problem on a Tree", Operations Research 1989, DOI 10.1287/opre.37.5.760.
 CHR12A_EDGES = (
     (0, 1, 90), (0, 2, 10), (0, 3, 23), (0, 4, 43), (1, 5, 88), (2, 6, 26), (2, 7, 16), (5, 8, 1), (7, 9, 96), (8, 10, 29),
     (9, 11, 37),
@@ -175,7 +177,7 @@ CHR12A_DISTANCES = """36 54 26 59 72 9 34 79 17 46 95  73 35 90 58 30 78 35 44 7
 
 
 def chr12a() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return A and B (12, 12)."""
+    """Return the matrices A and B (12, 12) of the instance chr12a."""
     a, b = np.zeros((12, 12)), np.zeros((12, 12))
     for i, j, weight in CHR12A_EDGES:
         a[i, j] = a[j, i] = weight
@@ -191,7 +193,7 @@ class Qap(ConstrainedTask):
 
     @cached_property
     def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """A and B."""
+        """The matrices A and B."""
         source = self.options.source
         if not source:
             return chr12a()
@@ -209,12 +211,12 @@ class Qap(ConstrainedTask):
         return Birkhoff(self.matrices[0].shape)
 
     def make(self, client: int, num_clients: int) -> Problem:
-        """Return the part of the cost that belongs to some entries of B; measures: its value at the nearest permutation."""
+        """Return the part of the cost that belongs to some entries of B; the metric is its value at the nearest permutation."""
         a, b = self.matrices
         entries = self.deal(b.size, "entries of B", client, num_clients)
         part = QuadraticAssignment(a, b, [divmod(int(entry), len(b)) for entry in entries])
         return ObjectiveProblem(part, None, lambda x: {"rounded-loss": part.value(self.domain.lmo(-x).dense())})
 
     def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
-        """Return the whole cost: of x, and of the nearest permutation."""
+        """Return the total cost of x and of the nearest permutation."""
         return {"relaxed-cost": num_clients * means["objective"], "rounded-cost": num_clients * means["rounded-loss"]}

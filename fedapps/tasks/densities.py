@@ -1,8 +1,10 @@
-"""Tasks of the ensemble methods on densities: ``point-mass`` (synthetic, the optimum is known) and ``unigram`` (one role a client).
+"""Density estimation tasks of the ensemble methods: ``point-mass`` (synthetic, known optimum) and ``unigram`` (one client per role).
 
-A task of an ensemble method has ``library()``, the frozen predictors on the server; ``client_data(client_id, num_clients)``, with the
-members that ``clients.families.ensemble_data`` describes; ``references(num_clients)``, what the learnt ensemble is measured
-against; and ``check_library`` for predictors from elsewhere. Source of both: Hamer, Mohri, Suresh 2020, section 5.
+A task of an ensemble method has ``library()``, the server's frozen predictors; ``client_data(client_id, num_clients)``, with the
+members described in ``clients.families.ensemble_data``; ``references(num_clients)``, baselines of the learned ensemble; and
+``check_library``, for a predictor library from elsewhere.
+
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, section 5.
 """
 
 from functools import cache, cached_property, lru_cache
@@ -21,21 +23,21 @@ from fedapps.tasks.predictor_library import TABLE, Library
 
 
 class DensityTask:
-    """What the two tasks with tables over a vocabulary share."""
+    """Base of the two tasks, whose predictors are tables over a vocabulary."""
 
     name: str
     options: Any
 
     def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
-        """Return what one client counted."""
+        """Return a client's training and test histograms."""
         raise NotImplementedError
 
     def library(self) -> Library:
-        """Return the predictors."""
+        """Return the predictor library."""
         raise NotImplementedError
 
     def check_library(self, library: Library) -> None:
-        """Raise ``UserError`` unless ``library``, from elsewhere, holds densities over this task's outcomes."""
+        """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds densities over this task's outcomes."""
         library.check_densities()
         (size,), (wanted,) = library.spec[TABLE][1], self.library().spec[TABLE][1]
         if size != wanted:
@@ -47,10 +49,10 @@ class DensityTask:
         return {"alpha": np.full(q, 1 / q)}
 
     def references(self, num_clients: int) -> dict[str, float]:
-        """Return ``uniform-loss``, ``best-single-loss`` and, under the log loss, ``optimum-loss`` over all clients together.
+        """Return ``uniform-loss``, ``best-single-loss`` and, for the log loss, ``optimum-loss`` on the pooled data of all clients.
 
-        Each also for the training data (``train-...``), on which the best single predictor is chosen. The optimum is that of the
-        data it is measured on, to 0.001. What a simulation knows.
+        Each also for the training data (``train-...``), on which the best single predictor is chosen. The optimum is fitted to the
+        data on which it is evaluated, to 0.001. Only a simulation can compute these.
         """
         clients = [self.client_data(client, num_clients) for client in range(num_clients)]
         train = _pooled([client.train for client in clients])
@@ -70,7 +72,7 @@ class DensityTask:
 
 
 class PointMass(DensityTask):
-    """Predictor k is sure of outcome k; how often an outcome occurs follows a power law, which the weights have to find."""
+    """Predictor k puts all mass on outcome k; the frequencies of the outcomes follow a power law, which the weights should recover."""
 
     name = "point-mass"
 
@@ -80,7 +82,7 @@ class PointMass(DensityTask):
         self.counts = np.maximum(1, np.rint(self.options.samples * share / share.sum()).astype(np.int64))
 
     def check(self, num_clients: int) -> None:
-        """Check that every client gets an outcome."""
+        """Raise ``UserError`` unless every client gets an outcome."""
         if num_clients > self.options.size:
             raise UserError(
                 f"num-clients = {num_clients}, but task 'point-mass' has point-mass.size = {self.options.size} outcomes to deal: "
@@ -93,9 +95,9 @@ class PointMass(DensityTask):
         return Library.from_arrays({TABLE: np.eye(self.options.size, dtype=np.float32)})
 
     def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
-        """Return the samples of domain ``client_id``: outcome k = ``client_id`` alone where there are as many clients as outcomes.
+        """Return the samples of client ``client_id``: those of outcome k = ``client_id`` if there are as many clients as outcomes.
 
-        Fewer clients hold several: outcomes are dealt in turn. All clients together have the power law. What they test on is alike.
+        With fewer clients the outcomes are dealt in turn. The pooled data follow the power law. Clients test on their training data.
         """
         client = _checked(client_id, num_clients)
         self.check(num_clients)
@@ -103,13 +105,13 @@ class PointMass(DensityTask):
         return DensityData(Histogram.of_counts(mine, self.options.size), None, self.options.epsilon, self.options.loss)
 
     def optimum(self) -> float:
-        """Return the least loss of any mixture: the entropy of the power law, or one minus its squared norm."""
+        """Return the minimum loss over all mixtures: the entropy of the power law, or one minus its squared norm."""
         share = self.counts / self.counts.sum()
         return float(-(share @ np.log(share))) if self.options.loss == "log" else float(1 - share @ share)
 
 
 class Unigram(DensityTask):
-    """One client a speaking role; predictor k is the unigram model of role k. ``num-clients`` below their number: the first ones."""
+    """One client per speaking role; predictor k is the unigram model of role k. Fewer clients than roles: the first roles are used."""
 
     name = "unigram"
 
@@ -119,11 +121,11 @@ class Unigram(DensityTask):
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The words of the roles in this run."""
+        """The word histograms of the roles in this run."""
         return read_corpus(self.options.source, self.options.role, self.options.text, self.num_roles)
 
     def check(self, num_clients: int) -> None:
-        """Read the texts, and check that every client has a role."""
+        """Read the texts; raise ``UserError`` unless every client has a role."""
         if num_clients > len(self.corpus.roles):
             where = f"{self.options.source or 'the generated corpus'} with num-clients = {self.num_roles}"
             raise UserError(
@@ -132,7 +134,7 @@ class Unigram(DensityTask):
 
     @lru_cache(maxsize=1)  # noqa: B019
     def library(self) -> Library:
-        """Return the roles' unigram models, from their training texts."""
+        """Return the unigram models of the roles' training texts."""
         tables = np.zeros((len(self.corpus.roles), len(self.corpus.vocabulary)), np.float32)
         for row, histogram in zip(tables, self.corpus.train, strict=True):
             row[histogram.outcomes] = histogram.weights
@@ -140,7 +142,7 @@ class Unigram(DensityTask):
 
     @cache  # noqa: B019
     def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
-        """Return the words of role ``client_id`` in sorted order. A role without test text is scored on its training text."""
+        """Return the word histograms of a role (by sorted position); a role without test text is evaluated on its training text."""
         client = _checked(client_id, num_clients)
         self.check(num_clients)
         corpus = self.corpus
@@ -154,7 +156,7 @@ def _checked(client_id: int | str, num_clients: int) -> int:
 
 
 def _pooled(parts: list[Histogram]) -> Histogram:
-    """Return the histogram of several clients' samples together."""
+    """Return the histogram of several clients' pooled samples."""
     total = sum(part.num_examples for part in parts)
     frequencies = np.zeros(parts[0].size)
     for part in parts:

@@ -1,4 +1,4 @@
-"""An ensemble of torch classifiers: the task ``ensemble-classification``, with the members that ``fedapps.tasks.densities`` names."""
+"""Task ``ensemble-classification``: an ensemble of torch classifiers. ``fedapps.tasks.densities`` describes the members of the task."""
 
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from fedapps.tasks.predictor_library import Library
 
 
 class EnsembleClassification:
-    """Images; predictor k is a net that knows some labels. Clients hold the samples that the nets were not trained on."""
+    """Images; predictor k is a network trained on some of the labels. Clients hold the samples not used for training predictors."""
 
     name = "ensemble-classification"
 
@@ -32,18 +32,18 @@ class EnsembleClassification:
         self._clients: dict[int | str, TorchEnsembleData] = {}
 
     def check(self, num_clients: int) -> None:
-        """Load and partition the data, build the model and deal the labels; the nets are trained when the run starts."""
+        """Load and partition the data, build the model and draw the label sets; predictors are trained when the run starts."""
         self.rest.check(num_clients)
         label_sets(self.rest.images.num_classes, self.options.labels_each, self.options.predictors, self.context.seed)
 
     def library(self) -> Library:
-        """Return the trained nets."""
+        """Return the trained predictors."""
         o, s = self.options, self.context
         training = TrainOptions(o.learning_rate, 1.0, 0.9, 1e-4, o.epochs, o.batch_size)
         return pretrained(s.data, s.model.name, o.share, o.predictors, o.labels_each, training, s.seed)
 
     def check_library(self, library: Library) -> None:
-        """Raise ``UserError`` unless ``library``, from elsewhere, holds nets of ``model.name``."""
+        """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds networks of the kind ``model.name``."""
         state = self.rest.work_model().state_dict()
         shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
         given = {name: shape for name, (_, shape) in library.spec.items()}
@@ -59,7 +59,7 @@ class EnsembleClassification:
         return {"alpha": np.full(self.options.predictors, 1 / self.options.predictors)}
 
     def client_data(self, client_id: int | str, num_clients: int) -> TorchEnsembleData:
-        """Return one client's training and test samples, with the net in which it runs the predictors."""
+        """Return a client's training and test samples, with the module in which it evaluates predictors."""
         if client_id not in self._clients:
             parts = self.rest.client_data(client_id, num_clients)
             o = self.options
@@ -67,7 +67,7 @@ class EnsembleClassification:
         return self._clients[client_id]
 
     def references(self, num_clients: int) -> dict[str, float]:
-        """Return loss and accuracy, over all clients' test data, of the uniform ensemble and of the net best on their training data."""
+        """Return pooled test loss and accuracy of the uniform ensemble and of the predictor that is best on the training data."""
         parts = [self.rest.client_data(client, num_clients) for client in range(num_clients)]
         train, test = _joined([part.train for part in parts]), _joined([part.test for part in parts])
         whole = TorchEnsembleData(self.rest.work_model(), train, test, self.options.loss, self.options.epsilon)
@@ -77,7 +77,7 @@ class EnsembleClassification:
 
 
 class _Rest(Classification):
-    """The samples that are dealt to the clients: all but those that the base nets are trained on."""
+    """The samples dealt to the clients: all except those used to train the base predictors."""
 
     @cached_property
     def images(self) -> Images:

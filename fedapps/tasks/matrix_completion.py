@@ -1,7 +1,8 @@
-"""Task ``matrix-completion``: the least squared error on observed entries over a nuclear-norm ball.
+"""Task ``matrix-completion``: minimise the squared error on observed entries over a nuclear-norm ball.
 
 Observations: a generated low-rank matrix, the bundled digits with hidden pixels, or a table of ratings from a folder or the hub.
-Source: Dadras, Prakhya, Yurtsever, FL-NeurIPS 2022, section 5.
+
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, section 5.
 """
 
 import math
@@ -25,13 +26,13 @@ from fedapps.tasks.context import RunContext
 from fedapps.tasks.convex import NON_ZERO, ConstrainedTask
 from fedapps.tasks.options import MatrixCompletionOptions
 
-# From so many entries on points are kept in single precision: half the memory and time.
+# Points with at least this many entries are stored in single precision: half the memory and time.
 SINGLE_PRECISION = 2**18
 
 
 @dataclass(frozen=True)
 class Observations:
-    """Entries ``values`` (m,) at ``rows``, ``columns`` (m,) of a matrix; ``norm``: the whole one's nuclear norm, or 0."""
+    """Entries ``values`` (m,) at ``rows``, ``columns`` (m,) of a matrix; ``norm``: its nuclear norm, or 0 if unknown."""
 
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
@@ -41,21 +42,21 @@ class Observations:
 
 
 class Completion(ConstrainedTask):
-    """Observations are shuffled, divided into training and test, and dealt evenly."""
+    """Matrix completion; the observations are shuffled, split into training and test, and dealt evenly to the clients."""
 
     name = "matrix-completion"
     lambda_0 = (1e-5, 1e-5)
-    learning_rate = 0.5  # one over the smoothness of every f_i
+    learning_rate = 0.5  # one over the smoothness constant of every f_i
 
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)
         if not self.options.source or self.options.source == "digits":
-            # The paper's value is for 2,500 ratings a client; a few observations need a stronger pull.
+            # The paper's value is for 2,500 ratings per client; fewer observations need a larger penalty.
             self.lambda_0 = (1e-2, 1e-3)
 
     @cached_property
     def observed(self) -> Observations:
-        """The observations in the order in which they are dealt."""
+        """The shuffled observations, in the order in which they are dealt."""
         o = self.options
         if o.source and o.source != "digits":
             found = read_ratings(o)
@@ -73,12 +74,12 @@ class Completion(ConstrainedTask):
         return NuclearBall(self.observed.shape, radius)
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return 0."""
+        """Return the domain's initial point, in single precision if it is large."""
         start = self.domain.start()
         return {"x": start.astype(np.float32) if start.size >= SINGLE_PRECISION else start}
 
     def make(self, client: int, num_clients: int) -> Problem:
-        """Return a part of the training observations; measures: mean squared errors, also of a part of the test ones."""
+        """Return the f_i of a part of the training observations; its metrics are the mean squared errors on training and test parts."""
         cut = round(self.options.test * len(self.observed.values))
         tests = self.deal(cut, "test observations", client, num_clients)
         rows = cut + self.deal(len(self.observed.values) - cut, "training observations", client, num_clients)
@@ -101,7 +102,7 @@ class Completion(ConstrainedTask):
 
 
 def low_rank(options: MatrixCompletionOptions, seed: int) -> NDArray[np.float64]:
-    """Return a matrix of ``rank`` with entries of about size 1 (default 60 x 80)."""
+    """Return a random matrix of rank ``rank`` with entries of about unit size (default 60 x 80)."""
     rng = generator(seed, "low rank")
     rows, columns = options.rows or 60, options.columns or 80
     left, right = rng.normal(size=(rows, options.rank)), rng.normal(size=(options.rank, columns))
@@ -109,12 +110,12 @@ def low_rank(options: MatrixCompletionOptions, seed: int) -> NDArray[np.float64]
 
 
 def digits() -> NDArray[np.float64]:
-    """Return the bundled digits, a row a picture, pixels 0..1 (1797 x 64)."""
+    """Return the bundled digits as rows, with pixels in [0, 1]: (1797, 64)."""
     return digits_table()[:, :-1] / 16
 
 
 def of_matrix(matrix: NDArray[np.float64], options: MatrixCompletionOptions, seed: int) -> Observations:
-    """Return some entries of a matrix at random, generated ones with noise."""
+    """Return randomly chosen entries of a matrix, with noise if it is generated."""
     rng = generator(seed, "observed entries")
     wanted = options.observations or matrix.size // 2
     if wanted > matrix.size:
@@ -127,7 +128,7 @@ def of_matrix(matrix: NDArray[np.float64], options: MatrixCompletionOptions, see
 
 
 def read_ratings(options: MatrixCompletionOptions) -> Observations:
-    """Return a table's ratings. ``UserError`` for what the user can mend."""
+    """Return the ratings of a table. Raises ``UserError`` if it is invalid."""
     table = load_split(options.source, options.split, "matrix-completion")
     names = {"user": options.user, "item": options.item, "rating": options.rating}
     try:

@@ -1,9 +1,11 @@
-"""Task ``text``: the next character of what a speaking role says. One client a role; the data set is LEAF's Shakespeare (715 roles).
+"""Task ``text``: next-character prediction. One client per speaking role; the data set is LEAF's Shakespeare (715 roles).
 
-Vocabulary, fixed before any text is read: 0 padding, 1 any other character, 2 the end of a line, then printable ASCII (32 to 126): 98
-tokens. A role's texts are joined line after line and cut into sequences of ``length`` characters. The target at a place is the
-character after it, so a text of n characters has n - 1 targets. The last sequence is filled up with padding, which is neither learnt
-nor scored.
+The vocabulary is fixed: 0 padding, 1 any other character, 2 the end of a line, then printable ASCII (32 to 126): 98 tokens. A role's
+texts are joined line by line and cut into sequences of ``length`` characters. The target at a position is the next character, so a
+text of n characters has n - 1 targets. The last sequence is padded; padding counts neither in training nor in the metrics.
+
+Source of the data set: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for Federated Settings", 2018,
+arXiv 1812.01097.
 """
 
 import logging
@@ -36,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Play:
-    """What each role says, as tokens, ``roles`` in sorted order. ``passed_over``: how many roles have too little text."""
+    """The text of each role as tokens, ``roles`` in sorted order. ``passed_over``: the number of roles with too little text."""
 
     roles: tuple[str, ...]
     train: tuple[Tokens, ...]
@@ -45,7 +47,7 @@ class Play:
 
 
 class Text(TorchTask):
-    """One client a speaking role; ``num-clients`` below their number: the first ones."""
+    """Next-character prediction, one client per speaking role; fewer clients than roles: the first roles are used."""
 
     name = "text"
     objective = NEXT_TOKEN
@@ -58,14 +60,14 @@ class Text(TorchTask):
             raise UserError(f"model.name = {context.model.name!r}: {near}task 'text' has {', '.join(NAMES)}")
 
     def play(self, num_clients: int) -> Play:
-        """Return the texts; a generated play has as many roles as are asked for."""
+        """Return the texts; a generated play has one role per client, and at least ``DEFAULT_ROLES``."""
         o = self.options
         if not o.source:
             return generated_play(max(num_clients, DEFAULT_ROLES))
         return read_play(o.source, o.role, o.text, o.min_characters)
 
     def natural_clients(self) -> int:
-        """Return how many roles a folder has; generated texts have any number."""
+        """Return the number of roles in a folder; 0 for generated texts, which have any number."""
         return len(self.play(0).roles) if self.options.source else 0
 
     def check(self, num_clients: int) -> None:
@@ -86,7 +88,7 @@ class Text(TorchTask):
         return build_lstm(VOCABULARY, *SIZES[self.context.model.name], seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return the sequences of a role; those of training stand in for validation where there are none to spare."""
+        """Return the sequences of a role; if none can be spared for validation, the training sequences are used."""
         play = self.play(num_clients)
         if client >= len(play.roles):
             raise UserError(f"client {client}: {self.options.source} has {len(play.roles)} roles: choose at most so many nodes")
@@ -98,14 +100,14 @@ class Text(TorchTask):
 
 
 def encode(text: str) -> Tokens:
-    """Return the tokens of a text, one a character."""
+    """Return the tokens of a text, one per character."""
     codes = np.frombuffer(text.encode("utf-32-le", "replace"), "<u4")
     tokens = np.where((codes >= FIRST) & (codes <= LAST), codes - FIRST + 3, OTHER)
     return np.where(codes == ord("\n"), NEWLINE, tokens).astype(np.uint8)
 
 
 def sequences(tokens: Tokens, length: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (n, length), int64: targets are one character ahead, and what is beyond the end is padding."""
+    """Return inputs and targets (n, length), int64: targets are one character ahead; positions beyond the end are padding."""
     rows = max(1, -(-(len(tokens) - 1) // length))
     padded = np.full(rows * length + 1, PADDING, np.int64)
     padded[: len(tokens)] = tokens
@@ -115,7 +117,7 @@ def sequences(tokens: Tokens, length: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def read_play(source: str, role: str, text: str, min_characters: int) -> Play:
-    """Return the roles of a folder; a role with fewer characters in training, or fewer than 2 in test, is passed over."""
+    """Return the roles of a folder with at least ``min_characters`` characters in training and 2 in test."""
     parts: list[dict[str, Tokens]] = []
     for split in ("train", "test"):
         said: dict[str, list[str]] = {}
@@ -131,7 +133,7 @@ def read_play(source: str, role: str, text: str, min_characters: int) -> Play:
 
 @lru_cache(maxsize=4)
 def generated_play(num_roles: int) -> Play:
-    """Return the invented play of ``fedapps.data.corpus``, as running text."""
+    """Return the generated play of ``fedapps.data.corpus``, as running text."""
     speeches = [speech(number) for number in range(num_roles)]
     return Play(
         tuple(f"role{number:05d}" for number in range(num_roles)),

@@ -1,8 +1,12 @@
-"""Task ``words``: predict the next word. The paper's data set is Reddit as LEAF cuts it, its net the stacked LSTM.
+"""Task ``words``: next-word prediction. The AAggFF chapter uses LEAF's Reddit data set and a stacked LSTM.
 
-A row is one text: a string, which is cut at white space, or a list of words; ``data.natural-id`` names its user. The words that occur
-most often in the whole set have a number of their own, as in LEAF. Words without one and the marks of beginning, end and filling are
-read, but not asked for: they count neither in the loss nor in the accuracy.
+A row is one text: a string, which is split at white space, or a list of words; ``data.natural-id`` names its user. The vocabulary is
+the most frequent words of the whole data set, as in LEAF. Unknown words and the tokens for beginning, end and padding are inputs but
+not targets: they count neither in the loss nor in the accuracy.
+
+Sources: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for Federated Settings", 2018, arXiv 1812.01097;
+Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050,
+Chapter III.
 """
 
 from collections import Counter
@@ -46,7 +50,7 @@ class Words(TorchTask):
 
     @cached_property
     def texts(self) -> Images:
-        """The whole data set: word numbers (N, length + 1), each row one sample and the word after it."""
+        """The whole data set: tokens (N, length + 1), each row one sample followed by the next word."""
         data, options = self.context.data, self.options
         user = data.natural_id if data.partition == "natural" else ""
         asked = {"split": data.split, "words": options.text, "vocabulary": str(options.vocabulary)}
@@ -58,11 +62,11 @@ class Words(TorchTask):
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the samples of each client."""
+        """Return the sample indices of each client."""
         return partitions.partition(self.texts, self.context.data, num_clients, self.context.seed)
 
     def check(self, num_clients: int) -> None:
-        """Read the texts and build the model, so that what is wrong is said before a run starts."""
+        """Read the texts and build the model, so that errors are reported before a run starts."""
         self.partition(num_clients)
         self.initial_arrays()
 
@@ -72,7 +76,7 @@ class Words(TorchTask):
         return build_lstm(options.vocabulary, options.embedding, options.hidden, options.layers, seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return one client's samples: words (n, length) and the words after each of them."""
+        """Return a client's samples: tokens (n, length) and the next token at each position (n, length)."""
         parts = partitions.client_data(
             self.texts, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
         )
@@ -107,16 +111,16 @@ def _words(text: Any, column: str) -> list[str]:
 
 
 def vocabulary(texts: Iterable[list[str]], size: int) -> dict[str, int]:
-    """Return the numbers, from 4 on, of the ``size - 4`` words that occur most often; of equals, those first in the alphabet."""
+    """Return word -> token (from 4) for the ``size - 4`` most frequent words; ties are broken alphabetically."""
     counts = Counter(word for text in texts for word in text)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return {word: number for number, word in enumerate(ranked[: size - MARKS], MARKS)}
 
 
 def windows(numbers: list[int], length: int) -> list[list[int]]:
-    """Cut a text, with its marks, into rows of ``length + 1`` that overlap by one: each word is asked for once.
+    """Return a text, with its special tokens, in rows of ``length + 1`` that overlap by one: each word is a target once.
 
-    The last row is filled up. Rows that ask for nothing but marks are left out.
+    The last row is padded. Rows without a target other than special tokens are left out.
     """
     marked = [BEGINNING, *numbers, END]
     rows = [marked[start : start + length + 1] for start in range(0, len(marked) - 1, length)]

@@ -1,4 +1,4 @@
-"""Options of the tasks, one dataclass each. Without PyTorch: settings are read and checked before anything heavy is imported."""
+"""Options of the tasks, one dataclass each. Does not import PyTorch, so that settings can be read and checked quickly."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,9 @@ from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 
 LOSSES = ("log", "squared")
-# How the columns of a table are read; ``fedapps.tasks.tabular`` says what each means.
+# How the columns of a table are read; defined in ``fedapps.tasks.tabular``.
 TABULAR_PRESETS = ("none", "heart", "berka")
-# Numbers of a vocabulary of words that are taken: padding, beginning, end, unknown.
+# Special tokens of a vocabulary of words: padding, beginning, end, unknown.
 WORD_MARKS = 4
 
 
@@ -29,7 +29,7 @@ class TabularOptions(Options):
     validation: float = option(0.0, "part for validation; 0: the training rows stand in", low=0)
 
     def check(self) -> None:
-        """Leave something to train on."""
+        """Check that training rows remain."""
         check_range("validation", self.validation, 0, 1 - self.test, open_high=True)
 
 
@@ -64,7 +64,7 @@ class PointMassOptions(Options):
     )
 
     def check(self) -> None:
-        """Give every outcome a sample."""
+        """Check that every outcome has a sample."""
         check_range("samples", self.samples, self.size)
 
 
@@ -83,7 +83,7 @@ class UnigramOptions(Options):
 
 @dataclass(frozen=True)
 class EnsembleOptions(Options):
-    """Options of task ``ensemble-classification``: nets that the server trains on samples that no client gets."""
+    """Options of task ``ensemble-classification``: base predictors, trained by the server on samples that no client holds."""
 
     predictors: int = option(10, "nets (model.name), trained on the server before round 1", low=1)
     labels_each: int = option(3, "labels that a net is trained on", low=1)
@@ -139,7 +139,7 @@ class LassoOptions(Options):
     radius: float = option(0.0, "of the l1 ball; 0: that of the solution, whose objective is then 0", low=0)
 
     def check(self) -> None:
-        """Keep the solution within the columns."""
+        """Check that the solution has no more non-zeros than A has columns."""
         check_range("sparsity", self.sparsity, 1, self.columns)
 
 
@@ -178,7 +178,7 @@ class QapOptions(Options):
 
 @dataclass(frozen=True)
 class ConstraintOptions(Options):
-    """Options of task ``constrained-classification``: the ball of every layer's weights."""
+    """Options of task ``constrained-classification``: the norm ball of each layer's weights."""
 
     ball: str = option("l2", "l1 (sparse), l2, or nuclear (low rank; vectors l2)", choices=["l1", "l2", "nuclear"])
     radius: float = option(10.0, "of each ball", low=0, open_low=True)

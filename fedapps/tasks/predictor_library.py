@@ -1,8 +1,8 @@
-"""A library of frozen predictors: what a server of ensembles holds and sends a few of.
+"""Predictor library: the frozen predictors of an ensemble, of which the server sends a few per round.
 
-In memory, as arrays stacked over the predictors, or as a folder with one safetensors file a predictor. Of a folder only the headers
-are read when it is opened, so that what is wrong is said before a run starts; a predictor's values are read when it is asked for, and
-a library of any size takes no more memory than the predictors in use.
+Stored in memory, as arrays stacked over the predictors, or as a folder with one safetensors file per predictor. Opening a folder reads
+only the headers, so that errors are reported before a run starts; values are read on demand, so that a library of any size takes no
+more memory than the predictors in use.
 """
 
 import json
@@ -24,14 +24,14 @@ Spec = dict[str, tuple[str, tuple[int, ...]]]  # array name -> (type, shape of o
 
 TABLE = "table"
 SUM_TOLERANCE = 1e-3
-CHUNK = 64 * 2**20  # bytes of predictors that are handled at a time
+CHUNK = 64 * 2**20  # bytes of predictors processed at a time
 TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
 
 
 class Library:
-    """``q`` predictors with ``names``, all with arrays of the same names, types and shapes (``spec``).
+    """Library of ``q`` predictors with ``names``, all with arrays of the same names, types and shapes (``spec``).
 
-    ``read(ids)`` returns the arrays of some predictors stacked along axis 0; make one with ``from_arrays`` or ``open``.
+    ``read(ids)`` returns the arrays of the predictors ``ids`` stacked along axis 0. Create libraries with ``from_arrays`` or ``open``.
     """
 
     def __init__(self, names: Sequence[str], spec: Spec, read: Callable[[NDArray[np.int64]], Arrays]) -> None:
@@ -42,7 +42,7 @@ class Library:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], names: Sequence[str] | None = None) -> "Library":
-        """Return a library of arrays in memory, each of shape (q, ...); ``UserError`` if their first axes differ."""
+        """Return a library of arrays in memory, each of shape (q, ...). Raises ``UserError`` if their first axes differ."""
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) != 1 or not all(sizes.values()):
             raise UserError(f"library: arrays for {sizes} predictors: give every array one entry a predictor, and at least one")
@@ -55,7 +55,7 @@ class Library:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Library":
-        """Return the library of a folder: its ``*.safetensors`` files, sorted by name. ``UserError`` names the file at fault."""
+        """Return the library of a folder: its ``*.safetensors`` files, sorted by name. Raises ``UserError`` naming an invalid file."""
         folder = Path(folder).expanduser()
         if not folder.is_dir():
             raise UserError(f"library = {str(folder)!r}: there is no such folder")
@@ -89,18 +89,18 @@ class Library:
 
     @property
     def num_bytes(self) -> int:
-        """The size of one predictor's arrays."""
+        """The size of one predictor's arrays in bytes."""
         return sum(np.dtype(kind).itemsize * int(np.prod(shape, dtype=np.int64)) for kind, shape in self.spec.values())
 
     def take(self, ids: ArrayLike) -> Arrays:
-        """Return the arrays of the predictors ``ids`` (h,), stacked along axis 0 in this order. ``IndexError`` for an unknown id."""
+        """Return the arrays of the predictors ``ids`` (h,), stacked along axis 0. Raises ``IndexError`` for an unknown id."""
         wanted = np.asarray(ids, np.int64)
         if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.q:
             raise IndexError(f"predictors {wanted.min()}..{wanted.max()}, but the library has 0..{self.q - 1}")
         return self._read(wanted)
 
     def mixture(self, alpha: ArrayLike) -> Arrays | None:
-        """Return ``{"table": (V,)}``, the one distribution ``sum_k alpha_k h_k``; ``None`` where predictors are no tables."""
+        """Return the distribution ``sum_k alpha_k h_k`` as ``{"table": (V,)}``; ``None`` if the predictors are not tables."""
         weights = np.asarray(alpha, np.float64)
         if set(self.spec) != {TABLE}:
             return None
@@ -113,7 +113,7 @@ class Library:
         return {TABLE: total}
 
     def hash_of(self, predictor: int) -> str:
-        """Return 32 hex digits that name the content of one predictor; equal in memory and on disk."""
+        """Return the content hash of a predictor, 32 hex digits; the same in memory and on disk."""
         if predictor not in self._hashes:
             digest = blake2b(digest_size=16)
             for name, array in sorted(self.take([predictor]).items()):
@@ -124,11 +124,11 @@ class Library:
 
     @cached_property
     def hashes(self) -> list[str]:
-        """The content hashes of all predictors; reads every one of them."""
+        """The content hashes of all predictors; reads all of them."""
         return [self.hash_of(k) for k in range(self.q)]
 
     def check_densities(self) -> None:
-        """Raise ``UserError`` unless every predictor is a table of probabilities that sum to 1; reads all of them, in pieces."""
+        """Raise ``UserError`` unless every predictor is a table of probabilities that sum to 1; reads all of them, in chunks."""
         if set(self.spec) != {TABLE} or len(self.spec[TABLE][1]) != 1:
             raise UserError(f"library: predictors hold {_words(self.spec)}: a density is one array {TABLE!r} over the vocabulary")
         for ids in self._chunks(np.arange(self.q)):
@@ -142,7 +142,7 @@ class Library:
                 )
 
     def save(self, folder: str | Path) -> None:
-        """Write one file a predictor, numbered so that ``open`` finds them in this order; ``UserError`` if files are there already."""
+        """Write one file per predictor, numbered so that ``open`` keeps the order. Raises ``UserError`` if it holds predictors."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.glob("*.safetensors")):
@@ -160,7 +160,7 @@ class Library:
 
 
 def _header(path: Path) -> tuple[str, Spec]:
-    """Return name, types and shapes of a predictor's file; the library checks that the file is as long as they say."""
+    """Return the name, types and shapes in a predictor's file; safetensors checks the length of the file against them."""
     try:
         with safe_open(path, framework="np") as file:
             spec: Spec = {}
@@ -178,7 +178,7 @@ def _header(path: Path) -> tuple[str, Spec]:
 
 
 def _fill(path: Path, spec: Spec, out: Arrays, row: int) -> None:
-    """Read one predictor into row ``row`` of stacked arrays."""
+    """Read one predictor into row ``row`` of the stacked arrays ``out``."""
     try:
         with safe_open(path, framework="np") as file:
             for key in spec:

@@ -1,7 +1,7 @@
-"""Every task, by name: data, model and objective together. To add one, add an entry, and its class to ``fedapps/tasks/__init__.py``.
+"""Table of all tasks by name. To add a task, add an entry here and its class to ``fedapps/tasks/__init__.py``.
 
-A task is built once a process. Beside the members of ``Task`` it has whatever the methods that run on it ask for (``fedapps/methods``):
-a torch model and tensors, an objective and a domain, predictors.
+A task is built once per process. Beside the members of ``Task`` it has those that its methods need (``fedapps/methods``): a torch model
+and tensors, an objective and a domain, or predictors.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,22 +33,23 @@ from fedapps.tasks.options import (
 
 
 class Task(Protocol):
-    """What every task can do. One whose data say who the clients are also has ``natural_clients() -> int``, their number (0: any)."""
+    """Interface of all tasks. Tasks with natural clients also have ``natural_clients() -> int``, their number (0: any number)."""
 
     name: str
 
     def check(self, num_clients: int) -> None:
-        """Prepare everything, so that what is wrong is said before a run starts (``UserError``)."""
+        """Prepare everything, so that errors are reported before a run starts. Raises ``UserError``."""
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the model with which a run starts, by array name."""
+        """Return the arrays of the initial model by name."""
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """``build(options, context) -> Task``; ``options``: dataclass of the task's own table, or ``None``.
+    """Entry of the table: ``build(options, context) -> Task``.
 
-    ``model``: what ``model.name = "auto"`` means. ``defaults``: settings of a small job where they differ from everyone's.
+    ``options``: dataclass of the task's own settings table ``table``, or ``None``. ``model``: the meaning of ``model.name = "auto"``.
+    ``defaults``: settings of the default job that differ from the general defaults.
     """
 
     build: Callable[[Any, RunContext], Task]
@@ -58,7 +59,7 @@ class TaskKind:
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
-# A client holds some 50 digits: a weak learner needs fewer and larger steps than on the data of the paper.
+# A client holds about 50 digits: a weak learner needs fewer and larger steps than on the paper's data.
 DIGITS_JOB = {
     "ffgb-distill.oracle-epochs": 20,
     "ffgb-distill.oracle-learning-rate": 0.01,
@@ -105,7 +106,7 @@ TASKS: dict[str, TaskKind] = {
 
 
 def task_name(name: str, allowed: tuple[str, ...]) -> str:
-    """Return the task of a setting: ``auto`` is the first that the method allows. Raises ``UserError`` for one it does not."""
+    """Return the task named by a setting; ``auto`` is the first of ``allowed``. Raises ``UserError`` for a task that is not allowed."""
     name = allowed[0] if name == "auto" else name
     if name not in TASKS:
         raise UserError(f"task = {name!r}: {nearest(name, TASKS)}choose one of {', '.join(TASKS)}")
@@ -115,7 +116,7 @@ def task_name(name: str, allowed: tuple[str, ...]) -> str:
 
 
 def make_task(name: str, options: Any, context: RunContext, site_data: str = "") -> Task:
-    """Return the task of this name. ``site_data``: where a site has data of its own."""
+    """Return the task of this name. ``site_data``: location of the site's own data, or ""."""
     if context.sites.own or site_data:
         return tasks.site_task(name, options, context, site_data)
     return TASKS[name].build(options, context)

@@ -1,7 +1,8 @@
-"""Evaluation of a synthetic set of images: a classifier trained on it and its scores, and how far the set is from the real images.
+"""Evaluation of a synthetic set of images: the test metrics of a classifier trained on it, and its Fréchet distance to real images.
 
-The classifier is the task's model, trained to convergence on augmented images, and scored on whole test sets. The Fréchet distance is
-taken in the features of a classifier trained centrally on the real images of all clients: it is no FID, and only a simulation has it.
+The classifier is the task's model, trained to convergence on augmented images and evaluated on complete test sets. The Fréchet
+distance is computed in the features of a classifier trained centrally on the real images of all clients: it is not the FID, and it is
+available only in a simulation.
 """
 
 from dataclasses import replace
@@ -23,19 +24,19 @@ from fedapps.tasks.classification import Classification
 from fedapps.tasks.set_training import check_fits, fit, tensors
 from strategies.families.sample_sets import balanced_labels
 
-#: Steps of the classifier whose features the Fréchet distance is taken in.
+#: Training steps of the classifier that provides the features of the Fréchet distance.
 FEATURE_STEPS = 600
 
 
 class SetEvaluator:
-    """Trains the task's model on a synthetic set; measures it on the reference, where there is one."""
+    """Trains the task's model on a synthetic set and evaluates it on the reference set, if there is one."""
 
     def __init__(self, task: Classification) -> None:
         self.task = task
         self.options = task.context.synthetic
 
     def __call__(self, x: NDArray[Any], y: NDArray[Any], server_round: int) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
-        """Return the classifier's arrays by name and ``test-accuracy``, ``test-loss`` and ``frechet``."""
+        """Return the classifier's arrays by name and, with a reference, ``test-accuracy``, ``test-loss`` and ``frechet``."""
         model, seed = self.task.model_fn(derived_seed(self.task.context.seed, "judge")), self.task.context.seed
         images = torch.tensor(x, dtype=torch.float32, device=self.task.device)
         labels = torch.tensor(y, device=self.task.device).long()
@@ -49,7 +50,7 @@ class SetEvaluator:
         return dict(zip(model.state_dict(), get_arrays(model), strict=True)), measured
 
     def check(self) -> None:
-        """Raise ``UserError`` for a number of samples that cannot be balanced, or a reference that there is not."""
+        """Raise ``UserError`` if the number of samples cannot be balanced or the reference does not exist."""
         try:
             balanced_labels(self.options.samples, self.task.num_outputs)
         except ValueError as error:
@@ -62,7 +63,7 @@ class SetEvaluator:
 
     @cached_property
     def reference(self) -> Split:
-        """The real images that the server scores on."""
+        """The real images on which the server evaluates."""
         name = self.options.reference
         return self._of_all("test") if name == "clients" else tensors(self._images(name), self.task.device)
 
@@ -79,7 +80,7 @@ class SetEvaluator:
 
     @cached_property
     def features(self) -> nn.Module:
-        """The body of a classifier that was trained on the training samples of all clients together, with its hidden layer."""
+        """The body and hidden layers of a classifier trained on the pooled training samples of all clients."""
         net = self.task.model_fn(derived_seed(self.task.context.seed, "feature net"))
         rng = generator(self.task.context.seed, "feature net batches")
         fit(net, self._of_all("train"), FEATURE_STEPS, rng)

@@ -1,4 +1,4 @@
-"""Training a classifier on a synthetic set of images, with augmentation; the set as tensors that fit a task."""
+"""Training of a classifier on a synthetic set of images, with augmentation; conversion of the set to tensors."""
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ BATCH = 50
 
 
 def fit(model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, rate: float = 2e-3) -> None:
-    """Train a classifier in place by Adam on augmented batches; the rate falls to 0 by half a cosine."""
+    """Train a classifier in place with Adam on augmented batches; cosine learning-rate schedule down to 0."""
     optimiser = torch.optim.Adam(model.parameters(), rate)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     size = min(BATCH, len(samples))
     model.train()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**63)))  # of layers that draw
+        torch.manual_seed(int(rng.integers(2**63)))  # for layers with randomness
         order = np.empty(0, np.int64)
         for _ in range(steps):
             if len(order) < size:
@@ -33,19 +33,19 @@ def fit(model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, 
 
 
 def augmented(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return images (n, C, H, W) turned by up to 15 degrees, scaled by up to 15 % and moved by up to a fourteenth of their side."""
+    """Return images (n, C, H, W) rotated by up to 15 degrees, scaled by up to 15 % and shifted by up to a fourteenth of their side."""
     angle, scale = rng.uniform(-np.pi / 12, np.pi / 12, len(x)), rng.uniform(0.85, 1.15, len(x))
     matrix = np.zeros((len(x), 2, 3))
     matrix[:, 0, 0] = matrix[:, 1, 1] = np.cos(angle) * scale
     matrix[:, 1, 0] = np.sin(angle) * scale
     matrix[:, 0, 1] = -matrix[:, 1, 0]
-    matrix[:, :, 2] = rng.uniform(-1 / 7, 1 / 7, (len(x), 2))  # the side is 2 here
+    matrix[:, :, 2] = rng.uniform(-1 / 7, 1 / 7, (len(x), 2))  # in units where the side is 2
     grid = functional.affine_grid(torch.from_numpy(matrix).to(x), list(x.shape), align_corners=False)
     return functional.grid_sample(x, grid, align_corners=False)
 
 
 def check_fits(images: Images, shape: tuple[int, int, int], num_classes: int, what: str) -> None:
-    """Raise ``UserError``, beginning with ``what``, unless a set has the images' shape (C, H, W) and no more classes."""
+    """Raise ``UserError``, with a message that begins with ``what``, unless a set has ``shape`` (C, H, W) and no more classes."""
     got = images.pixels.shape[1:]
     if got != shape:
         sizes = [f"{s[1]} x {s[2]} with {s[0]} channel{'s' if s[0] > 1 else ''}" for s in (got, shape)]
@@ -57,6 +57,6 @@ def check_fits(images: Images, shape: tuple[int, int, int], num_classes: int, wh
 
 
 def tensors(images: Images, device: torch.device) -> Split:
-    """Return a set as float32 in [0, 1] and int64 labels, on a device."""
+    """Return a set as float32 images in [0, 1] and int64 labels, on a device."""
     values = images.pixels.astype(np.float32) / (255 if images.pixels.dtype == np.uint8 else 1)
     return Split(torch.from_numpy(values), torch.from_numpy(images.labels)).to(device)

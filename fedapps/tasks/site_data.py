@@ -1,8 +1,8 @@
-"""Sites with data of their own: a SuperNode's `data` in the node configuration names a folder or file that only this site can read.
+"""Tasks on sites' own data: ``data`` in a SuperNode's node configuration names a folder or file that only this site can read.
 
-What the data of all sites have in common stands in the settings, under ``sites.``: the classes and the shape of images, or the columns
-of a table. From it the server makes the model without having seen a sample, and every site checks its own data against it before the
-first round. Who a site is, `client-id`, is its name.
+The settings ``sites.`` describe what the data of all sites have in common: the classes and the shape of images, or the columns of a
+table. From this description the server builds the model without seeing a sample, and every site checks its own data before the first
+round. A site is identified by its name, ``client-id``.
 """
 
 import csv
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 class SiteImages(Classification):
-    """Classification of one site's images; ``source`` is "" on the server, which makes the model and sees no data."""
+    """Classification of one site's images; ``source`` is "" on the server, which builds the model and sees no data."""
 
     flips_labels = False
 
@@ -40,7 +40,7 @@ class SiteImages(Classification):
 
     @cached_property
     def images(self) -> Images:
-        """The site's own images, their labels numbered as the settings say."""
+        """The site's own images, with labels numbered in the order of the settings."""
         o, d = self.context.sites, self.context.data
         pixels, names = read_named(self.source, d.split, d.image, d.label, d.resize)
         if pixels.shape[1:] != o.image:
@@ -59,30 +59,30 @@ class SiteImages(Classification):
 
     @cached_property
     def objective(self) -> Objective:
-        """As for dealt data; the weights of classes are those of this site."""
+        """The objective of :class:`Classification`, with the class weights of this site."""
         return super().objective if self.source else CLASSIFICATION
 
     def natural_clients(self) -> int:
-        """Return 0: the sites are the clients, and only the run knows how many there are."""
+        """Return 0: the sites are the clients, and their number is known only to the run."""
         return 0
 
     def check(self, num_clients: int) -> None:
-        """Build the model: that is all that the server can know."""
+        """Build the model, which is all that the server can check."""
         self.initial_arrays()
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """As the settings say: the server has no image."""
+        """Channels, height and width of an image, from the settings."""
         channels, height, width = self.context.sites.image
         return channels, height, width
 
     @property
     def num_outputs(self) -> int:
-        """The number of classes in the settings."""
+        """The number of classes, from the settings."""
         return len(self.context.sites.classes)
 
     def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model for the shape and classes of the settings."""
+        """Return a newly initialised model for the shape and classes in the settings."""
         o, chosen = self.context.sites, self.context.model
         channels, height, width = o.image
         return build_model(chosen.name, (channels, height, width), len(o.classes), seed, chosen.pretrained).to(self.device)
@@ -97,7 +97,7 @@ class SiteImages(Classification):
 
 
 class SiteTable(Tabular):
-    """Rows of one site; ``source`` is "" on the server."""
+    """Binary classification of one site's rows; ``source`` is "" on the server."""
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
         super().__init__(options, context)
@@ -105,7 +105,7 @@ class SiteTable(Tabular):
 
     @cached_property
     def rows(self) -> Table:
-        """The site's own rows, as the one client of a table."""
+        """The site's own rows, as a table with a single client."""
         o, wanted = self.options, self.context.sites.features
         columns = read_columns(self.source, o.split)
         label = o.label or "label"
@@ -138,21 +138,21 @@ class SiteTable(Tabular):
         return 0
 
     def check(self, num_clients: int) -> None:
-        """Build the model: that is all that the server can know."""
+        """Build the model, which is all that the server can check."""
         self.initial_arrays()
 
     def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model with one logit for the features of the settings."""
+        """Return a newly initialised model with one logit for the features in the settings."""
         width = sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in self.context.sites.features.values())
         return build_model(self.context.model.name, (1, 1, width), 1, seed).to(self.device)
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
-        """Return the site's rows, split by its name and scaled."""
+        """Return the site's rows, split with a seed that depends on its name, and scaled."""
         return split_rows(self.rows, 0, self.options, generator(self.context.seed, "split", client_id)).to(self.device)
 
 
 def site_task(name: str, options: Any, context: RunContext, source: str) -> SiteImages | SiteTable:
-    """Return the task of a site, or with ``source`` "" of the server. ``UserError`` where settings and site do not agree."""
+    """Return the task of a site or, if ``source`` is "", of the server. Raises ``UserError`` if settings and site do not agree."""
     if not context.sites.own:
         raise UserError(
             f"this site has data of its own ({source}), but the settings describe none: set sites.labels or sites.columns"
@@ -166,7 +166,7 @@ def site_task(name: str, options: Any, context: RunContext, source: str) -> Site
 
 
 def read_columns(source: str, split: str) -> dict[str, list[Any]]:
-    """Return the columns of a CSV file (an empty cell is None, a number a float), or of a folder that ``datasets`` reads."""
+    """Return the columns of a CSV file (empty cells as None, numbers as floats) or of a folder that ``datasets`` reads."""
     path = Path(source)
     if not path.is_file():
         table = load_split(source, split, "tabular")
@@ -190,7 +190,7 @@ def _cell(text: str) -> float | str | None:
 
 
 def _word(value: Any) -> str:
-    """Return a value as it is written in the settings: 1.0 as 1."""
+    """Return a value as written in the settings, for example 1.0 as 1."""
     return f"{value:g}" if isinstance(value, float) else str(int(value)) if isinstance(value, bool) else str(value)
 
 

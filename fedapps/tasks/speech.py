@@ -1,8 +1,12 @@
-"""Task ``speech``: spoken words, classified from their waveforms. The paper's data set is SpeechCommands, its net M5.
+"""Task ``speech``: classification of spoken words from waveforms. The AAggFF chapter uses the data set Speech Commands and the M5 net.
 
 Columns, as in ``google/speech_commands``: ``audio``, ``label``, ``speaker_id`` (``data.natural-id``). A cell of ``audio`` is a 16-bit
-WAV file (``bytes`` and ``path``), a decoded sound (``array``) or a list of numbers: reals in [-1, 1], or whole numbers of 16 bits. The
-hub keeps that set as a script, which the ``datasets`` library no longer runs: read its parquet files from a folder.
+WAV file (``bytes`` and ``path``), a decoded sound (``array``) or a list of numbers: floats in [-1, 1] or 16-bit integers. On the hub
+the data set is a loading script, which the ``datasets`` library no longer runs: read its parquet files from a folder.
+
+Sources: Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition", 2018, arXiv 1804.03209; Hahn, "Algorithms for
+Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III. M5:
+``fedapps/models/aaggff_nets.py``.
 """
 
 import io
@@ -26,7 +30,7 @@ from fedapps.tasks.options import SpeechOptions
 
 
 class Speech(Classification):
-    """Classification of waveforms, as images (1, 1, length) of one row."""
+    """Classification of waveforms, represented as images of shape (1, 1, length)."""
 
     name = "speech"
 
@@ -41,9 +45,9 @@ class Speech(Classification):
 
 
 def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
-    """Return the sounds as int16 "pixels" (N, 1, 1, length). Raises UserError for whatever the user can mend.
+    """Return the sounds as int16 "pixels" (N, 1, 1, length). Raises ``UserError`` if the data are invalid.
 
-    Where speakers are clients, sounds without one (background noise) are left out. Classes that do not occur have no number.
+    If speakers are clients, sounds without a speaker (background noise) are left out. Only classes that occur are numbered.
     """
     speaker = data.natural_id if data.partition == "natural" else ""
     asked = {"split": data.split, "audio": options.audio, "length": str(options.length)}
@@ -80,7 +84,7 @@ def _decode(split: Any, data: DataOptions, options: SpeechOptions, speaker: str)
 
 
 def _cells(split: Any, column: str) -> Iterator[Any]:
-    """Yield the cells of a column as they are stored: nothing decodes them, for which the library wants further packages."""
+    """Yield the cells of a column as stored; decoding them would need further packages."""
     import datasets
 
     split = split.select_columns([column])
@@ -91,7 +95,7 @@ def _cells(split: Any, column: str) -> Iterator[Any]:
 
 
 def waveform(cell: Any) -> NDArray[np.int16]:
-    """Return the samples (n,) of one cell, channels averaged. Raises what its reader raises, ``ValueError`` for another kind."""
+    """Return the samples (n,) of one cell, channels averaged. Raises the WAV reader's errors, and ``ValueError`` for other kinds."""
     if isinstance(cell, dict) and ("bytes" in cell or "path" in cell):
         content = cell.get("bytes")
         with wave.open(cell["path"] if content is None else io.BytesIO(content), "rb") as file:

@@ -1,11 +1,15 @@
-"""Task ``tabular``: a yes-or-no question on the rows of a table whose clients are natural (a hospital, a bank's region).
+"""Task ``tabular``: binary classification of the rows of a table with natural clients (a hospital, a bank's region).
 
-A model has one logit (``clients.base.evaluation.BINARY``); ``logistic`` with 15 features is the 16 parameters of the dissertation's
-Chapter III, whose two tables, Heart (4 hospitals) and Berka (7 bank regions), are recognised by their columns.
+The model has one logit (``clients.base.evaluation.BINARY``); ``logistic`` with 15 features has the 16 parameters of the AAggFF chapter,
+whose two tables, Heart (4 hospitals) and Berka (7 bank regions), are recognised by their columns.
 
-Only the layout (which columns, which values a category has) is the same for all clients. Everything else a client does alone, from its
-own training rows: a missing value becomes the mean of its column there, a numeric column is brought to mean 0 and deviation 1 there. A
-column that is missing or constant in all its training rows says nothing, and is 0.
+Only the layout (columns and the values of categories) is shared by all clients. All preprocessing is local, based on the client's own
+training rows: missing values are replaced by the column mean, and numeric columns are standardised to mean 0 and standard deviation 1.
+A column that is missing or constant in a client's training rows is set to 0.
+
+Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter III. Heart as in Ogier du Terrail, Ayed, Cyffers, Grimberg, He, Loeb, ..., Andreux (24 authors), "FLamby:
+Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare Settings", NeurIPS 2022, arXiv 2210.04620.
 """
 
 from collections.abc import Mapping
@@ -36,7 +40,7 @@ MAX_LEVELS = 100
 
 @dataclass(frozen=True)
 class Preset:
-    """How a known table is read. ``features``: the columns used, () for all that are not dropped."""
+    """Column roles of a known table. ``features``: the columns used; () for all that are not dropped."""
 
     client: str = "client"
     label: str = "label"
@@ -48,7 +52,7 @@ class Preset:
 
 PRESETS = {
     "none": Preset(),
-    # 8 numeric features, 4 + 3 of cp and restecg. The dropped columns are missing at most hospitals.
+    # 8 numeric features, and 4 + 3 dummies of cp and restecg. The dropped columns are missing at most hospitals.
     "heart": Preset(
         "hospital",
         features=("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"),
@@ -77,7 +81,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows by client. ``x[k]`` (n_k, F): NaN is missing; ``y[k]`` (n_k,): 0 or 1; ``scaled`` (F,): which features are numeric."""
+    """Rows by client. ``x[k]`` (n_k, F): NaN if missing; ``y[k]`` (n_k,): 0 or 1; ``scaled`` (F,): which features are numeric."""
 
     clients: tuple[str, ...]
     features: tuple[str, ...]
@@ -87,7 +91,7 @@ class Table:
 
 
 class Tabular(TorchTask):
-    """Rows of natural clients, in sorted order; ``num-clients`` below their number: the first ones."""
+    """Binary classification with natural clients, in sorted order; if ``num-clients`` is smaller, the first ones are used."""
 
     name = "tabular"
     objective = BINARY
@@ -98,11 +102,11 @@ class Tabular(TorchTask):
         self.options: TabularOptions = options
 
     def table(self, num_clients: int) -> Table:
-        """Return the table; a generated one has as many clients as are asked for."""
+        """Return the table; a generated one has ``num_clients`` clients."""
         return read_table(self.options) if self.options.source else generated_table(self.options, num_clients)
 
     def natural_clients(self) -> int:
-        """Return how many clients the table has; a generated one has any number."""
+        """Return the number of clients in the table; 0 for a generated one, which has any number."""
         return len(read_table(self.options).clients) if self.options.source else 0
 
     def check(self, num_clients: int) -> None:
@@ -132,7 +136,7 @@ class Tabular(TorchTask):
 
 
 def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator) -> ClientData:
-    """Return the rows of the client at this place, split at random and scaled."""
+    """Return the rows of the client at position ``place``, split at random and scaled. Raises ``UserError`` if they are too few."""
     x, y = table.x[place], table.y[place]
     needed = 3 if options.validation else 2
     ones = int(y.sum())
@@ -148,9 +152,9 @@ def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random
 
 
 def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64]) -> Floats:
-    """Return all rows of a client, missing values filled and numeric columns scaled by what its rows ``train`` show.
+    """Return all rows of a client, with missing values filled and numeric columns standardised by the statistics of the rows ``train``.
 
-    The deviation is that after filling (population). Columns without two different values among those rows are 0.
+    The (population) standard deviation is computed after filling. Columns without two different values in those rows are 0.
     """
     seen = x[train]
     known = ~np.isnan(seen)
@@ -167,22 +171,22 @@ def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64])
 
 @lru_cache(maxsize=4)
 def read_table(options: TabularOptions) -> Table:
-    """Return the table of a folder or of the hub. ``UserError`` for what the user can mend."""
+    """Return a table from a folder or the hub. Raises ``UserError`` if it is invalid."""
     frame = load_split(options.source, options.split, "tabular").to_pandas()
     return encode({str(name): frame[name].to_numpy() for name in frame.columns}, options)
 
 
 @lru_cache(maxsize=4)
 def generated_table(options: TabularOptions, num_clients: int) -> Table:
-    """Return a generated table: client k is the same whatever the number of clients."""
+    """Return a generated table, in which client k does not depend on the number of clients."""
     return encode(generate(num_clients), replace(options, categorical=options.categorical or "kind"))
 
 
 def encode(columns: Mapping[str, NDArray[Any]], options: TabularOptions) -> Table:
-    """Return the columns as features by client.
+    """Return the columns encoded as features by client. Raises ``UserError`` if they are invalid.
 
-    Numeric columns come first, then those of the categories: a column with two values gives one feature (is it the second?), one with
-    more gives one a value.
+    Numeric columns come first, then the dummies of categorical columns: a column with two values gives one feature (is it the second?),
+    a column with more values one feature per value.
     """
     preset = find_preset(columns, options)
     client, label = options.client or preset.client, options.label or preset.label
@@ -221,7 +225,7 @@ def encode(columns: Mapping[str, NDArray[Any]], options: TabularOptions) -> Tabl
 
 
 def find_preset(columns: Mapping[str, Any], options: TabularOptions) -> Preset:
-    """Return the preset that is named, or with ``auto`` the one all of whose columns are there."""
+    """Return the preset of the options or, with ``auto``, the one whose columns are all present."""
     if options.preset != "auto":
         return PRESETS[options.preset]
     for name, preset in PRESETS.items():
@@ -231,7 +235,7 @@ def find_preset(columns: Mapping[str, Any], options: TabularOptions) -> Preset:
 
 
 def generate(num_clients: int) -> Columns:
-    """Return a small invented table: 40 to 120 rows a client, whose inputs lie elsewhere and whose answers differ a little."""
+    """Return a small synthetic table: 40 to 120 rows per client, with feature shift and slightly different labels."""
     weights = generator(0, "generated table").normal(size=7)
     parts: list[Columns] = []
     for client in range(num_clients):
@@ -248,18 +252,18 @@ def generate(num_clients: int) -> Columns:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Return the names in a list with commas."""
+    """Return the names in a comma-separated list."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def _some(names: Any) -> str:
-    """Return the first names, for a message."""
+    """Return the first names as text, for an error message."""
     listed = list(names)
     return ", ".join(listed[:30]) + (f" and {len(listed) - 30} more" if len(listed) > 30 else "")
 
 
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where a column has no value: None or NaN."""
+    """Return a mask of missing values: None or NaN."""
     return np.array([value is None or (isinstance(value, float) and np.isnan(value)) for value in values.tolist()], bool)
 
 

@@ -1,7 +1,12 @@
-"""Task ``text-pairs``: does a pair of texts say the same? A DistilBERT reads both. The paper's data set is MQP.
+"""Task ``text-pairs``: do two texts have the same meaning? Fine-tunes DistilBERT. The AAggFF chapter uses the data set MQP.
 
 Columns, as in ``curaihealth/medical_questions_pairs``: ``question_1``, ``question_2``, ``label``, and ``dr_id`` (``data.natural-id``):
-one client a doctor, eleven in all. Needs the extra ``text``.
+one client per doctor, eleven in all. Needs the extra ``text``.
+
+Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
+arXiv 2408.00050, Chapter III. MQP: McCreery, Katariya, Kannan, Chablani, Amatriain, "Effective Transfer Learning for Identifying
+Similar Questions: Matching User Questions to COVID-19 FAQs", 2020, arXiv 2008.13546. DistilBERT: Sanh, Debut, Chaumond, Wolf,
+"DistilBERT, a distilled version of BERT: smaller, faster, cheaper and lighter", 2019, arXiv 1910.01108.
 """
 
 from collections.abc import Iterator
@@ -30,7 +35,7 @@ FILES = ("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", 
 
 
 class TextPairs(TorchTask):
-    """Two classes of pairs of texts; one logit, scored by accuracy and AUROC."""
+    """Binary classification of pairs of texts; one logit, evaluated by accuracy and AUROC."""
 
     name = "text-pairs"
     objective = BINARY
@@ -41,7 +46,7 @@ class TextPairs(TorchTask):
         self.pretrained = context.model.pretrained
         if context.model.name != "distilbert":
             raise UserError(f"model.name = {context.model.name!r}: task 'text-pairs' has one net: choose distilbert or auto")
-        _transformers()  # before anything is read
+        _transformers()  # fails early if the package is missing
 
     @cached_property
     def folder(self) -> Path:
@@ -50,7 +55,7 @@ class TextPairs(TorchTask):
 
     @cached_property
     def pairs(self) -> Images:
-        """The whole data set: token numbers (N, length) and labels."""
+        """The whole data set: token ids (N, length) and labels."""
         return partitions.thinned(self._read(), self.context.data)
 
     def _read(self) -> Images:
@@ -68,11 +73,11 @@ class TextPairs(TorchTask):
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the samples of each client."""
+        """Return the sample indices of each client."""
         return partitions.partition(self.pairs, self.context.data, num_clients, self.context.seed)
 
     def check(self, num_clients: int) -> None:
-        """Read the pairs and build the model, so that what is wrong is said before a run starts."""
+        """Read the pairs and build the model, so that errors are reported before a run starts."""
         self.partition(num_clients)
         self.initial_arrays()
 
@@ -81,14 +86,14 @@ class TextPairs(TorchTask):
         return build_pair_classifier(self.folder, seed, self.pretrained, self.options.length).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return one client's pairs."""
+        """Return a client's training, validation and test pairs."""
         return partitions.client_data(
             self.pairs, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
         )
 
 
 class PairClassifier(Classifier):
-    """DistilBERT's output at the first token, [CLS]; head: a layer of the same width, ReLU, dropout 0.1 and the output layer."""
+    """DistilBERT with a classifier on its output at the first token, [CLS]: linear of the same width, ReLU, dropout 0.1, linear."""
 
     initialised = True
 
@@ -98,16 +103,16 @@ class PairClassifier(Classifier):
         self.padding = padding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (n, 1) of token numbers ``x`` (n, length)."""
+        """Return logits (n, 1) of token ids ``x`` (n, length)."""
         states: Tensor = self.body(input_ids=x, attention_mask=x != self.padding).last_hidden_state
         logits: Tensor = self.classifier(states[:, 0])
         return logits
 
 
 def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int) -> PairClassifier:
-    """Return the net of a checkpoint's folder; what is not loaded is drawn from ``seed`` by the library's rule.
+    """Return the classifier for a checkpoint folder; weights that are not loaded are initialised from ``seed`` as the library does.
 
-    The process-wide random state stays as it was. Raises ``UserError``.
+    The process-wide random state is preserved. Raises ``UserError``.
     """
     library = _transformers()
     with torch.random.fork_rng(devices=[]), _quiet(library):
@@ -120,7 +125,7 @@ def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int
                 )
             else:
                 encoder, report = library.DistilBertModel(config), {}
-        except Exception as error:  # the library lets errors of many kinds through
+        except Exception as error:  # the library raises errors of many kinds
             raise UserError(f"text-pairs.checkpoint: {folder} holds no DistilBERT that can be read: {_line(error)}") from error
         if report.get("missing_keys"):
             missing = sorted(report["missing_keys"])[0]
@@ -132,9 +137,9 @@ def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int
 
 
 def tokenise(folder: Path, first: list[str], second: list[str], length: int) -> tuple[NDArray[np.int64], int]:
-    """Return ``[CLS] first [SEP] second [SEP] [PAD]...`` as token numbers (n, length), and the number of [PAD].
+    """Return ``[CLS] first [SEP] second [SEP] [PAD]...`` as token ids (n, length), and the id of [PAD].
 
-    Of a pair that is too long, the end of the longer text is cut. Raises ``UserError``.
+    Pairs that are too long are truncated at the end of the longer text. Raises ``UserError``.
     """
     library = _transformers()
     try:
@@ -146,7 +151,7 @@ def tokenise(folder: Path, first: list[str], second: list[str], length: int) -> 
 
 
 def checkpoint_folder(checkpoint: str, pretrained: bool) -> Path:
-    """Return the folder of a checkpoint; one of the hub comes from its cache, else from the network. Raises ``UserError``."""
+    """Return the folder of a checkpoint; a hub checkpoint is read from the cache, else downloaded. Raises ``UserError``."""
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
         return folder
@@ -179,7 +184,7 @@ def _transformers() -> Any:
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """Keep the library's progress bars and reports out of the run's own."""
+    """Suppress the library's progress bars and log messages."""
     log = library.utils.logging
     shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
     log.disable_progress_bar()
