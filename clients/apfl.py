@@ -31,9 +31,8 @@ class APFLClient(PersonalClient):
         options = TrainOptions.from_config(config)
         rate, adaptive = options.rate(self.round(config)), bool(config["apfl-adaptive"])
         of_w, of_v = (SGD(tensors, rate, options.momentum, options.weight_decay) for tensors in (w, v))
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            nonlocal alpha, adaptive
+        total = self.zero_loss()
+        for x, y in self.batches(options, config):
             _write(mixed, w)
             loss = self.loss(x, y)
             to_w = torch.autograd.grad(loss, parameters_)
@@ -48,12 +47,14 @@ class APFLClient(PersonalClient):
                     of_v.step(list(at_mixture), scale=alpha)
                 alpha = changed
             of_w.step(list(to_w))
-            return loss.detach()
-
-        loss = self.run_epochs(step, options, config)
+            total += loss.detach() * len(y)
         _write(mixed, w)
         self.store.save(self.kept_as, [*(t.cpu().numpy() for t in v), torch.tensor([alpha], dtype=torch.float64).numpy()], config)
-        return get_arrays(self.model), len(self.data.train), {"loss": loss, "apfl-alpha": alpha, **before}
+        return (
+            get_arrays(self.model),
+            len(self.data.train),
+            {"loss": float(total) / self.samples_seen(options), "apfl-alpha": alpha, **before},
+        )
 
     def take_own(self, config: Config) -> dict[str, float]:
         """Turn ``self.model`` into the mixture of v and the server's model; return alpha as a metric."""

@@ -7,7 +7,7 @@ Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficien
 AISTATS 2017, arXiv 1602.05629, Algorithm 1, ClientUpdate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -77,13 +77,13 @@ class FedAvgClient(NumPyClient):
         tensors = [p.detach() for p in parameters]
         optimiser = SGD(tensors, options.rate(self.round(config)), options.momentum, options.weight_decay)
         decay, terms = self.penalty(tensors, config)
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
+        total = self.zero_loss()
+        for x, y in self.batches(options, config):
             loss = self.loss(x, y)
-            optimiser.step(torch.autograd.grad(self.surrogate(loss, config), parameters), decay, terms)
-            return loss.detach()
-
-        return self.run_epochs(step, options, config)
+            gradients = torch.autograd.grad(self.surrogate(loss, config), parameters)
+            optimiser.step(gradients, decay, terms)
+            total += loss.detach() * len(y)
+        return float(total) / self.samples_seen(options)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean training loss of a mini-batch."""
@@ -110,17 +110,22 @@ class FedAvgClient(NumPyClient):
         """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``; FedAvg has none."""
         return 0.0, []
 
-    def run_epochs(self, step: Callable[[Tensor, Tensor], Tensor], options: TrainOptions, config: Config) -> float:
-        """Call ``step(x, y) -> loss`` for every mini-batch of the round; return the mean loss over samples."""
+    def batches(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the mini-batches (x, y) of the round, with ``self.model`` in training mode and torch's generator seeded."""
         self.model.train()
         seed, place = int(config.get("seed", 0)), (self.client_id, self.round(config))
-        rng = generator(seed, "batches", *place)
-        total = torch.zeros((), device=self.data.train.y.device)
-        with torch.random.fork_rng(devices=[total.device] if total.is_cuda else []):
+        rng, device = generator(seed, "batches", *place), self.data.train.y.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(derived_seed(seed, "dropout", *place))  # random layers (dropout) draw from torch's global generator
-            for x, y in mini_batches(self.data.train, options, rng):
-                total += step(x, y) * len(y)
-        return float(total) / (len(self.data.train) * options.local_epochs)
+            yield from mini_batches(self.data.train, options, rng)
+
+    def zero_loss(self) -> Tensor:
+        """Return 0 on the data's device: losses are summed there, since reading one in every step would wait for the device."""
+        return torch.zeros((), device=self.data.train.y.device)
+
+    def samples_seen(self, options: TrainOptions) -> int:
+        """Return the number of samples in all mini-batches of a round."""
+        return len(self.data.train) * options.local_epochs
 
     def fresh_arrays(self, purpose: str, config: Config, own: bool) -> Arrays:
         """Return a newly initialised model: specific to this client if ``own``, else the same for all clients and the server."""

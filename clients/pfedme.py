@@ -1,7 +1,6 @@
 """pFedMe's client; source and equations: ``strategies/pfedme.py``."""
 
 import torch
-from torch import Tensor
 
 from clients.base.training import SGD, Config, TrainOptions, get_arrays, trainable
 from clients.families.personal import PersonalClient
@@ -29,21 +28,17 @@ class PFedMeClient(PersonalClient):
         if outer > 1:
             raise ValueError(f"pfedme.lambda x rate = {outer:g}: w would jump beyond theta: lower pfedme.rate or pfedme.lambda")
         optimiser = SGD(theta, inner, options.momentum, options.weight_decay)
-        steps = 0
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            nonlocal steps
+        steps, total = 0, self.zero_loss()
+        for x, y in self.batches(options, config):
             loss = self.loss(x, y)
             optimiser.step(torch.autograd.grad(loss, parameters), lambda_, [(w, -lambda_)])
+            total += loss.detach() * len(y)
             steps += 1
             if steps % every == 0:
                 torch._foreach_lerp_(w, theta, outer)
-            return loss.detach()
-
-        loss = self.run_epochs(step, options, config)
         if steps % every:  # the last, shorter series
             torch._foreach_lerp_(w, theta, outer)
         self.store.save(self.kept_as, get_arrays(self.model), config)
         for t, value in zip(theta, w, strict=True):
             t.copy_(value)
-        return loss
+        return float(total) / self.samples_seen(options)

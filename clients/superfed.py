@@ -99,8 +99,8 @@ class SuPerFedClient(FedProxClient):
             parts.append(_Part(at, m, f, p, s, of_f, of_l))
         mu, nu = float(config.get("proximal-mu", 0.0)), float(config.get("superfed-nu", 0.0))
         draw = self.lambda_source(config, len(parts))
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
+        total = self.zero_loss()
+        for x, y in self.batches(options, config):
             lambdas = draw()
             for part, value in zip(parts, lambdas, strict=True):
                 part.mix(value)
@@ -109,12 +109,10 @@ class SuPerFedClient(FedProxClient):
             a, b, c = (nu * k for k in _angle(all_f, all_l)) if nu else (0.0, 0.0, 0.0)
             for part, value in zip(parts, lambdas, strict=True):
                 part.follow(gradients, value, mu, a, b, c)
-            return loss.detach()
-
-        loss = self.run_epochs(step, options, config)
-        for tensor, value in zip(mixed + personal, federated + own, strict=True):
-            tensor.copy_(value)
-        return loss
+            total += loss.detach() * len(y)
+        for tensor, trained in zip(mixed + personal, federated + own, strict=True):
+            tensor.copy_(trained)
+        return float(total) / self.samples_seen(options)
 
     def lambda_source(self, config: Config, num_parts: int) -> Callable[[], list[float]]:
         """Return a function that draws the mixing weights of the next mini-batch, one per part."""
@@ -140,20 +138,23 @@ class _Part:
         _mix(self.mixed, self.federated, self.personal, [value] * len(self.mixed))
 
     def follow(self, gradients: Tensors, value: float, mu: float, a: float, b: float, c: float) -> None:
-        """Take both steps of the module docstring; g is the mixed gradient, a, b, c are the cosine's coefficients.
+        """Step theta_f and theta_l along the directions in the module docstring.
 
-        theta_f moves along ``(1 - lambda) g + mu (theta_f - theta_g) + a theta_l - b theta_f``, theta_l along
-        ``lambda g + a theta_f - c theta_l``. Add k theta(lambda) to g, with k = a / (lambda (1 - lambda)): for each model, the other
-        model's part of this is the wanted term, and its own part is cancelled by the decay. So one pass serves both.
+        ``gradients``: g, at theta(lambda) with lambda = ``value``. ``a``, ``b``, ``c``: coefficients of the cosine term, whose gradient
+        is ``a theta_l - b theta_f`` for theta_f and ``a theta_f - c theta_l`` for theta_l.
         """
         g = [gradients[i] for i in self.at]
         spread = value * (1 - value)
-        if spread < EDGE:  # k is so large that g would be lost to rounding
+        if spread < EDGE:  # as the directions are written; k below would drown g
             to_f, to_l = torch._foreach_mul(g, 1 - value), torch._foreach_mul(g, value)
             torch._foreach_add_(to_l, self.federated, alpha=a)
             self.of_f.step(to_f, mu - b, [(self.start, -mu), (self.personal, a)])
             self.of_l.step(to_l, -c)
             return
+        # One pass over g serves both. With k = a / (lambda (1 - lambda)) and h = g + k theta(lambda):
+        #   (1 - lambda) h = (1 - lambda) g + a theta_l + k (1 - lambda)^2 theta_f,
+        #         lambda h =       lambda g + a theta_f + k lambda^2 theta_l,
+        # so each direction is a multiple of h whose last term is taken back by the decay. Saves a sixth of TwoNN's step.
         k = a / spread
         if k:
             torch._foreach_add_(g, self.mixed, alpha=k)

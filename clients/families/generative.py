@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
 from clients.fedavg import FedAvgClient
@@ -31,12 +31,11 @@ class GeneratorClient(FedAvgClient):
         """Train ``self.net`` in place for one round; return the mean loss over samples. Adam's moments are reset every round."""
         options = TrainOptions.from_config(config)
         self.net.train()
-        step = self.steps(options, options.rate(self.round(config)))
-
-        def step_if_two(x: Tensor, y: Tensor) -> Tensor:
-            return step(x, y) if len(y) > 1 else torch.zeros((), device=y.device)  # batch norm needs two samples
-
-        return self.run_epochs(step_if_two, options, config)
+        step, total = self.steps(options, options.rate(self.round(config))), self.zero_loss()
+        for x, y in self.batches(options, config):
+            if len(y) > 1:  # batch normalisation needs two samples
+                total += step(x, y) * len(y)
+        return float(total) / self.samples_seen(options)
 
     @abstractmethod
     def steps(self, options: TrainOptions, rate: float) -> Any:
