@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from algorithms.frank_wolfe.atoms import Array, Atom, Parts, RankOne
-from algorithms.frank_wolfe.steps import Step, average_gradient, client_step
+from algorithms.frank_wolfe.steps import Step, average_gradient, client_step, dual_step
 from clients.base.training import Arrays, Config
 from clients.families.problems import ConstrainedClient
 
@@ -31,8 +31,18 @@ class _State:
 class FedFWClient(ConstrainedClient):
     """Client of FedFW, FedFW+ and naive Frank-Wolfe; the server's configuration selects the variant."""
 
+    _dual_mean: Array | None = None
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Take apart x_bar and, if it was sent (``dual-mean``), the mean of the dual variables."""
+        self._dual_mean = None
+        if config.get("dual-mean"):
+            half = len(parameters) // 2
+            parameters, self._dual_mean = parameters[:half], self.domain.join(parameters[half:])
+        return super().fit(parameters, config)
+
     def step(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
-        """Take the round's steps; return their atoms, or x_i if the server asks for it (``resync``)."""
+        """Take the round's steps; return their atoms, or x_i, and y_i for FedFW+, if the server asks for them (``resync``)."""
         naive = config["variant"] == "naive-fw"
         kept = None if naive else self._load(config)
         state = kept or _State(
@@ -42,21 +52,26 @@ class FedFWClient(ConstrainedClient):
         )
         n, lambda_0, batch = int(config["num-clients"]), float(config["lambda-0"]), int(config["batch-size"])
         packed: Arrays = []
+        dual = None
+        if state.y is not None:
+            dual_step(state.y, state.x, x_bar, lambda_0)
+            dual = state.y if self._dual_mean is None else state.y - self._dual_mean
         for k, numbers in enumerate(zip(config["etas"], config["lambdas"], config["rhos"], strict=True)):
             gradient = self.gradient(state.x, config, batch, k)
             step = Step(numbers[0], 0.0 if naive else numbers[1], numbers[2])
             if state.average is not None:
                 _average(state, gradient, 1.0 if kept is None and k == 0 else step.rho)
                 gradient = state.average
-            state.atom = client_step(
-                self.domain, state.x, x_bar, gradient, n, step, y=state.y, lambda_0=lambda_0, warm=state.atom
-            )
+            state.atom = client_step(self.domain, state.x, x_bar, gradient, n, step, dual=dual, warm=state.atom)
             packed += state.atom.pack()
         if naive:
             return packed, {}
         self._save(state, config)
         fresh = {"fresh": 1} if kept is None else {}
-        return (self.domain.split(state.x) if config.get("resync") else packed), fresh
+        if not config.get("resync"):
+            return packed, fresh
+        own = [state.x] if state.y is None else [state.x, state.y]
+        return [array for part in own for array in self.domain.split(part)], fresh
 
     def point(self, config: Config) -> Array | None:
         """Return x_i."""

@@ -6,12 +6,14 @@ Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIP
 Contract. Down: x_bar and, in the configuration, ``etas``, ``lambdas``, ``rhos`` (one of each per local step), ``lambda-0``,
 ``num-clients`` n, ``variant``, ``batch-size`` and ``stochastic``. Up: the packed atoms of the local steps, one after the other, and the
 metrics ``num-examples`` and ``fresh`` = 1 if the client had no point of its own and started at this x_bar. If the configuration holds
-``resync``, the reply holds x_i after the steps instead of the atoms.
+``resync``, the reply holds x_i after the steps instead of the atoms, and for FedFW+ y_i after it. If it holds ``dual-mean``, the
+arrays ``dual.NAME`` after those of x_bar are the mean of the clients' dual variables, which a client subtracts from its own.
 
-x_bar is the mean of the clients' points. As long as the same clients reply in every round, ``(1 - eta) x_bar + eta mean(s_i)`` keeps
-this invariant. If the set of replying clients changes, all clients are asked for their points once, and x_bar is set to their mean.
-With partial participation the server keeps a copy of every client's point (n times the model) and updates it with the atoms: ``x_bar``
-is the mean over all clients, including those that did not move; a client whose reply was lost is asked for its point the next time.
+x_bar is the mean of the clients' points, and FedFW+ minimises F + <sum_i dual_i, x>, so the dual terms must sum to 0. While all
+clients reply in every round, ``(1 - eta) x_bar + eta mean(s_i)`` is the mean and sum_i y_i stays 0. Otherwise (clients are sampled,
+a reply was lost, a client joined) the server keeps copies of every client's x_i and y_i, which it updates as the clients do: x_bar is
+the mean over all of them, and the mean of the y_i is sent. A client whose reply was lost is asked for its state the next time, and
+left out of the means after ``PATIENCE`` lost replies in a row, until it answers again. Derivation: ``docs/fedfw.md``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,12 +32,15 @@ from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, server_step, server_step_partial
+from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, dual_step, server_step, server_step_partial
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.families.consensus import Constrained, Measure
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
+DUAL = "dual."
+#: A client that fails to answer so many times in a row is left out of the means.
+PATIENCE = 3
 
 
 @dataclass(frozen=True)
@@ -69,16 +74,13 @@ class _Round:
     asked: list[ClientId] = field(default_factory=list)
     resync: list[ClientId] = field(default_factory=list)
 
-    @property
-    def partial(self) -> bool:
-        return len(self.asked) < len(self.ids)
-
 
 @dataclass
 class _Reply:
     client: ClientId
     atoms: list[Atom]
-    point: Array | None
+    point: Array | None  # x_i and, for FedFW+, y_i: of a client that was asked for its state
+    dual: Array | None
     fresh: bool
 
 
@@ -102,9 +104,11 @@ class FedFW(Constrained):
         check_choice("variant", variant, VARIANTS)
         self.variant = variant
         self.lambda_0 = self.options.lambda_0 or lambda_0
-        self.members: list[ClientId] = []  # full participation: the clients whose points have the mean x_bar
-        self.suspects: set[ClientId] = set()  # clients whose points the server does not know
-        self.points: dict[ClientId, Array] = {}  # partial participation: copies of the clients' points
+        self.members: list[ClientId] = []  # while all answer: the clients whose points have the mean x_bar
+        self.suspects: set[ClientId] = set()  # clients whose state the server does not know
+        self.points: dict[ClientId, Array] = {}  # otherwise: copies of the clients' points
+        self.duals: dict[ClientId, Array] = {}  # and, for FedFW+, of their dual variables
+        self._lost: dict[ClientId, int] = {}  # replies lost in a row
         self._sent = _Round()
 
     # --- a round ---------------------------------------------------------------------------------------------------
@@ -133,6 +137,11 @@ class FedFW(Constrained):
         )
         now.resync = [client for client in now.asked if client in self.suspects]
         self._sent = now
+        if self.variant != "naive-fw" and (self.points or len(nodes) < len(ids)):
+            arrays = self._track(now, arrays)
+            if self.variant == "fedfw-plus":
+                mean = self.model(self._dual_mean(now), [DUAL + name for name in arrays])
+                arrays, config["dual-mean"] = ArrayRecord({**arrays, **mean}), True
         told = [node for node in nodes if ids[node] not in self.suspects]
         messages = self._messages(arrays, config, told, MessageType.TRAIN)
         if now.resync:
@@ -150,7 +159,7 @@ class FedFW(Constrained):
             return None, None
         if self.variant == "naive-fw":
             self._step(now, used)
-        elif now.partial:
+        elif self.points:
             self._replay(now, used)
         else:
             self._move(now, used)
@@ -162,80 +171,137 @@ class FedFW(Constrained):
             arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
             fresh = bool(metrics_of(reply.content).get("fresh", 0))
             if client in now.resync:
-                point = self.domain.join(arrays)
-                if not self.domain.contains(point, 1e-4):
-                    raise ValueError("its point lies outside of the domain")
-                return _Reply(client, [], np.array(point, now.x_bar.dtype), fresh)
+                return self._state_of(client, arrays, fresh, now)
             size = self.domain.num_arrays
             if len(arrays) != size * len(now.etas):
                 raise ValueError(f"{len(arrays)} arrays, but {len(now.etas)} packed atoms have {size * len(now.etas)}")
             atoms = [self.domain.unpack(arrays[k : k + size]) for k in range(0, len(arrays), size)]
-            return _Reply(client, atoms, None, fresh)
+            return _Reply(client, atoms, None, None, fresh)
         except ValueError as error:
             log(WARNING, "client %s left out: %s", client, error)
             return None
+
+    def _state_of(self, client: ClientId, arrays: list[NDArray[Any]], fresh: bool, now: _Round) -> _Reply:
+        """Return the state in a reply to ``resync``. Raises ``ValueError`` if it is none."""
+        plus = self.variant == "fedfw-plus"
+        half = len(arrays) // 2 if plus else len(arrays)
+        point = self.domain.join(arrays[:half])
+        if not self.domain.contains(point, 1e-4):
+            raise ValueError("its point lies outside of the domain")
+        dual = np.array(self.domain.join(arrays[half:]), now.x_bar.dtype) if plus else None
+        return _Reply(client, [], np.array(point, now.x_bar.dtype), dual, fresh)
 
     def _step(self, now: _Round, used: list[_Reply]) -> None:
         for k, eta in enumerate(now.etas):
             server_step(now.x_bar, [reply.atoms[k] for reply in used], eta)
 
+    # --- all clients answer: their mean is enough ------------------------------------------------------------------
+
     def _move(self, now: _Round, used: list[_Reply]) -> None:
-        """Full participation: x_bar remains the mean of the members' points, or is set to the mean of the points in the replies."""
-        answered = [reply.client for reply in used]
-        points = [reply.point for reply in used if reply.point is not None]
-        if points:
-            now.x_bar[...] = sum(point.astype(np.float64) for point in points) / len(points)
-            self.members, self.suspects = [reply.client for reply in used if reply.point is not None], set()
+        """Move x_bar, the mean of the members' points; begin to keep copies when all were asked for their state."""
+        states = [reply for reply in used if reply.point is not None]
+        if states:
+            for reply in states:
+                self._remember(reply.client, reply.point, reply.dual)
+            now.x_bar[...] = self._mean(self.points)
+            self.suspects = set(now.ids.values()) - self.points.keys()
             return
         self._step(now, used)
+        answered = [reply.client for reply in used]
         strangers = bool(self.members) and (answered != self.members or any(reply.fresh for reply in used))
         self.members = self.members or answered
         if strangers:
             self._missed(now, answered)
 
     def _missed(self, now: _Round, answered: list[ClientId]) -> None:
-        """Record whose points are unknown from now on: with full participation all of them, since only their mean is known."""
-        lost = [client for client in now.asked if client not in answered]
-        if now.partial:
-            self.suspects |= set(lost)
+        """Record whose state is unknown from now on: of all clients, if only the mean of their points is known."""
+        if self.points:
+            for client in now.asked:
+                self._lost[client] = 0 if client in answered else self._lost.get(client, 0) + 1
+            self.suspects |= {client for client in now.asked if client not in answered}
         elif self.members and self.variant != "naive-fw":
-            log(INFO, "other clients answered than before: all are asked for their points once")
+            log(INFO, "other clients answered than before: all are asked for their state once")
             self.suspects = set(now.ids.values())
 
-    def _replay(self, now: _Round, used: list[_Reply]) -> None:
-        """Partial participation: apply the clients' steps to the copies of their points."""
-        n, sent = len(now.ids), now.x_bar.copy()
-        gone = [client for client in self.points if client not in now.ids.values()]
+    # --- otherwise: copies of the clients' states ------------------------------------------------------------------
+
+    def _track(self, now: _Round, arrays: ArrayRecord) -> ArrayRecord:
+        """Keep a copy of every connected client's state, return x_bar as an array record; a new client starts there, with y_i = 0."""
+        gone = [client for client in self.points if client not in now.ids.values() or self._lost.get(client, 0) >= PATIENCE]
         for client in gone:
+            log(INFO, "client %s is left out of the mean until it answers", client)
             del self.points[client]
-        for client in now.ids.values():  # a new client starts at x_bar, which leaves the mean unchanged
-            self.points.setdefault(client, sent.copy())
-        if gone:
-            now.x_bar[...] = sum(self.points.values()) / n
+            self.duals.pop(client, None)
+            self.suspects.add(client)
+        for client in now.ids.values():
+            if client not in self.points and client not in self.suspects:
+                self._remember(client, now.x_bar.copy(), None)
+        if not gone or not self.points:
+            return arrays
+        now.x_bar[...] = self._mean(self.points)
+        return self.model(now.x_bar, now.names)
+
+    def _remember(self, client: ClientId, point: Array | None, dual: Array | None) -> None:
+        assert point is not None
+        self.points[client] = point
+        if self.variant == "fedfw-plus":
+            self.duals[client] = np.zeros_like(point) if dual is None else dual
+
+    def _dual_mean(self, now: _Round) -> Array:
+        """Return the mean of the dual variables after this round's dual steps."""
+        moving = [self.points[client] for client in now.asked if client in self.points]
+        steps = sum((point - now.x_bar for point in moving), np.zeros_like(now.x_bar))
+        return np.asarray(self._mean(self.duals) + (self.lambda_0 / max(1, len(self.duals))) * steps, now.x_bar.dtype)
+
+    def _mean(self, states: dict[ClientId, Array]) -> Array:
+        total = np.zeros(self.domain.shape)
+        for state in states.values():
+            total += state
+        return total / max(1, len(states))
+
+    def _replay(self, now: _Round, used: list[_Reply]) -> None:
+        """Apply the clients' steps to the copies of their states; x_bar stays the mean over all clients, absent ones too."""
+        sent = now.x_bar.copy()
         for reply in used:
-            if reply.point is not None or reply.fresh:
-                told = sent.copy() if reply.point is None else reply.point
-                now.x_bar += (told - self.points[reply.client]) / n
-                self.points[reply.client] = told
-                self.suspects.discard(reply.client)
+            if reply.point is None and not reply.fresh:
+                continue
+            told = sent.copy() if reply.point is None else reply.point
+            if reply.client in self.points:
+                now.x_bar += (told - self.points[reply.client]) / len(self.points)
+            else:
+                now.x_bar += (told - now.x_bar) / (len(self.points) + 1)
+            self._remember(reply.client, told, reply.dual)
         moving = [reply for reply in used if reply.point is None]
+        for reply in moving:
+            if reply.client in self.duals:
+                dual_step(self.duals[reply.client], self.points[reply.client], sent, self.lambda_0)
         for k, eta in enumerate(now.etas):
             points = [self.points[reply.client] for reply in moving]
-            server_step_partial(now.x_bar, points, [reply.atoms[k] for reply in moving], eta, n)
+            server_step_partial(now.x_bar, points, [reply.atoms[k] for reply in moving], eta, len(self.points))
+        self.suspects -= {reply.client for reply in used}
         self._missed(now, [reply.client for reply in used])
 
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the members, the clients with unknown points, and the copies of the points."""
+        """Return the members, the clients with unknown state, and the copies of the states."""
         state: dict[str, NDArray[Any]] = {}
         for name, clients in (("members", self.members), ("suspects", list(self.suspects)), ("clients", list(self.points))):
             if clients:
                 state[name] = pack_ids(clients)
-        return state | ({"points": np.stack(list(self.points.values()))} if self.points else {})
+        if self.points:
+            state["points"] = np.stack(list(self.points.values()))
+            state["lost"] = np.array([self._lost.get(client, 0) for client in self.points])
+        return state | ({"duals": np.stack(list(self.duals.values()))} if self.duals else {})
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         members, suspects, clients = (unpack_ids(state[k]) if k in state else [] for k in ("members", "suspects", "clients"))
         self.members, self.suspects = members, set(suspects)
         self.points = {client: point.copy() for client, point in zip(clients, state.get("points", []), strict=True)}
+        if self.points and self.variant == "fedfw-plus" and "duals" not in state:
+            raise ValueError("the checkpoint is of an older version, which kept no dual variables: start again")
+        self.duals = (
+            {client: dual.copy() for client, dual in zip(clients, state["duals"], strict=True)} if "duals" in state else {}
+        )
+        self._lost = {client: int(lost) for client, lost in zip(clients, state.get("lost", []), strict=False)}

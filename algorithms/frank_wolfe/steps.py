@@ -71,32 +71,35 @@ def client_step(
     num_clients: int,
     step: Step,
     *,
-    y: Array | None = None,
-    lambda_0: float = 0.0,
+    dual: Array | None = None,
     warm: Atom | None = None,
 ) -> Atom:
     """Take one step of Algorithm 1, lines 3-5, on ``x`` in place and return the atom, which is all the server needs.
 
-    ``gradient``: of f_i at x, not divided by n; an array or an object with ``add_to`` (a sparse gradient). ``y``: the dual variable
-    of Algorithm 2 (FedFW+), updated in place with step ``lambda_0``; ``None`` is Algorithm 1. ``warm``: the client's last atom.
-    Raises ``ValueError`` as ``domain.lmo`` does, for a bad gradient; x and y are then unchanged.
+    ``gradient``: of f_i at x, not divided by n; an array or an object with ``add_to`` (a sparse gradient). ``dual``: the term of
+    Algorithm 2 (FedFW+), ``y_i`` less the mean of all y (:func:`dual_step`); ``None`` is Algorithm 1. ``warm``: the client's last atom.
+    Raises ``ValueError`` as ``domain.lmo`` does, for a bad gradient; x is then unchanged.
     """
     pull = x - x_bar
-    if y is not None:
-        dual = y + lambda_0 * pull  # y_i <- y_i + lambda_0 (x_i - x_bar), before the gradient
-        pull *= step.lambda_
+    pull *= step.lambda_
+    if dual is not None:
         pull += dual
-    else:
-        pull *= step.lambda_
     if hasattr(gradient, "add_to"):
         gradient.add_to(pull, 1 / num_clients)
     else:
         pull += gradient * (1 / num_clients)
     atom = domain.lmo(pull, warm)
-    if y is not None:
-        y[...] = dual
     move(x, atom, step.eta)
     return atom
+
+
+def dual_step(y: Array, x: Array, x_bar: Array, lambda_0: float) -> None:
+    """Set y_i to ``y_i + lambda_0 (x_i - x_bar)``, in place: Algorithm 2's dual step, before the gradient.
+
+    It is taken once a round, at the first local step, where x_bar is the mean of the clients' points: later in the round it is not,
+    and dual variables never forget the difference (``docs/fedfw.md``).
+    """
+    y += lambda_0 * (x - x_bar)
 
 
 def move(x: Array, atom: Atom, eta: float) -> None:

@@ -60,6 +60,11 @@ class World:
         return strategy.open_model(result.arrays), result
 
     @property
+    def duals(self):
+        """The dual variables y_i that the clients keep."""
+        return [MessageStore(context.state).load("frank-wolfe", {}, False)[1] for context in self.grid.contexts.values()]
+
+    @property
     def points(self):
         """The points x_i that the clients keep."""
         kept = [MessageStore(context.state).load("frank-wolfe", {}, False) for context in self.grid.contexts.values()]
@@ -154,6 +159,91 @@ def test_a_client_that_lost_its_point_is_noticed():
                 context.state.clear()
         x_bar, _ = world.run(strategy, 40, start=first, clients_per_round=sampled, first_round=11)
         assert_mean(world, x_bar)
+
+
+# --- the solution under sampling, local steps and lost replies -------------------------------------------------------
+
+CURVATURES = np.random.default_rng(0).uniform(0.5, 2, 6)
+TARGETS = np.random.default_rng(1).normal(size=(6, 3))
+BOX = Box((3,), -1.0, 1.0)
+
+
+def suboptimality(x):
+    """Return F(x) - min F of the six quadratics ``h_i ||x - t_i||^2`` in the box, whose solution is known."""
+    h = CURVATURES[:, None]
+    solution = np.clip((h * TARGETS).sum(0) / h.sum(), -1, 1)
+    return float(np.sum(h * ((x - TARGETS) ** 2 - (solution - TARGETS) ** 2)) / 6)
+
+
+def lost(client, server_round):
+    """One reply in ten."""
+    return np.random.default_rng((int(client), int(server_round))).random() < 0.1
+
+
+SETTINGS = {
+    "all": {},
+    "half sampled": {"clients_per_round": 3},
+    "lost before the step": {"fail": lost},
+    "lost after the step": {"fail": lost, "late": True},
+    "half sampled and lost after the step": {"clients_per_round": 3, "fail": lost, "late": True},
+}
+QUICK = [("fedfw-plus", 4, "half sampled"), ("fedfw-plus", 1, "lost after the step")]
+
+
+@pytest.mark.parametrize(
+    ("variant", "local_steps", "setting"),
+    [
+        pytest.param(variant, steps, setting, marks=[] if (variant, steps, setting) in QUICK else [pytest.mark.slow])
+        for variant in ("fedfw", "fedfw-plus")
+        for steps in (1, 4)
+        for setting in SETTINGS
+    ],
+)
+def test_the_solution_is_reached_whoever_answers(variant, local_steps, setting):
+    """Any sum of the dual terms but 0 moves it: by 1.17, 2.45 and 0.07 in three of these settings, before that was mended."""
+    options = dict(SETTINGS[setting])
+    problems = [
+        ObjectiveProblem(LeastSquares(np.sqrt(h) * np.eye(3), np.sqrt(h) * t)) for h, t in zip(CURVATURES, TARGETS, strict=True)
+    ]
+    world = World(BOX, problems, fail=options.pop("fail", None), late=options.pop("late", False))
+    rounds = 3000 if options and local_steps == 1 else 1500  # half of the clients make half of the steps
+    strategy = FedFW(BOX, FedFWOptions(lambda_0=0.3, local_steps=local_steps), variant)
+    x_bar, _ = world.run(strategy, rounds, **options)
+    assert 0 <= suboptimality(x_bar) < 1e-3
+    if strategy.duals:
+        known = [client for client in strategy.duals if client not in strategy.suspects]
+        for client in known:
+            np.testing.assert_allclose(strategy.duals[client], world.duals[client], atol=1e-9)
+
+
+def test_while_all_answer_no_dual_variable_travels():
+    worlds = {}
+    for sampled in (0, 2):
+        worlds[sampled] = World(BOX, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS])
+        worlds[sampled].run(FedFW(BOX, variant="fedfw-plus"), 4, clients_per_round=sampled)
+    plain, with_duals = (
+        world.rounds[-1].trained.bytes_down / count for world, count in zip(worlds.values(), (6, 2), strict=True)
+    )
+    assert with_duals > plain + 3 * 8
+    np.testing.assert_allclose(sum(worlds[0].duals), 0, atol=1e-12)
+
+
+def test_a_state_that_is_none_costs_its_client_alone():
+    """Asked for its state, a client replies with a point outside of the box, or with half of what is asked for."""
+
+    class Liar(FedFWClient):
+        def step(self, x_bar, config):
+            arrays, metrics = super().step(x_bar, config)
+            if config.get("resync") and self.client_id < 2:
+                arrays = [arrays[0] + 9.0, *arrays[1:]] if self.client_id else arrays[:1]
+            return arrays, metrics
+
+    problems = [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS]
+    world = World(BOX, problems, Liar, fail=lambda client, t: client == 5 and t == 3)
+    strategy = FedFW(BOX, variant="fedfw-plus")
+    x_bar, _ = world.run(strategy, 30)
+    assert set(strategy.points) == {2, 3, 4, 5}
+    assert BOX.contains(x_bar)
 
 
 def test_steps_count_what_a_client_does_with_partial_participation():

@@ -11,6 +11,7 @@ from algorithms.frank_wolfe.steps import (
     average_gradient,
     client_step,
     consensus_distance,
+    dual_step,
     duality_gap,
     move,
     server_step,
@@ -60,6 +61,13 @@ LINE = Box(1, -1, 1)
 SLOPES = (lambda x: 2 * (x - 3), lambda x: 2 * (x + 1))
 
 
+def plus_step(domain, x, x_bar, gradient, num_clients, step, y, lambda_0):
+    """Algorithm 2's dual step, if there is a ``y``, and the step."""
+    if y is not None:
+        dual_step(y, x, x_bar, lambda_0)
+    return client_step(domain, x, x_bar, gradient, num_clients, step, dual=y)
+
+
 def run_line(lambda_0: float, dual: bool, rounds: int) -> float:
     """Return x_bar after FedFW (or FedFW+, with ``dual``) on the line, from 0."""
     x_bar, schedule = LINE.start(), Schedule(lambda_0)
@@ -67,8 +75,7 @@ def run_line(lambda_0: float, dual: bool, rounds: int) -> float:
     for t in range(1, rounds + 1):
         step = schedule.at(t)
         atoms = [
-            client_step(LINE, x, x_bar, slope(x), 2, step, y=y, lambda_0=lambda_0)
-            for x, y, slope in zip(points, duals, SLOPES, strict=True)
+            plus_step(LINE, x, x_bar, slope(x), 2, step, y, lambda_0) for x, y, slope in zip(points, duals, SLOPES, strict=True)
         ]
         server_step(x_bar, atoms, step.eta)
     if dual:
@@ -124,8 +131,7 @@ def test_both_steps_are_the_algorithms_as_printed(domain, plus):
     for t in range(1, 61):
         step = schedule.at(t)
         atoms = [
-            client_step(domain, x, x_bar, f.gradient(x), 4, step, y=y, lambda_0=0.5)
-            for x, y, f in zip(points, duals, objectives, strict=True)
+            plus_step(domain, x, x_bar, f.gradient(x), 4, step, y, 0.5) for x, y, f in zip(points, duals, objectives, strict=True)
         ]
         # What travels is the packed atom, and that is as good as the dense one.
         server_step(x_bar, [domain.unpack(atom.pack()) for atom in atoms], step.eta)
@@ -263,19 +269,19 @@ def test_a_sparse_gradient_takes_the_same_step_as_a_dense_one():
     dense = np.zeros(shape)
     sparse.add_to(dense, 1.0)
     other, y_other = x.copy(), y.copy()
-    client_step(domain, x, x_bar, sparse, 4, Schedule(0.1).at(3), y=y, lambda_0=0.1)
-    client_step(domain, other, x_bar, dense, 4, Schedule(0.1).at(3), y=y_other, lambda_0=0.1)
+    client_step(domain, x, x_bar, sparse, 4, Schedule(0.1).at(3), dual=y)
+    client_step(domain, other, x_bar, dense, 4, Schedule(0.1).at(3), dual=y_other)
     np.testing.assert_allclose(x, other, atol=1e-6)
-    np.testing.assert_array_equal(y, y_other)
+    np.testing.assert_array_equal(y, y_other)  # the dual term is read only
     assert duality_gap(domain, x, sparse) == pytest.approx(duality_gap(domain, x, dense), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_bad_gradient_leaves_a_clients_state_as_it_was(bad):
+def test_a_bad_gradient_leaves_a_clients_point_as_it_was(bad):
     domain = L1Ball(3, 1.0)
     x, y = np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="not finite"):
-        client_step(domain, x, np.zeros(3), np.array([bad, 0, 0]), 2, Schedule(1.0).at(2), y=y, lambda_0=1.0)
+        client_step(domain, x, np.zeros(3), np.array([bad, 0, 0]), 2, Schedule(1.0).at(2), dual=y)
     np.testing.assert_array_equal(x, [0.1, 0.2, 0.3])
     np.testing.assert_array_equal(y, [1.0, 2.0, 3.0])
 
