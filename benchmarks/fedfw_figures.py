@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
+from fedapps.assembly import build_task
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
 from fedapps.sweep.pool import PlannedRun, run_missing
-from fedapps.tasks import build_task
 
 Config = dict[str, Any]
 METHODS = {"fedfw": "FedFW", "fedfw-plus": "FedFW+", "naive-fw": "naive", "projected-fedavg": "FedAvg, projected"}

@@ -44,16 +44,16 @@ from rich.table import Table
 from safetensors.numpy import load_file
 from torch import nn
 
-from algorithms.boosting.additive import advance
+from algorithms.boosting.additive_values import advance
 from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
+from fedapps.assembly import build_strategy, build_task
 from fedapps.engines.inline import InlineGrid
-from fedapps.methods import build_strategy
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.writer import read_rounds
-from fedapps.settings import read_settings, read_toml
+from fedapps.settings import read_settings
 from fedapps.sweep.pool import PlannedRun, run_missing
-from fedapps.tasks import build_task
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
+from fedapps.toml_text import read_toml
 from strategies.base.rounds import run_rounds
 
 Config = dict[str, Any]

@@ -37,11 +37,11 @@ from clients import APFLClient
 from clients.base.store import DiskStore
 from clients.base.training import trainable
 from clients.superfed import LAMBDAS
+from fedapps.assembly import build_client, build_task
 from fedapps.errors import RunFailed, UserError
-from fedapps.methods import build_client
-from fedapps.settings import read_settings, read_toml
+from fedapps.settings import read_settings
 from fedapps.sweep.pool import PlannedRun, run_missing
-from fedapps.tasks import build_task
+from fedapps.toml_text import read_toml
 
 METHODS = {
     "lambda": {
