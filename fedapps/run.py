@@ -23,7 +23,7 @@ from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run
 def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Run all rounds and return the content of summary.json; a failure is recorded there and its error raised.
 
-    ``callbacks`` run after those of the results folder.
+    ``callbacks`` run after the run's own callbacks.
     """
     folder = Path(settings.out)
     task = build_task(settings)
