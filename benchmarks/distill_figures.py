@@ -12,7 +12,7 @@ FOLDER: sets of images that `datasets.load_dataset` reads, MNIST and letters, sa
 one is read. small: 12,000 samples, a net of 26,506 weights, half an hour at most on two cores. full: all samples, the paper's nets
 and its grid of learning rates, for a GPU.
 
-A cell is one run through the inline engine, with its own results folder below DIR; a second start skips the cells that are finished.
+Every run goes through the inline engine and has its own results folder below DIR; a second start skips those that are finished.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedapps.results.writer import read_rounds
-from fedapps.sweep.pool import Cell, run_missing
+from fedapps.sweep.pool import PlannedRun, run_missing
 
 Config = dict[str, Any]
 SHARES = (0.1, 0.2, 0.3)
@@ -80,7 +80,7 @@ STUDIES: dict[str, tuple[Line, ...]] = {
 
 
 def common(arguments: argparse.Namespace) -> Config:
-    """Return the settings that all cells share."""
+    """Return the settings that all runs share."""
     small = arguments.scale == "small"
     return {
         "data.source": str(Path(arguments.data).expanduser().absolute()),
@@ -105,13 +105,13 @@ def name_of(line: Line) -> str:
 
 
 def folder_of(arguments: argparse.Namespace, line: Line, share: float, rate: float, seed: int) -> Path:
-    """Return the results folder of a cell; the same in both studies."""
+    """Return the results folder of a run; the same in both studies."""
     return Path(arguments.out) / "runs" / arguments.scale / f"{name_of(line)}-s{share:g}-rate{rate:g}-seed{seed}"
 
 
-def cells_of(arguments: argparse.Namespace) -> list[Cell]:
-    """Return the cells of a study, long ones first."""
-    base, cells = common(arguments), []
+def runs_of(arguments: argparse.Namespace) -> list[PlannedRun]:
+    """Return the runs of a study, long ones first."""
+    base, runs = common(arguments), []
     for line in STUDIES[arguments.study]:
         for share in SHARES:
             for rate in line.rates[arguments.scale]:
@@ -124,8 +124,8 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
                         "num-rounds": line.rounds[arguments.scale],
                     }
                     config |= {"train.learning-rate": rate} if rate else {}
-                    cells.append(Cell(config, folder_of(arguments, line, share, rate, seed)))
-    return cells
+                    runs.append(PlannedRun(config, folder_of(arguments, line, share, rate, seed)))
+    return runs
 
 
 def curves(arguments: argparse.Namespace, line: Line, share: float) -> np.ndarray:
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
-    run_missing(cells_of(arguments), arguments.processes)
+    run_missing(runs_of(arguments), arguments.processes)
     Console(width=160).print(table_of(arguments))
     picture = Path(arguments.out) / f"{arguments.study}-{arguments.scale}.png"
     picture.write_bytes(draw(arguments))

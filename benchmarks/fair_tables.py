@@ -9,8 +9,8 @@ constants of the baselines for Heart, so those for Berka serve. It does not run 
 its other text; the learning rate, 8, is the one of 0.8, 2, 4, 8, 16 and 32 with the smallest training loss after 100 rounds of FedAvg
 with seed 1, by samples as well as uniform (Reddit: 7.5).
 
-FOLDER holds the folders heart, berka and shakespeare, each as ``datasets.load_dataset`` reads it. A cell is one run of one setting and
-seed through the inline engine, with its own results folder below DIR; a second start skips finished cells and goes on with others.
+FOLDER holds the folders heart, berka and shakespeare, each as ``datasets.load_dataset`` reads it. A run is of one setting and seed,
+through the inline engine, with its own results folder below DIR; a second start skips finished runs and goes on with others.
 Numbers are those of the last round, times 100, mean ± sample standard deviation over seeds. "Average" is weighted by test samples.
 "By seed" is the difference to FedAvg (with "+ AAggFF-S": to the method alone) with the same seed, that is the same split and start.
 """
@@ -38,7 +38,7 @@ from fedapps.results.reader import read_run
 from fedapps.results.theme import LIGHT
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
-from fedapps.sweep.pool import Cell, run_missing
+from fedapps.sweep.pool import PlannedRun, run_missing
 from fedapps.toml_text import read_toml
 
 Config = dict[str, Any]
@@ -204,11 +204,11 @@ def tables(data: Path) -> dict[str, TableSpec]:
     }  # fmt: skip
 
 
-# --- cells ------------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def folder_of(config: Config, out: Path) -> Path:
-    """Return a cell's results folder, named by what is run."""
+    """Return the results folder of a run, named by what is run."""
     data = Path(config["tabular.source" if config["task"] == "tabular" else "text.source"]).name
     own = {key: value for key, value in config.items() if key.partition(".")[0] in ("aaggff", "fedopt", *OWN)}
     words = [f"{key.rpartition('.')[2]}-{value}" for key, value in sorted(own.items())]
@@ -219,8 +219,8 @@ def folder_of(config: Config, out: Path) -> Path:
 OWN = ("fedavg", "fedprox", "afl", "q-fedavg", "term", "fedmgda", "propfair")
 
 
-def cells_of(spec: TableSpec, seeds: Sequence[int], rounds: int, out: Path) -> dict[str, list[Cell]]:
-    """Return the cells by line."""
+def runs_of(spec: TableSpec, seeds: Sequence[int], rounds: int, out: Path) -> dict[str, list[PlannedRun]]:
+    """Return the runs by line."""
     shared = dict(spec.config)
     if not shared["num-clients"]:  # all roles that have something to train and to test on
         task: Any = build_task(read_settings({**shared, "method": "fedavg"}))
@@ -228,18 +228,18 @@ def cells_of(spec: TableSpec, seeds: Sequence[int], rounds: int, out: Path) -> d
     if rounds:
         shared["num-rounds"] = rounds
     shared["evaluate-every"] = min(shared["evaluate-every"], shared["num-rounds"])
-    cells: dict[str, list[Cell]] = {}
+    runs: dict[str, list[PlannedRun]] = {}
     for line in spec.lines:
         configs = [{**shared, **line.config, "seed": seed} for seed in seeds]
-        cells[line.label] = [Cell(config, folder_of(config, out)) for config in configs]
-    return cells
+        runs[line.label] = [PlannedRun(config, folder_of(config, out)) for config in configs]
+    return runs
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
 def numbers(folder: Path, spec: TableSpec) -> dict[str, float]:
-    """Return a cell's numbers by column."""
+    """Return a run's numbers by column."""
     rows = read_rounds(folder)
     last = next(row["evaluate"] for row in reversed(rows) if "evaluate" in row)
     sums = {name: sum(row["train"][key] for row in rows) for name, key in spec.training.items()}
@@ -269,7 +269,7 @@ def table_of(spec: TableSpec, folders: dict[str, list[Path]]) -> Table:
     for line in spec.lines:
         own, others = known[line.label], known.get(line.against, [])
         gains = [one[worst] - other[worst] for one, other in zip(own, others, strict=False)]
-        cells = [spread([cell[name] for cell in own]) for name in columns]
+        cells = [spread([one[name] for one in own]) for name in columns]
         cells += [spread(gains, "+") if gains else ""] * len(paired)
         table.add_row(line.label, *cells, *line.printed[: len(spec.printed)])
     return table
@@ -357,9 +357,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     spec = tables(arguments.data)[arguments.table]
-    cells = cells_of(spec, arguments.seeds, arguments.rounds, arguments.out)
-    run_missing([cell for line in cells.values() for cell in line], arguments.processes)
-    folders = {label: [cell.folder for cell in line] for label, line in cells.items()}
+    runs = runs_of(spec, arguments.seeds, arguments.rounds, arguments.out)
+    run_missing([run for line in runs.values() for run in line], arguments.processes)
+    folders = {label: [run.folder for run in line] for label, line in runs.items()}
     Console(width=240).print(table_of(spec, folders))
     for path in draw(spec, folders, arguments.out / f"fair-{arguments.table}"):
         print(path, file=sys.stderr)

@@ -3,9 +3,9 @@
     python benchmarks/fedboost_figures.py --figure 3|4|1000|shakespeare|all-roles|afl|afl-roles|nets|nets-mnist --out DIR
         [--seeds 5] [--rounds N] [--processes 2] [--data FOLDER]
 
-A cell is one run of one setting and seed through the inline engine, with its own results folder below DIR. A second start skips the
-cells that are finished, and cells that two figures share run once; a longer cell serves a shorter figure, since neither a draw nor
-the output depends on the length of the run. Loss: the full ensemble's, at the method's output (the running average of alpha) unless
+A run is of one setting and seed, through the inline engine, with its own results folder below DIR. A second start skips the runs that
+are finished, and what two figures share runs once; a longer run serves a shorter figure, since neither a draw nor the output depends
+on its length. Loss: the full ensemble's, at the method's output (the running average of alpha) unless
 "last", over all clients' test data, weighted by samples. ± is the standard deviation over seeds, in the picture the band is from the
 lowest to the highest. FOLDER is what `datasets.load_dataset` reads: Shakespeare with the splits train and test and the columns
 character_id and text, or MNIST.
@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
+from fedapps.assembly import build_task
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
-from fedapps.sweep.pool import Cell, run_missing
-from fedapps.tasks import build_task
+from fedapps.sweep.pool import PlannedRun, run_missing
 
 Config = dict[str, Any]
 
@@ -135,11 +135,11 @@ def figures(data: str) -> dict[str, FigureSpec]:
     }  # fmt: skip
 
 
-# --- cells ------------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def folder_of(config: Config, seed: int, out: Path) -> Path:
-    """Return a cell's results folder: named by what is run, not by how long."""
+    """Return the results folder of a run: named by what is run, not by how long."""
     words = [
         f"{k.rpartition('.')[2]}-{v}"
         for k, v in sorted(config.items())
@@ -148,10 +148,10 @@ def folder_of(config: Config, seed: int, out: Path) -> Path:
     return out / "-".join([config["task"], config["method"], *words, f"seed-{seed}"])
 
 
-def write_extras(cell: Cell) -> None:
-    """Write beside a cell's records what the pictures need besides."""
-    folder = cell.folder
-    settings = read_settings({**cell.config, "out": str(folder)})
+def write_extras(run: PlannedRun) -> None:
+    """Write beside a run's records what the pictures need besides."""
+    folder = run.folder
+    settings = read_settings({**run.config, "out": str(folder)})
     task: Any = build_task(settings)
     known = settings.seed and settings.task != "ensemble-classification"  # only the nets depend on the seed
     extra: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def extras(folder: Path) -> dict[str, float]:
     return found
 
 
-def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Table:
+def table_of(spec: FigureSpec, runs: dict[str, list[Path]], rounds: int) -> Table:
     """Return mean ± standard deviation of every line, and the references."""
     table = Table(title=f"{spec.heading}, {rounds} rounds")
     what = spec.metric if spec.kind != "domains" else "mean domain's loss"
@@ -208,7 +208,7 @@ def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Tab
         *(["worst in training"] if spec.kind == "domains" else []),
     ):
         table.add_column(column)
-    for label, folders in cells.items():
+    for label, folders in runs.items():
         summaries = [json.loads((f / "summary.json").read_text()) for f in folders]
         if spec.kind == "domains":
             values, others = [domains(f).mean() for f in folders], [domains(f).max() for f in folders]
@@ -224,18 +224,18 @@ def table_of(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int) -> Tab
         if spec.kind == "domains":
             weights = [spread([domains(f, "train-loss").max() for f in folders])]
         table.add_row(label, str(len(folders)), spread(values), spread(others), *numbers, *weights)
-    for name, value in references(spec, cells).items():
+    for name, value in references(spec, runs).items():
         table.add_row(name, "", f"{value:.4f}")
     return table
 
 
-def references(spec: FigureSpec, cells: dict[str, list[Path]]) -> dict[str, float]:
+def references(spec: FigureSpec, runs: dict[str, list[Path]]) -> dict[str, float]:
     """Return what the figure compares with; the uniform ensemble is the one of the evaluations."""
     key = "accuracy" if spec.metric.startswith("accuracy") else "loss"
-    known = [extras(folder) for folders in cells.values() for folder in folders]
+    known = [extras(folder) for folders in runs.values() for folder in folders]
     names = {name: [extra[f"{name}-{key}"] for extra in known if f"{name}-{key}" in extra] for name in spec.references}
     if spec.kind == "curves":
-        boosted = [f for label, folders in cells.items() for f in folders if not label.startswith("FedAvg")]
+        boosted = [f for label, folders in runs.items() for f in folders if not label.startswith("FedAvg")]
         names["uniform"] = [curve(f, f"uniform-{spec.metric}", 10**9)[1][0] for f in boosted]
     return {name: float(np.mean(values)) for name, values in names.items() if values}
 
@@ -245,13 +245,13 @@ def spread(values: Any) -> str:
     return "-" if not len(values) else f"{np.mean(values):.4f}" + (f" ± {np.std(values):.4f}" if len(values) > 1 else "")
 
 
-def draw(spec: FigureSpec, cells: dict[str, list[Path]], rounds: int, path: Path) -> None:
+def draw(spec: FigureSpec, runs: dict[str, list[Path]], rounds: int, path: Path) -> None:
     """Write the picture."""
     figure, axes = drawing.one_panel(spec.heading, drawing.LIGHT)
-    colours, known = drawing.LIGHT.series, references(spec, cells)
+    colours, known = drawing.LIGHT.series, references(spec, runs)
     budgets: dict[str, list[tuple[int, list[float]]]] = {}
     for line in spec.lines:
-        folders = cells[line.label]
+        folders = runs[line.label]
         look = (colours[line.colour], line.style, line.label)
         if spec.kind == "domains":
             stack = np.array([domains(f) for f in folders])
@@ -295,23 +295,25 @@ def main() -> None:
     arguments = parser.parse_args()
     spec = figures(arguments.data)[arguments.figure]
     rounds = arguments.rounds or spec.rounds
-    cells: dict[str, list[Path]] = {}
-    jobs: list[Cell] = []
+    runs: dict[str, list[Path]] = {}
+    planned: list[PlannedRun] = []
     for seed in range(arguments.seeds):
         for line in spec.lines:
             if seed and not line.random and not spec.config.get("clients-per-round"):
                 continue
             config = {"clients-per-round": 0, "checkpoint-every": 0, **spec.config, **line.config}
             folder = folder_of(config, seed, arguments.out)
-            cells.setdefault(line.label, []).append(folder)
-            jobs.append(Cell({**config, "seed": seed, "num-rounds": rounds, "evaluate-every": min(spec.every, rounds)}, folder))
-    run_missing(jobs, arguments.processes, rounds, after=write_extras)
+            runs.setdefault(line.label, []).append(folder)
+            planned.append(
+                PlannedRun({**config, "seed": seed, "num-rounds": rounds, "evaluate-every": min(spec.every, rounds)}, folder)
+            )
+    run_missing(planned, arguments.processes, rounds, after=write_extras)
     console = Console(width=None if sys.stdout.isatty() else 130)
-    console.print(table_of(spec, cells, rounds))
-    for name, value in extras(next(iter(cells.values()))[0]).items():
+    console.print(table_of(spec, runs, rounds))
+    for name, value in extras(next(iter(runs.values()))[0]).items():
         if spec.config.get("task") == "unigram" and name.endswith(("uniform-loss", "best-single-loss", "optimum-loss")):
             console.print(f"all {'training' if name.startswith('train-') else 'test'} texts as one: {name} {value:.4f}")
-    draw(spec, cells, rounds, arguments.out / f"fedboost-{arguments.figure}.png")
+    draw(spec, runs, rounds, arguments.out / f"fedboost-{arguments.figure}.png")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ many bytes as FedEvg, one round at least. Clients are of one size, each with its
 ``--scale small``: two cores and up to three quarters of an hour a study: 6000 images of MNIST, 30 rounds, the small energy net,
 baselines with half the channels. ``full``: all images at 32 x 32, 500 rounds, ResNet-10, as the dissertation has it; it wants a GPU.
 
-FOLDER is MNIST as ``datasets.load_dataset`` reads it, with a split "test"; without it the ablation is on the digits. A cell is one run
-through the inline engine, with its own results folder below DIR; a second start skips finished cells and goes on with others.
+FOLDER is MNIST as ``datasets.load_dataset`` reads it, with a split "test"; without it the ablation is on the digits. Every run goes
+through the inline engine and has its own results folder below DIR; a second start skips finished runs and goes on with others.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from fedapps.data.images import read_images
 from fedapps.results.image_grids import grid
 from fedapps.results.reader import read_run
 from fedapps.settings import read_settings
-from fedapps.sweep.pool import Cell, run_missing
+from fedapps.sweep.pool import PlannedRun, run_missing
 from fedapps.tasks.set_evaluator import SetEvaluator
 
 Config = dict[str, Any]
@@ -203,7 +203,7 @@ def main() -> None:
     lines = lines_of(study, arguments.scale, data, rounds)
     lines = [line for line in lines if not arguments.lines or any(word in line.label for word in arguments.lines)]
     out = arguments.out / study
-    run_missing([Cell(line.config, folder_of(out, line.label)) for line in lines], arguments.processes)
+    run_missing([PlannedRun(line.config, folder_of(out, line.label)) for line in lines], arguments.processes)
     show(lines, out)
     print(f"the same classifier on {SAMPLES} real images: {100 * real_images(lines[0].config):.1f} %")
 

@@ -3,7 +3,7 @@
     python benchmarks/fedfw_figures.py --problem lasso|logistic|completion|completion-large|qap --out DIR
         [--rounds N] [--processes 2] [--data FOLDER]
 
-A cell is one method's run through the inline engine, with its own results folder below DIR; a second start skips the cells that are
+Each method's run goes through the inline engine and has its own results folder below DIR; a second start skips those that are
 finished. What is early on a logarithmic axis comes from a short run of its own. Rounds: those of the paper. Methods: FedFW, FedFW+,
 local Frank-Wolfe steps averaged ("naive"), and FedAvg with projection where the domain has one (full singular value decompositions for
 `completion`: --without projected-fedavg). FOLDER: a table of ratings that `datasets.load_dataset` reads, for `completion`; without it
@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
+from fedapps.assembly import build_task
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
-from fedapps.sweep.pool import Cell, run_missing
-from fedapps.tasks import build_task
+from fedapps.sweep.pool import PlannedRun, run_missing
 
 Config = dict[str, Any]
 METHODS = {"fedfw": "FedFW", "fedfw-plus": "FedFW+", "naive-fw": "naive", "projected-fedavg": "FedAvg, projected"}
@@ -85,7 +85,7 @@ def studies(data: str) -> dict[str, Study]:
 
 
 def early(folder: Path) -> Path:
-    """Return the folder of the short run beside a cell."""
+    """Return the folder of the short run beside a long one."""
     return folder.with_name(f"{folder.name}-early")
 
 
@@ -100,12 +100,12 @@ def curves(folder: Path) -> tuple[dict[str, list[float]], list[dict[str, float]]
     return axes, [found[t] for t in at]
 
 
-def table_of(study: Study, cells: dict[str, Path], rounds: int) -> Table:
+def table_of(study: Study, folders: dict[str, Path], rounds: int) -> Table:
     """Return the last evaluation of every method, and what the run cost."""
     table = Table(title=f"{study.heading}, {study.clients} clients, {rounds} rounds")
     for column in ("", study.measure, *study.table, "up B a message", "down B", "s", "ms a message"):
         table.add_column(column)
-    for method, folder in cells.items():
+    for method, folder in folders.items():
         summary = json.loads((folder / "summary.json").read_text())
         messages = rounds * study.clients
         costs = (summary["bytes-up"] / messages, summary["bytes-down"] / messages, summary["seconds"])
@@ -115,10 +115,10 @@ def table_of(study: Study, cells: dict[str, Path], rounds: int) -> Table:
     return table
 
 
-def draw(study: Study, cells: dict[str, Path], path: Path) -> None:
+def draw(study: Study, folders: dict[str, Path], path: Path) -> None:
     """Write the picture: measure and gap against rounds, seconds and bytes, and the study's extra."""
     figure, axes = drawing.panels(3, 3, (12.5, 9.6), drawing.LIGHT)
-    for index, (method, folder) in enumerate(cells.items()):
+    for index, (method, folder) in enumerate(folders.items()):
         places, rows = curves(folder)
         colour, look = drawing.LIGHT.series[index], METHODS[method]
         for column, axis in enumerate(AXES):
@@ -139,7 +139,7 @@ def draw(study: Study, cells: dict[str, Path], path: Path) -> None:
         panel.set(xscale="log", xlabel="round", ylabel=label)
     axes[7].set(yscale="log")
     if study.config["task"] == "lasso":
-        support(axes[8], cells)
+        support(axes[8], folders)
     else:
         axes[8].set_visible(False)
     drawing.title(axes[0], study.heading, drawing.LIGHT)
@@ -159,9 +159,9 @@ def slope(panel: Any, exponent: float) -> None:
     panel.set(xlim=(left, right), ylim=(low, high))
 
 
-def support(panel: Any, cells: dict[str, Path]) -> None:
+def support(panel: Any, folders: dict[str, Path]) -> None:
     """Draw the recovered entries beside the true ones."""
-    for index, (method, folder) in enumerate(cells.items()):
+    for index, (method, folder) in enumerate(folders.items()):
         settings = read_settings({"method": method, "task": "lasso", "out": str(folder)})
         task: Any = build_task(settings)
         order = np.argsort(-np.abs(task.solution), kind="stable")[: 2 * settings.problem.sparsity]
@@ -184,14 +184,14 @@ def main() -> None:
     arguments = parser.parse_args()
     study = studies(arguments.data)[arguments.problem]
     rounds = arguments.rounds or study.rounds
-    cells: dict[str, Path] = {}
-    jobs: list[Cell] = []
+    folders: dict[str, Path] = {}
+    planned: list[PlannedRun] = []
     for method in METHODS:
         if method in arguments.without or (method == "projected-fedavg" and not study.projects):
             continue
-        cells[method] = folder = arguments.out / f"{arguments.problem}-{method}-{rounds}"
+        folders[method] = folder = arguments.out / f"{arguments.problem}-{method}-{rounds}"
         every = max(1, rounds // arguments.evaluations)
-        for cell, length in ((early(folder), every), (folder, rounds)):
+        for where, length in ((early(folder), every), (folder, rounds)):
             config = {
                 **study.config,
                 "method": method,
@@ -202,10 +202,10 @@ def main() -> None:
                 "checkpoint-every": 0,  # client states on disk would cost more than the steps
             }
             if length > 1:
-                jobs.append(Cell(config, cell))
-    run_missing(jobs, arguments.processes)
-    Console(width=None if sys.stdout.isatty() else 150).print(table_of(study, cells, rounds))
-    draw(study, cells, arguments.out / f"fedfw-{arguments.problem}.png")
+                planned.append(PlannedRun(config, where))
+    run_missing(planned, arguments.processes)
+    Console(width=None if sys.stdout.isatty() else 150).print(table_of(study, folders, rounds))
+    draw(study, folders, arguments.out / f"fedfw-{arguments.problem}.png")
 
 
 if __name__ == "__main__":

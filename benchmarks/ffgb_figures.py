@@ -15,7 +15,7 @@ FOLDER: images that `datasets.load_dataset` reads, MNIST, say. Weak learner: the
 small: 12,000 samples, a quarter of an hour at most on two free cores; 56 clients and 300 steps a learner (mnist), or 14 clients and
 200. full: all samples, 56 clients and 1000 steps everywhere, for a GPU; `--model tutorial-cnn` with CIFAR-10 is the paper's.
 
-A cell is one run through the inline engine, with its own results folder below DIR; a second start skips the cells that are finished.
+Every run goes through the inline engine and has its own results folder below DIR; a second start skips those that are finished.
 Functions are not kept: they have gigabytes. Accuracy is that of the global function on the test samples of all clients, a fifth of each
 one's. Models are counted as in the paper: a client of FFGB sends K in a round and receives those of the N - 1 others, one of FedAvg
 sends one and receives one.
@@ -44,16 +44,16 @@ from rich.table import Table
 from safetensors.numpy import load_file
 from torch import nn
 
-from algorithms.boosting.additive import advance
+from algorithms.boosting.additive_values import advance
 from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
+from fedapps.assembly import build_strategy, build_task
 from fedapps.engines.inline import InlineGrid
-from fedapps.methods import build_strategy
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.writer import read_rounds
-from fedapps.settings import read_settings, read_toml
-from fedapps.sweep.pool import Cell, run_missing
-from fedapps.tasks import build_task
+from fedapps.settings import read_settings
+from fedapps.sweep.pool import PlannedRun, run_missing
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
+from fedapps.toml_text import read_toml
 from strategies.base.rounds import run_rounds
 
 Config = dict[str, Any]
@@ -158,7 +158,7 @@ def studies(scale: str) -> dict[str, Study]:
     }
 
 
-def cell_of(arguments: argparse.Namespace, line: Line, share: float, seed: int) -> Cell:
+def run_of(arguments: argparse.Namespace, line: Line, share: float, seed: int) -> PlannedRun:
     """Return a run on images."""
     many = arguments.study == "mnist" or arguments.scale == "full"
     config = {
@@ -178,23 +178,23 @@ def cell_of(arguments: argparse.Namespace, line: Line, share: float, seed: int) 
         "timeout": 36_000.0,
     }
     words = [arguments.study, file_name(line.label), f"s{share:g}", arguments.model, f"seed{seed}"]
-    return Cell(config, Path(arguments.out) / "runs" / arguments.scale / "-".join(words))
+    return PlannedRun(config, Path(arguments.out) / "runs" / arguments.scale / "-".join(words))
 
 
-def without_model(cell: Cell) -> None:
+def without_model(run: PlannedRun) -> None:
     """Leave no function behind."""
-    (cell.folder / "model.safetensors").unlink(missing_ok=True)
+    (run.folder / "model.safetensors").unlink(missing_ok=True)
 
 
 def on_images(arguments: argparse.Namespace, study: Study) -> None:
     """Run what is missing, print the table and write the picture."""
-    cells = {
-        (share, line): [cell_of(arguments, line, share, seed) for seed in arguments.seeds or [0]]
+    planned = {
+        (share, line): [run_of(arguments, line, share, seed) for seed in arguments.seeds or [0]]
         for share in study.shares
         for line in study.lines(share)
     }
-    run_missing([cell for some in cells.values() for cell in some], arguments.processes, after=without_model)
-    runs = {key: [read_run(cell.folder) for cell in some] for key, some in cells.items()}
+    run_missing([run for some in planned.values() for run in some], arguments.processes, after=without_model)
+    runs = {key: [read_run(run.folder) for run in some] for key, some in planned.items()}
     table = markdown(study.heading, ["", "s", *study.columns, "models", "MB up and down", "s a round"])
     for (share, line), found in runs.items():
         told = [spread([tell(run) for run in found], 3 if "loss" in name else 1) for name, tell in study.columns.items()]
@@ -286,16 +286,16 @@ def on_tables(arguments: argparse.Namespace) -> None:
     seeds, data, out = arguments.seeds or [2, 4, 6], Path(arguments.data), Path(arguments.out)
     figure, axes = drawing.panels(1, len(TABLES), (9.6, 4), drawing.LIGHT)
     for panel, name in zip(axes, TABLES, strict=True):
-        cells: dict[str, list[Cell]] = {}
+        planned: dict[str, list[PlannedRun]] = {}
         for seed in seeds:
             for label, config in of_table(name, data, seed).items():
                 folder = f"{name}-{file_name(label)}-seed{seed}"
-                cells.setdefault(label, []).append(Cell(config, out / "runs" / folder))
-        run_missing([cell for some in cells.values() for cell in some], arguments.processes)
-        found = {label: [of_run(cell.folder) for cell in some] for label, some in cells.items()}
+                planned.setdefault(label, []).append(PlannedRun(config, out / "runs" / folder))
+        run_missing([run for some in planned.values() for run in some], arguments.processes)
+        found = {label: [auroc_of(run.folder) for run in some] for label, some in planned.items()}
         for kind in DEPTHS:
             for where, alone in (("rows in one place", False), ("each client alone", True)):
-                found[f"{kind}, {where}"] = [centrally(dict(cell.config), alone) for cell in cells[f"FFGB, {kind}"]]
+                found[f"{kind}, {where}"] = [centrally(dict(run.config), alone) for run in planned[f"FFGB, {kind}"]]
         columns = ["", "rounds", "average after 10", "average at the end", "worst client at the end"]
         table = markdown(f"{name}: AUROC in %, seeds {', '.join(map(str, seeds))}", columns)
         looks = {"FFGB": 0, "FedAvg": 1, "one place": 2, "alone": 3}
@@ -314,7 +314,7 @@ def on_tables(arguments: argparse.Namespace) -> None:
     save(figure, out / "ffgb-tabular.png")
 
 
-def of_run(folder: Path) -> np.ndarray:
+def auroc_of(folder: Path) -> np.ndarray:
     """Return AUROC (rounds, 2) of a run: the average over test rows and the worst client."""
     return np.array([[row["evaluate"][key] for key in ("auroc-weighted", "auroc-worst")] for row in read_rounds(folder)])
 
@@ -343,19 +343,19 @@ def costs(arguments: argparse.Namespace) -> None:
     columns = ["", "fastest of rounds 2-11, s", "of rounds 40-49, s", "ratio", "learners", "all of them at all points, s"]
     table = markdown("A round of FFGB, 20 clients, K = 2", [*columns, "state, bytes", "points x outputs x 4"])
     for label, config in COSTS.items():
-        cell = Cell({**shared, **config}, Path(arguments.out) / "runs" / f"cost-{config['task']}")
-        run_missing([cell], 1)
-        seconds = [row["seconds"] for row in read_rounds(cell.folder)]
+        run = PlannedRun({**shared, **config}, Path(arguments.out) / "runs" / f"cost-{config['task']}")
+        run_missing([run], 1)
+        seconds = [row["seconds"] for row in read_rounds(run.folder)]
         first, last = min(seconds[1:11]), min(seconds[39:49])  # round 1 has nothing to catch up with, 50 is scored
-        settings = read_settings(read_toml(cell.folder / "settings.toml"))
+        settings = read_settings(read_toml(run.folder / "settings.toml"))
         task: Any = build_task(settings)
         parts = [part for k in range(20) for part in (task.client_data(k, 20).train, task.client_data(k, 20).test)]
-        function = load_function(cell.folder)
+        function = load_function(run.folder)
         f, start = predictor(task, function, settings.options, "ffgb"), time.perf_counter()
         for part in parts:
             f(part.x)
         whole = time.perf_counter() - start
-        kept = [newest_values(folder) for folder in sorted((cell.folder / "clients").iterdir())]
+        kept = [newest_values(folder) for folder in sorted((run.folder / "clients").iterdir())]
         state = sum(array.nbytes for arrays in kept for array in arrays)
         values = 4 * task.num_outputs * sum(map(len, parts))
         numbers = [f"{first:.3f}", f"{last:.3f}", f"{last / first:.2f}", str(len(function)), f"{whole:.2f}", f"{state:,}"]

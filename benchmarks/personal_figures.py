@@ -4,7 +4,7 @@
 
 FOLDER is MNIST as ``datasets.load_dataset`` reads it; without one scikit-learn's digits serve (small scale only). Full scale is the
 paper's: TwoNN, two classes a client, T = 500, five clients a round, ten epochs, batches of 10; 500 clients along lambda, and for the
-landscape, of which the paper does not say on what it is, 100. A cell is one run through the inline engine with its own results folder
+landscape, of which the paper does not say on what it is, 100. Every run goes through the inline engine and has its own results folder
 below DIR; a second start skips finished ones. (The grid of nu and mu, Figure 2.3, and the start round, Table 2.7, are sweeps:
 experiments/superfed-figure-2.3.toml and -table-2.7.toml.)
 
@@ -37,11 +37,11 @@ from clients import APFLClient
 from clients.base.store import DiskStore
 from clients.base.training import trainable
 from clients.superfed import LAMBDAS
+from fedapps.assembly import build_client, build_task
 from fedapps.errors import RunFailed, UserError
-from fedapps.methods import build_client
-from fedapps.settings import read_settings, read_toml
-from fedapps.sweep.pool import Cell, run_missing
-from fedapps.tasks import build_task
+from fedapps.settings import read_settings
+from fedapps.sweep.pool import PlannedRun, run_missing
+from fedapps.toml_text import read_toml
 
 METHODS = {
     "lambda": {
@@ -60,8 +60,8 @@ CLIENTS = {"lambda": 500, "landscape": 100}
 REACH, POINTS = 1.0, 21
 
 
-def cells_of(study: str, scale: str, data: str, out: Path) -> dict[str, Cell]:
-    """Return one cell a method. Raises ``UserError`` for the full scale without its data."""
+def runs_of(study: str, scale: str, data: str, out: Path) -> dict[str, PlannedRun]:
+    """Return one run a method. Raises ``UserError`` for the full scale without its data."""
     shared: dict[str, Any] = {"clients-per-round": 5, "evaluate-every": 0, "train.local-epochs": 10, "train.batch-size": 10}
     if data:
         shared |= {"data.source": data, "model.name": "two-nn"}
@@ -72,14 +72,14 @@ def cells_of(study: str, scale: str, data: str, out: Path) -> dict[str, Cell]:
     shared |= small if scale == "small" else {"num-clients": CLIENTS[study], "num-rounds": 500, "checkpoint-every": 100}
     if scale == "small" and data:
         shared |= {"data.max-samples": 6000, "train.local-epochs": 3}
-    where = place(data)
+    where = data_name(data)
     return {
-        label: Cell({**shared, **config}, out / "-".join([study, where, str(config["method"]), scale]))
+        label: PlannedRun({**shared, **config}, out / "-".join([study, where, str(config["method"]), scale]))
         for label, config in METHODS[study].items()
     }
 
 
-def place(data: str) -> str:
+def data_name(data: str) -> str:
     """Return the name of the data, for names of files."""
     return Path(data).name or "digits"
 
@@ -180,7 +180,7 @@ def landscape_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
 
 
 def main() -> int:
-    """Run the cells of a study, draw it, print its table."""
+    """Start the runs of a study, draw it, print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=list(METHODS), required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -189,14 +189,14 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=0)
     a = parser.parse_args()
     try:
-        cells = cells_of(a.study, a.scale, a.data, a.out)
-        run_missing(list(cells.values()), a.processes)
+        runs = runs_of(a.study, a.scale, a.data, a.out)
+        run_missing(list(runs.values()), a.processes)
     except (UserError, RunFailed) as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
-    done = {label: Done(cell.folder) for label, cell in cells.items()}
+    done = {label: Done(run.folder) for label, run in runs.items()}
     figure, table, numbers = (lambda_study if a.study == "lambda" else landscape_study)(done)
-    name = f"{a.study}-{place(a.data)}-{a.scale}"
+    name = f"{a.study}-{data_name(a.data)}-{a.scale}"
     (a.out / f"{name}.png").write_bytes(drawing.png(figure))
     (a.out / f"{name}.json").write_text(json.dumps(numbers), encoding="utf-8")
     Console(width=200).print(table)

@@ -1,8 +1,8 @@
 """FedCGAN's client: trains generator and discriminator of an auxiliary-classifier GAN on its samples.
 
 The discriminator's target label for a generated sample is the one the generator was conditioned on (the dissertation's program draws
-another). The net has ``latent``, ``generate(z, y)`` and ``judge(x) -> (logit of being real (n,), logits of the classes)``, with images
-in [-1, 1].
+another). The net has ``latent``, ``generate(z, y)`` and ``discriminate(x) -> (logit of being real (n,), logits of the classes)``, with
+images in [-1, 1].
 
 Sources: Odena, Olah, Shlens, "Conditional Image Synthesis with Auxiliary Classifier GANs", ICML 2017, arXiv 1610.09585. Averaged over
 clients as in Rasouli, Sun, Rajagopal, "FedGAN: Federated Generative Adversarial Networks for Distributed Data", 2020,
@@ -26,26 +26,26 @@ class FedCGANClient(GeneratorClient):
     def steps(self, options: TrainOptions, rate: float) -> Any:
         """Return the step on a mini-batch of real samples in [0, 1]: first of the discriminator, then of the generator."""
         net: Any = self.net
-        makes, judges = adam(net.generator, rate, options), adam(net.discriminator, rate, options)
+        of_generator, of_discriminator = adam(net.generator, rate, options), adam(net.discriminator, rate, options)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             z = 2 * torch.rand(len(y), net.latent, device=y.device) - 1
             fake = net.generate(z, y)
-            loss = _judged(net, 2 * x - 1, y, 1.0) + _judged(net, fake.detach(), y, 0.0)
-            judges.zero_grad()
+            loss = _loss(net, 2 * x - 1, y, 1.0) + _loss(net, fake.detach(), y, 0.0)
+            of_discriminator.zero_grad()
             loss.backward()
-            judges.step()
-            made = _judged(net, fake, y, 1.0)
-            makes.zero_grad()
+            of_discriminator.step()
+            made = _loss(net, fake, y, 1.0)
+            of_generator.zero_grad()
             made.backward()
-            makes.step()
+            of_generator.step()
             return (loss + made).detach()
 
         return step
 
 
-def _judged(net: Any, x: Tensor, y: Tensor, real: float) -> Tensor:
+def _loss(net: Any, x: Tensor, y: Tensor, real: float) -> Tensor:
     """Return the discriminator's loss: the cross-entropy of x (n, C, H, W) being real (1) or not (0), plus that of its labels y."""
-    source, logits = net.judge(x)
+    source, logits = net.discriminate(x)
     wanted = torch.full_like(source, real)
     return functional.binary_cross_entropy_with_logits(source, wanted) + functional.cross_entropy(logits, y)

@@ -99,13 +99,13 @@ def _parser() -> argparse.ArgumentParser:
         "settings", nargs="*", metavar="key=value", help="settings that win over the file's; lists, too: seed=[0,1]"
     )
     sweep.add_argument("--scale", default="", metavar="NAME", help="use the file's table [scale.NAME]")
-    sweep.add_argument("--jobs", type=int, default=0, metavar="N", help="cells at a time (default: as many as there are cores)")
+    sweep.add_argument("--jobs", type=int, default=0, metavar="N", help="runs at a time (default: as many as there are cores)")
     sweep.add_argument(
-        "--engine", choices=["inline", "ray"], default="inline", help="parallel processes (default), or Ray, cell after cell"
+        "--engine", choices=["inline", "ray"], default="inline", help="parallel processes (default), or Ray, run after run"
     )
     sweep.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/sweep-FILE)")
-    sweep.add_argument("--dry-run", action="store_true", help="list the cells and run none")
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
     sweep.set_defaults(command=_sweep)
 
     methods = commands.add_parser("methods", help="list the methods")

@@ -35,7 +35,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     recorder = Recorder(folder, settings.flat(), task.name, done, strategy)
-    album = (
+    image_grids = (
         ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)
         if isinstance(inner, MakingSamples)
         else None
@@ -60,7 +60,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
             strategy, client_grid, arrays, settings.num_rounds, settings.timeout, train, evaluate,
             first_round=done + 1, evaluate_every=settings.evaluate_every,
             patience=Patience(settings.min_replies, settings.max_failed_rounds),
-            callbacks=[recorder, checkpoints, *([album] if album else []), tell_clients, *callbacks],
+            callbacks=[recorder, checkpoints, *([image_grids] if image_grids else []), tell_clients, *callbacks],
         )  # fmt: skip
     except BaseException as error:
         if isinstance(error, TooFewReplies):  # raised between two rounds, so the current state can be resumed
@@ -69,8 +69,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
         raise
     recorder.save_model(result.arrays)
-    if album:
-        album.close(result.arrays)
+    if image_grids:
+        image_grids.close(result.arrays)
     return recorder.finish("completed")
 
 

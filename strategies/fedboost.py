@@ -210,7 +210,7 @@ class FedBoost(FedAvg):
         """Average the gradients and make one mirror descent step; a reply whose arrays do not match the draw is left out."""
         if self.collecting:
             return self._collect([reply.content for reply in replies if not reply.has_error()])
-        used = [sound for reply in replies if not reply.has_error() and (sound := self._open(reply))]
+        used = [opened for reply in replies if not reply.has_error() and (opened := self._open(reply))]
         if not used:
             return None, None
         for reply in used:

@@ -64,12 +64,12 @@ class FedDyn(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update h and correct the average with it."""
-        sound = [reply for reply in replies if not reply.has_error()]
-        average, metrics = super().aggregate_train(server_round, sound)
+        valid = [reply for reply in replies if not reply.has_error()]
+        average, metrics = super().aggregate_train(server_round, valid)
         if average is None:
             return None, metrics
         (mean,) = updates(self._sent, [average])
-        alpha, share = self.options.alpha, len(sound) / max(self._num_clients, len(sound))
+        alpha, share = self.options.alpha, len(valid) / max(self._num_clients, len(valid))
         h = np.zeros_like(mean) if self.h is None else self.h
         self.h = h - alpha * share * mean
         return moved(self._sent, mean - self.h / alpha, average), metrics

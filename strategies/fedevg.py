@@ -133,24 +133,24 @@ class FedEvg(Synthetic):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Make one step along the energy gradient of the mixture, equations (4.13) and (4.14)."""
-        sound, logs, gradients = [], [], []
+        valid, logs, gradients = [], [], []
         for reply in (reply for reply in replies if not reply.has_error()):
             signals = [read(array) for record in arrays_of(reply.content) for array in record.values()]
             if [signal.shape for signal in signals] != [self._x.shape, self._x.shape[:1]]:
                 client = self._names.get(reply.metadata.src_node_id, "?")
                 log(WARNING, "client %s left out: its signals are not one gradient and one weight a sample", client)
                 continue
-            sound.append(reply.content)
+            valid.append(reply.content)
             gradients.append(signals[0])
             logs.append(signals[1])
-        if not sound:
+        if not valid:
             return None, None
         o = self.options
-        gradient = mixture_gradient(logs, gradients, [self._weight(content) for content in sound])
+        gradient = mixture_gradient(logs, gradients, [self._weight(content) for content in valid])
         noise = generator(self.seed, "server noise", server_round=server_round).standard_normal(self._x.shape, np.float32)
         beta = step_size(o.schedule, o.beta_first, o.beta_last, server_round - 1, self._num_rounds)
         x = server_step(self._x, gradient, noise, beta, o.delta, o.low, 1.0)
-        metrics = self.train_metrics_aggr_fn(sound, self.weighted_by_key)
+        metrics = self.train_metrics_aggr_fn(valid, self.weighted_by_key)
         measures = {"beta": beta, "moved": float(np.abs(x - self._x).mean()), "agreement": float(np.mean(np.stack(logs) > 0))}
         return to_record(["x", "y"], [x, self.labels]), MetricRecord({**metrics, **measures})
 

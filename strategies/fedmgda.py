@@ -57,16 +57,16 @@ class FedMGDA(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Make the server step; metrics are averaged by ``num-examples``."""
-        sound = [reply for reply in replies if not reply.has_error()]
-        if not sound:
+        valid = [reply for reply in replies if not reply.has_error()]
+        if not valid:
             self.last_weights = {}
             return None, None
-        contents = [reply.content for reply in sound]
+        contents = [reply.content for reply in valid]
         moves = updates(self._sent, [arrays_of(content)[0] for content in contents])
         lengths = np.linalg.norm(moves, axis=1, keepdims=True)
         units = np.divide(moves, lengths, out=np.zeros_like(moves), where=lengths > 0)
-        weights = min_norm_in_box(units @ units.T, np.full(len(sound), 1 / len(sound)), self.options.epsilon)
-        self.last_weights = {self._names[reply.metadata.src_node_id]: float(w) for reply, w in zip(sound, weights, strict=True)}
+        weights = min_norm_in_box(units @ units.T, np.full(len(valid), 1 / len(valid)), self.options.epsilon)
+        self.last_weights = {self._names[reply.metadata.src_node_id]: float(w) for reply, w in zip(valid, weights, strict=True)}
         step = self.options.server_learning_rate * (weights @ units)
         arrays = moved(self._sent, step, average_arrays(contents, weights.tolist()))
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)

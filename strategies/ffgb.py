@@ -215,17 +215,17 @@ class FFGB(FedAvg):
         learners: dict[str, NDArray[Any]] = dict(zip(names, values, strict=False))
         known = next((block.learners for block in [*self.function.blocks[-1:]] if len(block)), None)
         wanted = shapes(others[0] if others else known or learners)
-        sound = len(names) == len(values) > 0 and {value.shape[:1] for value in values} == {(self.options.local_steps,)}
-        if not sound or shapes(learners) != wanted:
+        complete = len(names) == len(values) > 0 and {value.shape[:1] for value in values} == {(self.options.local_steps,)}
+        if not complete or shapes(learners) != wanted:
             log(WARNING, "client %s left out: its learners differ from those of the others, or are not local-steps many", client)
             return None
         return learners
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the metrics; record which clients answered."""
-        sound = [reply for reply in replies if not reply.has_error()]
-        self._unscored -= {self._names[reply.metadata.src_node_id] for reply in sound}
-        return super().aggregate_evaluate(server_round, sound)
+        valid = [reply for reply in replies if not reply.has_error()]
+        self._unscored -= {self._names[reply.metadata.src_node_id] for reply in valid}
+        return super().aggregate_evaluate(server_round, valid)
 
     # --- the model and state --------------------------------------------------------------------------------------
 

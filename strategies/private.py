@@ -122,13 +122,13 @@ class Private(Wrapper):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Pass the wrapped strategy one reply with the noisy average; metrics are averaged without noise."""
-        sound = [reply for reply in replies if not reply.has_error()]
-        if not sound:
+        valid = [reply for reply in replies if not reply.has_error()]
+        if not valid:
             return None, None
         own = self.strategy if isinstance(self.strategy, PrivateByItself) else None
         start = own.zero_update(self._sent) if own else self._sent
         total = {name: np.zeros(array.shape) for name, array in start.items() if array.dtype.kind == "f"}
-        for reply in sound:
+        for reply in valid:
             arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
             named = own.update_of(arrays, self._sent) if own else dict(zip(start, arrays, strict=False))
             if _spec(named) != _spec(start):
@@ -145,7 +145,7 @@ class Private(Wrapper):
             for name, array in start.items()
         }
         self.releases += 1
-        reply = self._one_reply(sound, own.reply_with(moved) if own else moved)
+        reply = self._one_reply(valid, own.reply_with(moved) if own else moved)
         arrays_, metrics = self.strategy.aggregate_train(server_round, [reply])
         return arrays_, MetricRecord({**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]})
 

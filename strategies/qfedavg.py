@@ -75,19 +75,19 @@ class QFedAvg(FedAvg):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Make the server step; metrics are averaged by ``num-examples``."""
         heard = [(self._names[reply.metadata.src_node_id], reply) for reply in replies if not reply.has_error()]
-        sound = sound_losses(heard)
-        if not sound:
+        valid = sound_losses(heard)
+        if not valid:
             self.last_weights = {}
             return None, None
-        contents = [reply.content for _, reply, _ in sound]
-        losses = np.array([loss for *_, loss in sound]) + LEAST_LOSS
+        contents = [reply.content for _, reply, _ in valid]
+        losses = np.array([loss for *_, loss in valid]) + LEAST_LOSS
         # Losses are divided by the largest, which cancels in the quotient, so that no power of a loss overflows.
         top, q, lipschitz = losses.max(), self.options.q, self._lipschitz
         powers = (losses / top) ** q
         deltas = -lipschitz * updates(self._sent, [arrays_of(content)[0] for content in contents])
         h = q * powers / losses * (deltas**2).sum(1) + lipschitz * powers
         shares = powers / powers.sum()
-        self.last_weights = {client: float(share) for (client, *_), share in zip(sound, shares, strict=True)}
+        self.last_weights = {client: float(share) for (client, *_), share in zip(valid, shares, strict=True)}
         arrays = moved(self._sent, -(powers @ deltas) / h.sum(), average_arrays(contents, shares.tolist()))
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         facts = {"objective": float(shares @ losses), "weight-max": float(shares.max())}

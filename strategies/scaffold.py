@@ -66,16 +66,16 @@ class Scaffold(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update the model and c with the means of the clients' changes."""
-        sound = [reply for reply in replies if not reply.has_error()]
-        average, metrics = super().aggregate_train(server_round, sound)
+        valid = [reply for reply in replies if not reply.has_error()]
+        average, metrics = super().aggregate_train(server_round, valid)
         if average is None:
             return None, metrics
-        share = len(sound) / max(self._num_clients, len(sound))
+        share = len(valid) / max(self._num_clients, len(valid))
         for name, values in self.c.items():
             self.c[name] = np.asarray(values + share * (read(average[CONTROL + name]) - values), dtype=values.dtype)
         model = ArrayRecord({name: average[name] for name in self._sent})
         (change,) = updates(self._sent, [model])
-        traffic = {"models-up": 2 * len(sound), "models-down": 2 * self._asked}  # c is as large as the model
+        traffic = {"models-up": 2 * len(valid), "models-down": 2 * self._asked}  # c is as large as the model
         model = moved(self._sent, self.options.server_learning_rate * change, model)
         return model, MetricRecord({**(metrics or {}), **traffic})
 

@@ -1,4 +1,4 @@
-"""What a client may send by mistake or on purpose: seeded mutations of a sound reply, of its bytes and of its structure."""
+"""What a client may send by mistake or on purpose: seeded mutations of a valid reply, of its bytes and of its structure."""
 
 import copy
 from contextlib import suppress

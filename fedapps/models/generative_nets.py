@@ -132,7 +132,7 @@ class ACGAN(nn.Module):
         code = torch.cat([z, functional.one_hot(y, self.num_classes).to(z.dtype)], 1)
         return _middle(self.generator(code[:, :, None, None]), self.shape)
 
-    def judge(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def discriminate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logit of being real (n,) and those of the classes (n, classes) of images x."""
         heads = self.discriminator(_padded(x, self.side, -1.0))
         return heads[:, 0], heads[:, 1:]

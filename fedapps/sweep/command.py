@@ -1,7 +1,7 @@
 """`fedapps sweep`: runs a grid of settings in parallel, resumable, and writes tables, plots and a report.
 
-The results folder holds ``cells/`` (one results folder per cell), ``table.csv``, ``table.md``, ``plots/`` and ``report.html``. Running
-the same file again skips the finished cells and continues with the others.
+The results folder holds ``cells/`` (one results folder per run), ``table.csv``, ``table.md``, ``plots/`` and ``report.html``. Running
+the same file again skips the finished runs and continues with the others.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from fedapps.settings import default_config, read_settings
 from fedapps.sweep.grid import RESERVED
 from fedapps.sweep.page import write_page
 from fedapps.sweep.plan import Plan, read_plan
-from fedapps.sweep.pool import Cell, Ended, finished, run_cells
+from fedapps.sweep.pool import Ended, PlannedRun, finished, run_all
 from fedapps.sweep.tables import Results
 from fedapps.toml_text import read_toml
 
-_POLL = 1.0  # seconds between polls of the cells' folders
+_POLL = 1.0  # seconds between polls of the runs' folders
 
 
 def sweep(arguments: argparse.Namespace) -> int:
@@ -50,38 +50,38 @@ def _sweep(arguments: argparse.Namespace) -> int:
     if arguments.gpus_per_client and arguments.engine == "inline":
         raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
     if arguments.jobs and arguments.engine == "ray":
-        raise UserError("--jobs is for --engine inline: Ray runs a cell's clients in parallel, one cell after the other")
+        raise UserError("--jobs is for --engine inline: Ray runs the clients of one run in parallel, one run after the other")
     name = "-".join(filter(None, ("sweep", arguments.file.stem, arguments.scale)))
     out = (arguments.out or Path("results") / name).expanduser().absolute()
     plan = read_plan(arguments.file, arguments.settings, arguments.scale, out)
     if arguments.dry_run:
         return show_plan(plan)
     check_out(out)
-    missing = check_cells([point.cell for point in plan.points if not is_done(point.cell)])
+    missing = check_runs([point.run for point in plan.points if not is_done(point.run)])
     (out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(out):
         failed = run_missing(plan, missing, arguments)
         write_results(plan, out, failed)
     if failed:
-        raise RunFailed(f"{len(failed)} of {len(plan.points)} cells: see above, mend, and start again; what is finished is kept")
+        raise RunFailed(f"{len(failed)} of {len(plan.points)} runs: see above, mend, and start again; what is finished is kept")
     return 0
 
 
-def run_missing(plan: Plan, missing: Sequence[Cell], arguments: argparse.Namespace) -> dict[str, str]:
-    """Run the unfinished cells, show the progress, and return the reasons of failures by cell name."""
+def run_missing(plan: Plan, missing: Sequence[PlannedRun], arguments: argparse.Namespace) -> dict[str, str]:
+    """Start the unfinished runs, show the progress, and return the reasons of failures by run name."""
     failed: dict[str, str] = {}
-    with SweepProgress([point.cell for point in plan.points], missing) as progress:
+    with SweepProgress([point.run for point in plan.points], missing) as progress:
         by_ray = arguments.engine == "ray"
-        for ended in run_ray(missing, arguments.gpus_per_client) if by_ray else run_cells(missing, arguments.jobs or cores()):
+        for ended in run_ray(missing, arguments.gpus_per_client) if by_ray else run_all(missing, arguments.jobs or cores()):
             progress.tell(ended)
             if ended.error:
-                failed[ended.cell.folder.name] = ended.error
+                failed[ended.run.folder.name] = ended.error
     return failed
 
 
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
-    """Lock the folder against a second sweep, which would run the same cells concurrently. Raises ``UserError`` if it is locked."""
+    """Lock the folder against a second sweep, which would start the same runs. Raises ``UserError`` if it is locked."""
     with (out / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,40 +96,40 @@ def cores() -> int:
 
 
 def show_plan(plan: Plan) -> int:
-    """Print the cells and their states; return the exit status 0."""
+    """Print the runs and their states; return the exit status 0."""
     for point in plan.points:
-        state = "finished" if finished(point.cell.folder) else "to run"
-        print(f"{point.name}  ({point.cell.config['num-rounds']} rounds, {state})")
-    done = sum(finished(point.cell.folder) for point in plan.points)
-    print(f"{len(plan.points)} cells, {done} of them finished; results: {plan.points[0].cell.folder.parent.parent}")
+        state = "finished" if finished(point.run.folder) else "to run"
+        print(f"{point.name}  ({point.run.config['num-rounds']} rounds, {state})")
+    done = sum(finished(point.run.folder) for point in plan.points)
+    print(f"{len(plan.points)} runs, {done} of them finished; results: {plan.points[0].run.folder.parent.parent}")
     return 0
 
 
-def is_done(cell: Cell) -> bool:
-    """Return whether a cell is finished. Raises ``UserError`` if its folder holds a run with other settings."""
-    done = finished(cell.folder)
-    path = cell.folder / "settings.toml"
-    if path.exists() and (done or (cell.folder / "checkpoint").exists()):
+def is_done(run: PlannedRun) -> bool:
+    """Return whether a run is finished. Raises ``UserError`` if its folder was made with other settings."""
+    done = finished(run.folder)
+    path = run.folder / "settings.toml"
+    if path.exists() and (done or (run.folder / "checkpoint").exists()):
         known = default_config()
-        before = {key: known[key] for key in cell.config if key in known} | read_toml(path)
-        for key, value in cell.config.items():
+        before = {key: known[key] for key in run.config if key in known} | read_toml(path)
+        for key, value in run.config.items():
             if key not in FREE and before[key] != value and not (key == "num-clients" and not value):
                 raise UserError(
-                    f"{cell.folder} was run with {key} = {before[key]!r}, now it is {value!r}: choose another --out, "
+                    f"{run.folder} was run with {key} = {before[key]!r}, now it is {value!r}: choose another --out, "
                     "or delete that folder"
                 )
     return done
 
 
-def check_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with their numbers of clients filled in, each checked against its data. Raises ``UserError``."""
+def check_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs with their numbers of clients filled in, each checked against its data. Raises ``UserError``."""
     out = []
-    for cell in cells:
+    for run in runs:
         try:
-            settings, _ = checked(read_settings(cell.config))
+            settings, _ = checked(read_settings(run.config))
         except UserError as error:
-            raise UserError(f"{cell.folder.name}: {error}") from None
-        out.append(Cell({key: value for key, value in settings.flat().items() if key not in RESERVED}, cell.folder))
+            raise UserError(f"{run.folder.name}: {error}") from None
+        out.append(PlannedRun({key: value for key, value in settings.flat().items() if key not in RESERVED}, run.folder))
     return out
 
 
@@ -143,7 +143,7 @@ def check_out(out: Path) -> None:
 
 def write_results(plan: Plan, out: Path, failed: dict[str, str]) -> None:
     """Write tables, plots and the report, and print their paths."""
-    runs = {point.name: read_run(point.cell.folder) for point in plan.points if finished(point.cell.folder)}
+    runs = {point.name: read_run(point.run.folder) for point in plan.points if finished(point.run.folder)}
     if not runs:
         return
     results = Results(plan, runs)
@@ -154,30 +154,30 @@ def write_results(plan: Plan, out: Path, failed: dict[str, str]) -> None:
     print(f"\n{text}\ntables: {out / 'table.md'}, {out / 'table.csv'}\nreport: {report}")
 
 
-def run_ray(cells: Sequence[Cell], gpus_per_client: float) -> Iterator[Ended]:
-    """Run cells sequentially through Flower's Ray simulation and yield each as it ends."""
+def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ended]:
+    """Start the runs sequentially through Flower's Ray simulation and yield each as it ends."""
     from fedapps.engines import flower
 
-    for cell in cells:
-        resume = (cell.folder / "checkpoint").exists()
+    for run in runs:
+        resume = (run.folder / "checkpoint").exists()
         try:
-            settings = read_settings({**cell.config, "out": str(cell.folder), "resume": resume})
+            settings = read_settings({**run.config, "out": str(run.folder), "resume": resume})
             prepare_folder(settings, overwrite=not resume)
             outcome = flower.run_simulation(
                 None, settings.flat(), num_nodes=settings.num_clients, gpus_per_client=gpus_per_client,
-                log_path=cell.folder / "run.log", ended=_ended(cell.folder),
+                log_path=run.folder / "run.log", ended=_ended(run.folder),
             )  # fmt: skip
         except (UserError, RunFailed) as error:
-            yield Ended(cell, {}, str(error))
+            yield Ended(run, {}, str(error))
             continue
-        if status_of(cell.folder) is None:
-            set_status(cell.folder, outcome.status, outcome.details)
+        if status_of(run.folder) is None:
+            set_status(run.folder, outcome.status, outcome.details)
         if outcome.status == "interrupted":
             raise KeyboardInterrupt
         if outcome.status == "completed":
-            yield Ended(cell, read_run(cell.folder).summary)
+            yield Ended(run, read_run(run.folder).summary)
         else:
-            yield Ended(cell, {}, outcome.details or outcome.status)
+            yield Ended(run, {}, outcome.details or outcome.status)
 
 
 def _ended(folder: Path) -> Callable[[], str | None]:
@@ -185,13 +185,13 @@ def _ended(folder: Path) -> Callable[[], str | None]:
 
 
 class SweepProgress:
-    """Progress display of a sweep: a bar over all rounds in a terminal, and a line for every cell that ends."""
+    """Progress display of a sweep: a bar over all rounds in a terminal, and a line for every run that ends."""
 
-    def __init__(self, cells: Sequence[Cell], missing: Sequence[Cell], console: Console | None = None) -> None:
-        """Create the display for all ``cells``, of which ``missing`` are still to run."""
+    def __init__(self, runs: Sequence[PlannedRun], missing: Sequence[PlannedRun], console: Console | None = None) -> None:
+        """Create the display for all ``runs``, of which ``missing`` are still to run."""
         self._console = console or Console(stderr=True)
-        self._total, self._done = len(cells), len(cells) - len(missing)
-        self._rounds = {cell.folder: int(cell.config["num-rounds"]) for cell in missing}
+        self._total, self._done = len(runs), len(runs) - len(missing)
+        self._rounds = {run.folder: int(run.config["num-rounds"]) for run in missing}
         self._at = dict.fromkeys(self._rounds, 0)
         self._readers = {folder: RoundReader() for folder in self._rounds}
         self._failed = 0
@@ -201,7 +201,7 @@ class SweepProgress:
 
     def __enter__(self) -> Self:
         if self._done:
-            self._print(f"{self._done} of {self._total} cells are finished")
+            self._print(f"{self._done} of {self._total} runs are finished")
         if self._console.is_interactive and self._rounds:
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
@@ -228,14 +228,14 @@ class SweepProgress:
             self._console.show_cursor(True)
 
     def tell(self, ended: Ended) -> None:
-        """Print how a cell ended."""
+        """Print how a run ended."""
         self._failed += bool(ended.error)
         self._done += not ended.error
         self._print(f"[{self._done + self._failed}/{self._total}] {ended}", "red" if ended.error else None)
         if self._bar is not None:
             # A run may end before its last round, and a failed one has no further rounds.
-            self._at[ended.cell.folder] = self._rounds[ended.cell.folder]
-            self._readers.pop(ended.cell.folder, None)
+            self._at[ended.run.folder] = self._rounds[ended.run.folder]
+            self._readers.pop(ended.run.folder, None)
             self._show()
 
     def _watch(self) -> None:
@@ -251,7 +251,7 @@ class SweepProgress:
 
     def _describe(self) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        return f"{self._done}/{self._total} cells{failed}"
+        return f"{self._done}/{self._total} runs{failed}"
 
     def _print(self, text: str, style: str | None = None) -> None:
         console = self._bar.console if self._bar is not None else self._console

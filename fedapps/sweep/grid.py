@@ -1,7 +1,7 @@
 """Sweep files: which settings vary and which are fixed.
 
 A setting whose value is a list is an axis; ``[axis.NAME]`` is an axis of named cases, each a small table of settings. ``[[when]]``
-changes settings of some cells: its keys are conditions, its table ``set`` holds the settings of cells that satisfy them.
+changes settings of some runs: its keys are conditions, its table ``set`` holds the settings of runs that satisfy them.
 ``[scale.NAME]`` replaces settings, axes and options, or selects cases (``axis.NAME = ["one", "two"]``).
 """
 
@@ -20,9 +20,9 @@ from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
 
 SEED = "seed"
 TABLES = ("axis", "scale", "sweep", "when")
-MAX_CELLS = 10_000
+MAX_RUNS = 10_000
 #: Settings that the sweep sets itself.
-RESERVED = {"out": "the folders of the cells are the sweep's: choose --out", "resume": "a sweep always goes on where it stopped"}
+RESERVED = {"out": "the folders of the runs are the sweep's: choose --out", "resume": "a sweep always goes on where it stopped"}
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[when]]``: a cell whose settings match every condition (one of its values each) gets ``settings``."""
+    """One ``[[when]]``: a run whose settings match every condition (one of its values each) gets ``settings``."""
 
     conditions: Mapping[str, Sequence[Any]]
     settings: Mapping[str, Any]
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a cell with these settings matches; missing settings have their defaults."""
+        """Return whether a run with these settings matches; missing settings have their defaults."""
         known = default_config()
         return all(config.get(key, known[key]) in values for key, values in self.conditions.items())
 
@@ -182,7 +182,7 @@ def _cases(name: str, cases: Any) -> dict[str, dict[str, Any]]:
 
 def _list_axis(key: str, values: list[Any]) -> Axis:
     if not values:
-        raise UserError(f"{key} = []: a list without values leaves no cells")
+        raise UserError(f"{key} = []: a list without values leaves no runs")
     for index, value in enumerate(values):
         if value in values[:index]:
             raise UserError(f"{key} = {_text(values)}: {_text(value)} is given twice")
@@ -199,7 +199,7 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
-    """Raise ``UserError`` if a setting is set in two places, a row is not an axis, or there are too many cells.
+    """Raise ``UserError`` if a setting is set twice, a row is not an axis, or there are too many runs.
 
     ``given``: settings of the command line. ``picked``: axes of which only some cases are selected, so that fixed settings may be meant
     for the others.
@@ -223,14 +223,14 @@ def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
     for rule in grid.rules:
         for key in rule.settings:
             if key in owner or key in given:
-                place = f"the axis {owner[key]}" if key in owner else "the command line"
-                raise UserError(f"{key}: is decided by {place} and by a [[when]]: leave it to one")
+                setter = f"the axis {owner[key]}" if key in owner else "the command line"
+                raise UserError(f"{key}: is decided by {setter} and by a [[when]]: leave it to one")
     names = [name for name in names if name != SEED]
     for row in grid.options.rows:
         if row not in names:
             raise UserError(f"sweep.rows = {row!r}: {nearest(row, names)}choose of {listed(names, 'no axes')}")
-    if (count := math.prod(len(axis.values) for axis in grid.axes)) > MAX_CELLS:
-        raise UserError(f"{count} combinations of settings: leave values out until there are at most {MAX_CELLS}")
+    if (count := math.prod(len(axis.values) for axis in grid.axes)) > MAX_RUNS:
+        raise UserError(f"{count} combinations of settings: leave values out until there are at most {MAX_RUNS}")
 
 
 def _options(given: Mapping[str, Any]) -> SweepOptions:

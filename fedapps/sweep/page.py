@@ -1,4 +1,4 @@
-"""The plots and the HTML report of a sweep: curves over rounds, final values, all tables, failed cells."""
+"""The plots and the HTML report of a sweep: curves over rounds, final values, all tables, failed runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,12 +78,12 @@ def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
         scale = 100 if is_percent(measure) else 1
         for index, column in enumerate(columns):
             shift = 0.16 * (index - (len(columns) - 1) / 2)
-            found = [(place, entry.values(measure)) for place, row in enumerate(rows) if (entry := results.entry(row, column))]
-            found = [(place, [scale * value for value in values]) for place, values in found if values]
+            found = [(height, entry.values(measure)) for height, row in enumerate(rows) if (entry := results.entry(row, column))]
+            found = [(height, [scale * value for value in values]) for height, values in found if values]
             if not found:
                 continue
             means = [float(np.mean(values)) for _, values in found]
-            lines = [place + shift for place, _ in found]
+            lines = [height + shift for height, _ in found]
             colour = theme.series[index % len(theme.series)]
             starts, ends = ([(reach(v), y) for (_, v), y in zip(found, lines, strict=True)] for reach in (min, max))
             panel.whiskers(starts, ends, colour, 1.4)
@@ -148,7 +148,7 @@ def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]],
 
 
 def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
-    """Write ``plots/*.png`` and the self-contained ``report.html``; return its path. ``failed``: reasons by cell name."""
+    """Write ``plots/*.png`` and the self-contained ``report.html``; return its path. ``failed``: reasons by run name."""
     light, dark = figures(results, LIGHT), figures(results, DARK)
     (folder / "plots").mkdir(exist_ok=True)
     for name, figure in light.items():
@@ -185,11 +185,11 @@ def _html(results: Results, pictures: list[Html], failed: Mapping[str, str]) -> 
     body.append(html.heading("Details"))
     if failed:
         reasons = [(name, one_line(reason, 500)) for name, reason in failed.items()]
-        body.append(html.collapsible("Failed cells", str(len(failed)), html.table(["cell", "reason"], reasons, 2), is_open=True))
-    body.append(html.collapsible("Settings of all cells", str(len(plan.grid.fixed)), html.pairs(plan.grid.fixed.items())))
+        body.append(html.collapsible("Failed runs", str(len(failed)), html.table(["run", "reason"], reasons, 2), is_open=True))
+    body.append(html.collapsible("Settings of all runs", str(len(plan.grid.fixed)), html.pairs(plan.grid.fixed.items())))
     axes = [(axis.name, ", ".join(axis.values)) for axis in plan.grid.axes]
     body.append(html.collapsible("What varies", str(len(axes)), html.pairs(axes)))
-    body.append(html.collapsible("Cells", str(len(plan.points)), _cells(results)))
+    body.append(html.collapsible("Runs", str(len(plan.points)), _run_table(results)))
     return html.page(plan.title, body)
 
 
@@ -199,20 +199,20 @@ def _best_or_text(text: str) -> Html:
 
 def _subtitle(plan: Plan) -> str:
     varied = [f"{axis.name}: {len(axis.values)}" for axis in plan.grid.axes if len(axis.values) > 1]
-    return " · ".join([*varied, f"{len(plan.points)} cells"])
+    return " · ".join([*varied, f"{len(plan.points)} runs"])
 
 
 def _state(results: Results, failed: Mapping[str, str]) -> str:
-    done = f"{len(results.runs)} of {len(results.plan.points)} cells finished"
+    done = f"{len(results.runs)} of {len(results.plan.points)} runs finished"
     return f"✗ {done}, {len(failed)} failed: the same command goes on with them." if failed else f"✓ {done}."
 
 
-def _cells(results: Results) -> Html:
+def _run_table(results: Results) -> Html:
     runs: dict[str, RunFolder] = {run.path.name: run for run in results.runs}
     rows = []
     for point in results.plan.points:
         run = runs.get(point.name)
-        told = ", ".join(short_label(axis, label) for axis, label in point.place.items())
+        told = ", ".join(short_label(axis, label) for axis, label in point.labels.items())
         rows.append(
             (
                 told,
@@ -221,4 +221,4 @@ def _cells(results: Results) -> Html:
                 f"cells/{point.name}",
             )
         )
-    return html.table(["cell", "rounds", "time", "folder"], rows, 1)
+    return html.table(["run", "rounds", "time", "folder"], rows, 1)

@@ -1,7 +1,7 @@
-"""The cells of a sweep: all combinations of its axes, except for settings that a cell's method does not have.
+"""The points of a sweep: all combinations of its axes, except for settings that a point's method does not have.
 
-For such methods the axis is ignored, so that no cell runs twice: ``superfed.nu = [0, 1, 2]`` gives three cells of superfed-mm and one
-of fedavg.
+For such methods the axis is ignored, so that nothing runs twice: ``superfed.nu = [0, 1, 2]`` gives three runs of superfed-mm and one of
+fedavg.
 """
 
 import hashlib
@@ -17,28 +17,28 @@ from fedapps.errors import UserError
 from fedapps.prepare import completed
 from fedapps.settings import default_config, read_settings
 from fedapps.sweep.grid import RESERVED, SEED, Axis, Grid, listed, read_grid
-from fedapps.sweep.pool import Cell
+from fedapps.sweep.pool import PlannedRun
 from fedapps.toml_text import Value
 
-Place = tuple[tuple[str, str], ...]
+AxisLabels = tuple[tuple[str, str], ...]  # (axis, label) of each axis that applies
 
 
 @dataclass(frozen=True)
 class Point:
-    """A cell and its place in the grid: its label on each axis that applies to it."""
+    """A point of the grid: its run, and its label on each axis that applies to it."""
 
-    cell: Cell
-    place: Mapping[str, str]
+    run: PlannedRun
+    labels: Mapping[str, str]
 
     @property
     def name(self) -> str:
-        """The name of the cell's folder."""
-        return self.cell.folder.name
+        """The name of the run's folder."""
+        return self.run.folder.name
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid and its cells."""
+    """A grid and its points."""
 
     grid: Grid
     points: Sequence[Point]
@@ -50,7 +50,7 @@ class Plan:
 
 
 def read_plan(path: Path, assignments: Sequence[str] = (), scale: str = "", out: Path = Path()) -> Plan:
-    """Return the plan of a sweep file, with cell folders below ``out``. Raises ``UserError`` if the file is invalid."""
+    """Return the plan of a sweep file, with the folders of its runs below ``out``. Raises ``UserError`` if the file is invalid."""
     grid = read_grid(path, assignments, scale)
     try:
         return Plan(grid, _points(grid, out))
@@ -59,36 +59,36 @@ def read_plan(path: Path, assignments: Sequence[str] = (), scale: str = "", out:
 
 
 def _points(grid: Grid, out: Path) -> list[Point]:
-    """Return every cell of the grid once."""
-    places: dict[Place, dict[str, Value]] = {}
-    for labels in product(*(axis.values for axis in grid.axes)):
-        whole = list(zip(grid.axes, labels, strict=True))
+    """Return every point of the grid once."""
+    found: dict[AxisLabels, dict[str, Value]] = {}
+    for values in product(*(axis.values for axis in grid.axes)):
+        combination = list(zip(grid.axes, values, strict=True))
         try:
-            config = _config(grid, whole)
-            # Keys of other methods' tables are not in the settings, so an axis with only such keys does not apply to this cell.
+            config = _config(grid, combination)
+            # Keys of other methods' tables are not in the settings, so an axis with only such keys does not apply to this point.
             used = read_settings(config).flat()
-            place = tuple((axis.name, label) for axis, label in whole if axis.keys & used.keys())
-            if place not in places:
-                places[place] = {key: value for key, value in completed(config).flat().items() if key not in RESERVED}
+            labels = tuple((axis.name, label) for axis, label in combination if axis.keys & used.keys())
+            if labels not in found:
+                found[labels] = {key: value for key, value in completed(config).flat().items() if key not in RESERVED}
         except UserError as error:
-            raise UserError(f"{_spoken(whole)}{error}") from None
+            raise UserError(f"{_spoken(combination)}{error}") from None
     for axis in grid.axes:
-        if not any(axis.name in dict(place) for place in places):
+        if not any(axis.name in dict(labels) for labels in found):
             raise UserError(f"{axis.name}: no method of this sweep has {listed(sorted(axis.keys), 'it')}: leave the axis out")
     same: dict[str, str] = {}
     points = []
-    for (place, settings), name in zip(places.items(), _folder_names(list(places)), strict=True):
+    for (labels, settings), name in zip(found.items(), _folder_names(list(found)), strict=True):
         twin = same.setdefault(json.dumps(settings, sort_keys=True), name)
         if twin != name:
-            raise UserError(f"the cells {twin} and {name} have the same settings: leave one out")
-        points.append(Point(Cell(settings, out / "cells" / name), dict(place)))
+            raise UserError(f"the runs {twin} and {name} have the same settings: leave one out")
+        points.append(Point(PlannedRun(settings, out / "cells" / name), dict(labels)))
     return points
 
 
-def _config(grid: Grid, place: Sequence[tuple[Axis, str]]) -> dict[str, Any]:
-    """Return the settings of a place: the fixed ones, those of its labels, and those of the matching rules."""
+def _config(grid: Grid, combination: Sequence[tuple[Axis, str]]) -> dict[str, Any]:
+    """Return the settings of a combination: the fixed ones, those of its labels, and those of the matching rules."""
     config = dict(grid.fixed)
-    for axis, label in place:
+    for axis, label in combination:
         config |= axis.values[label]
     special: dict[str, Any] = {}
     for rule in grid.rules:
@@ -99,13 +99,13 @@ def _config(grid: Grid, place: Sequence[tuple[Axis, str]]) -> dict[str, Any]:
     return config | special
 
 
-def _folder_names(places: Sequence[Place]) -> list[str]:
-    """Return a folder name for each place: its labels, preceded by the setting's name unless it is the method or a named case."""
-    words = ["_".join(short_label(axis, label, "-") for axis, label in place) for place in places]
+def _folder_names(points: Sequence[AxisLabels]) -> list[str]:
+    """Return a folder name for each point: its labels, preceded by the setting's name unless it is the method or a named case."""
+    words = ["_".join(short_label(axis, label, "-") for axis, label in labels) for labels in points]
     names = [re.sub(r"[^\w.+=-]+", "-", text).strip("-.") or "run" for text in words]
     folded = [name.lower() for name in names]
     unclear = {name for name in names if len(name) > 120 or folded.count(name.lower()) > 1}
-    marks = [hashlib.sha256(repr(place).encode()).hexdigest()[:8] for place in places]
+    marks = [hashlib.sha256(repr(labels).encode()).hexdigest()[:8] for labels in points]
     return [f"{name[:100]}-{mark}" if name in unclear else name for name, mark in zip(names, marks, strict=True)]
 
 
@@ -114,7 +114,7 @@ def short_label(axis: str, label: str, sign: str = " = ") -> str:
     return f"{axis.rpartition('.')[2]}{sign}{label}" if axis in default_config() and axis != "method" else label
 
 
-def _spoken(place: Sequence[tuple[Axis, str]]) -> str:
-    """Return a prefix for error messages that names the cell; "" if there is only one."""
-    words = ", ".join(short_label(axis.name, label) for axis, label in place if len(axis.values) > 1 and axis.name != SEED)
+def _spoken(combination: Sequence[tuple[Axis, str]]) -> str:
+    """Return a prefix for error messages that names the point; "" if there is only one."""
+    words = ", ".join(short_label(axis.name, label) for axis, label in combination if len(axis.values) > 1 and axis.name != SEED)
     return f"{words}: " if words else ""

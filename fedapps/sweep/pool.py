@@ -1,6 +1,6 @@
-"""Process pool that runs cells through the inline engine in parallel, each with its own results folder.
+"""A process pool for the runs of a sweep: through the inline engine, in parallel, each with its own results folder.
 
-A finished cell is not run again; an interrupted one resumes from its checkpoint, or starts anew if there is none. A failing cell does
+A finished run is not started again; an interrupted one resumes from its checkpoint, or starts anew if there is none. A failing run does
 not stop the others.
 """
 
@@ -24,8 +24,8 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run: its settings (keys as in ``pyproject.toml``) and its results folder, whose name describes the run."""
+class PlannedRun:
+    """A run to do: its settings (keys as in ``pyproject.toml``) and its results folder, whose name describes it."""
 
     config: Mapping[str, Any]
     folder: Path
@@ -33,40 +33,40 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ended:
-    """A cell that has ended, with its summary or the reason for its failure."""
+    """A run that has ended, with its summary or the reason for its failure."""
 
-    cell: Cell
+    run: PlannedRun
     summary: Mapping[str, Any]
     error: str = ""
 
     def __str__(self) -> str:
         """Return a one-line progress message."""
         if self.error:
-            return f"{self.cell.folder.name}: failed: {self.error}"
-        return f"{self.cell.folder.name}: {self.summary['rounds-completed']} rounds in {self.summary['seconds']:.0f} s"
+            return f"{self.run.folder.name}: failed: {self.error}"
+        return f"{self.run.folder.name}: {self.summary['rounds-completed']} rounds in {self.summary['seconds']:.0f} s"
 
 
 def finished(folder: Path, rounds: int = 0) -> bool:
-    """Return whether a cell is completed and has run for at least ``rounds`` rounds (0: any number)."""
+    """Return whether a run is completed and has run for at least ``rounds`` rounds (0: any number)."""
     path = folder / "summary.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return known.get("status") == "completed" and int(known["rounds-completed"]) >= rounds
 
 
-def run_cells(cells: Iterable[Cell], processes: int = 0, after: Callable[[Cell], None] | None = None) -> Iterator[Ended]:
-    """Run cells and yield each as it ends; cells that share a folder run once.
+def run_all(runs: Iterable[PlannedRun], processes: int = 0, after: Callable[[PlannedRun], None] | None = None) -> Iterator[Ended]:
+    """Start the runs and yield each as it ends; of those that share a folder only one is started.
 
-    ``processes``: number of parallel processes (0: one per CPU). ``after(cell)``: called in the cell's process at its end, for example
+    ``processes``: number of parallel processes (0: one per CPU). ``after(run)``: called in the run's process at its end, for example
     to write further files to its folder; it must be a module-level function, since it is pickled.
     """
-    jobs = {cell.folder: cell for cell in cells}
+    jobs = {run.folder: run for run in runs}
     if not jobs:
         return
     os.environ |= ONE_THREAD  # inherited by the worker processes
     size = min(processes or os.cpu_count() or 1, len(jobs))
     others = set(active_children())
     with ProcessPoolExecutor(size, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
-        running = {pool.submit(run_cell, cell, after): cell for cell in jobs.values()}
+        running = {pool.submit(run_one, run, after): run for run in jobs.values()}
         try:
             for future in as_completed(running):
                 try:
@@ -76,7 +76,7 @@ def run_cells(cells: Iterable[Cell], processes: int = 0, after: Callable[[Cell],
                 except Exception as error:
                     yield Ended(running[future], {}, f"{type(error).__name__}: {error}")
         except BaseException:
-            # The pool would wait for the running cells and start some more, which takes minutes after Ctrl-C.
+            # The pool would wait for the current runs and start some more, which takes minutes after Ctrl-C.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(active_children()) - others:
                 process.terminate()
@@ -91,7 +91,7 @@ def _ignore_interrupts() -> None:
 
 
 def _mark_interrupted(folders: Iterable[Path]) -> None:
-    """Set the status of the running cells, whose processes were terminated, to "interrupted"."""
+    """Set the status of the current runs, whose processes were terminated, to "interrupted"."""
     from fedapps.results.writer import set_status
 
     for folder in folders:
@@ -100,18 +100,20 @@ def _mark_interrupted(folders: Iterable[Path]) -> None:
             set_status(folder, "interrupted")
 
 
-def run_missing(cells: Sequence[Cell], processes: int = 0, rounds: int = 0, after: Callable[[Cell], None] | None = None) -> None:
-    """Run the unfinished cells and report on stderr how each ended. Raises ``RunFailed`` at the end if one failed."""
+def run_missing(
+    runs: Sequence[PlannedRun], processes: int = 0, rounds: int = 0, after: Callable[[PlannedRun], None] | None = None
+) -> None:
+    """Start the unfinished runs and report on stderr how each ended. Raises ``RunFailed`` at the end if one failed."""
     failed = 0
-    for ended in run_cells([cell for cell in cells if not finished(cell.folder, rounds)], processes, after):
+    for ended in run_all([run for run in runs if not finished(run.folder, rounds)], processes, after):
         print(ended, file=sys.stderr, flush=True)
         failed += bool(ended.error)
     if failed:
-        raise RunFailed(f"{failed} cells failed: see above, mend, and start again; what is finished is kept")
+        raise RunFailed(f"{failed} of {len(runs)} runs failed: see above, mend, and start again; what is finished is kept")
 
 
-def run_cell(cell: Cell, after: Callable[[Cell], None] | None = None) -> dict[str, Any]:
-    """Run or resume one cell in this process and return its summary."""
+def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) -> dict[str, Any]:
+    """Start or resume one run in this process and return its summary."""
     import torch  # imported late: the main process needs none of these
 
     from fedapps.client_app import app
@@ -121,8 +123,8 @@ def run_cell(cell: Cell, after: Callable[[Cell], None] | None = None) -> dict[st
     from fedapps.settings import read_settings
 
     torch.set_num_threads(1)
-    resume = (cell.folder / "checkpoint").exists()
-    settings = read_settings({**cell.config, "out": str(cell.folder.absolute()), "resume": resume})
+    resume = (run.folder / "checkpoint").exists()
+    settings = read_settings({**run.config, "out": str(run.folder.absolute()), "resume": resume})
     prepare_folder(settings, overwrite=not resume)
     logger = logging.getLogger("flwr")
     level = logger.level
@@ -132,5 +134,5 @@ def run_cell(cell: Cell, after: Callable[[Cell], None] | None = None) -> dict[st
     finally:
         logger.setLevel(level)  # this process may log other runs
     if after:
-        after(cell)
+        after(run)
     return summary

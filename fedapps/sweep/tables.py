@@ -1,6 +1,6 @@
 """The tables of a sweep: mean and standard deviation over seeds, with the best of every column in bold; as Markdown and CSV.
 
-Rows are the first axis (or ``sweep.rows``) and every axis that does not apply to all cells; columns are the other axes except the seed.
+Rows are the first axis (or ``sweep.rows``) and every axis that does not apply to all runs; columns are the other axes except the seed.
 """
 
 import csv
@@ -20,7 +20,7 @@ from fedapps.sweep.plan import Plan, Point, short_label
 
 Labels = tuple[str, ...]
 
-#: Default measures: those of the first group of which a cell has any.
+#: Default measures: those of the first group of which a run has any.
 DEFAULTS = (
     ("auroc-mean", "auroc-worst", "auroc-parity-gap"),
     ("accuracy-mean", "accuracy-worst10", "ece-mean"),
@@ -43,7 +43,7 @@ def best_of(measure: str) -> Callable[[list[float]], float] | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One table entry: the cells that differ only in the seed, and the runs of the finished ones."""
+    """One table entry: the points that differ only in the seed, and the finished runs among them."""
 
     points: tuple[Point, ...]
     runs: tuple[RunFolder, ...]
@@ -105,17 +105,17 @@ class Results:
     """The finished runs of a sweep, arranged in rows and columns."""
 
     def __init__(self, plan: Plan, runs: Mapping[str, RunFolder]) -> None:
-        """Arrange the finished runs ``runs``, by cell name, according to ``plan``."""
+        """Arrange the finished runs ``runs``, by name, according to ``plan``."""
         self.plan = plan
         self.row_axes, self.column_axes = _axes(plan)
         self.entries: dict[tuple[Labels, Labels], Entry] = {}
         found: dict[tuple[Labels, Labels], list[Point]] = {}
         for point in plan.points:
-            place = self._labels(self.row_axes, point), self._labels(self.column_axes, point)
-            found.setdefault(place, []).append(point)
-        for place, points in found.items():
+            key = self._labels(self.row_axes, point), self._labels(self.column_axes, point)
+            found.setdefault(key, []).append(point)
+        for key, points in found.items():
             finished = tuple(runs[point.name] for point in points if point.name in runs)
-            self.entries[place] = Entry(tuple(points), finished)
+            self.entries[key] = Entry(tuple(points), finished)
         self.rows = list(dict.fromkeys(row for row, _ in self.entries))
         self.columns = list(dict.fromkeys(column for _, column in self.entries))
         self.known = list(dict.fromkeys(key for run in runs.values() for key in run.numbers))
@@ -124,10 +124,10 @@ class Results:
         self.measures = self._measures()
 
     def _labels(self, axes: Sequence[str], point: Point) -> Labels:
-        return tuple(point.place.get(axis, "") for axis in axes)
+        return tuple(point.labels.get(axis, "") for axis in axes)
 
     def _measures(self) -> list[str]:
-        """Return the measures of the tables: those requested that some cell has, or the defaults."""
+        """Return the measures of the tables: those requested that some run has, or the defaults."""
         if asked := [measure for measure in self.plan.grid.options.measures if measure not in self.absent]:
             return asked
         for names in DEFAULTS:
@@ -145,7 +145,7 @@ class Results:
     def row_name(self, row: Labels) -> str:
         """Return the name of a row: the value on the first axis, and names with values on the others."""
         if not self.row_axes:
-            return str(self.plan.points[0].cell.config["method"])
+            return str(self.plan.points[0].run.config["method"])
         told = [(axis, label) for axis, label in zip(self.row_axes, row, strict=True) if label]
         words = [label if axis == self.row_axes[0] else short_label(axis, label) for axis, label in told]
         return one_line(", ".join(words), 80) or "-"
@@ -161,7 +161,7 @@ class Results:
         return self.row_axes[0] if self.row_axes else "method"
 
     def entry(self, row: Labels, column: Labels) -> Entry | None:
-        """Return the entry at a place; ``None`` if the grid has none."""
+        """Return the entry in a row and a column; ``None`` if the grid has none."""
         return self.entries.get((row, column))
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
@@ -180,12 +180,12 @@ class Results:
 
     def table(self, measures: Sequence[str], mark: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
         """Return header and rows: one measure over all columns, or all measures if there is a single column."""
-        places = [(measure, column) for measure in measures for column in self.columns]
-        header = [self.corner, *(self.column_name(c) if len(self.columns) > 1 else heading(m) for m, c in places)]
-        best = {place: self.best(*place) for place in places}
+        shown = [(measure, column) for measure in measures for column in self.columns]
+        header = [self.corner, *(self.column_name(c) if len(self.columns) > 1 else heading(m) for m, c in shown)]
+        best = {(m, c): self.best(m, c) for m, c in shown}
         rows = []
         for row in self.rows:
-            cells = [(entry.text(m) if (entry := self.entry(row, c)) else "-", row in best[m, c]) for m, c in places]
+            cells = [(entry.text(m) if (entry := self.entry(row, c)) else "-", row in best[m, c]) for m, c in shown]
             rows.append([self.row_name(row), *(mark(text) if is_best else text for text, is_best in cells)])
         return header, rows
 
@@ -206,7 +206,7 @@ class Results:
         """Return the note below the tables: seeds, the meaning of bold, and measures that are left out."""
         seeds = max(len(entry.points) for entry in self.entries.values())
         over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One run each"
-        absent = [f" Left out, since no cell has it: {m} ({nearest(m, self.known)}see summary.json)." for m in self.absent]
+        absent = [f" Left out, since no run has it: {m} ({nearest(m, self.known)}see summary.json)." for m in self.absent]
         return f"{over}, at the end of the runs. The best value of a column is bold.{''.join(absent)}"
 
     def write_csv(self, path: Path) -> None:
@@ -231,8 +231,8 @@ def _axes(plan: Plan) -> tuple[list[str], list[str]]:
     """Return the names of the row axes and of the column axes."""
     names = [axis.name for axis in plan.grid.axes if axis.name != SEED]
     rows = list(plan.grid.options.rows) or names[:1]
-    # An axis that does not apply to some cells would leave gaps in a column: it distinguishes rows.
-    rows += [name for name in names if name not in rows and not all(name in point.place for point in plan.points)]
+    # An axis that does not apply to some runs would leave gaps in a column: it distinguishes rows.
+    rows += [name for name in names if name not in rows and not all(name in point.labels for point in plan.points)]
     several = [axis.name for axis in plan.grid.axes if len(axis.values) > 1]
     return rows, [name for name in names if name not in rows and name in several]
 

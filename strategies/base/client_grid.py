@@ -206,7 +206,7 @@ class ClientGrid(Grid):
             exchange.bytes_down += sizes[id(message.content)]
         replies = list(self.grid.send_and_receive(sent, timeout=timeout)) if sent else []
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        sound: list[tuple[ClientId, Message]] = []
+        valid: list[tuple[ClientId, Message]] = []
         dead: list[Failure] = []
         for message in sent:
             client = self.client_id(message.metadata.dst_node_id)
@@ -220,17 +220,17 @@ class ClientGrid(Grid):
                 log(WARNING, "client %s left out: %s", client, reason)
                 dead += exchange.failures[-1:] if reply is not None and _worker_died(reply) else []
             else:
-                sound.append((client, reply))
-        sound.sort(key=lambda pair: _order(pair[0]))
+                valid.append((client, reply))
+        valid.sort(key=lambda pair: _order(pair[0]))
         exchange.failures.sort(key=lambda failure: _order(failure.client))
-        exchange.clients = [client for client, _ in sound]
-        exchange.metrics = {client: metrics_of(reply.content) for client, reply in sound}
+        exchange.clients = [client for client, _ in valid]
+        exchange.metrics = {client: metrics_of(reply.content) for client, reply in valid}
         self.last = exchange
         if dead:
             raise RuntimeError(f"the worker process of client {dead[0].client} died (out of memory?): {dead[0].reason}")
         if sent:
-            log(INFO, "%s: %d of %d replies used", exchange.kind, len(sound), len(sent))
-        return [reply for _, reply in sound]
+            log(INFO, "%s: %d of %d replies used", exchange.kind, len(valid), len(sent))
+        return [reply for _, reply in valid]
 
     # --- the rest of the Grid interface, delegated to the wrapped grid -------------------------------------------
 
@@ -294,8 +294,8 @@ def _introduction(content: RecordDict) -> tuple[ClientId | None, int]:
         name, size = records[0]["client-id"], records[0].get("num-clients", 1)
     except Exception:  # untrusted input
         return None, 1
-    sound = type(name) is int or (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable())
-    return cast(ClientId, name) if sound else None, size if type(size) is int else 1
+    usable = type(name) is int or (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable())
+    return cast(ClientId, name) if usable else None, size if type(size) is int else 1
 
 
 def _fault(content: RecordDict) -> str:

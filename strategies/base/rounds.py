@@ -55,13 +55,13 @@ class Patience:
 
 @dataclass
 class _Tally:
-    sound_rounds: int = 0
+    rounds_with_replies: int = 0
     failed_in_a_row: int = 0
     last: list[Failure] = field(default_factory=list)
 
     def note(self, exchange: Exchange, asked: bool, patience: Patience) -> None:
         if len(exchange.clients) >= patience.min_replies or not asked:
-            self.sound_rounds, self.failed_in_a_row = self.sound_rounds + asked, 0
+            self.rounds_with_replies, self.failed_in_a_row = self.rounds_with_replies + asked, 0
         else:
             self.failed_in_a_row += 1
             self.last = exchange.failures or self.last
@@ -69,7 +69,7 @@ class _Tally:
     def check(self, patience: Patience, server_round: int) -> None:
         if self.failed_in_a_row >= patience.max_failed_rounds:
             raise TooFewReplies(
-                f"round {server_round}: fewer than min-replies = {patience.min_replies} sound replies for "
+                f"round {server_round}: fewer than min-replies = {patience.min_replies} valid replies for "
                 f"{self.failed_in_a_row} rounds in a row; {self.why()}"
             )
 
@@ -154,8 +154,8 @@ def run_rounds(
         if any(wishes) or is_finished(strategy):
             log(INFO, "stopped after round %d by %s", number, "a callback" if any(wishes) else "the strategy")
             break
-    if tally.last and not tally.sound_rounds:
-        raise TooFewReplies(f"no round had {patience.min_replies} sound replies; {tally.why()}")
+    if tally.last and not tally.rounds_with_replies:
+        raise TooFewReplies(f"no round had {patience.min_replies} valid replies; {tally.why()}")
     return result
 
 

@@ -292,7 +292,7 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(FedAvgClient, "train", fails)
         assert run(*settings, "min-replies=2", "max-failed-rounds=2", "--out", tmp_path / "r") == 1
-    assert "round 4: fewer than min-replies = 2 sound replies for 2 rounds in a row; client 1: " in capsys.readouterr().err
+    assert "round 4: fewer than min-replies = 2 valid replies for 2 rounds in a row; client 1: " in capsys.readouterr().err
     assert (tmp_path / "r" / "checkpoint" / "4" / "model.safetensors").exists()
     assert run("--resume", "min-replies=1", "--out", tmp_path / "r") == 0
     assert [len(row["failures"]) for row in rounds(tmp_path / "r")] == [0, 0, 5, 5, 0, 0]

@@ -1,4 +1,4 @@
-"""The package as it is handed out: settings listed with their defaults, one version, matching wheels, a lean app bundle."""
+"""The package as it is handed out: settings listed with their defaults, one version, matching wheels, a lean Flower app."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def test_the_wheel_and_the_app_hold_the_same_packages():
 
 
 @pytest.mark.slow
-def test_the_app_bundle_holds_the_four_packages_and_nothing_else(tmp_path):
+def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
     checkout = tmp_path / "fedapps"
     # Results, environments and caches stay behind; a few strangers are put in their place below.
     named = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.fab", "*.egg-info")
@@ -83,8 +83,8 @@ def test_the_app_bundle_holds_the_four_packages_and_nothing_else(tmp_path):
     command = [str(program("flwr")), "build", "--app", str(checkout)]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | quiet, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    (bundle,) = tmp_path.rglob("*.fab")
-    with zipfile.ZipFile(bundle) as archive:
+    (fab,) = tmp_path.rglob("*.fab")
+    with zipfile.ZipFile(fab) as archive:
         names = set(archive.namelist())
         config = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["config"]
     expected = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}

@@ -79,22 +79,22 @@ class Strange(ClientGrid):
             mutants = [copy.copy(reply) for reply in replies]
             for i, mutant in enumerate(mutants):
                 mutant.content = mutate(replies[i].content, rng) if i == victim else copy.deepcopy(replies[i].content)
-            self.judge(messages, mutants)
+            self.try_out(messages, mutants)
         return through(self, messages, replies)
 
-    def judge(self, messages, mutants):
+    def try_out(self, messages, mutants):
         shadow = copy.copy(self)
-        sound = through(shadow, messages, mutants)
+        valid = through(shadow, messages, mutants)
         library = getattr(self.strategy, "library", None)  # large, and never changed
         twin = copy.deepcopy(self.strategy, {id(library): library})
         config = next(iter(messages[0].content.config_records.values()))
-        self.used += len(sound) == len(mutants)
-        assert len(sound) >= len(mutants) - 1, [f.reason for f in shadow.last.failures]
+        self.used += len(valid) == len(mutants)
+        assert len(valid) >= len(mutants) - 1, [f.reason for f in shadow.last.failures]
         if messages[0].metadata.message_type == "evaluate" or config.get("phase") == "evaluate":
-            twin.aggregate_evaluate(config["server-round"], sound)
+            twin.aggregate_evaluate(config["server-round"], valid)
             summarise(shadow.last.metrics)
             mean_curves(shadow.last.metrics)
-        elif (arrays := twin.aggregate_train(config["server-round"], sound)[0]) is not None:
+        elif (arrays := twin.aggregate_train(config["server-round"], valid)[0]) is not None:
             assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
 
 

@@ -47,7 +47,7 @@ def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
     np.testing.assert_allclose(arrays_of(result)["w"], w, rtol=1e-6)
 
 
-def test_aaggff_d_learns_the_sampling_ratio_from_the_cohort():
+def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
     strategy, seen = AAggFFD(FedAvg(), AAggFFOptions(cdf="gumbel")), []
     client_grid = ClientGrid(
         InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 8), seed=2, clients_per_round=2

@@ -261,7 +261,7 @@ def test_generated_images_have_the_tasks_form(kind, shape):
     assert made.min() >= 0
     assert made.max() <= 1
     if kind is ACGAN:
-        source, logits = net.judge(made)
+        source, logits = net.discriminate(made)
         assert (source.shape, logits.shape) == ((CLASSES,), (CLASSES, CLASSES))
 
 
@@ -273,9 +273,9 @@ def test_the_divergence_is_torchs():
 
 
 def test_a_fake_is_to_be_recognised_as_what_it_was_made_as(monkeypatch):
-    """The label with which a generated image is judged is the one that it was generated with."""
+    """The label with which a generated image is classified is the one that it was generated with."""
     net = build_generator(ACGAN, SHAPE, CLASSES, 4, 0)
-    made, judged = [], []
+    made, classified = [], []
 
     def generate(z, y):
         made.append(y)
@@ -283,11 +283,11 @@ def test_a_fake_is_to_be_recognised_as_what_it_was_made_as(monkeypatch):
 
     monkeypatch.setattr(net, "generate", generate)
     monkeypatch.setattr(
-        "clients.fedcgan._judged", lambda net, x, y, real: judged.append((x, y)) or 0 * x.sum() + 0 * count_grad(net)
+        "clients.fedcgan._loss", lambda net, x, y, real: classified.append((x, y)) or 0 * x.sum() + 0 * count_grad(net)
     )
     client = FedCGANClient(net, model_fn, images(0), 0)
     client.train({**TRAIN, "server-round": 1})
-    fakes = [(x, y) for x, y in judged if torch.equal(x[:, 0, 0, 0], x[:, 0, 1, 1])]  # those without texture
+    fakes = [(x, y) for x, y in classified if torch.equal(x[:, 0, 0, 0], x[:, 0, 1, 1])]  # those without texture
     assert len(fakes) == 2 * len(made) > 0
     for x, y in fakes:
         torch.testing.assert_close(x[:, 0, 0, 0], y / 10)

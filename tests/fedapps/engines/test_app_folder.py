@@ -66,7 +66,7 @@ def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
     (site / "pyproject.toml").write_text("# not ours\n")
     (site / "fedapps" / "pyproject.toml").write_text("# ours\n")
     (site / "fedapps" / "engines" / "app_folder.py").write_bytes(Path(app_folder.__file__).read_bytes())
-    spec = importlib.util.spec_from_file_location("installed_bundle", site / "fedapps" / "engines" / "app_folder.py")
+    spec = importlib.util.spec_from_file_location("installed_app_folder", site / "fedapps" / "engines" / "app_folder.py")
     installed = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(installed)
     app = installed.copy_app(tmp_path / "app")

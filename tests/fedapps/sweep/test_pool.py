@@ -1,4 +1,4 @@
-"""Cells: finished ones are left alone, broken ones go on, failed ones are reported beside the others."""
+"""Runs of a pool: finished ones are left alone, broken ones go on, failed ones are reported beside the others."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from fedapps import run as run_module
 from fedapps.errors import RunFailed
-from fedapps.sweep.pool import Cell, finished, run_cell, run_cells, run_missing
+from fedapps.sweep.pool import PlannedRun, finished, run_all, run_missing, run_one
 from strategies.base.rounds import Round
 
 LASSO: dict[str, Any] = {
@@ -16,15 +16,15 @@ LASSO: dict[str, Any] = {
 }  # fmt: skip
 
 
-def leave_note(cell: Cell) -> None:
-    (cell.folder / "note.txt").write_text("seen")
+def leave_note(run: PlannedRun) -> None:
+    (run.folder / "note.txt").write_text("seen")
 
 
 @pytest.mark.slow
-def test_a_failed_cell_does_not_stop_the_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    good = Cell({**LASSO, "num-rounds": 3}, tmp_path / "good")
-    bad = Cell({**LASSO, "num-rounds": 3, "lasso.sparsity": 0}, tmp_path / "bad")
-    with pytest.raises(RunFailed, match="1 cells failed"):
+def test_a_failed_run_does_not_stop_the_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    good = PlannedRun({**LASSO, "num-rounds": 3}, tmp_path / "good")
+    bad = PlannedRun({**LASSO, "num-rounds": 3, "lasso.sparsity": 0}, tmp_path / "bad")
+    with pytest.raises(RunFailed, match="1 of 2 runs failed"):
         run_missing([bad, good], processes=1, after=leave_note)
     said = capfd.readouterr().err
     assert "bad: failed: " in said
@@ -36,16 +36,16 @@ def test_a_failed_cell_does_not_stop_the_other(tmp_path: Path, capfd: pytest.Cap
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    cell = Cell({**LASSO, "num-rounds": 2}, tmp_path / "cell")
-    run_cell(cell)
-    before = (cell.folder / "summary.json").stat().st_mtime_ns
-    run_missing([cell], rounds=2)
-    assert (cell.folder / "summary.json").stat().st_mtime_ns == before
+    run = PlannedRun({**LASSO, "num-rounds": 2}, tmp_path / "run")
+    run_one(run)
+    before = (run.folder / "summary.json").stat().st_mtime_ns
+    run_missing([run], rounds=2)
+    assert (run.folder / "summary.json").stat().st_mtime_ns == before
 
 
-def test_a_broken_cell_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, broken = (Cell({**LASSO, "num-rounds": 6}, tmp_path / name) for name in ("whole", "broken"))
-    run_cell(whole)
+def test_a_broken_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, broken = (PlannedRun({**LASSO, "num-rounds": 6}, tmp_path / name) for name in ("whole", "broken"))
+    run_one(whole)
 
     class Dies(run_module.Recorder):
         def __call__(self, now: Round) -> None:
@@ -56,13 +56,13 @@ def test_a_broken_cell_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "Recorder", Dies)
         with pytest.raises(KeyboardInterrupt):
-            run_cell(broken)
+            run_one(broken)
     assert not finished(broken.folder)
-    assert run_cell(broken)["rounds-completed"] == 6
-    ends = [json.loads((cell.folder / "rounds.jsonl").read_text().splitlines()[-1]) for cell in (whole, broken)]
+    assert run_one(broken)["rounds-completed"] == 6
+    ends = [json.loads((run.folder / "rounds.jsonl").read_text().splitlines()[-1]) for run in (whole, broken)]
     assert ends[0]["train"] == ends[1]["train"]
     assert (whole.folder / "model.safetensors").read_bytes() == (broken.folder / "model.safetensors").read_bytes()
 
 
-def test_no_cells_need_no_processes() -> None:
-    assert list(run_cells([])) == []
+def test_no_runs_need_no_processes() -> None:
+    assert list(run_all([])) == []

@@ -1,4 +1,4 @@
-"""A sweep: which cells a file means, what is said of a wrong one, what the tables hold, what a second start does."""
+"""A sweep: which runs a file means, what is said of a wrong one, what the tables hold, what a second start does."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ from fedapps.sweep import command as sweep_module
 from fedapps.sweep.command import SweepProgress
 from fedapps.sweep.page import write_page
 from fedapps.sweep.plan import read_plan
-from fedapps.sweep.pool import Ended, run_cell
+from fedapps.sweep.pool import Ended, run_one
 from fedapps.sweep.tables import Results, best_of
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
@@ -48,17 +48,17 @@ def plan_of(tmp_path):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Cells run one after the other in this process; those that are named in the returned dictionary fail with its text."""
+    """Runs go one after the other in this process; those that are named in the returned dictionary fail with its text."""
     broken = {}
 
-    def run_cells(cells, processes):
-        for cell in cells:
-            if cell.folder.name in broken:
-                yield Ended(cell, {}, broken[cell.folder.name])
+    def run_all(runs, processes):
+        for run in runs:
+            if run.folder.name in broken:
+                yield Ended(run, {}, broken[run.folder.name])
             else:
-                yield Ended(cell, run_cell(cell))
+                yield Ended(run, run_one(run))
 
-    monkeypatch.setattr(sweep_module, "run_cells", run_cells)
+    monkeypatch.setattr(sweep_module, "run_all", run_all)
     return broken
 
 
@@ -66,7 +66,7 @@ def names(plan):
     return [point.name for point in plan.points]
 
 
-# --- cells -------------------------------------------------------------------------------------------------------------
+# --- points and runs ---------------------------------------------------------------------------------------------------
 
 
 def test_lists_are_axes_and_a_methods_own_table_is_none_for_others(plan_of):
@@ -79,9 +79,9 @@ def test_lists_are_axes_and_a_methods_own_table_is_none_for_others(plan_of):
         "superfed-mm_seed-1_nu-0.5",
         "superfed-mm_seed-1_nu-2",
     ]
-    last = plan.points[-1].cell.config
+    last = plan.points[-1].run.config
     assert (last["method"], last["seed"], last["superfed.nu"], last["superfed.mu"]) == ("superfed-mm", 1, 2.0, 0.25)
-    assert not any(key.startswith("superfed") for key in plan.points[0].cell.config)
+    assert not any(key.startswith("superfed") for key in plan.points[0].run.config)
 
 
 def test_the_options_of_a_wrapped_method_count(plan_of):
@@ -103,16 +103,16 @@ def test_cases_set_several_settings_and_can_be_picked(plan_of):
         [scale.other]
         axis.kind = { third = { num-rounds = 9 } }
     """
-    configs = {point.name: point.cell.config for point in plan_of(text).points}
+    configs = {point.name: point.run.config for point in plan_of(text).points}
     assert list(configs) == ["plain", "two-classes"]
     told = {name: (c["data.partition"], c["num-clients"], c["superfed.nu"]) for name, c in configs.items()}
     assert told == {"plain": ("iid", 7, 3.0), "two-classes": ("pathological", 0, 1.0)}
     assert names(plan_of(text, scale="one")) == ["two-classes"]
     assert names(plan_of(text, 'axis.kind=["plain"]')) == ["plain"]
-    assert plan_of(text, scale="other").points[0].cell.config["num-rounds"] == 9
+    assert plan_of(text, scale="other").points[0].run.config["num-rounds"] == 9
 
 
-def test_rules_give_some_cells_settings_of_their_own(plan_of):
+def test_rules_give_some_runs_settings_of_their_own(plan_of):
     text = """
         method = ["superfed-mm", "superfed-lm"]
         num-clients = [5, 9]
@@ -125,7 +125,7 @@ def test_rules_give_some_cells_settings_of_their_own(plan_of):
         num-clients = 9
         set.superfed.start = 0.125
     """
-    told = {point.name: (point.cell.config["superfed.nu"], point.cell.config["superfed.start"]) for point in plan_of(text).points}
+    told = {point.name: (point.run.config["superfed.nu"], point.run.config["superfed.start"]) for point in plan_of(text).points}
     assert told == {
         "superfed-mm_num-clients-5": (1.5, 0.4),
         "superfed-mm_num-clients-9": (1.5, 0.125),
@@ -138,19 +138,19 @@ def test_scale_and_command_line_replace_what_the_file_says(plan_of):
     text = "num-rounds = 100\nseed = [0, 1, 2]\n[scale.small]\nnum-rounds = 5\ntrain.local-epochs = 3\nseed = 7\n"
     small = plan_of(text, scale="small")
     assert names(small) == ["run"]
-    assert [small.points[0].cell.config[key] for key in ("num-rounds", "train.local-epochs", "seed")] == [5, 3, 7]
+    assert [small.points[0].run.config[key] for key in ("num-rounds", "train.local-epochs", "seed")] == [5, 3, 7]
     assert small.grid.name == "grid-small"
     assert names(plan_of(text, "seed=[4,5]", "num-rounds=1", scale="small")) == ["seed-4", "seed-5"]
-    assert {point.cell.config["num-rounds"] for point in plan_of(text, "num-rounds=1").points} == {1}
+    assert {point.run.config["num-rounds"] for point in plan_of(text, "num-rounds=1").points} == {1}
 
 
 def test_a_folder_of_data_does_not_depend_on_the_directory(plan_of, tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert plan_of("[data]\nsource = './images'\n").points[0].cell.config["data.source"] == str(tmp_path / "images")
+    assert plan_of("[data]\nsource = './images'\n").points[0].run.config["data.source"] == str(tmp_path / "images")
 
 
-def test_folders_of_cells_are_names_that_every_disk_takes(plan_of):
+def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
     cases = ["a/b ../c", "a b .. c", "A", "a"]
     text = "[axis.x]\n" + "".join(f'"{case}" = {{ num-rounds = {3 + index} }}\n' for index, case in enumerate(cases))
     found = names(plan_of(text))
@@ -164,7 +164,7 @@ def test_folders_of_cells_are_names_that_every_disk_takes(plan_of):
     [
         ("num-round = 3", [], "unknown setting 'num-round': did you mean 'num-rounds'?"),
         ("[superfed]\nnou = [1, 2]", [], "unknown setting 'superfed.nou': did you mean 'superfed.nu'?"),
-        ("seed = []", [], "seed = []: a list without values leaves no cells"),
+        ("seed = []", [], "seed = []: a list without values leaves no runs"),
         ("seed = [0, 1, 0]", [], "seed = [0, 1, 0]: 0 is given twice"),
         ("train.momentum = [1, 1.0]", [], "train.momentum = [1, 1.0]: 1.0 is given twice"),
         ("num-rounds = [1, 'two']", [], "num-rounds = two: num-rounds = 'two': must be a whole number"),
@@ -177,14 +177,14 @@ def test_folders_of_cells_are_names_that_every_disk_takes(plan_of):
         ("seed = [1]\naxis.a.x.seed = 2", [], "seed: is decided by two axes, seed and a"),
         ("num-rounds = 2\naxis.a.x.num-rounds = 3", [], "num-rounds = 2: axis.a decides it, too"),
         ("axis.a.x.num-rounds = 3\naxis.a.y.seed = 1", ["num-rounds=5"], "num-rounds = 5: axis.a decides it, too"),
-        ("axis.a.x.num-rounds = 3\naxis.a.y.num-rounds = 3", [], "the cells x and y have the same settings"),
-        ("axis.a.x = {}\naxis.a.y.num-rounds = 50", [], "the cells x and y have the same settings"),
+        ("axis.a.x.num-rounds = 3\naxis.a.y.num-rounds = 3", [], "the runs x and y have the same settings"),
+        ("axis.a.x = {}\naxis.a.y.num-rounds = 50", [], "the runs x and y have the same settings"),
         ("axis.a.x.seed = [1, 2]", [], "axis.a.x: seed is a list"),
         ("axis.a = 3", [], "axis.a: must be a table of cases"),
         ("axis = 3", [], "axis = 3: must be a table"),
         ("axis.noise.x.seed = 1", ["axis.nose=['x']"], "axis.nose: did you mean 'noise'?"),
         ("axis.noise.pair.seed = 1", ["axis.noise=['pear']"], "axis.noise = ['pear']: did you mean 'pair'?"),
-        ("out = 'x'", [], "out: the folders of the cells are the sweep's: choose --out"),
+        ("out = 'x'", [], "out: the folders of the runs are the sweep's: choose --out"),
         ("resume = true", [], "resume: a sweep always goes on"),
         ("[scale.small]\nseed = 1", ["--scale", "smal"], "--scale smal: did you mean 'small'? it has small"),
         ("seed = 1", ["--scale", "small"], "--scale small: it has no scales"),
@@ -232,16 +232,16 @@ def test_the_sweeps_of_the_project_plan_at_every_scale(path):
     scales = re.findall(r"^\[scale\.(\w+)\]", path.read_text(), re.M)
     assert "small" in scales
     whole, small = read_plan(path), read_plan(path, scale="small")
-    work = [sum(point.cell.config["num-rounds"] for point in plan.points) for plan in (whole, small)]
+    work = [sum(point.run.config["num-rounds"] for point in plan.points) for plan in (whole, small)]
     assert work[1] <= work[0] / 5
     for scale in scales:
         assert read_plan(path, scale=scale).points
 
 
-def test_the_pages_example_makes_as_many_cells_as_it_says(plan_of):
+def test_the_pages_example_makes_as_many_runs_as_it_says(plan_of):
     page = (EXPERIMENTS.parent / "docs" / "sweep.md").read_text()
     text = re.search(r"^```toml\n(.*?)^```", page, re.M | re.S)[1]
-    whole, small = map(int, re.search(r"makes (\d+) cells, (\d+) at the small scale", page).groups())
+    whole, small = map(int, re.search(r"makes (\d+) runs, (\d+) at the small scale", page).groups())
     assert (len(plan_of(text).points), len(plan_of(text, scale="small").points)) == (whole, small)
 
 
@@ -250,7 +250,7 @@ def test_the_pages_example_makes_as_many_cells_as_it_says(plan_of):
 
 @pytest.fixture
 def results_of(plan_of, write_run):
-    """`results_of(text, accuracy)` are the results of a sweep whose cell NAME ended with `accuracy[NAME]`; None: it failed."""
+    """`results_of(text, accuracy)` are the results of a sweep whose run NAME ended with `accuracy[NAME]`; None: it failed."""
 
     def results(text, accuracy):
         plan = plan_of(text)
@@ -314,10 +314,10 @@ def test_rows_can_be_chosen(results_of):
 
 
 @pytest.mark.parametrize("others", ["", ", 'accuracy-mean'"])
-def test_a_measure_that_no_cell_has_is_left_out_and_said(results_of, others):
+def test_a_measure_that_no_run_has_is_left_out_and_said(results_of, others):
     results = results_of(f"[sweep]\nmeasures = ['acuracy-mean'{others}]\n", {"run": 0.5})
     assert results.measures[0] == "accuracy-mean"
-    assert "no cell has it: acuracy-mean (did you mean 'accuracy-mean'?" in results.markdown()
+    assert "no run has it: acuracy-mean (did you mean 'accuracy-mean'?" in results.markdown()
 
 
 def test_which_end_of_a_measure_is_best():
@@ -333,9 +333,9 @@ def test_the_page_stands_alone_and_escapes_names(results_of, tmp_path):
         'superfed.nu = [0.0, 1.0, 2.0]\nsuperfed.mu = [0.0, 0.1, 0.2]\nmethod = "superfed-mm"\n[sweep]\n'
         'title = "<i>nu</i> & mu"\nrows = ["kind", "superfed.nu"]\n[axis.kind]\n"<script>" = { num-rounds = 4 }\n'
     )
-    cells = [f"nu-{nu}_mu-{mu}_-script" for nu in ("0.0", "1.0", "2.0") for mu in ("0.0", "0.1", "0.2")]
-    results = results_of(text, {name: (None if index == 4 else 0.1 * index) for index, name in enumerate(cells)})
-    page = write_page(results, tmp_path, {cells[4]: "it <b>died</b>"}).read_text()
+    runs = [f"nu-{nu}_mu-{mu}_-script" for nu in ("0.0", "1.0", "2.0") for mu in ("0.0", "0.1", "0.2")]
+    results = results_of(text, {name: (None if index == 4 else 0.1 * index) for index, name in enumerate(runs)})
+    page = write_page(results, tmp_path, {runs[4]: "it <b>died</b>"}).read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert "&lt;i&gt;nu&lt;/i&gt; &amp; mu" in page
@@ -343,18 +343,18 @@ def test_the_page_stands_alone_and_escapes_names(results_of, tmp_path):
     assert not re.search(r'(?:src|href|srcset)="(?!data:)', page)
     assert "http" not in page.replace("http-equiv", "")
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["curves.png", "grid.png", "values.png"]
-    assert "8 of 9 cells finished, 1 failed" in page
+    assert "8 of 9 runs finished, 1 failed" in page
 
 
 # --- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_cell_stops_no_other_and_a_second_start_does_only_what_is_missing(tmp_path, in_process, capsys):
+def test_a_failed_run_stops_no_other_and_a_second_start_does_only_what_is_missing(tmp_path, in_process, capsys):
     path, out = tmp_path / "grid.toml", tmp_path / "out"
     path.write_text(LASSO + "seed = [0, 1, 2]\n")
     command = ["sweep", str(path), "--out", str(out)]
     assert main([*command, "--dry-run"]) == 0
-    assert "3 cells, 0 of them finished" in capsys.readouterr().out
+    assert "3 runs, 0 of them finished" in capsys.readouterr().out
     assert not out.exists()
 
     in_process["seed-1"] = "RuntimeError: no luck"
@@ -364,7 +364,7 @@ def test_a_failed_cell_stops_no_other_and_a_second_start_does_only_what_is_missi
     assert lines[0].startswith("[1/3] seed-0: 4 rounds in ")
     assert lines[1] == "[2/3] seed-1: failed: RuntimeError: no luck"
     assert lines[2].startswith("[3/3] seed-2: 4 rounds in ")
-    assert lines[3].startswith("fedapps: the run failed: 1 of 3 cells")
+    assert lines[3].startswith("fedapps: the run failed: 1 of 3 runs")
     assert "(2 of 3)" in (out / "table.md").read_text()
     assert "RuntimeError: no luck" in (out / "report.html").read_text()
     before = {seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns for seed in (0, 2)}
@@ -372,7 +372,7 @@ def test_a_failed_cell_stops_no_other_and_a_second_start_does_only_what_is_missi
     in_process.clear()
     assert main(command) == 0
     said = capsys.readouterr()
-    assert said.err.splitlines()[0] == "2 of 3 cells are finished"
+    assert said.err.splitlines()[0] == "2 of 3 runs are finished"
     assert said.err.splitlines()[1].startswith("[3/3] seed-1: 4 rounds in ")
     assert "(2 of 3)" not in (out / "table.md").read_text()
     assert {seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns for seed in (0, 2)} == before
@@ -405,8 +405,8 @@ def test_a_second_sweep_keeps_out_of_the_folder(tmp_path, in_process, capsys):
     assert main(command) == 0
 
 
-def test_ray_goes_through_the_cells_one_by_one(tmp_path, monkeypatch, capsys):
-    """Flower's simulation is told the cell's settings; a run that it loses is a failed cell."""
+def test_ray_goes_through_the_runs_one_by_one(tmp_path, monkeypatch, capsys):
+    """Flower's simulation is told the run's settings; a run that it loses is a failed one."""
     from fedapps.engines import flower
 
     asked = []
@@ -415,9 +415,9 @@ def test_ray_goes_through_the_cells_one_by_one(tmp_path, monkeypatch, capsys):
         asked.append((config["seed"], num_nodes, gpus_per_client))
         if config["seed"] == 1:
             return flower.Outcome("failed", "Ray died", None)
-        from fedapps.sweep.pool import Cell
+        from fedapps.sweep.pool import PlannedRun
 
-        run_cell(Cell({key: value for key, value in config.items() if key not in ("out", "resume")}, Path(config["out"])))
+        run_one(PlannedRun({key: value for key, value in config.items() if key not in ("out", "resume")}, Path(config["out"])))
         return flower.Outcome("completed", "", None)
 
     monkeypatch.setattr(flower, "run_simulation", run_simulation)
@@ -437,29 +437,29 @@ def test_ray_goes_through_the_cells_one_by_one(tmp_path, monkeypatch, capsys):
     assert "seed-1: failed: Ray died" in capsys.readouterr().err
 
 
-def test_in_a_terminal_the_rounds_of_running_cells_count(plan_of, write_run):
+def test_in_a_terminal_the_rounds_of_current_runs_count(plan_of, write_run):
     from io import StringIO
 
     from rich.console import Console
 
     plan = plan_of("seed = [0, 1]\nnum-rounds = 8\n")
     console = Console(file=StringIO(), force_terminal=True, width=120)
-    cells = [point.cell for point in plan.points]
-    with SweepProgress(cells, cells, console) as progress:
+    runs = [point.run for point in plan.points]
+    with SweepProgress(runs, runs, console) as progress:
         write_run("out/cells/seed-0", rounds=4, planned=8)
         deadline = time.monotonic() + 20
-        while progress._at[cells[0].folder] < 4 and time.monotonic() < deadline:
+        while progress._at[runs[0].folder] < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert progress._bar.tasks[0].completed == 4
-        progress.tell(Ended(cells[1], {}, "it died"))
-        assert progress._bar.tasks[0].description == "0/2 cells, 1 failed"
+        progress.tell(Ended(runs[1], {}, "it died"))
+        assert progress._bar.tasks[0].description == "0/2 runs, 1 failed"
         assert progress._bar.tasks[0].completed == 12
     assert "[1/2] seed-1: failed: it died" in console.file.getvalue()
 
 
 @pytest.mark.slow
 def test_two_processes_and_an_interrupt(tmp_path):
-    """Ctrl-C ends the processes of the cells at once, and the next start goes on from their checkpoints."""
+    """Ctrl-C ends the processes of the runs at once, and the next start goes on from their checkpoints."""
     path, out = tmp_path / "grid.toml", tmp_path / "out"
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 1000000") + "seed = [0, 1, 2]\n")
     command = [sys.executable, "-m", "fedapps", "sweep", str(path), "--jobs", "2", "--out", str(out)]

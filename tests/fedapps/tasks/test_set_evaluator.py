@@ -1,4 +1,4 @@
-"""The classifier that judges a set, sets on disk and runs that start from them, pictures, and mistakes about all of these."""
+"""The classifier that evaluates a set, sets on disk and runs that start from them, pictures, and mistakes about all of these."""
 
 import json
 
@@ -158,10 +158,10 @@ class Still:
         return np.full((4, 1, 8, 8), arrays / 10, np.float32), np.array([0, 0, 1, 1])
 
 
-def test_an_album_of_a_run_and_of_its_continuation(tmp_path):
-    album = ImageGrids(tmp_path, Still(), 2, 2)
+def test_the_image_grids_of_a_run_and_of_its_continuation(tmp_path):
+    pictures = ImageGrids(tmp_path, Still(), 2, 2)
     for number in range(1, 6):
-        album(Round(number, 9, number, None, None))
+        pictures(Round(number, 9, number, None, None))
     assert [path.stem for path in grids(tmp_path)] == ["round-000002", "round-000004"]
     again = ImageGrids(tmp_path, Still(), 2, 2, done=3)
     assert [path.stem for path in grids(tmp_path)] == ["round-000002"]
@@ -200,8 +200,8 @@ def test_a_server_that_has_no_image_starts_all_the_same(method):
     x, y = strategy.samples(to_record(strategy.first_arrays()))
     assert x.shape == (100, 3, 8, 8)
     assert np.bincount(y).tolist() == [25] * 4
-    judged, measured = strategy.evaluator(x[::10], y[::10], 1)
-    assert list(judged) == list(task.model_fn(0).state_dict())
+    classifier, measured = strategy.evaluator(x[::10], y[::10], 1)
+    assert list(classifier) == list(task.model_fn(0).state_dict())
     assert measured == {}
 
 

@@ -23,7 +23,7 @@ def csv_file(path, rows, header="age,kind,sex,label,unused"):
     return str(path)
 
 
-def sound_rows(n=20, kinds="ab"):
+def valid_rows(n=20, kinds="ab"):
     return [f"{i}.5,{kinds[i % len(kinds)]},{(i // 2) % 2},{i % 2},x" for i in range(n)]
 
 
@@ -63,7 +63,7 @@ def test_a_table_has_the_features_of_the_settings_whatever_values_a_site_has_see
 
 
 def test_a_folder_gives_the_same_table_as_a_csv_file(tmp_path):
-    rows = sound_rows()
+    rows = valid_rows()
     (tmp_path / "folder").mkdir()
     csv_file(tmp_path / "folder" / "train.csv", rows)
     one = site(TABLE, csv_file(tmp_path / "a.csv", rows))
@@ -86,12 +86,12 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "header", "message"),
     [
-        (["1,x,0,1,z", *sound_rows()], None, r"a\.csv: column 'kind' holds 'x', but sites\.columns names a, b, c for it"),
-        (["old,a,0,1,z", *sound_rows()], None, r"a\.csv: column 'age' holds a str value, which is no number: write"),
-        (["1,a,0,2,z", *sound_rows()], None, r"a\.csv: label 'label' holds 0, 1, 2: it must be 0 or 1"),
-        (["1,a,0,,z", *sound_rows()], None, r"a\.csv: label 'label' holds 0, 1, None"),
-        (["1,a,0,1", *sound_rows()], None, r"a\.csv: not every row has as many cells"),
-        (sound_rows(), "age,sort,sex,label,unused", r"a\.csv: no column 'kind' .*: it has age, sort, sex"),
+        (["1,x,0,1,z", *valid_rows()], None, r"a\.csv: column 'kind' holds 'x', but sites\.columns names a, b, c for it"),
+        (["old,a,0,1,z", *valid_rows()], None, r"a\.csv: column 'age' holds a str value, which is no number: write"),
+        (["1,a,0,2,z", *valid_rows()], None, r"a\.csv: label 'label' holds 0, 1, 2: it must be 0 or 1"),
+        (["1,a,0,,z", *valid_rows()], None, r"a\.csv: label 'label' holds 0, 1, None"),
+        (["1,a,0,1", *valid_rows()], None, r"a\.csv: not every row has as many cells"),
+        (valid_rows(), "age,sort,sex,label,unused", r"a\.csv: no column 'kind' .*: it has age, sort, sex"),
         ([], None, r"a\.csv: no rows"),
         (["1,a,0,1,z"] * 9, None, r"has 0 rows of label 0 and 9 of label 1"),
     ],
@@ -144,7 +144,7 @@ def run_on(sites, config, out):
 
 
 def test_a_run_over_named_sites(tmp_path, caplog):
-    sites = {name: csv_file(tmp_path / f"{name}.csv", sound_rows(20 + i)) for i, name in enumerate(["rome", "oslo"])}
+    sites = {name: csv_file(tmp_path / f"{name}.csv", valid_rows(20 + i)) for i, name in enumerate(["rome", "oslo"])}
     summary = run_on(sites, TABLE, tmp_path / "good")
     assert (summary["status"], summary["failures"]) == ("completed", 0)
     table = (tmp_path / "good" / "clients.csv").read_text()
@@ -153,8 +153,8 @@ def test_a_run_over_named_sites(tmp_path, caplog):
 
 @pytest.mark.parametrize("faulty", ["data", "none"])
 def test_a_site_that_cannot_take_part_ends_the_run_before_round_one(tmp_path, faulty):
-    bad = csv_file(tmp_path / "bad.csv", sound_rows(kinds="abz")) if faulty == "data" else ""
-    sites = {"rome": csv_file(tmp_path / "rome.csv", sound_rows()), "oslo": bad}
+    bad = csv_file(tmp_path / "bad.csv", valid_rows(kinds="abz")) if faulty == "data" else ""
+    sites = {"rome": csv_file(tmp_path / "rome.csv", valid_rows()), "oslo": bad}
     said = "column 'kind' holds 'z'" if faulty == "data" else "this site names none: add data="
     with pytest.raises(ValueError, match=f"^client 'oslo' cannot take part: .*{said}"):
         run_on(sites, TABLE, tmp_path / "out")
