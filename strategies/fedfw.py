@@ -152,8 +152,8 @@ class FedFW(Constrained):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Move x_bar along the atoms; a reply that holds no atoms of the domain is left out."""
         now = self._sent
-        sound = [reply for reply in replies if not reply.has_error()]
-        used = [opened for reply in sound if (opened := self._open(reply, now))]
+        valid = [reply for reply in replies if not reply.has_error()]
+        used = [opened for reply in valid if (opened := self._open(reply, now))]
         if not used:
             self._missed(now, [])
             return None, None
@@ -163,7 +163,7 @@ class FedFW(Constrained):
             self._replay(now, used)
         else:
             self._move(now, used)
-        return self.model(now.x_bar, now.names), self.train_metrics_aggr_fn([r.content for r in sound], self.weighted_by_key)
+        return self.model(now.x_bar, now.names), self.train_metrics_aggr_fn([r.content for r in valid], self.weighted_by_key)
 
     def _open(self, reply: Message, now: _Round) -> _Reply | None:
         client = now.ids[reply.metadata.src_node_id]

@@ -29,7 +29,7 @@ from algorithms.common.schedule import decayed
 from strategies.base.averaging import average_arrays
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of
-from strategies.base.messages import LOSS_BEFORE, arrays_of, sound_losses
+from strategies.base.messages import LOSS_BEFORE, arrays_of, valid_losses
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 
@@ -75,7 +75,7 @@ class QFedAvg(FedAvg):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Make the server step; metrics are averaged by ``num-examples``."""
         heard = [(self._names[reply.metadata.src_node_id], reply) for reply in replies if not reply.has_error()]
-        valid = sound_losses(heard)
+        valid = valid_losses(heard)
         if not valid:
             self.last_weights = {}
             return None, None

@@ -51,7 +51,7 @@ def innermost(strategy: Strategy) -> Strategy:
     return innermost(inner) if isinstance(inner, Strategy) else strategy
 
 
-def sound_losses(replies: Iterable[tuple[int | str, Message]]) -> list[tuple[int | str, Message, float]]:
+def valid_losses(replies: Iterable[tuple[int | str, Message]]) -> list[tuple[int | str, Message, float]]:
     """Return (client, training reply, loss of the model that was sent); replies without a finite loss >= 0 are logged and dropped.
 
     Raises ``ValueError`` naming the first client and its node if no reply reports the loss: the clients do not support it.

@@ -74,21 +74,21 @@ class Constrained(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the metrics; if all clients replied, add objective, gap, consensus and the metrics of ``measure``."""
-        sound = [reply for reply in replies if not reply.has_error()]
-        if not sound:
+        valid = [reply for reply in replies if not reply.has_error()]
+        if not valid:
             return None
-        contents = [reply.content for reply in sound]
+        contents = [reply.content for reply in valid]
         metrics = self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key)
         gradient = np.zeros(self.domain.shape)
         try:
-            for reply in sound:
+            for reply in valid:
                 _add(gradient, [read(array) for array in arrays_of(reply.content)[0].values()])
         except (ValueError, IndexError, TypeError) as error:
             log(WARNING, "no gap: the gradient of node %d does not fit: %s", reply.metadata.src_node_id, error)
             return metrics
-        if len(sound) < self._asked:  # F is known only from all clients
+        if len(valid) < self._asked:  # F is known only from all clients
             return metrics
-        n, x_bar = len(sound), self._evaluated
+        n, x_bar = len(valid), self._evaluated
         listed = [metrics_of(content) for content in contents]
         names = [name for name in listed[0] if all(isinstance(row.get(name), int | float) for row in listed)]
         if "loss" not in names:

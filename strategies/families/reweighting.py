@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from algorithms.fairness.portfolio import WeightRule
 from strategies.base.capabilities import Capabilities, load_state, require_declaration, state_of
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
-from strategies.base.messages import LOSS_BEFORE, innermost, sound_losses
+from strategies.base.messages import LOSS_BEFORE, innermost, valid_losses
 from strategies.base.weights import weight_key, with_weight
 from strategies.base.wrapper import Wrapper
 
@@ -92,14 +92,14 @@ class Reweighting(Wrapper):
         failed = [reply for reply in heard if reply.has_error()]
         at = {client: place for place, client in enumerate(self.clients)}
         named = [(self._names[reply.metadata.src_node_id], reply) for reply in heard if not reply.has_error()]
-        sound = sorted(((at[client], reply, loss) for client, reply, loss in sound_losses(named)), key=lambda row: row[0])
-        if not sound:
+        valid = sorted(((at[client], reply, loss) for client, reply, loss in valid_losses(named)), key=lambda row: row[0])
+        if not valid:
             self.last_weights = {}
             return None, None
-        places, losses = np.array([row[0] for row in sound]), np.array([row[2] for row in sound])
+        places, losses = np.array([row[0] for row in valid]), np.array([row[2] for row in valid])
         weights, facts = self.decide(places, losses)
         self.last_weights = {self.clients[place]: float(w) for place, w in zip(places, weights, strict=True)}
-        whole = [reply for _, reply, _ in sound]
+        whole = [reply for _, reply, _ in valid]
         key = weight_key(self.strategy)
         weighted = [with_weight(reply, key, w) for reply, w in zip(whole, weights, strict=True)]
         with _metrics_as_replied(self.strategy, [reply.content for reply in whole]):
