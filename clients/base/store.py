@@ -52,7 +52,7 @@ class DiskStore:
 
     ``run``: an id that differs between an interrupted run and its continuation. Versions of other runs are used only if they are from
     before this run's first round (``first-round`` in the configuration), so that what an interrupted run did after its last checkpoint
-    is discarded. Versions older than the one needed for the last checkpoint (``checkpoint-round``) are deleted.
+    is discarded. Two versions are kept at most: the newest, and the one that belongs to the last checkpoint (``checkpoint-round``).
     """
 
     def __init__(self, folder: Path, run: str | int) -> None:
@@ -73,7 +73,7 @@ class DiskStore:
         return [tensors[str(i)] for i in range(len(tensors))]
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
-        """Write this round's version, then delete those that no resumed run can need."""
+        """Write this round's version, then delete all others but the one that a resume from the last checkpoint needs."""
         now = int(config.get("server-round", 0))
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a personal model is private
         path = self.folder / f"{name}.{now}.{self.run}.safetensors"
@@ -84,7 +84,7 @@ class DiskStore:
         versions = self._versions(name, config)
         keep_from = max((r for r in versions if r <= needed), default=0)
         for server_round, old in versions.items():
-            if server_round < keep_from:
+            if server_round not in (keep_from, now):
                 old.unlink(missing_ok=True)
 
     def _versions(self, name: str, config: Config) -> dict[int, Path]:
