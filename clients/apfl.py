@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clients.base.training import SGD, Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
-from clients.families.personal import PersonalClient
+from clients.families.personal_model import PersonalClient
 
 
 class APFLClient(PersonalClient):

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from clients.base.training import Arrays, Config, Terms, get_arrays, set_arrays, trainable
-from clients.families.personal import PersonalClient
+from clients.families.personal_model import PersonalClient
 
 
 class DittoClient(PersonalClient):

@@ -3,7 +3,7 @@
 import torch
 
 from clients.base.training import SGD, Config, TrainOptions, get_arrays, trainable
-from clients.families.personal import PersonalClient
+from clients.families.personal_model import PersonalClient
 
 
 class PFedMeClient(PersonalClient):

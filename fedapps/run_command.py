@@ -133,7 +133,7 @@ def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
 def run_deployment(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
     """Run through `flwr run` on the SuperNodes of a deployment; return status and reason."""
     from fedapps.deployment.local import Deployment
-    from fedapps.deployment.run import run_on_deployment
+    from fedapps.deployment.site_run import run_on_deployment
 
     folder = Path(settings.out)
     progress.note("starting on the sites")

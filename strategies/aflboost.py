@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from algorithms.common.mirror import MIRRORS
 from algorithms.common.options import option
-from strategies.base.averaging import to_record
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.records import to_record
 from strategies.fedboost import FedBoost, FedBoostOptions, Floats, PredictorLibrary, Reply
 
 

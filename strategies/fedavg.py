@@ -21,10 +21,10 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
-from strategies.base.averaging import average_arrays, average_metrics
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import metrics_of
+from strategies.base.records import average_arrays, average_metrics
 from strategies.base.rounds import Callback, Patience, run_rounds
 
 

@@ -17,8 +17,8 @@ from flwr.app import ArrayRecord, RecordDict
 
 from algorithms.boosting.fit_options import DistillOptions
 from algorithms.common.options import option
-from strategies.base.averaging import average_arrays
 from strategies.base.messages import metrics_of
+from strategies.base.records import average_arrays
 from strategies.families.distilling import Distilled, networks_of
 
 if TYPE_CHECKING:

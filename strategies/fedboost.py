@@ -37,9 +37,9 @@ from algorithms.ensembles.mixture_losses import (
 )
 from algorithms.ensembles.predictor_cache import remember
 from algorithms.ensembles.sparse_tables import compact
-from strategies.base.averaging import to_record
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.records import to_record
 from strategies.fedavg import FedAvg
 
 Floats = NDArray[np.float64]

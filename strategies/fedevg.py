@@ -26,10 +26,10 @@ from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
-from strategies.base.averaging import to_record
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import arrays_of
+from strategies.base.records import to_record
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.

@@ -22,10 +22,10 @@ from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
 from algorithms.fairness.weight_rules import min_norm_in_box
-from strategies.base.averaging import average_arrays
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import arrays_of
+from strategies.base.records import average_arrays
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 

@@ -30,14 +30,14 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.boosting.additive import Additive, Block, Learners, named, pack_blocks, shapes, stacked
-from algorithms.boosting.steps import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
+from algorithms.boosting.step_sizes import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
-from strategies.base.averaging import to_record
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.records import to_record
 from strategies.fedavg import FedAvg
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")

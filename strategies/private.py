@@ -39,7 +39,6 @@ from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.privacy import gaussian_epsilon
 from algorithms.common.wire import read
-from strategies.base.averaging import to_record
 from strategies.base.capabilities import (
     Capabilities,
     Named,
@@ -51,6 +50,7 @@ from strategies.base.capabilities import (
     state_of,
 )
 from strategies.base.messages import arrays_of
+from strategies.base.records import to_record
 from strategies.base.reply_validation import update_of
 from strategies.base.weights import weight_key
 from strategies.base.wrapper import Wrapper

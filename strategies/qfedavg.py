@@ -26,10 +26,10 @@ from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
 from algorithms.common.schedule import decayed
-from strategies.base.averaging import average_arrays
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientId, clients_of
 from strategies.base.messages import LOSS_BEFORE, arrays_of, valid_losses
+from strategies.base.records import average_arrays
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from fedapps.data.sample_sets import save_set
+from fedapps.data.set_files import save_set
 
 if TYPE_CHECKING:  # reports look for pictures here, and need no Flower
     from strategies.base.capabilities import MakingSamples

@@ -20,7 +20,7 @@ from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
-from fedapps.data.sample_sets import read_set
+from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.models import image_nets
 from fedapps.tasks.base import TorchTask

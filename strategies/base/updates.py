@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.averaging import STATISTICS
 from algorithms.common.wire import read
-from strategies.base.averaging import to_record
+from strategies.base.records import to_record
 
 Named = dict[str, NDArray[Any]]
 

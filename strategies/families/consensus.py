@@ -22,9 +22,9 @@ from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.steps import duality_gap
-from strategies.base.averaging import to_record
 from strategies.base.capabilities import Capabilities
 from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.records import to_record
 from strategies.fedavg import FedAvg
 
 Measure = Callable[[Array, Mapping[str, float], int], Mapping[str, float]]

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from algorithms.boosting.fit_options import DistillOptions
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
-from strategies.base.averaging import to_record
 from strategies.base.capabilities import Capabilities
 from strategies.base.messages import arrays_of
+from strategies.base.records import to_record
 from strategies.fedavg import FedAvg
 
 if TYPE_CHECKING:  # reading the options must not import PyTorch

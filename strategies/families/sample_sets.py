@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
-from strategies.base.averaging import to_record
+from strategies.base.records import to_record
 from strategies.fedavg import FedAvg
 
 Arrays = dict[str, NDArray[Any]]

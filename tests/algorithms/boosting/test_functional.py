@@ -18,7 +18,7 @@ from algorithms.boosting.functional import (
     least_lipschitz,
     lipschitz_constant,
 )
-from algorithms.boosting.steps import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
+from algorithms.boosting.step_sizes import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
 
 
 def randn(*shape, seed=0):

@@ -11,7 +11,7 @@ from PIL import Image
 from clients.base.data import Split
 from fedapps.assembly import build_strategy, build_task
 from fedapps.cli import main
-from fedapps.data.sample_sets import save_set
+from fedapps.data.set_files import save_set
 from fedapps.results.image_grids import ImageGrids, grid, grids
 from fedapps.settings import read_settings
 from fedapps.tasks.set_evaluator import SetEvaluator
