@@ -30,6 +30,7 @@ class AAggFFOptions(Options):
     ridge: str = option(
         "paper", "regulariser of aaggff-s: (3.7), or the milder form of the reference implementation", choices=RIDGES
     )
+    forget_after: int = option(100, "rounds in a row that a client may be away before its weight is forgotten", low=0)
 
     def check(self) -> None:
         """Check the range of the responses, if ``c2`` is given."""
@@ -45,8 +46,8 @@ class AAggFFS(Reweighting):
     """
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
-        super().__init__(strategy)
         self.options = options or AAggFFOptions()
+        super().__init__(strategy, self.options.forget_after)
         self.rule: OnlineNewtonStep | None = None
 
     def new_rule(self, count: int) -> OnlineNewtonStep:
@@ -79,8 +80,8 @@ class AAggFFD(Reweighting):
     """AAggFF-D around ``strategy``: clients are sampled; C is the sampling ratio."""
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
-        super().__init__(strategy)
         self.options = options or AAggFFOptions()
+        super().__init__(strategy, self.options.forget_after)
         self.rule: LinearisedFTRL | None = None
 
     def new_rule(self, count: int) -> LinearisedFTRL:

@@ -22,14 +22,15 @@ class AFLOptions(Options):
     """Options of AFL."""
 
     gamma: float = option(0.1, "step of the clients' weights along their losses; 0: the uniform average", low=0)
+    forget_after: int = option(100, "rounds in a row that a client may be away before its weight is forgotten", low=0)
 
 
 class AFL(Reweighting):
     """AFL around ``strategy``."""
 
     def __init__(self, strategy: Strategy, options: AFLOptions | None = None) -> None:
-        super().__init__(strategy)
         self.options = options or AFLOptions()
+        super().__init__(strategy, self.options.forget_after)
         self.rule: ProjectedAscent | None = None
 
     def new_rule(self, count: int) -> ProjectedAscent:

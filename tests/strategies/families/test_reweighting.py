@@ -271,24 +271,60 @@ def test_weights_follow_clients_and_not_the_order_of_replies(kind):
     assert sorted(p, key=p.get)[-1] == 5  # whose loss is largest
 
 
-def test_who_joins_starts_at_the_mean_and_who_leaves_is_dropped():
-    _, p = weights_over_rounds(lambda: AFL(FedAvg(), AFLOptions(0.01)), 6, {1: frozenset({4}), 4: frozenset({0})})
+def test_who_joins_starts_at_the_mean_and_who_stays_away_is_forgotten():
+    away = {1: frozenset({4}), 4: frozenset({0})}
+    _, p = weights_over_rounds(lambda: AFL(FedAvg(), AFLOptions(0.01, forget_after=2)), 6, away)
     assert set(p) == {1, 2, 3, 4, 5}
-    strategy = AFL(FedAvg())
+    _, p = weights_over_rounds(lambda: AFL(FedAvg(), AFLOptions(0.01, forget_after=3)), 6, away)
+    assert set(p) == {0, 1, 2, 3, 4, 5}
+    strategy = AFL(FedAvg(), AFLOptions(forget_after=0))
     grid = Shuffled(to_client_app(lambda c: LossyClient(0.1, 1.0)), 6)
     grid.away = frozenset({4})
     client_grid = ClientGrid(grid, num_clients=1)
-    strategy._meet(client_grid)
+    strategy._meet(client_grid, 1)
     strategy.rule.p = np.array([0.1, 0.2, 0.3, 0.3, 0.1])
     grid.away = frozenset({0})
-    strategy._meet(client_grid)
+    strategy._meet(client_grid, 2)
     assert strategy.clients == [1, 2, 3, 5, 4]
     kept = np.array([0.2, 0.3, 0.3, 0.1]) / 0.9
     np.testing.assert_allclose(strategy.rule.p, np.append(kept * 4, 1) / 5)
     grid.away = frozenset(range(1, 6))
-    strategy._meet(client_grid)
+    strategy._meet(client_grid, 3)
     assert strategy.clients == [0]
     np.testing.assert_array_equal(strategy.rule.p, [1.0])
+
+
+@pytest.mark.parametrize("kind", [AAggFFS, AAggFFD, AFL])
+@pytest.mark.parametrize("rounds_away", [1, 5])
+def test_a_client_that_is_away_for_some_rounds_has_its_weight_when_it_comes_back(kind, rounds_away):
+    """The worst-served client restarts; the others' rounds without it count as if its response were their mean."""
+    strategy, seen = kind(FedAvg()), []
+    app = to_client_app(lambda c: LossyClient(0.0, 5.0 if c.node_config["partition-id"] == 2 else 1.0))
+    grid = Shuffled(app, 6)
+
+    def note(now):
+        seen.append(dict(strategy.last_weights))
+        grid.away = frozenset({2}) if 20 <= now.number + 1 < 20 + rounds_away else frozenset()
+
+    simulate(strategy, None, 6, START, 30, grid=ClientGrid(grid, num_clients=6), evaluate_every=0, callbacks=[note])
+    assert all(2 not in weights and sum(weights.values()) == pytest.approx(1) for weights in seen[19 : 19 + rounds_away])
+    before, after = seen[18], seen[19 + rounds_away]
+    assert before[2] > 2 * before[0]  # there is something to lose
+    assert after[2] > 0.9 * before[2]
+    assert seen[-1][2] >= after[2] - 1e-9
+
+
+def test_how_long_a_client_has_been_away_is_saved():
+    grid = Shuffled(to_client_app(lambda c: LossyClient(0.1, 1.0)), 4)
+    first, second = (AFL(FedAvg(), AFLOptions(forget_after=3)) for _ in range(2))
+    for number in range(1, 4):
+        first._meet(ClientGrid(grid, num_clients=1), number)
+        grid.away = frozenset({3})
+    second.load_state_dict(first.state_dict())
+    for number in (4, 5):
+        assert 3 in second.clients
+        second._meet(ClientGrid(grid, num_clients=1), number)
+    assert second.clients == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
