@@ -77,27 +77,34 @@ class AAggFFS(Reweighting):
 
 
 class AAggFFD(Reweighting):
-    """AAggFF-D around ``strategy``: clients are sampled; C is the sampling ratio."""
+    """AAggFF-D around ``strategy``: clients are sampled; C is the share of the connected clients that replied in a round.
+
+    That is the probability with which a response is observed; the share that was asked would bias (3.10) where replies are lost.
+    """
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         self.options = options or AAggFFOptions()
         super().__init__(strategy, self.options.forget_after)
         self.rule: LinearisedFTRL | None = None
+        self._connected, self._asked = 1, 1.0
 
     def new_rule(self, count: int) -> LinearisedFTRL:
-        """Return linearised FTRL with uniform weights; C is set before the first decision."""
+        """Return linearised FTRL with uniform weights; C is set before every decision."""
         return LinearisedFTRL(count, 1.0, self.options.c1, self.options.c2 or None)
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
-        """Set C = |S| / K, and C2 with it. Scores of earlier rounds are divided by their own C, so they stay comparable."""
-        assert self.rule is not None
-        self.rule.ratio = sampled / count
-        self.rule.high = self.options.c2 or self.rule.ratio
-        check_bounds(self.options.c1, self.rule.high)
+        """Check that the responses have a range if all reply that were asked."""
+        self._connected, self._asked = count, sampled / count
+        check_bounds(self.options.c1, self.options.c2 or self._asked)
 
     def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
-        """Return the next p, renormalised over the clients that replied."""
+        """Return the next p, renormalised over the clients that replied.
+
+        Scores of earlier rounds are divided by their own C, so they stay comparable.
+        """
         assert self.rule is not None
+        self.rule.ratio = len(places) / self._connected
+        self.rule.high = self.options.c2 or (self.rule.ratio if self.rule.ratio > self.options.c1 else self._asked)
         before = self.rule.p[places]
         responses = respond(losses, self.options.cdf, self.rule.low, self.rule.high)
         mean = responses.mean()

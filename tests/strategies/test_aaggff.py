@@ -47,6 +47,21 @@ def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
     np.testing.assert_allclose(arrays_of(result)["w"], w, rtol=1e-6)
 
 
+def test_with_lost_replies_c_is_the_share_that_answered():
+    """(3.10) divides by the probability with which a response is observed, or its mean would not be the response."""
+
+    class Lossy(LossyClient):
+        def fit(self, parameters, config):
+            if self.shift == 7.0:
+                raise RuntimeError("ill")
+            return super().fit(parameters, config)
+
+    strategy = AAggFFD(FedAvg())
+    simulate(strategy, lambda i, _: Lossy(7.0 if i in (1, 4) else 0.1, 1.0 + i), 6, {"w": np.zeros(2, np.float32)}, 1)
+    assert strategy.rule.ratio == pytest.approx(4 / 6)
+    assert strategy.rule.high == pytest.approx(4 / 6)
+
+
 def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
     strategy, seen = AAggFFD(FedAvg(), AAggFFOptions(cdf="gumbel")), []
     client_grid = ClientGrid(
