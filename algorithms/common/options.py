@@ -61,12 +61,13 @@ def with_choices(kind: type, name: str, choices: Iterable[str]) -> Any:
     return field(default=part.default, metadata={"option": replace(part.metadata["option"], choices=tuple(choices))})
 
 
+@dataclass(frozen=True)
 class Options:
     """Base of dataclasses of options. ``ValueError`` names the option, its value and what is allowed."""
 
     def __post_init__(self) -> None:
         """Check every option by itself, then :meth:`check` them together."""
-        for part in fields(self):  # type: ignore[arg-type]
+        for part in fields(self):
             declared: Declared | None = part.metadata.get("option")
             if declared is None:
                 continue
