@@ -109,15 +109,20 @@ def parity_gap(values: FloatArray) -> float:
     return float(values.max() - values.min())
 
 
-def describe_clients(values: FloatArray, name: str) -> dict[str, float]:
-    """Summarise one value per client as ``name-mean``, ``-std`` (population), ``-worst10``, ``-best10`` and ``-worst``."""
+def describe_clients(values: FloatArray, name: str, share: float = 0.1, loss: bool = False) -> dict[str, float]:
+    """Summarise one value per client as ``name-mean``, ``-std`` (population), ``-worst10``, ``-best10`` and ``-worst``.
+
+    ``share``: of the clients in a tail, which names it (0.2: ``-worst20``). ``loss``: the highest values are the worst.
+    """
     values = _clients(values)
+    sign = -1.0 if loss else 1.0
+    percent = f"{100 * share:g}"
     return {
         f"{name}-mean": float(values.mean()),
         f"{name}-std": float(values.std()),
-        f"{name}-worst10": worst_share(values),
-        f"{name}-best10": best_share(values),
-        f"{name}-worst": float(values.min()),
+        f"{name}-worst{percent}": sign * worst_share(sign * values, share),
+        f"{name}-best{percent}": sign * best_share(sign * values, share),
+        f"{name}-worst": float((sign * values).min() * sign),
     }
 
 

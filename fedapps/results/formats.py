@@ -5,10 +5,13 @@ durations in their two largest units.
 """
 
 import math
+import re
 import unicodedata
 
 #: Prefixes of the names of metrics that are fractions and shown in per cent.
 _PERCENT = ("accuracy", "auroc", "top", "parity")
+#: The part of a name that says which tail of the clients the mean is over.
+_TAIL = re.compile(r"(worst|best)([0-9.]+)")
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -86,9 +89,9 @@ def metric_text(key: str, value: object, unit: bool = True) -> str:
 
 def metric_name(key: str) -> str:
     """Return a label for a metric's key: `accuracy-worst10` becomes `accuracy, worst 10 %`."""
-    words = {"worst10": "worst 10 %", "best10": "best 10 %", "ece": "ECE", "mce": "MCE", "auroc": "AUROC", "top5": "top-5"}
-    parts = [words.get(part, part) for part in key.split("-")]
-    if len(parts) > 1 and parts[-1] in ("mean", "std", "worst 10 %", "best 10 %", "worst"):
+    words = {"ece": "ECE", "mce": "MCE", "auroc": "AUROC", "top5": "top-5"}
+    parts = [words.get(part, _TAIL.sub(r"\1 \2 %", part)) for part in key.split("-")]
+    if len(parts) > 1 and (parts[-1] in ("mean", "std", "worst") or _TAIL.fullmatch(key.split("-")[-1])):
         return f"{' '.join(parts[:-1])}, {parts[-1]}"
     return " ".join(parts)
 

@@ -28,6 +28,7 @@ _CARDS = {
     "accuracy-std": "std over clients",
     "accuracy-worst10": "worst 10 % of clients",
     "accuracy-best10": "best 10 % of clients",
+    "loss-worst10": "loss, worst 10 % of clients",
     "parity-gap": "best to worst client",
     "gini": "Gini coefficient",
     "global-accuracy-mean": "accuracy of the global model",

@@ -184,15 +184,20 @@ BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 # Metrics whose spread over the clients is reported, and the name prefix of their Gini coefficient and parity gap.
 FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
+# Losses whose spread is reported beside that of the accuracy. A client that calls one ``test-loss`` has its training loss in ``loss``.
+LOSSES = ("test-loss", "loss")
 
 
 def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean of every scalar metric over the clients that report it, and fairness metrics of accuracy and auroc.
 
-    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``; those of auroc have the prefix ``auroc-``.
+    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``; those of auroc have the prefix ``auroc-``. Where there
+    is an accuracy, the test loss has ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too; its worst values are the highest.
     """
     out: dict[str, float] = {}
-    for name in dict.fromkeys(name for values in metrics.values() for name in values):
+    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
+    test_loss = next((name for name in LOSSES if name in names), "") if "accuracy" in names else ""
+    for name in names:
         listed = [client[name] for client in metrics.values() if name in client]
         if name == "num-examples" or any(isinstance(value, list) for value in listed):
             continue
@@ -200,6 +205,8 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
         if name in FAIRNESS and values.min() >= 0:  # client-reported values are untrusted
             spread = {"gini": gini(values), "parity-gap": parity_gap(values)}
             out |= describe_clients(values, name) | {FAIRNESS[name] + key: value for key, value in spread.items()}
+        elif name == test_loss:
+            out |= describe_clients(values, name, loss=True)
         else:
             out[f"{name}-mean"] = float(np.mean(values))
     return out

@@ -285,6 +285,17 @@ def test_clients_without_an_auroc_are_left_out_of_it():
     assert "num-examples-mean" not in summary
 
 
+def test_the_loss_of_the_worst_clients_stands_beside_their_accuracy():
+    metrics = {k: {"num-examples": 5, "accuracy": 0.9, "loss": float(k)} for k in range(20)}
+    summary = summarise(metrics)
+    assert (summary["loss-mean"], summary["loss-worst10"], summary["loss-worst"], summary["loss-best10"]) == (9.5, 18.5, 19.0, 0.5)
+    # Where a client names its test loss, ``loss`` is that of its training samples; without an accuracy there is no test.
+    both = summarise({k: {**values, "test-loss": 1.0 + k} for k, values in metrics.items()})
+    assert (both["test-loss-worst10"], both["test-loss-worst"]) == (19.5, 20.0)
+    assert "loss-worst10" not in both
+    assert [name for name in summarise({0: {"loss": 1.0}, 1: {"loss": 2.0}}) if "worst" in name] == []
+
+
 # --- the real tables -----------------------------------------------------------------------------------------------------
 
 REAL = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing")
