@@ -191,8 +191,8 @@ LOSSES = ("test-loss", "loss")
 def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean of every scalar metric over the clients that report it, and fairness metrics of accuracy and auroc.
 
-    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``; those of auroc have the prefix ``auroc-``. Where there
-    is an accuracy, the test loss has ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too; its worst values are the highest.
+    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``; those of auroc have the prefix ``auroc-``. Beside
+    an accuracy, the test loss has ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too; its worst values are the highest.
     """
     out: dict[str, float] = {}
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))

@@ -288,7 +288,7 @@ def test_clients_without_an_auroc_are_left_out_of_it():
 def test_the_loss_of_the_worst_clients_stands_beside_their_accuracy():
     metrics = {k: {"num-examples": 5, "accuracy": 0.9, "loss": float(k)} for k in range(20)}
     summary = summarise(metrics)
-    assert (summary["loss-mean"], summary["loss-worst10"], summary["loss-worst"], summary["loss-best10"]) == (9.5, 18.5, 19.0, 0.5)
+    assert [summary[f"loss-{end}"] for end in ("mean", "worst10", "worst", "best10")] == [9.5, 18.5, 19.0, 0.5]
     # Where a client names its test loss, ``loss`` is that of its training samples; without an accuracy there is no test.
     both = summarise({k: {**values, "test-loss": 1.0 + k} for k, values in metrics.items()})
     assert (both["test-loss-worst10"], both["test-loss-worst"]) == (19.5, 20.0)
