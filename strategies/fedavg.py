@@ -43,6 +43,8 @@ class FedAvg(FlowerFedAvg):
     ``weights``: as in :class:`FedAvgOptions`; metrics are averaged by ``num-examples`` either way.
     """
 
+    takes_any_metrics = True  # a mean is taken over the clients that report the metric
+
     def __init__(self, *, weights: str = "samples", **kwargs: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
         averages = {"train_metrics_aggr_fn": average_metrics, "evaluate_metrics_aggr_fn": average_metrics}

@@ -109,7 +109,8 @@ class FFGB(FedAvg):
         self._holds: dict[ClientId, int] = {}  # the version of the values that a client caches
         self._unscored: set[ClientId] = set()  # clients that did not answer the last evaluation: they may have lost their values
         self._names: dict[int, ClientId] = {}
-        self._models_sent = 0
+        self._learners_sent = 0
+        self.models_sent: dict[str, int] = {}
 
     @property
     def finished(self) -> bool:
@@ -131,7 +132,9 @@ class FFGB(FedAvg):
         clips = {"clip-residual": self.clip_residual} if self.clip_residual is not None else {}
         extra: dict[str, Any] = {"variant": self.variant, "lipschitz": self.options.lipschitz, **steps, **clips}
         config.update({"server-round": server_round, **extra})
-        return self._blocks(config, nodes, grid, MessageType.TRAIN)
+        messages = self._blocks(config, nodes, grid, MessageType.TRAIN)
+        self.models_sent = {"models-up": 0, "models-down": self._learners_sent}
+        return messages
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send each client the learners that it has not received yet."""
@@ -152,7 +155,7 @@ class FFGB(FedAvg):
             lost = kind == MessageType.EVALUATE and self._names[node] in self._unscored
             held = 0 if lost else self._holds.get(self._names[node], 0)
             by_base.setdefault(min(held, self.function.version), []).append(node)
-        messages, self._models_sent = [], 0
+        messages, self._learners_sent = [], 0
         for base, group in sorted(by_base.items()):
             blocks = self.function.blocks[base:]
             arrays, learner_names = pack_blocks(blocks)
@@ -161,7 +164,7 @@ class FFGB(FedAvg):
             facts |= {"clip": self.clip} if self.clip is not None else {}
             record = to_record(["shrinks", "sizes", "coefficients", *(f"learner.{name}" for name in learner_names)], arrays)
             messages += self._messages(record, ConfigRecord({**config, **facts}), group, kind)
-            self._models_sent += len(group) * sum(map(len, blocks))
+            self._learners_sent += len(group) * sum(map(len, blocks))
         return messages
 
     # --- replies ------------------------------------------------------------------------------------------------
@@ -183,12 +186,8 @@ class FFGB(FedAvg):
         self._append(Block(shrink, coefficients, stacked(groups)))
         metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         del metrics["holds"]
-        counts = {
-            "models-up": len(used) * self.options.local_steps,
-            "models-down": self._models_sent,
-            "learners": len(self.function),
-        }
-        return self._model(), MetricRecord({**metrics, **counts})
+        self.models_sent["models-up"] = len(used) * self.options.local_steps
+        return self._model(), MetricRecord({**metrics, "learners": len(self.function)})
 
     def _round(self) -> tuple[float, list[float]]:
         """Return the factor of f and the coefficients of a client's K learners, for one round or for all rounds made at once."""

@@ -53,7 +53,8 @@ class Scaffold(FedAvg):
         #: c by the names of the learned arrays; empty, which means 0, before the first round.
         self.c: dict[str, NDArray[Any]] = {}
         self._sent = ArrayRecord()
-        self._num_clients = self._asked = 0
+        self._num_clients = 0
+        self.models_sent: dict[str, int] = {}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the model and c."""
@@ -61,7 +62,7 @@ class Scaffold(FedAvg):
         self.c = {name: self.c.get(name, np.zeros_like(values)) for name, values in learned(arrays).items()}
         both = ArrayRecord({**arrays, **{CONTROL + name: Array(*fields(values)) for name, values in self.c.items()}})
         messages = list(super().configure_train(server_round, both, config, grid))
-        self._asked = len(messages)
+        self.models_sent = {"models-up": 0, "models-down": 2 * len(messages)}  # c is as large as the model
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -75,9 +76,8 @@ class Scaffold(FedAvg):
             self.c[name] = np.asarray(values + share * (read(average[CONTROL + name]) - values), dtype=values.dtype)
         model = ArrayRecord({name: average[name] for name in self._sent})
         (change,) = updates(self._sent, [model])
-        traffic = {"models-up": 2 * len(valid), "models-down": 2 * self._asked}  # c is as large as the model
-        model = moved(self._sent, self.options.server_learning_rate * change, model)
-        return model, MetricRecord({**(metrics or {}), **traffic})
+        self.models_sent["models-up"] = 2 * len(valid)
+        return moved(self._sent, self.options.server_learning_rate * change, model), metrics
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return c."""

@@ -10,7 +10,7 @@ Contract: that of the strategy in charge of the round. Every configuration names
 clients that differ between the two (``clients.WarmStartClient``). Round numbers are not reset.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,12 @@ from algorithms.common.options import Options, option
 from strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,
+    counted_models,
     declared,
     is_finished,
     load_state,
+    needs_alike,
+    own_measures,
     require_declaration,
     state_of,
 )
@@ -97,6 +100,21 @@ class WarmStart(Strategy):
     def weighted_by_key(self) -> str | None:
         """The metric by which the current strategy weights replies."""
         return getattr(innermost(self.current), "weighted_by_key", None)
+
+    @property
+    def takes_any_metrics(self) -> bool:
+        """Whether the current strategy takes replies with different metrics."""
+        return not needs_alike(self.current)
+
+    @property
+    def models_sent(self) -> dict[str, int]:
+        """The models sent in the last round, if the current strategy counts them."""
+        return counted_models(self.current)
+
+    @property
+    def own_measures(self) -> Mapping[str, float]:
+        """The current strategy's own measures."""
+        return own_measures(self.current)
 
     @property
     def finished(self) -> bool:

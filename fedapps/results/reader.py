@@ -149,7 +149,7 @@ class RunFolder:
     @cached_property
     def counts_models(self) -> bool:
         """Whether the method counts the models it sends itself, since its messages are not one model each."""
-        return any("models-up" in numbers(record.get("train")) for record in self.rounds)
+        return any(record.get("counts-models") is True for record in self.rounds)
 
     @cached_property
     def models(self) -> dict[int, float]:

@@ -4,6 +4,7 @@
 rounds as one small panel. Each figure exists for a light and a dark page.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,8 +40,11 @@ def plot_run(run_dir: Path | str) -> list[Path]:
 
 
 def write_plots(run_dir: Path, figures: dict[str, Figure]) -> list[Path]:
-    """Writes figures by name as `plots/NAME.png` into a folder and returns their paths."""
-    paths = [run_dir / "plots" / f"{name}.png" for name in figures]
+    """Writes figures by name as `plots/NAME.png` into a folder and returns their paths.
+
+    Clients name the curves, so that characters of a name that are neither letters nor digits become an underscore.
+    """
+    paths = [run_dir / "plots" / f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(png(figure))
@@ -66,12 +70,12 @@ def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
         figures["clients"] = _client_bars(run, measure, theme)
     if run.weights:
         figures["weights"] = weights_figure(run, theme)
-    figures |= {f"curve-{name}": figure for name, figure in _curves(run.curves, theme).items()}
+    figures |= {f"curve-{name}": figure for name, figure in list(_curves(run.curves, theme).items())[:_MAX_PANELS]}
     if any("bytes-up" in record or "bytes-down" in record for record in run.rounds):
         figures["bytes"] = _bytes(run, theme)
     shown = {f"{measure}-mean", f"{measure}-worst10", f"{measure}-best10", f"global-{measure}-mean"}
     others = {metric_name(k): (k, s) for k, s in evaluate.items() if k not in shown or measure not in figures}
-    others |= {f"training {metric_name(k)}": (k, s) for k, s in train.items() if k not in ("loss", "models-up", "models-down")}
+    others |= {f"training {metric_name(k)}": (k, s) for k, s in train.items() if k != "loss"}
     if others:
         figures["measures"] = _small_panels(others, theme)
     return figures

@@ -20,7 +20,8 @@ from algorithms.common.measures import describe_clients, gini, parity_gap
 from fedapps import __version__
 from fedapps.errors import UserError
 from fedapps.toml_text import Value, read_toml, to_toml
-from strategies.base.capabilities import DecidingWeights, SpendingPrivacy, replies_of
+from strategies.base.capabilities import DecidingWeights, SpendingPrivacy, counted_models, own_measures, replies_of
+from strategies.base.records import most_common
 from strategies.base.rounds import Round
 
 # What a run writes; nothing else in a folder is ever deleted.
@@ -86,7 +87,8 @@ class Recorder:
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
             of_clients = {name for values in now.evaluated.metrics.values() for name in values}
-            row["evaluate"] = {name: value for name, value in weighted.items() if name not in of_clients}  # server-side metrics
+            own = own_measures(self.strategy) if self.strategy is not None else {}  # also where a client sends the same name
+            row["evaluate"] = {name: value for name, value in weighted.items() if name in own or name not in of_clients}
             row["evaluate"] |= summarise(now.evaluated.metrics)
             for name, value in weighted.items():
                 if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
@@ -102,10 +104,11 @@ class Recorder:
 
     def _models(self, now: Round) -> dict[str, int]:
         """Return the number of models sent in training: counted by the method, or one per message if messages are models."""
-        counted: Mapping[str, Any] = now.train_metrics or {}
-        if "models-up" in counted:
-            return {key: round(float(str(counted[key]))) for key in MODELS}
-        if self.strategy is not None and replies_of(self.strategy) == "model":
+        if self.strategy is None:
+            return {}
+        if counted := counted_models(self.strategy):
+            return {**counted, "counts-models": True}
+        if replies_of(self.strategy) == "model":
             return {"models-up": len(now.trained.clients), "models-down": len(now.trained.clients) + len(now.trained.failures)}
         return {}
 
@@ -196,10 +199,11 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
     """
     out: dict[str, float] = {}
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
-    test_loss = next((name for name in LOSSES if name in names), "") if "accuracy" in names else ""
+    usual = [name for name in LOSSES if 2 * sum(name in values for values in metrics.values()) > len(metrics)]
+    test_loss = usual[0] if usual and "accuracy" in names else ""
     for name in names:
-        listed = [client[name] for client in metrics.values() if name in client]
-        if name == "num-examples" or any(isinstance(value, list) for value in listed):
+        listed = [client[name] for client in metrics.values() if name in client and not isinstance(client[name], list)]
+        if name == "num-examples" or not listed:
             continue
         values = np.array(listed, dtype=float)
         if name in FAIRNESS and values.min() >= 0:  # client-reported values are untrusted
@@ -214,15 +218,21 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
 
 def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return mean and std over clients of list metrics ``X-Y`` that have a grid ``X-grid``, and the grid as ``X``."""
-    first = next(iter(metrics.values()), {})
+    lists: dict[str, list[list[float]]] = {}
+    for values in metrics.values():
+        for name, value in values.items():
+            if isinstance(value, list):
+                lists.setdefault(name, []).append(value)
+    tables = {}
+    for name, rows in lists.items():
+        length = most_common([len(row) for row in rows])
+        tables[name] = np.array([row for row in rows if len(row) == length], dtype=float)
     curves: dict[str, list[float]] = {}
-    for grid in (name for name, value in first.items() if name.endswith("-grid") and isinstance(value, list)):
+    for grid in (name for name in tables if name.endswith("-grid")):
         axis = grid.removesuffix("-grid")
-        curves[axis] = list(first[grid])
-        for name in (n for n in first if n.startswith(f"{axis}-") and n != grid and isinstance(first[n], list)):
-            listed = [values[name] for values in metrics.values() if isinstance(values.get(name), list)]
-            table = np.array([row for row in listed if len(row) == len(first[name])], dtype=float)
-            curves[name], curves[f"{name}-std"] = table.mean(0).tolist(), table.std(0).tolist()
+        curves[axis] = np.median(tables[grid], axis=0).tolist()  # all clients have the same grid; one alone cannot move it
+        for name in (name for name in tables if name.startswith(f"{axis}-") and name != grid):
+            curves[name], curves[f"{name}-std"] = tables[name].mean(0).tolist(), tables[name].std(0).tolist()
     return curves
 
 

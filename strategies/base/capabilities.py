@@ -96,6 +96,11 @@ def sends_updates(strategy: Strategy) -> bool:
     return (found.later if found and found.later else replies_of(strategy)) != "other"
 
 
+def needs_alike(strategy: Strategy) -> bool:
+    """Return whether ``strategy`` ends the run when its replies differ in the names of their metrics, as Flower's own do."""
+    return not getattr(innermost(strategy), "takes_any_metrics", False)
+
+
 # --- optional protocols, recognised by their members: no base class needed ----------------------------------------------
 
 
@@ -111,6 +116,20 @@ class DecidingWeights(Protocol):
     """A strategy that decides the clients' weights; ``last_weights``: those of the last round by client id, summing to 1."""
 
     last_weights: dict[int | str, float]
+
+
+@runtime_checkable
+class CountingModels(Protocol):
+    """A strategy whose messages are not one model each; ``models_sent``: ``models-up`` and ``models-down`` of the last round."""
+
+    models_sent: dict[str, int]
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A strategy that adds measures of its own to the clients' metrics; ``own_measures``: those of the last evaluation."""
+
+    own_measures: Mapping[str, float]
 
 
 @runtime_checkable
@@ -171,6 +190,18 @@ def load_state(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
     """Restore a strategy's state, if it keeps one."""
     if isinstance(strategy, Stateful):
         strategy.load_state_dict(state)
+
+
+def counted_models(strategy: Strategy) -> dict[str, int]:
+    """Return the models sent in the last round as a strategy counts them itself; empty if it does not."""
+    inner = innermost(strategy)
+    return dict(inner.models_sent) if isinstance(inner, CountingModels) else {}
+
+
+def own_measures(strategy: Strategy) -> Mapping[str, float]:
+    """Return a strategy's own measures of the last evaluation; empty if it has none."""
+    inner = innermost(strategy)
+    return inner.own_measures if isinstance(inner, Measuring) else {}
 
 
 def is_finished(strategy: Strategy) -> bool:

@@ -216,12 +216,15 @@ class ClientGrid(Grid):
                 exchange.bytes_up += content_bytes(reply.content)
                 reason = self.rules.fault(message, reply)
             if reply is None or reason:
-                exchange.failures.append(Failure(client, reason or "no answer"))
-                log(WARNING, "client %s left out: %s", client, reason)
+                self._leave_out(exchange, client, reason or "no answer")
                 dead += exchange.failures[-1:] if reply is not None and _worker_died(reply) else []
             else:
                 valid.append((client, reply))
         valid.sort(key=lambda pair: _order(pair[0]))
+        odd = self.rules.agreement.odd(valid, self.rules.alike)
+        for place, reason in odd.items():
+            self._leave_out(exchange, valid[place][0], reason)
+        valid = [pair for place, pair in enumerate(valid) if place not in odd]
         exchange.failures.sort(key=lambda failure: _order(failure.client))
         exchange.clients = [client for client, _ in valid]
         exchange.metrics = {client: metrics_of(reply.content) for client, reply in valid}
@@ -231,6 +234,11 @@ class ClientGrid(Grid):
         if sent:
             log(INFO, "%s: %d of %d replies used", exchange.kind, len(valid), len(sent))
         return [reply for _, reply in valid]
+
+    def _leave_out(self, exchange: Exchange, client: ClientId, reason: str) -> None:
+        reason = " ".join(reason.split())[:LONGEST_FAULT]  # it may hold what a client wrote, in any length
+        exchange.failures.append(Failure(client, reason))
+        log(WARNING, "client %s left out: %s", client, reason)
 
     # --- the rest of the Grid interface, delegated to the wrapped grid -------------------------------------------
 

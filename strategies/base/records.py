@@ -1,7 +1,8 @@
 """Weighted averages of the arrays and of the metrics in replies, and arrays as Flower's records."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from algorithms.common.averaging import weighted_average
 from algorithms.common.wire import fields, read
 from strategies.base.messages import arrays_of, metrics_of
+
+T = TypeVar("T")
 
 
 def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> ArrayRecord:
@@ -20,20 +23,29 @@ def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> 
 
 
 def average_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """Return the weighted mean of every metric over the clients that report it; lists count where their lengths agree.
+    """Return the weighted mean of every metric over the clients that report it; of lists those of the most common length count.
 
     Flower's own function ends the run when one client reports a metric that another does not.
     """
-    sums: dict[str, Any] = {}
-    totals: dict[str, float] = {}
+    listed: dict[str, list[tuple[float, NDArray[np.float64]]]] = {}
     for values in map(metrics_of, contents):
         weight = float(values.pop(weighted_by_key))
         for name, value in values.items():
-            term = weight * np.asarray(value, dtype=np.float64)
-            if name not in sums or np.shape(sums[name]) == term.shape:
-                sums[name] = sums.get(name, 0.0) + term
-                totals[name] = totals.get(name, 0.0) + weight
-    return MetricRecord({name: (total / totals[name]).tolist() for name, total in sums.items()})
+            listed.setdefault(name, []).append((weight, np.asarray(value, dtype=np.float64)))
+    return MetricRecord({name: _usual_mean(pairs) for name, pairs in listed.items()})
+
+
+def _usual_mean(pairs: Sequence[tuple[float, NDArray[np.float64]]]) -> Any:
+    """Return the weighted mean of the values whose shape is the most common one."""
+    usual = most_common([value.shape for _, value in pairs])
+    kept = [(weight, value) for weight, value in pairs if value.shape == usual]
+    total = sum(weight for weight, _ in kept)
+    return np.asarray(sum(weight * value for weight, value in kept) / total).tolist()
+
+
+def most_common(items: Sequence[T]) -> T:
+    """Return the most common item, of several the first."""
+    return Counter(items).most_common(1)[0][0]
 
 
 def to_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:

@@ -6,7 +6,7 @@ norm of the update limits the effect of a single client on the model in a round.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
-from strategies.base.capabilities import replies_of
+from strategies.base.agreement import Agreement
+from strategies.base.capabilities import needs_alike, replies_of
 from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
 
 #: Larger numbers are invalid for every method: no weight, gradient, loss or sample count is that large, and sums of a few thousand of
 #: their squares still fit into a float64 (of float32 values, the average still fits into a float32).
 LIMIT = 1e15
+#: Metrics of a reply, characters of a metric's name, numbers in a metric that is a list.
+MOST_METRICS, LONGEST_METRIC_NAME, LONGEST_METRIC = 100, 100, 10_000
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,22 @@ class Rules:
 
     ``like_model``: a training reply has the arrays that were sent, and its update is the difference. ``updates``: the arrays are the
     update itself. If neither holds, ``bound`` does not apply. ``weight``: a metric that every reply must hold as a number above 0
-    (``None``: none).
+    (``None``: none). ``alike``: the replies of a phase must hold the same metrics.
     """
 
     like_model: bool = True
     updates: bool = False
     weight: str | None = None
     bound: UpdateBound = UpdateBound()
+    alike: bool = False
+    agreement: Agreement = field(default_factory=Agreement)
 
     def follow(self, strategy: Strategy) -> None:
         """Set the requirements to what ``strategy``, or the strategy inside its wrappers, currently needs."""
         replies = replies_of(strategy)
         self.like_model, self.updates = replies == "model", replies == "update"
         self.weight = getattr(innermost(strategy), "weighted_by_key", None)
+        self.alike = needs_alike(strategy)
 
     def fault(self, message: Message, reply: Message) -> str | None:
         """Return why a reply is invalid, or ``None``. Clips its update and casts its arrays to the types that were sent."""
@@ -119,8 +125,14 @@ def update_of(arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]) -
 
 
 def _metric_fault(metrics: dict[str, Any], weight: str | None) -> str | None:
+    if len(metrics) > MOST_METRICS:
+        return f"{len(metrics)} metrics in the reply: at most {MOST_METRICS}"
     for name, value in metrics.items():
+        if len(name) > LONGEST_METRIC_NAME or not name.isprintable() or not name.strip():
+            return f"a metric is called {name[:30]!r}...: a name has up to {LONGEST_METRIC_NAME} printable characters"
         numbers = np.asarray(value, dtype=np.float64)
+        if numbers.size > LONGEST_METRIC:
+            return f"metric {name!r} holds {numbers.size} numbers: at most {LONGEST_METRIC}"
         if not np.isfinite(numbers).all():
             return f"metric {name!r} is not finite"
         if numbers.size and np.abs(numbers).max() > LIMIT:

@@ -45,6 +45,7 @@ class Constrained(FedAvg):
         self.tolerance = tolerance
         self.measure = measure
         self.finished = False
+        self.own_measures: Mapping[str, float] = {}
         self._asked = 0
         self._evaluated: Array = np.zeros(0)
 
@@ -74,6 +75,7 @@ class Constrained(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the metrics; if all clients replied, add objective, gap, consensus and the metrics of ``measure``."""
+        self.own_measures = {}
         valid = [reply for reply in replies if not reply.has_error()]
         if not valid:
             return None
@@ -95,14 +97,15 @@ class Constrained(FedAvg):
             log(WARNING, "no gap: a client did not say its loss")
             return metrics
         means = {name: sum(float(row[name]) for row in listed) / n for name in names}
-        metrics["objective"] = means["objective"] = means["loss"]
-        metrics["gap"] = duality_gap(self.domain, x_bar, gradient / n)
+        means["objective"] = means["loss"]
+        own = {"objective": means["loss"], "gap": duality_gap(self.domain, x_bar, gradient / n)}
         if "distance" in means:
-            metrics["consensus"] = math.sqrt(sum(float(row["distance"]) ** 2 for row in listed))
+            own["consensus"] = math.sqrt(sum(float(row["distance"]) ** 2 for row in listed))
         if self.measure:
-            metrics.update({name: float(value) for name, value in self.measure(x_bar, means, n).items()})
-        self.finished = self.tolerance > 0 and float(str(metrics["gap"])) <= self.tolerance
-        return metrics
+            own |= {name: float(value) for name, value in self.measure(x_bar, means, n).items()}
+        self.own_measures = own
+        self.finished = self.tolerance > 0 and own["gap"] <= self.tolerance
+        return MetricRecord({**metrics, **own})
 
 
 def _add(total: NDArray[np.float64], packed: list[Array]) -> None:

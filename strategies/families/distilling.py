@@ -41,7 +41,7 @@ class Distilled(FedAvg):
         self.distill_options = options
         self.seed = seed
         self.sent = ArrayRecord()
-        self._asked = 0
+        self.models_sent: dict[str, int] = {}
 
     @abstractmethod
     def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
@@ -54,7 +54,7 @@ class Distilled(FedAvg):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the model and remember it."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self.sent, self._asked = arrays, len(messages)
+        self.sent, self.models_sent = arrays, {"models-up": 0, "models-down": len(messages)}
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -66,8 +66,8 @@ class Distilled(FedAvg):
         start = values_of(self.student(contents))
         fitted, loss = self.distiller.distil(start, self.teacher(contents), self.distill_options.fit, rng)
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-        traffic = {"models-up": len(contents), "models-down": self._asked}
-        return to_record(list(self.sent), fitted), MetricRecord({**metrics, "distill-loss": loss, **traffic})
+        self.models_sent["models-up"] = len(contents)
+        return to_record(list(self.sent), fitted), MetricRecord({**metrics, "distill-loss": loss})
 
 
 def values_of(record: ArrayRecord) -> Arrays:

@@ -8,7 +8,7 @@ Contract of an evaluation: that of FedAvg; the model that is sent is the classif
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class Synthetic(FedAvg):
         self.evaluator = evaluator
         self.seed = seed
         self.labels = balanced_labels(samples, num_classes)
-        self._evaluated: tuple[int, dict[str, float]] = (0, {})
+        self.own_measures: Mapping[str, float] = {}
 
     @abstractmethod
     def first_arrays(self) -> Arrays:
@@ -60,12 +60,10 @@ class Synthetic(FedAvg):
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Train the classifier on the set and send it to the clients."""
-        classifier, measured = self.evaluator(*self.samples(arrays), server_round)
-        self._evaluated = (server_round, measured)
+        classifier, self.own_measures = self.evaluator(*self.samples(arrays), server_round)
         return super().configure_evaluate(server_round, to_record(list(classifier), list(classifier.values())), config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' metrics and add the server's own."""
         metrics = super().aggregate_evaluate(server_round, replies)
-        own = self._evaluated[1] if self._evaluated[0] == server_round else {}
-        return MetricRecord({**(metrics or {}), **own}) if metrics or own else None
+        return MetricRecord({**(metrics or {}), **self.own_measures}) if metrics or self.own_measures else None

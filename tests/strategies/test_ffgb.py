@@ -159,7 +159,7 @@ def test_traffic_is_counted_in_models():
         strategy,
         4,
         evaluate_every=0,
-        callbacks=[lambda now: counts.append([now.train_metrics[k] for k in ("models-up", "models-down", "learners")])],
+        callbacks=[lambda now: counts.append([*strategy.models_sent.values(), now.train_metrics["learners"]])],
     )
     # Client 2's answer of round 2 was lost: in round 3 it is sent again what round 2's message brought.
     assert counts == [[12, 0, 12], [9, 48, 21], [12, 3 * 9 + 21, 33], [12, 48, 45]]
