@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ClientData, Split
-from clients.base.evaluation import CLASSIFICATION, Objective
+from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.store import MessageStore, Store
 from clients.base.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, mini_batches, set_arrays, trainable
 
@@ -102,7 +102,7 @@ class FedAvgClient(NumPyClient):
             total += self.loss(x, y) * len(y)
         return float(total) / len(data)
 
-    def score(self, data: Split) -> dict[str, float]:
+    def score(self, data: Split) -> Scores:
         """Return the metrics of ``self.model`` on all samples of a split, including ``accuracy`` and ``loss``."""
         return self.objective.score(self.model, data)
 
@@ -138,6 +138,6 @@ class FedAvgClient(NumPyClient):
         return int(config.get("server-round", 1))
 
 
-def as_global(scores: dict[str, float]) -> dict[str, float]:
+def as_global(scores: Scores) -> dict[str, float]:
     """Return accuracy and loss under the names for the global model (personalised methods report both models)."""
     return {"global-accuracy": scores["accuracy"], "global-loss": scores["loss"]}

@@ -75,9 +75,9 @@ class FFGBClient(NumPyClient):
         """Return loss, number of test samples and metrics of the function on them; does not change the stored values."""
         held, (_, kept) = self._kept(config, before=False)
         values, y = self._advanced(held, kept, self.data.test.x, parameters, config), self.data.test.y
-        scores = self.objective.score(nn.Identity(), Split(values, y))
-        if config["loss"] == "square":  # the outputs are not logits
-            scores = {name: value for name, value in scores.items() if name not in ("ece", "mce")}
+        scores = self.objective.score(nn.Identity(), Split(values, y, self.data.test.groups))
+        if config["loss"] == "square":  # the outputs are not logits, so they have no calibration
+            scores = {name: value for name, value in scores.items() if name not in ("ece", "mce", "group-sums")}
             scores["loss"] = float(LOSSES["square"].mean(values, y))
         return scores["loss"], len(y), {**scores, **as_global(scores)}
 

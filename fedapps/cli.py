@@ -178,6 +178,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     from fedapps.results.compare import compare
 
     result = compare(arguments.runs, arguments.out)
-    Console(width=None if sys.stdout.isatty() else 160).print(result.table)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(result.table)
+    for section in result.sections:
+        console.print(section.terminal())
     print(f"report: {result.report.resolve()}")
     return 0

@@ -34,7 +34,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     if not done:
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
-    recorder = Recorder(folder, settings.flat(), task.name, done, strategy)
+    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, getattr(task, "groups", None))
     image_grids = (
         ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)
         if isinstance(inner, MakingSamples)

@@ -13,7 +13,8 @@ from fedapps.errors import INTERRUPTED, RunFailed, UserError
 from fedapps.prepare import checked, completed, prepare_folder
 from fedapps.progress import Progress
 from fedapps.results.compare import summary_table
-from fedapps.results.report import write_report
+from fedapps.results.reader import read_run
+from fedapps.results.report import sections_of, write_report
 from fedapps.results.writer import set_status, status_of
 from fedapps.run import execute, with_folder
 from fedapps.settings import Settings
@@ -52,7 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     if status != "completed":
         raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
-    Console(width=None if sys.stdout.isatty() else 160).print(summary_table([folder]))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(summary_table([folder]))
+    for section in sections_of(read_run(folder)):
+        console.print(section.terminal())
     print(f"results: {folder}\nreport:  {folder / 'report.html'}")
     return 0
 

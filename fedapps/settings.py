@@ -33,6 +33,9 @@ PARTS: dict[str, type[Options]] = {
     "synthetic": SyntheticOptions,
 }
 
+#: Tasks whose test samples can have groups (``data.group``).
+GROUPED = ("classification", "constrained-classification", "tabular")
+
 
 @dataclass(frozen=True)
 class Settings(Options):
@@ -187,6 +190,11 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
         raise UserError(
             "data.synthetic-use = 'mix': the sites have no such folder: choose 'pretrain', which only the server does"
+        )
+    if settings.data.group and (task not in GROUPED or settings.sites.own):
+        what = "sites with data of their own are" if settings.sites.own else f"task {task!r} is"
+        raise UserError(
+            f"data.group = {settings.data.group!r}: {what} not scored by groups: leave it '' (tasks: {', '.join(GROUPED)})"
         )
     if settings.data.synthetic and task not in ("classification", "digits"):
         raise UserError(

@@ -63,14 +63,19 @@ def calibration_errors(probabilities: FloatArray, labels: IntArray, bins: int = 
         raise ValueError(f"bins = {bins}: must be at least 1")
     confidence = probabilities.max(axis=1)
     correct = probabilities.argmax(axis=1) == labels
-    edges = np.linspace(0.0, 1.0, bins + 1)
-    # Rounding may lift a probability just above 1: it belongs to the last bin.
-    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    index = confidence_bin(confidence, bins)
     count = np.bincount(index, minlength=bins)
     # count * |accuracy - confidence| of every bin, in one difference of sums
     gap = np.abs(np.bincount(index, correct, bins) - np.bincount(index, confidence, bins))
     filled = count > 0
     return float(gap.sum() / len(labels)), float((gap[filled] / count[filled]).max())
+
+
+def confidence_bin(confidence: FloatArray, bins: int) -> IntArray:
+    """Return the bin 0..bins-1 of each top-1 probability (n,): equally wide intervals (lo, hi]."""
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    # Rounding may lift a probability just above 1: it belongs to the last bin.
+    return np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
 
 
 def gini(values: FloatArray) -> float:

@@ -7,10 +7,14 @@ import torch
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a client's samples: inputs ``x`` (n, ...) and labels ``y`` (n,), or (n, length) for sequences, int64."""
+    """One part of a client's samples: inputs ``x`` (n, ...) and labels ``y`` (n,), or (n, length) for sequences, int64.
+
+    ``groups`` (n, G), bool, if measures by group are wanted: whether a sample is of a group; it may be of none.
+    """
 
     x: torch.Tensor
     y: torch.Tensor
+    groups: torch.Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -18,7 +22,7 @@ class Split:
 
     def to(self, device: torch.device) -> "Split":
         """Return the split on a device."""
-        return Split(self.x.to(device), self.y.to(device))
+        return Split(self.x.to(device), self.y.to(device), self.groups)  # which only the measures need, in NumPy
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,32 @@
 """Losses and metrics of clients: for classification, binary classification with one logit, and next-token prediction.
 
-Metrics are computed over the whole set, never as a mean over mini-batches.
+Metrics are computed over the whole set, never as a mean over mini-batches. ``test-samples`` is the number of samples that the accuracy
+is a mean over; where the samples have groups, ``group-sums`` is the list of ``algorithms.fairness.groups``, flattened.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import exp
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.common.measures import auroc, calibration_errors, topk_accuracy
+from algorithms.common.measures import FloatArray, IntArray, auroc, calibration_errors, topk_accuracy
 from algorithms.common.modules import outputs_of
+from algorithms.fairness.groups import group_sums
 from clients.base.data import Split
+
+Scores = dict[str, Any]
 
 # Targets with this value are ignored by torch's cross-entropy.
 IGNORED = -100
 
 
-def score(model: nn.Module, data: Split) -> dict[str, float]:
+def score(model: nn.Module, data: Split) -> Scores:
     """Return accuracy, top5, ece, mce (15 bins) and loss (mean cross-entropy) over all samples of ``data``."""
     logits = outputs_of(model, data.x)
     labels = data.y.cpu().numpy()
@@ -33,7 +38,16 @@ def score(model: nn.Module, data: Split) -> dict[str, float]:
         "ece": ece,
         "mce": mce,
         "loss": float(functional.cross_entropy(logits, data.y)),
+        "test-samples": len(labels),
+        **_by_group(data, probabilities.argmax(1), probabilities.max(1), probabilities.shape[1]),
     }
+
+
+def _by_group(data: Split, predicted: IntArray, confidence: FloatArray, classes: int) -> Scores:
+    if data.groups is None:
+        return {}
+    sums = group_sums(data.y.cpu().numpy(), predicted, confidence, data.groups.numpy(), classes)
+    return {"group-sums": sums.ravel().tolist()}
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Objective:
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
-    score: Callable[[nn.Module, Split], dict[str, float]]
+    score: Callable[[nn.Module, Split], Scores]
 
 
 CLASSIFICATION = Objective(functional.cross_entropy, score)
@@ -59,7 +73,7 @@ def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
 
 
-def score_binary(model: nn.Module, data: Split) -> dict[str, float]:
+def score_binary(model: nn.Module, data: Split) -> Scores:
     """Return accuracy, loss and auroc over all samples; auroc is omitted if it is undefined (a single class, or NaN).
 
     A logit of 0 predicts class 0, as ties go to the first class elsewhere. A NaN logit counts as wrong.
@@ -67,10 +81,11 @@ def score_binary(model: nn.Module, data: Split) -> dict[str, float]:
     logits = outputs_of(model, data.x).reshape(-1)
     labels, scores = data.y.cpu().numpy(), logits.cpu().double().numpy()
     right = ((scores > 0) == (labels == 1)) & ~np.isnan(scores)
-    out = {"accuracy": float(right.mean()), "loss": float(binary_loss(logits, data.y))}
+    out: Scores = {"accuracy": float(right.mean()), "loss": float(binary_loss(logits, data.y)), "test-samples": len(labels)}
     if 0 < labels.sum() < len(labels) and not np.isnan(scores).any():
         out["auroc"] = auroc(scores, labels)
-    return out
+    likely = logits.abs().double().sigmoid().cpu().numpy()  # the probability of the predicted class
+    return out | _by_group(data, (scores > 0).astype(np.int64), likely, 2)
 
 
 BINARY = Objective(binary_loss, score_binary)
@@ -85,7 +100,7 @@ def token_loss(outputs: Tensor, y: Tensor, special: int) -> Tensor:
 
 
 @torch.no_grad()
-def score_tokens(model: nn.Module, data: Split, special: int, batch_size: int = 64) -> dict[str, float]:
+def score_tokens(model: nn.Module, data: Split, special: int, batch_size: int = 64) -> Scores:
     """Return accuracy, loss (per token) and perplexity = exp(loss) over all targets >= ``special``."""
     was_training = model.training
     model.eval()

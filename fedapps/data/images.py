@@ -20,7 +20,8 @@ class Images:
     """A labelled image set. Sounds are images with one row; texts have tokens in place of pixels.
 
     ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 in [0, 1] or int16 (sound), or (N, length) is int64 (tokens); ``labels`` (N,) is
-    int64 in 0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``.
+    int64 in 0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``;
+    ``group`` (N,) likewise its group among ``group_names``, -1 for none.
     """
 
     pixels: npt.NDArray[Any]
@@ -28,6 +29,8 @@ class Images:
     num_classes: int
     natural: npt.NDArray[np.int64] | None = None
     names: tuple[str, ...] = ()
+    group: npt.NDArray[np.int64] | None = None
+    group_names: tuple[str, ...] = ()
 
 
 def read_images(source: str, split: str, image: str = "", label: str = "", natural_id: str = "", resize: int = 0) -> Images:

@@ -1,6 +1,8 @@
 """Options of a run's data: which set and how it is dealt, the server's public images, synthetic sets, sites with their own data."""
 
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
 
 from algorithms.common.label_noise import KINDS
 from algorithms.common.options import Options, option
@@ -19,6 +21,8 @@ class DataOptions(Options):
     alpha: float = option(0.5, "dirichlet, dirichlet-clients: concentration; small is heterogeneous", low=0, open_low=True)
     share: float = option(0.1, "sorted-share: part dealt at random, the rest in blocks of the label order", low=0, high=1)
     natural_id: str = option("", "natural: the column that names a sample's client")
+    group: str = option("", 'column whose values (a sex, a site) are groups that the test samples are scored by, too; "": none')
+    group_edges: str = option("", 'limits between groups of a column of numbers, separated by commas (40,60); "": its values')
     image: str = option("", 'column of the images; "": found')
     label: str = option("", 'column of the labels; "": found')
     min_samples: int = option(5, "samples that a client needs", low=3)
@@ -48,6 +52,19 @@ class DataOptions(Options):
             )
         if self.partition == "natural" and not self.natural_id:
             raise ValueError("natural-id = '': partition = 'natural' needs the column that names the client")
+        if self.group_edges and not self.group:
+            raise ValueError(f"group-edges = {self.group_edges!r}, but group = '': name the column, or leave the edges ''")
+        try:
+            ascending = all(map(isfinite, self.edges)) and all(a < b for a, b in pairwise(self.edges))
+        except ValueError:
+            ascending = False
+        if not ascending or len(self.edges) > 19:
+            raise ValueError(f"group-edges = {self.group_edges!r}: must be up to 19 ascending numbers with commas between them")
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The limits between groups."""
+        return tuple(float(part) for part in self.group_edges.split(",")) if self.group_edges else ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ClientData, Split
 from fedapps.data.images import Images, read_images
 from fedapps.data.options import DataOptions
+from fedapps.data.sample_groups import members, with_groups
 from fedapps.errors import UserError
 
 PARTITIONS = ("iid", "pathological", "dirichlet", "dirichlet-clients", "natural", "sorted-share")
@@ -33,6 +34,8 @@ def load_images(options: DataOptions) -> Images:
     """Read the image set, from the cache if it has been decoded before. Raises UserError for problems the user can fix."""
     natural_id = options.natural_id if options.partition == "natural" else ""
     images = read_images(options.source, options.split, options.image, options.label, natural_id, options.resize)
+    if options.group:
+        images = with_groups(images, options)
     return thinned(images, options)
 
 
@@ -44,7 +47,8 @@ def thinned(images: Images, options: DataOptions) -> Images:
     # Evenly spaced: a set that is sorted by class keeps all its classes.
     rows = np.arange(options.max_samples) * total // options.max_samples
     natural = None if images.natural is None else images.natural[rows]
-    return replace(images, pixels=images.pixels[rows], labels=images.labels[rows], natural=natural)
+    group = None if images.group is None else images.group[rows]
+    return replace(images, pixels=images.pixels[rows], labels=images.labels[rows], natural=natural, group=group)
 
 
 def partition(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
@@ -105,12 +109,13 @@ def noisy(own: ClientData, options: DataOptions, num_classes: int, rng: np.rando
 
 def _tensors(images: Images, rows: Indices) -> Split:
     pixels = images.pixels[rows]  # a copy, also of a memory-mapped file
+    groups = members(None if images.group is None else images.group[rows], len(images.group_names))
     if pixels.dtype == np.int64:  # tokens
-        return Split(torch.from_numpy(pixels), torch.from_numpy(images.labels[rows]))
+        return Split(torch.from_numpy(pixels), torch.from_numpy(images.labels[rows]), groups)
     x = pixels.astype(np.float32)
     if pixels.dtype != np.float32:  # in NumPy: torch would use all its threads, which is far slower on a busy machine
         x /= 255 if pixels.dtype == np.uint8 else 2**15
-    return Split(torch.from_numpy(x), torch.from_numpy(images.labels[rows]))
+    return Split(torch.from_numpy(x), torch.from_numpy(images.labels[rows]), groups)
 
 
 def _pathological(

@@ -18,9 +18,11 @@ from fedapps.results.comparison_table import Column, Row, best_value, columns_of
 from fedapps.results.drawing import png, svg
 from fedapps.results.fair_plots import client_bars, fair_measure
 from fedapps.results.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
+from fedapps.results.group_tables import gaps_section
 from fedapps.results.html import Html
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.run_plots import comparison_figure
+from fedapps.results.sections import Section
 from fedapps.results.theme import DARK, LIGHT
 
 
@@ -31,6 +33,7 @@ class Comparison:
     rows: list[Row]
     columns: list[Column]
     table: Table
+    sections: list[Section]
     out: Path
     report: Path
     plot: Path
@@ -72,9 +75,15 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Co
     pictures = [html.picture("Accuracy over rounds, and the clients sorted by accuracy", svg(light), svg(dark))]
     clients = _write_bars(pairs, folder / "clients.png", pictures)
     report, table_file = folder / "report.html", folder / "comparison.csv"
-    report.write_text(_html(rows, columns, pictures), encoding="utf-8")
+    sections = sections_of(rows)
+    report.write_text(_html(rows, columns, pictures, sections), encoding="utf-8")
     _write_csv(table_file, rows)
-    return Comparison(rows, columns, _table(rows, columns), folder, report, plot, table_file, clients)
+    return Comparison(rows, columns, _table(rows, columns), sections, folder, report, plot, table_file, clients)
+
+
+def sections_of(rows: list[Row]) -> list[Section]:
+    """The tables below the main one."""
+    return [section for section in (gaps_section(rows),) if section is not None]
 
 
 def _write_bars(pairs: list[tuple[RunFolder, str]], path: Path, pictures: list[Html]) -> Path | None:
@@ -181,7 +190,7 @@ def _label(row: Row) -> Text:
     return label.append(f"\n{row.remark}", style="dim" if row.complete else "yellow") if row.remark else label
 
 
-def _html(rows: list[Row], columns: list[Column], pictures: list[Html]) -> str:
+def _html(rows: list[Row], columns: list[Column], pictures: list[Html], sections: list[Section]) -> str:
     best = _winners(rows, columns)
 
     def cell(row: Row, column: Column) -> Html:
@@ -206,6 +215,7 @@ def _html(rows: list[Row], columns: list[Column], pictures: list[Html]) -> str:
             Html(f"<header><h1>{heading} <small>on {html.text(', '.join(tasks))}</small></h1></header>"),
             html.paragraph(" ".join(notes), "quiet"),
             Html(f'<div class="panel">{html.table(["method", *(_header(rows, c) for c in columns)], body_rows)}</div>'),
+            *(section.as_html() for section in sections),
             html.heading("Plots"),
             *pictures,
             html.heading("Details"),

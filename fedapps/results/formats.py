@@ -9,7 +9,7 @@ import re
 import unicodedata
 
 #: Prefixes of the names of metrics that are fractions and shown in per cent.
-_PERCENT = ("accuracy", "auroc", "top", "parity")
+_PERCENT = ("accuracy", "auroc", "top", "parity", "equalised", "tpr", "fpr")
 #: The part of a name that says which tail of the clients the mean is over.
 _TAIL = re.compile(r"(worst|best)([0-9.]+)")
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")

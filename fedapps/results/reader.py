@@ -9,7 +9,7 @@ import csv
 import json
 import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ class RunFolder:
     """The content of a run folder.
 
     `settings` is flat with dotted keys; `rounds` has one record per round, sorted; `clients` has one row per client of the last
-    evaluation (numbers as int or float, the client's id as str); `summary` is empty if it was not written.
+    evaluation (numbers as int or float, the client's id as str), `groups` one per group of samples; `summary` is empty if it was not
+    written.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class RunFolder:
     clients: list[dict[str, Any]]
     curves: dict[str, list[float]]
     summary: dict[str, Any]
+    groups: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def method(self) -> str:
@@ -115,6 +117,15 @@ class RunFolder:
                     )
                     found.append(Failure(record["round"], one_line(client, 60), one_line(reason, 1000)))
         return found
+
+    @cached_property
+    def left_out(self) -> list[str]:
+        """The clients of whose last evaluation some part could not be used."""
+        evaluated = [record for record in self.rounds if record.get("evaluate")]
+        entries = evaluated[-1].get("left-out") if evaluated else None
+        return (
+            [one_line(str(e.get("client", "?")), 60) for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+        )
 
     @cached_property
     def evaluation(self) -> dict[str, float]:
@@ -217,7 +228,8 @@ def read_run(run_dir: Path | str) -> RunFolder:
         versions=versions,
         rounds=rounds,
         unreadable_lines=unreadable,
-        clients=_read_clients(path / "clients.csv"),
+        clients=_read_table(path / "clients.csv", "client"),
+        groups=_read_table(path / "groups.csv", "group"),
         curves={k: v for k, v in curves.items() if isinstance(v, list) and v and all(map(is_number, v))},
         summary=_read_json(path / "summary.json"),
     )
@@ -272,7 +284,8 @@ def _read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:
     return [by_round[number] for number in sorted(by_round)], unreadable
 
 
-def _read_clients(path: Path) -> list[dict[str, Any]]:
+def _read_table(path: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file that have a cell in the column `name`, which stays text; other cells become numbers."""
     rows = []
     for raw in csv.DictReader(_text(path).splitlines()):
         row: dict[str, Any] = {}
@@ -280,8 +293,8 @@ def _read_clients(path: Path) -> list[dict[str, Any]]:
             # DictReader puts cells beyond the header under the key None, and uses None for cells missing in a truncated line.
             if key is None or value is None or value == "":
                 continue
-            row[key] = value if key == "client" else _number_or_text(value)
-        if "client" in row:
+            row[key] = value if key == name else _number_or_text(value)
+        if name in row:
             rows.append(row)
     return rows
 

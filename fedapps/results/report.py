@@ -9,10 +9,12 @@ from fedapps.results import html
 from fedapps.results.drawing import svg
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
+from fedapps.results.group_tables import groups_section
 from fedapps.results.html import Html
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
 from fedapps.results.reader import RunFolder, is_number, read_run
 from fedapps.results.run_plots import run_figures, write_plots
+from fedapps.results.sections import Section
 from fedapps.results.theme import DARK, LIGHT
 
 # Rows a browser still scrolls easily; the files hold the rest.
@@ -35,6 +37,9 @@ _CARDS = {
     "test-accuracy": "accuracy on the server's test images",
     "frechet": "Fréchet distance",
     "ece-mean": "calibration error (ECE)",
+    "group-accuracy-gap": "accuracy, best to worst group",
+    "demographic-parity-gap": "demographic parity gap",
+    "equalised-odds-gap": "equalised odds gap",
     "bytes-up": "sent by clients",
     "bytes-down": "sent to clients",
     "models-up": "models sent by clients",
@@ -83,6 +88,7 @@ def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes])
     if pictures:
         body += [html.heading("Plots"), Html(f'<div class="plots">{"".join(pictures.values())}</div>')]
     body += _synthetic(run)
+    body += [section.as_html() for section in sections_of(run)]
     body.append(html.heading("Details"))
     if measures:
         names = "each a small plot over the rounds"
@@ -94,6 +100,11 @@ def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes])
         Html("<pre>fedapps run settings.toml --out again</pre>"),
     ]
     return html.page(f"{run.method} on {on}" if on else run.method, body)
+
+
+def sections_of(run: RunFolder) -> list[Section]:
+    """The tables below the main one, for the report and for the end of a run on the terminal."""
+    return [section for section in (groups_section(run),) if section is not None]
 
 
 def _synthetic(run: RunFolder) -> list[Html]:

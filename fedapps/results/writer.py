@@ -17,8 +17,10 @@ from flwr.app import ArrayRecord
 from safetensors.numpy import save_file
 
 from algorithms.common.measures import describe_clients, gini, parity_gap
+from algorithms.fairness.groups import Groups
 from fedapps import __version__
 from fedapps.errors import UserError
+from fedapps.results.group_writer import SUMS, write_groups
 from fedapps.toml_text import Value, read_toml, to_toml
 from strategies.base.capabilities import DecidingWeights, SpendingPrivacy, counted_models, own_measures, replies_of
 from strategies.base.records import most_common
@@ -29,6 +31,7 @@ FILES = (
     "settings.toml",
     "rounds.jsonl",
     "clients.csv",
+    "groups.csv",
     "weights.csv",
     "curves.json",
     "summary.json",
@@ -46,14 +49,24 @@ MAX_WEIGHTS = 100_000
 class Recorder:
     """Callback that records rounds into ``folder``."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Value], task: str, done: int = 0, strategy: Any = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Value],
+        task: str,
+        done: int = 0,
+        strategy: Any = None,
+        groups: Groups | None = None,
+    ) -> None:
         """Open the folder; ``done``: number of rounds in the checkpoint being resumed (records of later rounds are dropped).
 
         ``config``: the run's settings, with dotted keys.
         ``strategy``: if it decides weights (``last_weights``), these are recorded.
+        ``groups``: of the test samples, if clients report sums for groups.
         """
         self.folder = folder
         self.strategy = strategy
+        self.groups = groups
         self.num_rounds = int(config["num-rounds"])
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows = [row for row in read_rounds(folder) if row["round"] <= done]
@@ -95,6 +108,10 @@ class Recorder:
                     row["evaluate"][f"{name}-weighted"] = value
             row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
             self._write_clients(now.evaluated.metrics)
+            if self.groups is not None:
+                gaps, left_out = write_groups(self.folder / "groups.csv", self.groups, now.evaluated.metrics)
+                row["evaluate"] |= gaps
+                row |= {"left-out": left_out} if left_out else {}
         self._count(row)
         with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -185,6 +202,8 @@ MODELS = ("models-up", "models-down")
 BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 
+# What clients report that has no mean worth telling.
+COUNTS = ("num-examples", "test-samples", SUMS)
 # Metrics whose spread over the clients is reported, and the name prefix of their Gini coefficient and parity gap.
 FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
 # Losses whose spread is reported beside that of the accuracy. A client that calls one ``test-loss`` has its training loss in ``loss``.
@@ -203,7 +222,7 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
     test_loss = usual[0] if usual and "accuracy" in names else ""
     for name in names:
         listed = [client[name] for client in metrics.values() if name in client and not isinstance(client[name], list)]
-        if name == "num-examples" or not listed:
+        if name in COUNTS or not listed:
             continue
         values = np.array(listed, dtype=float)
         if name in FAIRNESS and values.min() >= 0:  # client-reported values are untrusted

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from algorithms.common.seeds import derived_seed
+from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData
 from clients.base.training import get_arrays
 from fedapps.errors import UserError
@@ -38,6 +39,11 @@ class TorchTask:
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model on the device."""
         raise NotImplementedError
+
+    @property
+    def groups(self) -> Groups | None:
+        """The groups that test samples are scored by (``data.group``), if any."""
+        return None
 
     @property
     def num_outputs(self) -> int:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from algorithms.common.checks import nearest
 from algorithms.common.modules import get_arrays
 from algorithms.common.seeds import derived_seed, generator
+from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
@@ -63,6 +64,11 @@ class Classification(TorchTask):
         """Return the number of clients in the column ``data.natural-id``; 0 for partitions over any number of clients."""
         natural = self.context.data.partition == "natural"
         return len(partitions.natural_groups(self.images, self.context.data)) if natural else 0
+
+    @property
+    def groups(self) -> Groups | None:
+        """The groups of the column ``data.group``."""
+        return Groups(self.images.group_names, self.num_outputs) if self.images.group is not None else None
 
     def check(self, num_clients: int) -> None:
         """Load and partition the data and build the model, so that errors are reported before a run starts."""

@@ -24,8 +24,10 @@ from torch import nn
 
 from algorithms.common.partitioners import stratified
 from algorithms.common.seeds import generator
+from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import BINARY
+from fedapps.data.sample_groups import Grouping, grouping_of, members
 from fedapps.data.sources import load_split
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
@@ -36,6 +38,7 @@ from fedapps.tasks.options import TabularOptions
 Columns = dict[str, NDArray[Any]]
 Floats = NDArray[np.float64]
 MAX_LEVELS = 100
+NO_GROUPS = Grouping()
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,18 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows by client. ``x[k]`` (n_k, F): NaN if missing; ``y[k]`` (n_k,): 0 or 1; ``scaled`` (F,): which features are numeric."""
+    """Rows by client. ``x[k]`` (n_k, F): NaN if missing; ``y[k]`` (n_k,): 0 or 1; ``scaled`` (F,): which features are numeric.
+
+    ``group[k]`` (n_k,), if asked for: the group of each row, as an index into ``group_names``, -1 for none.
+    """
 
     clients: tuple[str, ...]
     features: tuple[str, ...]
     scaled: NDArray[np.bool_]
     x: tuple[Floats, ...]
     y: tuple[NDArray[np.int64], ...]
+    group: tuple[NDArray[np.int64], ...] = ()
+    group_names: tuple[str, ...] = ()
 
 
 class Tabular(TorchTask):
@@ -100,14 +108,21 @@ class Tabular(TorchTask):
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)
         self.options: TabularOptions = options
+        self.grouping = grouping_of(context.data)
 
     def table(self, num_clients: int) -> Table:
         """Return the table; a generated one has ``num_clients`` clients."""
-        return read_table(self.options) if self.options.source else generated_table(self.options, num_clients)
+        o = self.options
+        return read_table(o, self.grouping) if o.source else generated_table(o, num_clients, self.grouping)
+
+    @property
+    def groups(self) -> Groups | None:
+        """The groups of the column ``data.group``."""
+        return Groups(self.table(self.context.num_clients or 1).group_names, 2) if self.grouping.column else None
 
     def natural_clients(self) -> int:
         """Return the number of clients in the table; 0 for a generated one, which has any number."""
-        return len(read_table(self.options).clients) if self.options.source else 0
+        return len(read_table(self.options, self.grouping).clients) if self.options.source else 0
 
     def check(self, num_clients: int) -> None:
         """Read the table, split and scale all clients' rows and build the model."""
@@ -147,7 +162,8 @@ def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random
         )
     rows = stratified(y, rng, options.test, options.validation)
     inputs, labels = torch.tensor(standardised(x, table.scaled, rows[0]), dtype=torch.float32), torch.tensor(y)
-    train, validation, test = (Split(inputs[part], labels[part]) for part in rows)
+    group = members(table.group[place] if table.group else None, len(table.group_names))
+    train, validation, test = (Split(inputs[part], labels[part], None if group is None else group[part]) for part in rows)
     return ClientData(train, validation if options.validation else train, test)
 
 
@@ -170,19 +186,19 @@ def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64])
 
 
 @lru_cache(maxsize=4)
-def read_table(options: TabularOptions) -> Table:
+def read_table(options: TabularOptions, grouping: Grouping = NO_GROUPS) -> Table:
     """Return a table from a folder or the hub. Raises ``UserError`` if it is invalid."""
     frame = load_split(options.source, options.split, "tabular").to_pandas()
-    return encode({str(name): frame[name].to_numpy() for name in frame.columns}, options)
+    return encode({str(name): frame[name].to_numpy() for name in frame.columns}, options, grouping)
 
 
 @lru_cache(maxsize=4)
-def generated_table(options: TabularOptions, num_clients: int) -> Table:
+def generated_table(options: TabularOptions, num_clients: int, grouping: Grouping = NO_GROUPS) -> Table:
     """Return a generated table, in which client k does not depend on the number of clients."""
-    return encode(generate(num_clients), replace(options, categorical=options.categorical or "kind"))
+    return encode(generate(num_clients), replace(options, categorical=options.categorical or "kind"), grouping)
 
 
-def encode(columns: Mapping[str, NDArray[Any]], options: TabularOptions) -> Table:
+def encode(columns: Mapping[str, NDArray[Any]], options: TabularOptions, grouping: Grouping = NO_GROUPS) -> Table:
     """Return the columns encoded as features by client. Raises ``UserError`` if they are invalid.
 
     Numeric columns come first, then the dummies of categorical columns: a column with two values gives one feature (is it the second?),
@@ -221,7 +237,13 @@ def encode(columns: Mapping[str, NDArray[Any]], options: TabularOptions) -> Tabl
     kept = [number for number, name in enumerate(clients) if name not in gone]
     rows = [np.flatnonzero(place == number) for number in kept]
     scaled = np.array([name in numeric for name in values])
-    return Table(tuple(clients[k] for k in kept), tuple(values), scaled, tuple(x[r] for r in rows), tuple(y[r] for r in rows))
+    table = Table(tuple(clients[k] for k in kept), tuple(values), scaled, tuple(x[r] for r in rows), tuple(y[r] for r in rows))
+    if not grouping.column:
+        return table
+    if grouping.column not in columns:
+        raise UserError(f"data.group: no column {grouping.column!r} in {where}: it has {_some(columns)}")
+    group, names = grouping.number(columns[grouping.column].tolist())
+    return replace(table, group=tuple(group[r] for r in rows), group_names=names)
 
 
 def find_preset(columns: Mapping[str, Any], options: TabularOptions) -> Preset:

@@ -170,7 +170,7 @@ def test_scores_of_a_client():
 
 def test_auroc_is_left_out_where_it_is_undefined():
     x = torch.tensor([[2.0], [-1.0]])
-    assert set(BINARY.score(Given(), Split(x, torch.tensor([1, 1])))) == {"accuracy", "loss"}
+    assert set(BINARY.score(Given(), Split(x, torch.tensor([1, 1])))) == {"accuracy", "loss", "test-samples"}
     scores = BINARY.score(Given(), Split(torch.tensor([[np.nan], [-1.0]]), torch.tensor([0, 0])))
     assert "auroc" not in scores
     assert scores["accuracy"] == 0.5

@@ -1,0 +1,38 @@
+"""Small tables that stand below a run's or a comparison's main one, on the terminal and in the report alike."""
+
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fedapps.results import html
+from fedapps.results.html import Html
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of texts under a title. ``note``: what a reader must know to read it, one or two sentences."""
+
+    title: str
+    note: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def terminal(self) -> Group:
+        """Return title, table and note for a terminal; the first space in a heading is a line break, so that 80 columns hold more."""
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for place, name in enumerate(self.header):
+            if place:
+                table.add_column(Text(name.replace(" ", "\n", 1)), justify="right", no_wrap=True)
+            else:
+                table.add_column(Text(name), overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(Text, row))  # texts, not markup: they may hold names from files
+        return Group("", Text(self.title, style="bold"), table, Text(self.note, style="dim"))
+
+    def as_html(self) -> Html:
+        """Return the heading, the table and the note."""
+        panel = Html(f'<div class="panel">{html.table(self.header, self.rows)}</div>')
+        return Html("\n".join([html.heading(self.title), panel, html.paragraph(self.note, "quiet")]))

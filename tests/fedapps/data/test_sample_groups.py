@@ -1,0 +1,195 @@
+"""Groups of samples: the values of a column, and what becomes of them in a run on images and on a table."""
+
+import csv
+import json
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from algorithms.fairness.groups import group_measures, group_sums
+from fedapps.assembly import build_task
+from fedapps.client_app import app
+from fedapps.data.options import DataOptions
+from fedapps.data.partition import load_images
+from fedapps.data.sample_groups import MAX_GROUPS, Grouping
+from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.run import execute, with_folder
+from fedapps.settings import read_settings
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+
+
+def write(folder, columns, features=None):
+    folder.mkdir(exist_ok=True)
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(folder / "train-00000-of-00001.parquet")
+    return str(folder)
+
+
+def pictures(folder, n=120, **more):
+    """Grey 4 x 4 pictures in three classes with a column ``sex``, empty in every tenth row."""
+    rng = np.random.default_rng(0)
+    label = rng.integers(3, size=n)
+    pixels = (60 * label[:, None, None] + rng.integers(0, 80, (n, 4, 4))).astype(np.uint8)
+    sex = [None if i % 10 == 9 else "fm"[int(k)] for i, k in enumerate(rng.integers(2, size=n))]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.Value("int64"), "sex": datasets.Value("string"), **more}
+    )
+    return write(folder, {"image": [Image.fromarray(p) for p in pixels], "label": label.tolist(), "sex": sex}, features)
+
+
+def run(tmp_path, clients, **config):
+    config = {"num-clients": clients, "clients-per-round": 0, "num-rounds": 2, "train.local-epochs": 1} | config
+    settings = with_folder(read_settings(config), tmp_path / "run")
+    summary = execute(settings, InlineGrid(app, clients, settings.flat()))
+    with (tmp_path / "run" / "groups.csv").open(newline="") as file:
+        rows = {row["group"]: row for row in csv.DictReader(file)}
+    return settings, summary, rows
+
+
+def test_values_are_groups_in_order_and_a_missing_one_is_in_none():
+    group, names = Grouping("sex").number(["m", "f", None, "m", float("nan")])
+    assert (group.tolist(), names) == ([1, 0, -1, 1, -1], ("f", "m"))
+    group, names = Grouping("sex").number([1.0, 0.0, float("nan"), 1.0])
+    assert (group.tolist(), names) == ([1, 0, -1, 1], ("0", "1"))
+
+
+def test_numbers_are_groups_between_limits():
+    group, names = Grouping("age", (40.0, 60.5)).number([39, 40, None, 60.4, 60.5, 99])
+    assert (group.tolist(), names) == ([0, 1, -1, 1, 2, 2], ("below 40", "40 to below 60.5", "from 60.5"))
+
+
+@pytest.mark.parametrize(
+    ("values", "edges", "message"),
+    [
+        (range(MAX_GROUPS + 1), (), "21 values, from 2 to 20 can be groups: set data.group-edges"),
+        (["a"] * 5, (), "1 values"),
+        (["a", "b"], (3.0,), "is for a column of numbers, but 'g' holds text"),
+    ],
+)
+def test_what_makes_no_groups_is_refused(values, edges, message):
+    with pytest.raises(UserError, match=message):
+        Grouping("g", edges).number(values)
+
+
+@pytest.mark.parametrize("edges", ["60,40", "40,", "x", "1,nan", "inf"])
+def test_limits_that_do_not_ascend_are_refused(edges):
+    with pytest.raises(ValueError, match="group-edges"):
+        DataOptions(group="age", group_edges=edges)
+
+
+def test_tasks_and_sites_without_groups_say_so():
+    with pytest.raises(UserError, match=r"data.group = 'role': task 'text' is not scored by groups"):
+        read_settings({"task": "text", "data.group": "role"})
+    with pytest.raises(UserError, match="task 'digits' is not scored by groups"):
+        read_settings({"data.group": "sex"})
+    own = {"sites.labels": "a,b", "sites.shape": "1,4,4", "task": "classification"}
+    with pytest.raises(UserError, match="sites with data of their own are not scored by groups"):
+        read_settings(own | {"data.group": "sex"})
+
+
+def test_a_column_of_an_image_set(tmp_path):
+    source = pictures(tmp_path / "set")
+    images = load_images(DataOptions(source=source, group="sex"))
+    assert images.group_names == ("f", "m")
+    assert (images.group[9::10] == -1).all()
+    assert set(np.delete(images.group, slice(9, None, 10))) == {0, 1}
+    fewer = load_images(DataOptions(source=source, group="sex", max_samples=40))
+    np.testing.assert_array_equal(fewer.group, images.group[::3])
+    with pytest.raises(UserError, match=r"data.group = 'six': .* has the columns image, label, sex"):
+        load_images(DataOptions(source=source, group="six"))
+    assert load_images(DataOptions(source=source)).group is None
+
+
+def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
+    """The sums of the clients give the measures of the final model on all test samples together."""
+    source = pictures(tmp_path / "set")
+    _, summary, rows = run(
+        tmp_path, 4, **{"task": "classification", "data.source": source, "data.group": "sex", "data.partition": "iid"}
+    )
+    settings = read_settings({"task": "classification", "data.source": source, "data.group": "sex", "data.partition": "iid"})
+    task = build_task(settings)
+    from safetensors.torch import load_file
+
+    model = task.model_fn(0)
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    tests = [task.client_data(k, 4).test for k in range(4)]
+    found = [model(part.x).softmax(1).detach().numpy() for part in tests]
+    y, p, g = (np.concatenate(parts) for parts in ([t.y.numpy() for t in tests], found, [t.groups.numpy() for t in tests]))
+    expected = group_measures(group_sums(y, p.argmax(1), p.max(1), g, 3), task.groups)
+    assert list(rows) == ["f", "m"]
+    assert sum(int(row["samples"]) for row in rows.values()) == g.sum() < len(y)
+    for row, wanted in zip(rows.values(), expected, strict=True):
+        assert {name: float(row[name]) for name in wanted} == pytest.approx(wanted, rel=1e-5)
+        assert row["clients"] == "4"
+        assert (row["tp"], row["selected"]) == ("", "")
+    accuracies = [row["accuracy"] for row in expected]
+    assert summary["group-accuracy-gap"] == pytest.approx(max(accuracies) - min(accuracies))
+    assert {"demographic-parity-gap", "equalised-odds-gap", "group-ece-worst"} <= set(summary)
+    assert "test-samples-mean" not in summary
+
+
+@pytest.mark.parametrize("method", ["fedavg", "superfed-mm", "ditto", "local", "ffgb"])
+def test_the_generated_table_has_groups_with_every_kind_of_client(method, tmp_path):
+    settings, summary, rows = run(tmp_path, 3, method=method, task="tabular", **{"data.group": "kind"})
+    assert list(rows) == ["a", "b", "c"]
+    tests = [build_task(settings).client_data(k, 3).test for k in range(3)]
+    assert [int(row["samples"]) for row in rows.values()] == sum(part.groups.sum(0) for part in tests).tolist()
+    for row in rows.values():
+        tp, fp, fn, tn = (int(row[name]) for name in ("tp", "fp", "fn", "tn"))
+        assert tp + fp + fn + tn == int(row["samples"])
+        assert float(row["tpr"]) == pytest.approx(tp / (tp + fn))
+        assert float(row["fpr"]) == pytest.approx(fp / (fp + tn))
+    right = sum(int(row["right"]) for row in rows.values())
+    assert summary["accuracy-weighted"] == pytest.approx(right / sum(map(len, tests)))  # every row has a kind
+    assert "left-out" not in json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_table_by_age_and_one_by_sex(tmp_path):
+    rng = np.random.default_rng(0)
+    n = 120
+    columns = {
+        "client": ["a", "b", "c"] * (n // 3),
+        "age": rng.integers(20, 90, n).tolist(),
+        "sex": rng.choice(["f", "m"], n).tolist(),
+        "label": rng.integers(2, size=n).tolist(),
+    }
+    table = {"task": "tabular", "tabular.source": write(tmp_path / "set", columns), "tabular.drop": "sex"}
+    _, _, rows = run(tmp_path, 3, **table, **{"data.group": "age", "data.group-edges": "40,60"})
+    assert list(rows) == ["below 40", "40 to below 60", "from 60"]
+    task = build_task(read_settings(table | {"data.group": "sex"}))
+    assert task.groups.names == ("f", "m")
+    assert task.table(3).features == ("age",)
+    with pytest.raises(UserError, match=r"data.group: no column 'six' .* it has client, age, sex, label"):
+        build_task(read_settings(table | {"data.group": "six"})).check(3)
+
+
+def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, monkeypatch):
+    """Client 1 has more right samples than samples, client 2 sends text in their place, as a number."""
+    from clients.fedavg import FedAvgClient
+
+    honest = FedAvgClient.evaluate
+
+    def evaluate(self, parameters, config):
+        loss, n, metrics = honest(self, parameters, config)
+        if self.client_id == 1:
+            metrics["group-sums"] = [1e12, *metrics["group-sums"][1:]]
+        if self.client_id == 2:
+            metrics["group-sums"] = 7.0
+        return loss, n, metrics
+
+    monkeypatch.setattr(FedAvgClient, "evaluate", evaluate)
+    settings, summary, rows = run(tmp_path, 4, task="tabular", **{"data.group": "kind"})
+    assert summary["status"] == "completed"
+    parts = [build_task(settings).client_data(k, 4).test.groups.sum(0) for k in (0, 3)]
+    assert [int(row["samples"]) for row in rows.values()] == sum(parts).tolist()
+    left_out = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])["left-out"]
+    assert [entry["client"] for entry in left_out] == [1, 2]
+    assert "different numbers of samples" in left_out[0]["reason"]
+    assert "1 numbers, but 3 groups need" in left_out[1]["reason"]
