@@ -27,6 +27,7 @@ from fedapps.models import image_nets
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.set_training import check_fits, fit, tensors
+from strategies.base.reply_validation import LONGEST_METRIC
 
 
 class Classification(TorchTask):
@@ -68,11 +69,20 @@ class Classification(TorchTask):
     @property
     def groups(self) -> Groups | None:
         """The groups of the column ``data.group``."""
-        return Groups(self.images.group_names, self.num_outputs) if self.images.group is not None else None
+        if self.images.group is None:
+            return None
+        groups = Groups(self.images.group_names, self.num_outputs)
+        if (size := groups.shape[0] * groups.shape[1]) > LONGEST_METRIC:
+            raise UserError(
+                f"data.group = {self.context.data.group!r}: {len(groups.names)} groups and {groups.classes} classes are {size} numbers a "
+                f"client, more than {LONGEST_METRIC}: choose a column with fewer values, or data.group-edges"
+            )
+        return groups
 
     def check(self, num_clients: int) -> None:
         """Load and partition the data and build the model, so that errors are reported before a run starts."""
         self.partition(num_clients)
+        _ = self.groups  # raises if they are too many
         if self.context.data.synthetic:  # without the pre-training, which would be done twice
             self.synthetic_set()
             self.model_fn(0)

@@ -84,6 +84,19 @@ def test_limits_that_do_not_ascend_are_refused(edges):
         DataOptions(group="age", group_edges=edges)
 
 
+def test_more_sums_than_a_reply_may_hold_are_refused(tmp_path):
+    """20 groups of 200 classes: 20 (3 x 200 + 45) = 12,900 numbers."""
+    grey = [Image.fromarray(np.zeros((2, 2), np.uint8))] * 1000
+    columns = {"image": grey, "label": [i % 200 for i in range(1000)], "site": [i % 20 for i in range(1000)]}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64"), "site": datasets.Value("int64")})
+    config = {"task": "classification", "data.source": write(tmp_path / "set", columns, features), "data.partition": "iid"}
+    build_task(read_settings(config)).check(2)
+    with pytest.raises(
+        UserError, match="data.group = 'site': 20 groups and 200 classes are 12900 numbers a client, more than 10000"
+    ):
+        build_task(read_settings(config | {"data.group": "site"})).check(2)
+
+
 def test_tasks_and_sites_without_groups_say_so():
     with pytest.raises(UserError, match=r"data.group = 'role': task 'text' is not scored by groups"):
         read_settings({"task": "text", "data.group": "role"})
@@ -171,7 +184,7 @@ def test_a_table_by_age_and_one_by_sex(tmp_path):
 
 
 def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, monkeypatch):
-    """Client 1 has more right samples than samples, client 2 sends text in their place, as a number."""
+    """Client 1 has samples of a class that no bin holds, client 2 sends a single number."""
     from clients.fedavg import FedAvgClient
 
     honest = FedAvgClient.evaluate
@@ -181,7 +194,7 @@ def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, mon
         if self.client_id == 1:
             metrics["group-sums"] = [1e12, *metrics["group-sums"][1:]]
         if self.client_id == 2:
-            metrics["group-sums"] = 7.0
+            metrics["group-sums"] = [7.0]
         return loss, n, metrics
 
     monkeypatch.setattr(FedAvgClient, "evaluate", evaluate)
