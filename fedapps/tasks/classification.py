@@ -74,8 +74,8 @@ class Classification(TorchTask):
         groups = Groups(self.images.group_names, self.num_outputs)
         if (size := groups.shape[0] * groups.shape[1]) > LONGEST_METRIC:
             raise UserError(
-                f"data.group = {self.context.data.group!r}: {len(groups.names)} groups and {groups.classes} classes are {size} numbers a "
-                f"client, more than {LONGEST_METRIC}: choose a column with fewer values, or data.group-edges"
+                f"data.group = {self.context.data.group!r}: {len(groups.names)} groups and {groups.classes} classes are {size} numbers "
+                f"a client, more than {LONGEST_METRIC}: choose a column with fewer values, or data.group-edges"
             )
         return groups
 

@@ -92,7 +92,7 @@ def test_more_sums_than_a_reply_may_hold_are_refused(tmp_path):
     config = {"task": "classification", "data.source": write(tmp_path / "set", columns, features), "data.partition": "iid"}
     build_task(read_settings(config)).check(2)
     with pytest.raises(
-        UserError, match="data.group = 'site': 20 groups and 200 classes are 12900 numbers a client, more than 10000"
+        UserError, match=r"data.group = 'site': 20 groups and 200 classes are 12900 numbers a client, more than 10000"
     ):
         build_task(read_settings(config | {"data.group": "site"})).check(2)
 
