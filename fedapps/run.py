@@ -65,6 +65,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     except BaseException as error:
         if isinstance(error, TooFewReplies):  # raised between two rounds, so the current state can be resumed
             checkpoints.keep_last()
+            if error.result is not None:
+                recorder.save_model(error.result.arrays)
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
         raise

@@ -34,9 +34,12 @@ class Checkpoints:
     latest: Round | None = None
 
     def __call__(self, now: Round) -> None:
-        """Write a checkpoint if this round is due; a failure to write is logged and does not end the run."""
-        self.latest = now
-        if self.every and now.number % self.every == 0:
+        """Write a checkpoint if this round is due; a failure to write is logged and does not end the run.
+
+        None is written of a last round that has no sound end: a resumed run must repeat it.
+        """
+        self.latest = None if now.fault else now
+        if not now.fault and self.every and now.number % self.every == 0:
             self._try(now)
 
     def keep_last(self) -> None:

@@ -12,6 +12,7 @@ Client ids come from one ``query.identity`` message per node (answered by ``clie
 answer it is identified by its node id: everything works, but a simulation is then not repeatable.
 """
 
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -59,8 +60,8 @@ class ClientGrid(Grid):
     """A ``Grid`` around ``grid``; see the module docstring.
 
     ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
-    ``num_clients``: how many nodes to wait for before the first round (0: the number that the nodes report, which the virtual nodes
-    of a simulation know). ``start_timeout``: seconds to wait for them. ``same_arrays``: a training reply must carry arrays of the
+    ``num_clients``: how many nodes to wait for before the first round (0: the median of what the nodes report; the virtual nodes of a
+    simulation know). ``start_timeout``: seconds to wait for them. ``same_arrays``: a training reply must carry arrays of the
     names, shapes and types that were sent. ``bound``: on the norm of a client's update. ``rules``: the validation rules for replies;
     ``run_rounds`` sets those that depend on the strategy.
     """
@@ -87,7 +88,7 @@ class ClientGrid(Grid):
         self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
         self._unfit: set[int] = set()  # nodes that report that they cannot take part
         self._active: list[int] | None = None
-        self._announced = 1
+        self._announced: dict[int, int] = {}  # how many clients there are, as the nodes say
         self._met = False  # whether the start is over
 
     # --- identity -----------------------------------------------------------------------------------------------
@@ -95,13 +96,17 @@ class ClientGrid(Grid):
     def wait(self) -> None:
         """Wait until all nodes are connected and identified; raise ``TimeoutError`` after ``start_timeout`` seconds."""
         deadline = time.monotonic() + self.start_timeout
-        while len(nodes := self._connected()) < (wanted := self.num_clients or self._announced):
+        while len(nodes := self._connected()) < (wanted := self._expected()):
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: start more, or lower num-clients"
                 )
             time.sleep(0.05 if self.start_timeout < 1 else 0.2)
         self._met = True
+
+    def _expected(self) -> int:
+        # The median: a single node that tells a wrong number must neither end the run nor start it too early.
+        return self.num_clients or (statistics.median_low(self._announced.values()) if self._announced else 1)
 
     def _connected(self) -> list[int]:
         """Return the connected nodes that have a name, sorted by it; asks new nodes for their identity."""
@@ -131,7 +136,7 @@ class ClientGrid(Grid):
                 self._unfit.add(node)
             elif name is not None:
                 self._claims[node] = name
-                self._announced = max(self._announced, size)
+                self._announced[node] = size
             elif not (self._met and _gone(answer)):
                 reasons.append(why or "no usable client-id in the answer")
                 self._claims[node] = node

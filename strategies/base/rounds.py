@@ -20,12 +20,17 @@ from strategies.base.client_grid import ClientGrid, Exchange, Failure
 
 
 class TooFewReplies(RuntimeError):
-    """The run was stopped because too few clients sent valid replies, round after round."""
+    """Too few clients sent valid replies, round after round or in the end; ``result``: of the rounds until then."""
+
+    result: Result | None = None
 
 
 @dataclass
 class Round:
-    """The argument of callbacks: one finished round. ``evaluated`` is ``None`` in rounds without evaluation."""
+    """The argument of callbacks: one finished round. ``evaluated`` is ``None`` in rounds without evaluation.
+
+    ``fault``: why the run cannot end well with this round, its last one, or "".
+    """
 
     number: int
     num_rounds: int
@@ -35,6 +40,7 @@ class Round:
     evaluated: Exchange | None = None
     evaluate_metrics: MetricRecord | None = None
     seconds: float = 0.0
+    fault: str = ""
 
     @property
     def failures(self) -> list[Failure]:
@@ -99,12 +105,14 @@ def run_rounds(
     strategy whose ``finished`` is true, stops the run after the current round. Configurations are sent with ``server-round`` and
     ``num-rounds`` added.
 
-    Raises ``TooFewReplies`` according to ``patience``, and if no round had enough valid training replies.
+    Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid training replies, and if the last round or the last
+    evaluation had not.
     """
     client_grid = grid if isinstance(grid, ClientGrid) else ClientGrid(grid)
     patience = patience or Patience()
     tally, result, arrays = _Tally(), Result(), initial_arrays
     result.arrays = initial_arrays
+    now: Round | None = None
     client_grid.wait()
     log(
         INFO,
@@ -147,16 +155,33 @@ def run_rounds(
             if evaluate_fn and (score := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = score
         now.seconds = time.monotonic() - began
+        now.fault = _fault(now, patience) if stopping or is_finished(strategy) else ""
         log(INFO, "[ROUND %d/%d] %.2f s %s", number, num_rounds, now.seconds, dict(now.train_metrics or {}))
         tally.note(now.trained, asked, patience)
         wishes = [callback(now) for callback in callbacks]  # every callback runs, whatever the others return
         tally.check(patience, number)
         if any(wishes) or is_finished(strategy):
             log(INFO, "stopped after round %d by %s", number, "a callback" if any(wishes) else "the strategy")
+            now.fault = now.fault or _fault(now, patience)
             break
+    fault = now.fault if now else ""
     if tally.last and not tally.rounds_with_replies:
-        raise TooFewReplies(f"no round had {patience.min_replies} valid replies; {tally.why()}")
+        fault = f"no round had {patience.min_replies} valid replies; {tally.why()}"
+    if fault:
+        error = TooFewReplies(fault)
+        error.result = result
+        raise error
     return result
+
+
+def _fault(now: Round, patience: Patience) -> str:
+    """Return why a run that ends with this round has no sound end, or ""."""
+    phases = [("round", now.trained, patience.min_replies), ("evaluation after round", now.evaluated, 1)]
+    for phase, exchange, least in phases:
+        if exchange is not None and exchange.kind and len(exchange.clients) < least:
+            why = f"client {exchange.failures[0].client}: {exchange.failures[0].reason}" if exchange.failures else "no answer"
+            return f"the last {phase} {now.number} had {len(exchange.clients)} valid replies, at least {least} needed; {why}"
+    return ""
 
 
 def _for_round(config: ConfigRecord | None, number: int, num_rounds: int) -> ConfigRecord:
