@@ -30,10 +30,22 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
             raise UserError(
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send no updates that have a norm: choose 0"
             )
+    return private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
+
+
+def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:
+    """Return the strategy with private aggregation. Raises ``UserError`` if epsilon would not cover all that clients' data reach."""
     try:
-        return Private(strategy, settings.dp) if settings.dp.noise_multiplier else strategy
+        found = Private(strategy, settings.dp)
     except ValueError as error:
         raise UserError(f"dp.{error}") from None
+    made = getattr(task, "from_clients", "what it does not tell (from_clients)")
+    if made:
+        raise UserError(
+            f"dp.noise-multiplier = {settings.dp.noise_multiplier}: before the first round task {task.name!r} makes from the clients' "
+            f"data {made}: epsilon would be false; choose a task or settings without it, or 0"
+        )
+    return found
 
 
 def _strategy(settings: Settings, task: Any) -> Strategy:

@@ -47,7 +47,10 @@ DEFAULT_BUDGET = 32
 
 
 class PredictorLibrary(Protocol):
-    """The server's interface to a library of q predictors."""
+    """The server's interface to a library of q predictors.
+
+    ``from_clients``: whether they were made from the clients' data; a library without it is taken for such a one.
+    """
 
     @property
     def q(self) -> int:
@@ -81,6 +84,9 @@ class FedBoostOptions(Options):
     floor: float = option(1e-3, "least probability gamma of being sent", low=0, high=1, open_low=True)
     cache: int = option(0, "predictors that a client keeps, so that they need not be sent again; needs repeats = 1", low=0)
     library: str = option("task", '"task", a folder of safetensors files, or "clients": each trains a predictor in round 1')
+    public_library: bool = option(
+        False, "the predictors of a folder were made without the clients' data, as differential privacy needs them"
+    )
 
     def check(self) -> None:
         """Reject a cache with several messages per round."""
@@ -107,11 +113,13 @@ class FedBoost(FedAvg):
     def privacy_fault(self) -> str:
         """Return why noise in the sum of the gradients would not make the run private, or ""."""
         o = self.options
-        if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not self.collecting:
+        theirs = self.collecting or getattr(self.library, "from_clients", True)
+        if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not theirs:
             return ""
         return (
-            f"FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and predictors that are not the "
-            f"clients' own, here they are {o.gradient!r}, {o.repeats}, {o.cache}, {'theirs' if self.collecting else 'not'}"
+            f"FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and predictors made without the clients' data "
+            f"(of a folder, public-library says so), here they are {o.gradient!r}, {o.repeats}, {o.cache}, "
+            f"{'theirs' if theirs else 'not'}"
         )
 
     def zero_update(self, sent: Named) -> Named:

@@ -29,7 +29,7 @@ def library_of(task: Any, options: FedBoostOptions) -> Any:
         return Library.from_arrays
     if options.library == "task":
         return task.library()
-    library = Library.open(options.library)
+    library = Library.open(options.library, from_clients=not options.public_library)
     task.check_library(library)
     return library
 

@@ -71,7 +71,7 @@ def pretrained(
         nets.append(get_arrays(net))
         names.append(f"{k}:" + ",".join(map(str, labels)))
     keys = list(build_model(model, (channels, height, width), images.num_classes, 0).state_dict())
-    return Library.from_arrays({key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names)
+    return Library.from_arrays({key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names, False)
 
 
 def train(net: torch.nn.Module, samples: Split, options: TrainOptions, rng: np.random.Generator) -> None:

@@ -61,6 +61,15 @@ class Classification(TorchTask):
         """Return the sample indices of each client."""
         return partitions.partition(self.images, self.context.data, num_clients, self.context.seed)
 
+    @property
+    def from_clients(self) -> str:
+        """What is made from the clients' data before the first round."""
+        found = ["the synthetic set (data.synthetic), unless it was made privately"] if self.context.data.synthetic else []
+        found += (
+            ["the class weights (data.class-weights), from the labels of all clients"] if self.context.data.class_weights else []
+        )
+        return " and ".join(found)
+
     def natural_clients(self) -> int:
         """Return the number of clients in the column ``data.natural-id``; 0 for partitions over any number of clients."""
         natural = self.context.data.partition == "natural"

@@ -75,6 +75,7 @@ class PointMass(DensityTask):
     """Predictor k puts all mass on outcome k; the frequencies of the outcomes follow a power law, which the weights should recover."""
 
     name = "point-mass"
+    from_clients = ""
 
     def __init__(self, options: Any, context: RunContext) -> None:
         self.options: PointMassOptions = options
@@ -92,7 +93,7 @@ class PointMass(DensityTask):
     @lru_cache(maxsize=1)  # noqa: B019 - a task lives as long as its process
     def library(self) -> Library:
         """Return the point masses."""
-        return Library.from_arrays({TABLE: np.eye(self.options.size, dtype=np.float32)})
+        return Library.from_arrays({TABLE: np.eye(self.options.size, dtype=np.float32)}, from_clients=False)
 
     def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
         """Return the samples of client ``client_id``: those of outcome k = ``client_id`` if there are as many clients as outcomes.
@@ -114,6 +115,7 @@ class Unigram(DensityTask):
     """One client per speaking role; predictor k is the unigram model of role k. Fewer clients than roles: the first roles are used."""
 
     name = "unigram"
+    from_clients = "the vocabulary and the library, which holds the clients' word frequencies"
 
     def __init__(self, options: Any, context: RunContext) -> None:
         self.options: UnigramOptions = options
@@ -138,7 +140,7 @@ class Unigram(DensityTask):
         tables = np.zeros((len(self.corpus.roles), len(self.corpus.vocabulary)), np.float32)
         for row, histogram in zip(tables, self.corpus.train, strict=True):
             row[histogram.outcomes] = histogram.weights
-        return Library.from_arrays({TABLE: tables}, self.corpus.roles)
+        return Library.from_arrays({TABLE: tables}, self.corpus.roles, from_clients=True)
 
     @cache  # noqa: B019
     def client_data(self, client_id: int | str, num_clients: int) -> DensityData:

@@ -24,6 +24,7 @@ class EnsembleClassification:
     """Images; predictor k is a network trained on some of the labels. Clients hold the samples not used for training predictors."""
 
     name = "ensemble-classification"
+    from_clients = ""  # the predictors are trained on samples that no client holds
 
     def __init__(self, options: Any, context: RunContext) -> None:
         self.options: EnsembleOptions = options

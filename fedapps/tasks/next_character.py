@@ -51,6 +51,7 @@ class Text(TorchTask):
 
     name = "text"
     objective = NEXT_TOKEN
+    from_clients = ""  # the vocabulary is fixed
 
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)

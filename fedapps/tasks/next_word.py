@@ -39,6 +39,7 @@ class Words(TorchTask):
 
     name = "words"
     objective = next_token(MARKS)
+    from_clients = "the vocabulary, the most frequent words of all clients"
 
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)

@@ -32,16 +32,22 @@ class Library:
     """Library of ``q`` predictors with ``names``, all with arrays of the same names, types and shapes (``spec``).
 
     ``read(ids)`` returns the arrays of the predictors ``ids`` stacked along axis 0. Create libraries with ``from_arrays`` or ``open``.
+    ``from_clients``: whether the predictors were made from the clients' data; such a library is refused with differential privacy.
     """
 
-    def __init__(self, names: Sequence[str], spec: Spec, read: Callable[[NDArray[np.int64]], Arrays]) -> None:
+    def __init__(
+        self, names: Sequence[str], spec: Spec, read: Callable[[NDArray[np.int64]], Arrays], from_clients: bool = True
+    ) -> None:
+        self.from_clients = from_clients
         self.names = list(names)
         self.spec = spec
         self._read = read
         self._hashes: dict[int, str] = {}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], names: Sequence[str] | None = None) -> "Library":
+    def from_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], names: Sequence[str] | None = None, from_clients: bool = True
+    ) -> "Library":
         """Return a library of arrays in memory, each of shape (q, ...). Raises ``UserError`` if their first axes differ."""
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) != 1 or not all(sizes.values()):
@@ -51,10 +57,10 @@ class Library:
         if len(names) != q:
             raise UserError(f"library: {len(names)} names for {q} predictors: give one each")
         spec = {name: (array.dtype.name, tuple(array.shape[1:])) for name, array in arrays.items()}
-        return cls(names, spec, lambda ids: {name: array[ids] for name, array in arrays.items()})
+        return cls(names, spec, lambda ids: {name: array[ids] for name, array in arrays.items()}, from_clients)
 
     @classmethod
-    def open(cls, folder: str | Path) -> "Library":
+    def open(cls, folder: str | Path, from_clients: bool = True) -> "Library":
         """Return the library of a folder: its ``*.safetensors`` files, sorted by name. Raises ``UserError`` naming an invalid file."""
         folder = Path(folder).expanduser()
         if not folder.is_dir():
@@ -80,7 +86,7 @@ class Library:
                 _fill(paths[k], spec, out, row)
             return out
 
-        return cls(names, spec, read)
+        return cls(names, spec, read, from_clients)
 
     @property
     def q(self) -> int:

@@ -33,7 +33,11 @@ from fedapps.tasks.options import (
 
 
 class Task(Protocol):
-    """Interface of all tasks. Tasks with natural clients also have ``natural_clients() -> int``, their number (0: any number)."""
+    """Interface of all tasks. Tasks with natural clients also have ``natural_clients() -> int``, their number (0: any number).
+
+    A task for private runs has ``from_clients``: what it makes from the clients' data before the first round and hands to the server or
+    to other clients, in words; "" if nothing. Differential privacy refuses a task that has something, or does not say.
+    """
 
     name: str
 

@@ -110,6 +110,12 @@ class Tabular(TorchTask):
         self.options: TabularOptions = options
         self.grouping = grouping_of(context.data)
 
+    @property
+    def from_clients(self) -> str:
+        """The values found in categorical columns become features; those of the presets are published with the data sets."""
+        asked = self.options.source and self.options.categorical
+        return "the values of the columns tabular.categorical, found in the rows of all clients" if asked else ""
+
     def table(self, num_clients: int) -> Table:
         """Return the table; a generated one has ``num_clients`` clients."""
         o = self.options

@@ -39,6 +39,7 @@ class TextPairs(TorchTask):
 
     name = "text-pairs"
     objective = BINARY
+    from_clients = ""  # tokens and initial weights are those of the checkpoint
 
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)

@@ -12,8 +12,13 @@ from flwr.serverapp import strategy as flower
 
 from algorithms.common.privacy import gaussian_epsilon
 from clients import to_client_app
+from fedapps.assembly import build_strategy, build_task
+from fedapps.assembly import private as with_privacy
 from fedapps.cli import main
 from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.settings import read_settings
+from fedapps.tasks.predictor_library import Library as Folder
 from strategies import (
     AFL,
     TERM,
@@ -154,6 +159,7 @@ def test_the_budget_ends_the_run():
 
 class Library:
     q = 4
+    from_clients = False
 
     def take(self, ids):
         return {"table": np.full((len(ids), 3), 1 / 3)}
@@ -186,6 +192,73 @@ def test_fedboosts_gradient():
     )
     with pytest.raises(ValueError, match="gradient = 'sampled'"):
         private(FedBoost(Library(), FedBoostOptions(gradient="unbiased")))
+
+
+@pytest.mark.parametrize("made", [True, None])
+def test_predictors_made_from_the_clients_data_or_that_do_not_say_are_refused(made):
+    """Their values reach every client without noise: an epsilon of the gradients alone would be false."""
+    library = Library()
+    library.from_clients = made
+    if made is None:
+        library = type("Silent", (), {"q": 4})()
+    with pytest.raises(ValueError, match=r"predictors made without the clients' data .*here they are 'sampled', 1, 0, theirs"):
+        private(FedBoost(library, FedBoostOptions()))
+
+
+NOT_PRIVATE = {
+    "a library of the clients' word frequencies": ({"method": "fedboost", "task": "unigram"}, "theirs"),
+    "a vocabulary of the clients' words": ({"task": "words", "data.partition": "iid"}, "makes from the clients' data the vocabulary"),
+    "class weights from all labels": ({"data.class-weights": True}, "makes from the clients' data the class weights"),
+    "a set made by an earlier run": ({"data.synthetic": "set"}, "makes from the clients' data the synthetic set"),
+    "features found in all rows": ({"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"}, "tabular.categorical"),
+    "a folder of unknown origin": ({"method": "fedboost", "fedboost.library": "FOLDER"}, "public-library says so"),
+    "a folder with a vocabulary of the clients": (
+        {"method": "fedboost", "task": "unigram", "fedboost.library": "FOLDER", "fedboost.public-library": True},
+        "makes from the clients' data the vocabulary and the library",
+    ),
+}
+PRIVATE = [
+    {},
+    {"method": "fedboost"},
+    {"method": "fedboost", "fedboost.library": "FOLDER", "fedboost.public-library": True},
+    {"method": "fedboost", "task": "ensemble-classification", "ensemble.predictors": 3},
+    {"method": "fedevg"},
+    {"task": "text"},
+    {"task": "tabular"},
+]
+
+
+def assembled(given, tmp_path):
+    given = {"num-clients": 5, "dp.noise-multiplier": 1.0} | given
+    if given.get("fedboost.library") == "FOLDER":
+        task = build_task(read_settings({k: v for k, v in given.items() if not k.startswith(("fedboost.", "dp."))}))
+        size = len(task.library().take([0])["table"][0])
+        Folder.from_arrays({"table": np.full((40, size), 1 / size)}).save(tmp_path)
+        given["fedboost.library"] = str(tmp_path)
+    settings = read_settings(given)
+    return build_strategy(settings, build_task(settings))
+
+
+@pytest.mark.parametrize("case", NOT_PRIVATE)
+def test_whatever_is_made_of_clients_data_before_the_first_round_is_refused(case, tmp_path):
+    given, message = NOT_PRIVATE[case]
+    with pytest.raises(UserError, match=message) as error:
+        assembled(given, tmp_path)
+    assert str(error.value).startswith("dp.noise-multiplier")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", PRIVATE)
+def test_what_is_not_made_of_it_stays_private(given, tmp_path):
+    assert isinstance(assembled(given, tmp_path), Private)
+
+
+def test_a_task_that_does_not_say_is_refused():
+    class Silent:
+        name = "silent"
+
+    with pytest.raises(UserError, match="what it does not tell"):
+        with_privacy(FedAvg(), read_settings({"dp.noise-multiplier": 1.0}), Silent())
 
 
 def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
