@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import Strategy
 from fedapps.errors import UserError
 from fedapps.settings import Settings
 from fedapps.tasks.registry import Task, make_task
-from strategies import Private, WarmStart
+from strategies import Private, Robust, WarmStart
 from strategies.base.capabilities import sends_updates
 
 if TYPE_CHECKING:
@@ -55,8 +55,13 @@ def _strategy(settings: Settings, task: Any) -> Strategy:
     method, base, context = settings.entry, settings.base, settings.context
     assert base.strategy is not None
     if method.wrap is None:
-        return base.strategy(settings.options, task, context)
-    return method.wrap(base.strategy(settings.base_options, task, context), settings.options)
+        strategy = base.strategy(settings.options, task, context)
+    else:
+        strategy = method.wrap(base.strategy(settings.base_options, task, context), settings.options)
+    try:
+        return Robust(strategy, settings.robust) if settings.robust.rule != "none" else strategy
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def build_client(settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:

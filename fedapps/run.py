@@ -59,7 +59,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         result = run_rounds(
             strategy, client_grid, arrays, settings.num_rounds, settings.timeout, train, evaluate,
             first_round=done + 1, evaluate_every=settings.evaluate_every,
-            patience=Patience(settings.min_replies, settings.max_failed_rounds),
+            patience=Patience(max(settings.min_replies, settings.robust.least), settings.max_failed_rounds),
             callbacks=[recorder, checkpoints, *([image_grids] if image_grids else []), tell_clients, *callbacks],
         )  # fmt: skip
     except BaseException as error:

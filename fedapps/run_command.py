@@ -131,7 +131,7 @@ def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
     sites = len(deployment.sites)
     if settings.num_clients > sites:
         raise UserError(f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: choose 1..{sites}")
-    return replace(settings, num_clients=settings.num_clients or sites)
+    return replace(settings.deployed(), num_clients=settings.num_clients or sites)
 
 
 def run_deployment(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:

@@ -26,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     if hasattr(grid, "pull_interval"):
         grid.pull_interval = 0.01  # the simulation's grid polls for replies every 0.1 s, which is most of a short round
     else:
-        grid = PollingGrid(grid)
+        grid, settings = PollingGrid(grid), settings.deployed()
     try:
         summary = execute(settings, grid)
         log(INFO, "summary: %s", summary)

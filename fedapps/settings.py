@@ -6,7 +6,7 @@ methods do not import this module: they get their own options and a ``RunContext
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from algorithms.common.checks import nearest
@@ -20,8 +20,10 @@ from fedapps.models.options import ModelOptions
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import TASKS, task_name
 from fedapps.toml_text import Value
-from strategies import FedAvgOptions, PrivacyOptions, UpdateBound, WarmStartOptions
+from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
 
+# Times the median weight of a round, where clients are strangers.
+MAX_WEIGHT = 10.0
 # Tables common to all runs.
 PARTS: dict[str, type[Options]] = {
     "data": DataOptions,
@@ -29,6 +31,7 @@ PARTS: dict[str, type[Options]] = {
     "train": TrainOptions,
     "public": PublicOptions,
     "dp": PrivacyOptions,
+    "robust": RobustOptions,
     "sites": SiteOptions,
     "synthetic": SyntheticOptions,
 }
@@ -60,6 +63,17 @@ class Settings(Options):
     timeout: float = option(600.0, "seconds that a phase waits for replies", low=0, open_low=True)
     max_update_norm: float = option(0.0, "bound on the norm of a client's update, over all its arrays; 0: none", low=0)
     on_large_update: str = option("reject", "leave a larger update out, or clip it to the bound", choices=["reject", "clip"])
+    max_weight: float = option(
+        -1.0,
+        "most weight of a client, times the median of the round; 0: any; -1: 10 on SuperNodes or with max-update-norm, else any",
+        low=-1,
+    )
+    max_array_value: float = option(
+        1e6,
+        "largest number in a client's arrays that are not the model (control variates, gradients, learners)",
+        low=0,
+        open_low=True,
+    )
     client_store: str = option(
         "auto",
         "where clients keep state: disk (a resume finds it), message (Flower's context); auto: disk with checkpoints",
@@ -73,6 +87,7 @@ class Settings(Options):
     train: TrainOptions = field(default_factory=TrainOptions)
     public: PublicOptions = field(default_factory=PublicOptions)
     dp: PrivacyOptions = field(default_factory=PrivacyOptions)
+    robust: RobustOptions = field(default_factory=RobustOptions)
     sites: SiteOptions = field(default_factory=SiteOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     options: Any = field(default_factory=FedAvgOptions)
@@ -105,8 +120,13 @@ class Settings(Options):
 
     @property
     def bound(self) -> UpdateBound:
-        """The bound on the norm of a client's update."""
-        return UpdateBound(self.max_update_norm, self.on_large_update)
+        """The bounds on a client's update and weight."""
+        weight = self.max_weight if self.max_weight >= 0 else MAX_WEIGHT if self.max_update_norm else 0.0
+        return UpdateBound(self.max_update_norm, self.on_large_update, weight, self.max_array_value)
+
+    def deployed(self) -> "Settings":
+        """Return the settings with the defaults of a run on SuperNodes."""
+        return replace(self, max_weight=MAX_WEIGHT) if self.max_weight < 0 else self
 
     @property
     def keeps_clients_on_disk(self) -> bool:
@@ -133,6 +153,7 @@ class Settings(Options):
             elif (
                 (part.name == "public" and not any(method.public for method in self.methods))
                 or (part.name == "dp" and not self.dp.noise_multiplier)
+                or (part.name == "robust" and self.robust.rule == "none")
                 or (part.name == "sites" and not self.sites.own)
                 or (part.name == "synthetic" and not any(method.synthetic for method in self.methods) and not self.data.synthetic)
             ):
@@ -152,6 +173,7 @@ def default_config() -> dict[str, Value]:
     """Return every key of every method with its default."""
     config = Settings().flat() | {"task": "auto", "model.name": "auto"} | _flatten(PublicOptions(), "public")
     config |= _flatten(PrivacyOptions(), "dp") | _flatten(SiteOptions(), "sites") | _flatten(SyntheticOptions(), "synthetic")
+    config |= _flatten(RobustOptions(), "robust")
     kinds: list[Any] = [*METHODS.values(), *TASKS.values()]
     for kind in kinds:
         if kind.options is not None:

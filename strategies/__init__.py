@@ -65,6 +65,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.propfair import PropFairOptions as PropFairOptions
     from strategies.qfedavg import QFedAvg as QFedAvg
     from strategies.qfedavg import QFedAvgOptions as QFedAvgOptions
+    from strategies.robust import Robust as Robust
+    from strategies.robust import RobustOptions as RobustOptions
     from strategies.scaffold import Scaffold as Scaffold
     from strategies.scaffold import ScaffoldOptions as ScaffoldOptions
     from strategies.superfed import SuPerFed as SuPerFed

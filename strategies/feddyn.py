@@ -43,7 +43,7 @@ class FedDynOptions(Options):
 class FedDyn(FedAvg):
     """FedDyn strategy."""
 
-    capabilities = Capabilities(replies="model", aggregation="single replies")
+    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
     def __init__(self, options: FedDynOptions | None = None, **kwargs: Any) -> None:
         super().__init__(weights="uniform", **kwargs)

@@ -41,7 +41,7 @@ class FedMGDAOptions(Options):
 class FedMGDA(FedAvg):
     """FedMGDA+ strategy; the clients are FedAvg's."""
 
-    capabilities = Capabilities(replies="model", aggregation="single replies")
+    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
     def __init__(self, options: FedMGDAOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

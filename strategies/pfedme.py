@@ -33,7 +33,7 @@ class PFedMeOptions(Options):
 class PFedMe(FedAvg):
     """pFedMe strategy."""
 
-    capabilities = Capabilities(replies="model", aggregation="single replies")
+    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
     def __init__(self, options: PFedMeOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

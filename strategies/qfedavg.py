@@ -48,7 +48,7 @@ class QFedAvgOptions(Options):
 class QFedAvg(FedAvg):
     """q-FedAvg strategy."""
 
-    capabilities = Capabilities(replies="model", aggregation="single replies")
+    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
     def __init__(self, options: QFedAvgOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -9,6 +9,10 @@ arXiv 1910.06378, Algorithm 1, option II. With S the clients of the round, N the
 
 Counters and running statistics of normalisation layers are averaged.
 
+A client could send any c_i+. Since ``c + c_i+ - c_i = (x - y_i) / (K eta)`` with K >= 1, and c itself for arrays that are not trained,
+the server shortens each of these arrays to at most ``|x - y_i| / eta + |c|``: what a client adds to c is bounded by how far it moves
+the model. (If the configuration names no ``learning-rate``, there is no such bound.)
+
 Contract: the training message holds, after the model's arrays, c: one array ``control.NAME`` for each learned array NAME of the model.
 The reply has the same names and shapes: y_i in the model's arrays and ``c + c_i+ - c_i`` in the others, so that the difference between
 the reply and the message is the client's change. Each client stores its c_i.
@@ -16,21 +20,26 @@ the reply and the message is the client's change. Each client stores its c_i.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
+from algorithms.common.schedule import decayed
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
+from strategies.base.messages import arrays_of
 from strategies.base.updates import learned, moved, updates
 from strategies.fedavg import FedAvg
 
 CONTROL = "control."
+ROUNDING = 1.01  # of the clients' sums
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class ScaffoldOptions(Options):
 class Scaffold(FedAvg):
     """SCAFFOLD strategy."""
 
-    capabilities = Capabilities(replies="model", aggregation="single replies")
+    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True, beside=CONTROL)
 
     def __init__(self, options: ScaffoldOptions | None = None, **kwargs: Any) -> None:
         super().__init__(weights="uniform", **kwargs)
@@ -54,6 +63,7 @@ class Scaffold(FedAvg):
         self.c: dict[str, NDArray[Any]] = {}
         self._sent = ArrayRecord()
         self._num_clients = 0
+        self._rate = 0.0  # eta of the round, if the server sends it
         self.models_sent: dict[str, int] = {}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -61,6 +71,8 @@ class Scaffold(FedAvg):
         self._sent, self._num_clients = arrays, len(clients_of(grid))
         self.c = {name: self.c.get(name, np.zeros_like(values)) for name, values in learned(arrays).items()}
         both = ArrayRecord({**arrays, **{CONTROL + name: Array(*fields(values)) for name, values in self.c.items()}})
+        rate, decay, every = (float(str(config.get(key, 1))) for key in ("learning-rate", "lr-decay", "lr-decay-every"))
+        self._rate = decayed(rate, decay, int(every), server_round) if "learning-rate" in config else 0.0
         messages = list(super().configure_train(server_round, both, config, grid))
         self.models_sent = {"models-up": 0, "models-down": 2 * len(messages)}  # c is as large as the model
         return messages
@@ -68,6 +80,8 @@ class Scaffold(FedAvg):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update the model and c with the means of the clients' changes."""
         valid = [reply for reply in replies if not reply.has_error()]
+        for reply in valid if self._rate else ():
+            self._shorten(arrays_of(reply.content)[0], reply.metadata.src_node_id)
         average, metrics = super().aggregate_train(server_round, valid)
         if average is None:
             return None, metrics
@@ -78,6 +92,19 @@ class Scaffold(FedAvg):
         (change,) = updates(self._sent, [model])
         self.models_sent["models-up"] = 2 * len(valid)
         return moved(self._sent, self.options.server_learning_rate * change, model), metrics
+
+    def _shorten(self, reply: ArrayRecord, node: int) -> None:
+        """Shorten the control arrays of a reply to what its model allows."""
+        for name, c in self.c.items():
+            control, change = (
+                read(reply[CONTROL + name]),
+                np.subtract(read(reply[name]), read(self._sent[name]), dtype=np.float64),
+            )
+            most = ROUNDING * (float(np.linalg.norm(change)) / self._rate + float(np.linalg.norm(c)))
+            size = float(np.linalg.norm(control.astype(np.float64)))
+            if size > most:
+                log(WARNING, "node %d: its control variate of %s is shortened from %.3g to %.3g", node, name, size, most)
+                reply[CONTROL + name] = Array(*fields(np.asarray(control * (most / size), dtype=control.dtype)))
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return c."""

@@ -11,7 +11,7 @@ clients that differ between the two (``clients.WarmStartClient``). Round numbers
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -93,8 +93,8 @@ class WarmStart(Strategy):
     @property
     def capabilities(self) -> Capabilities:
         """Replies are those of the current strategy; a composition of two strategies is not an average."""
-        found = declared(self.current)
-        return Capabilities(found.replies if found else "other", "single replies")
+        found = declared(self.current) or Capabilities()
+        return replace(found, aggregation="single replies", subset=False)
 
     @property
     def weighted_by_key(self) -> str | None:

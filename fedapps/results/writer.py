@@ -71,7 +71,7 @@ class Recorder:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows = [row for row in read_rounds(folder) if row["round"] <= done]
         self.last_evaluation: dict[str, float] = {}
-        self.completed = self.failures = 0
+        self.completed = self.failures = self.capped = 0
         self.models: dict[str, int] = {}
         self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
         for row in rows:
@@ -96,6 +96,7 @@ class Recorder:
             "bytes-down": now.trained.bytes_down,
             "seconds": round(now.seconds, 4),
             **self._models(now),
+            **({"capped": now.trained.capped} if now.trained.capped else {}),
         }
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
@@ -133,6 +134,7 @@ class Recorder:
         # Running totals: a run of 100,000 rounds must not sum over all past rounds after each round.
         self.completed = row["round"]
         self.failures += len(row["failures"])
+        self.capped += len(row.get("capped", ()))
         self.last_evaluation = row.get("evaluate", self.last_evaluation)
         for key in self.totals:
             self.totals[key] += row.get(key, 0)
@@ -147,6 +149,7 @@ class Recorder:
             "status": status,
             "rounds-completed": self.completed,
             "failures": self.failures,
+            **({"capped-weights": self.capped} if self.capped else {}),
             "seconds": round(self.totals["seconds"], 3),
             **{key: self.totals[key] for key in BYTES},
             **self.models,

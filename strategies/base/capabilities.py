@@ -33,12 +33,17 @@ class Capabilities:
     itself), "other". ``aggregation``: "weighted average" (the replies enter only through sums of their arrays and metrics, weighted by
     ``weighted_by_key``, so a wrapper can replace the weights, and noise in the sums makes it private), "uniform average" (the same
     with equal weights), "single replies" (replies are used individually). ``later``: the kind of replies after the first round, if it
-    differs.
+    differs. ``subset``: some of the replies may be passed on as if the other clients had not answered, though single replies are used.
+    ``beside``: prefix of the names of arrays that a reply like the model holds beside it. ``any_scale``: arrays other than the model's
+    have the scale of the user's problem, so that only the most general limit on their values applies.
     """
 
     replies: Literal["model", "update", "other"] = "other"
     aggregation: Literal["weighted average", "uniform average", "single replies"] = "single replies"
     later: Literal["model", "update", "other"] | None = None
+    subset: bool = False
+    beside: str = ""
+    any_scale: bool = False
 
 
 AVERAGES = Capabilities("model", "weighted average")
@@ -47,7 +52,7 @@ KNOWN: dict[type[Strategy], Capabilities] = {
     **dict.fromkeys((flower.FedAvg, flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad, flower.FedProx), AVERAGES),
     **dict.fromkeys(
         (flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum, flower.Bulyan, flower.QFedAvg),
-        Capabilities("model", "single replies"),
+        Capabilities("model", "single replies", subset=True),
     ),
     **dict.fromkeys((flower.FedXgbBagging, flower.FedXgbCyclic), Capabilities("other", "single replies")),
 }

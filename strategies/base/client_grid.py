@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from algorithms.common.seeds import generator
 from strategies.base.messages import content_bytes, metrics_of
 from strategies.base.reply_validation import Rules, UpdateBound
+from strategies.base.weights import capped
 
 ClientId = int | str
 IDENTITY = f"{MessageType.QUERY}.identity"
@@ -46,12 +47,16 @@ class Failure:
 
 @dataclass
 class Exchange:
-    """Record of one phase: bytes of message contents, ids and metrics of the clients with a valid reply, and the failures."""
+    """Record of one phase: bytes of message contents, ids and metrics of the clients with a valid reply, and the failures.
+
+    ``capped``: clients whose weight was lowered.
+    """
 
     kind: str = ""
     clients: list[ClientId] = field(default_factory=list)
     metrics: dict[ClientId, dict[str, Any]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    capped: list[ClientId] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -62,7 +67,7 @@ class ClientGrid(Grid):
     ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
     ``num_clients``: how many nodes to wait for before the first round (0: the median of what the nodes report; the virtual nodes of a
     simulation know). ``start_timeout``: seconds to wait for them. ``same_arrays``: a training reply must carry arrays of the
-    names, shapes and types that were sent. ``bound``: on the norm of a client's update. ``rules``: the validation rules for replies;
+    names, shapes and types that were sent. ``bound``: on a client's update and weight. ``rules``: the validation rules for replies;
     ``run_rounds`` sets those that depend on the strategy.
     """
 
@@ -230,6 +235,8 @@ class ClientGrid(Grid):
         for place, reason in odd.items():
             self._leave_out(exchange, valid[place][0], reason)
         valid = [pair for place, pair in enumerate(valid) if place not in odd]
+        if self.rules.weight and self.rules.bound.max_weight:
+            exchange.capped = capped(valid, self.rules.weight, self.rules.bound.max_weight)
         exchange.failures.sort(key=lambda failure: _order(failure.client))
         exchange.clients = [client for client, _ in valid]
         exchange.metrics = {client: metrics_of(reply.content) for client, reply in valid}

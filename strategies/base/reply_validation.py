@@ -2,7 +2,8 @@
 
 A reply is invalid if it cannot be read, holds a number that is not finite or is absurdly large, lacks its weight, or, for methods whose
 replies are models, differs in names, shapes or kinds from the model that was sent. A valid reply may still be poisoned: a bound on the
-norm of the update limits the effect of a single client on the model in a round.
+norm of the update and a cap on the weight limit the effect of a single client on the model in a round. Either alone does little: a
+short update with a giant weight mutes all others.
 """
 
 import math
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.agreement import Agreement
-from strategies.base.capabilities import needs_alike, replies_of
+from strategies.base.capabilities import Capabilities, declared, needs_alike, replies_of
 from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
 
 #: Larger numbers are invalid for every method: no weight, gradient, loss or sample count is that large, and sums of a few thousand of
@@ -35,6 +36,10 @@ class UpdateBound(Options):
     on_large_update: str = option(
         "reject", "what happens to a larger update: it is left out, or shortened to the bound", choices=["reject", "clip"]
     )
+    max_weight: float = option(0.0, "most weight of a client, times the median of the round; 0: any", low=0)
+    max_array_value: float = option(
+        1e6, "largest number in arrays that are not the model: control variates, gradients, weak learners", low=0, open_low=True
+    )
 
 
 @dataclass
@@ -43,7 +48,7 @@ class Rules:
 
     ``like_model``: a training reply has the arrays that were sent, and its update is the difference. ``updates``: the arrays are the
     update itself. If neither holds, ``bound`` does not apply. ``weight``: a metric that every reply must hold as a number above 0
-    (``None``: none). ``alike``: the replies of a phase must hold the same metrics.
+    (``None``: none). ``alike``: the replies of a phase must hold the same metrics. ``beside``, ``any_scale``: as in ``Capabilities``.
     """
 
     like_model: bool = True
@@ -51,6 +56,8 @@ class Rules:
     weight: str | None = None
     bound: UpdateBound = UpdateBound()
     alike: bool = False
+    beside: str = ""
+    any_scale: bool = False
     agreement: Agreement = field(default_factory=Agreement)
 
     def follow(self, strategy: Strategy) -> None:
@@ -59,6 +66,8 @@ class Rules:
         self.like_model, self.updates = replies == "model", replies == "update"
         self.weight = getattr(innermost(strategy), "weighted_by_key", None)
         self.alike = needs_alike(strategy)
+        found = declared(strategy) or Capabilities()
+        self.beside, self.any_scale = found.beside, found.any_scale
 
     def fault(self, message: Message, reply: Message) -> str | None:
         """Return why a reply is invalid, or ``None``. Clips its update and casts its arrays to the types that were sent."""
@@ -76,7 +85,9 @@ class Rules:
         records = [(record, {name: read(array) for name, array in record.items()}) for record in arrays_of(got)]
         for _, arrays in records:
             for name, values in arrays.items():
-                if fault := _array_fault(name, values):
+                of_model = like and not (self.beside and name.startswith(self.beside))
+                most = LIMIT if of_model or self.any_scale else self.bound.max_array_value
+                if fault := _array_fault(name, values, most):
                     return fault
         if like:
             return self._model_fault(arrays_of(sent)[0], *records[0])
@@ -144,7 +155,7 @@ def _metric_fault(metrics: dict[str, Any], weight: str | None) -> str | None:
     return None
 
 
-def _array_fault(name: str, values: NDArray[Any]) -> str | None:
+def _array_fault(name: str, values: NDArray[Any], most: float = LIMIT) -> str | None:
     if values.dtype.kind in "bu" or not values.size:
         return None
     if values.dtype.kind == "c":
@@ -153,4 +164,5 @@ def _array_fault(name: str, values: NDArray[Any]) -> str | None:
     if not (np.isfinite(low) and np.isfinite(high)):
         return f"array {name!r} holds values that are not finite"
     worst = max(abs(float(low)), abs(float(high)))
-    return f"array {name!r} holds {worst:.3g}: a number beyond {LIMIT:g} counts as broken" if worst > LIMIT else None
+    most = LIMIT if values.dtype.kind == "i" else most  # places and counts
+    return f"array {name!r} holds {worst:.3g}: a number beyond {most:g} counts as broken" if worst > most else None

@@ -1,9 +1,13 @@
 """Reading and replacing the aggregation weights of replies."""
 
 import copy
+import statistics
+from collections.abc import Sequence
+from logging import WARNING
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
 from strategies.base.messages import innermost
@@ -15,6 +19,30 @@ TINY = float(np.finfo(np.float64).tiny)
 def weight_key(strategy: Strategy) -> str:
     """Return the name of the metric by which a strategy weights replies."""
     return str(getattr(innermost(strategy), "weighted_by_key", "num-examples"))
+
+
+def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) -> list[int | str]:
+    """Lower weights above ``most`` times the median of the replies (of an even number the lower one); return whose they were."""
+    holders = [
+        (client, record)
+        for client, reply in replies
+        for record in reply.content.values()
+        if isinstance(record, MetricRecord) and key in record
+    ]
+    if not holders:
+        return []
+    limit = most * statistics.median_low([float(str(record[key])) for _, record in holders])
+    found = []
+    for client, record in holders:
+        value = float(str(record[key]))
+        if value > limit:
+            log(
+                WARNING, "client %s: %s = %.6g is capped to %.6g, %g times the median of the round (max-weight)",
+                client, key, value, limit, most,
+            )  # fmt: skip
+            record[key] = max(1, int(limit)) if isinstance(record[key], int) else limit
+            found.append(client)
+    return found
 
 
 def with_weight(reply: Message, key: str, weight: float) -> Message:

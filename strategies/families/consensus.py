@@ -37,7 +37,7 @@ class Constrained(FedAvg):
     report; ``means``: the clients' metrics, averaged uniformly, and ``objective``. Keyword arguments as in FedAvg.
     """
 
-    capabilities = Capabilities(replies="other", aggregation="single replies")
+    capabilities = Capabilities(replies="other", aggregation="single replies", any_scale=True)
 
     def __init__(self, domain: Domain, *, tolerance: float = 0.0, measure: Measure | None = None, **kwargs: Any) -> None:
         super().__init__(**({"weights": "uniform"} | kwargs))

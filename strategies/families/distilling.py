@@ -33,7 +33,7 @@ Arrays = list[NDArray[Any]]
 class Distilled(FedAvg):
     """Base strategy; ``distiller`` holds a network and the public points, ``seed`` is that of the fit's random draws."""
 
-    capabilities = Capabilities(replies="model", aggregation="single replies")
+    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
     def __init__(self, distiller: "Distiller", options: DistillOptions, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

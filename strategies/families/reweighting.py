@@ -47,7 +47,7 @@ class Reweighting(Wrapper):
     """
 
     #: The weights of a second wrapper around this one would be overwritten.
-    capabilities = Capabilities(replies="model", aggregation="single replies")
+    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
     def __init__(self, strategy: Strategy, forget_after: int = FORGET_AFTER) -> None:
         check_range("forget-after", forget_after, 0)

@@ -207,7 +207,10 @@ def test_predictors_made_from_the_clients_data_or_that_do_not_say_are_refused(ma
 
 NOT_PRIVATE = {
     "a library of the clients' word frequencies": ({"method": "fedboost", "task": "unigram"}, "theirs"),
-    "a vocabulary of the clients' words": ({"task": "words", "data.partition": "iid"}, "makes from the clients' data the vocabulary"),
+    "a vocabulary of the clients' words": (
+        {"task": "words", "data.partition": "iid"},
+        "makes from the clients' data the vocabulary",
+    ),
     "class weights from all labels": ({"data.class-weights": True}, "makes from the clients' data the class weights"),
     "a set made by an earlier run": ({"data.synthetic": "set"}, "makes from the clients' data the synthetic set"),
     "features found in all rows": ({"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"}, "tabular.categorical"),

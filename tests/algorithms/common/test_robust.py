@@ -1,0 +1,157 @@
+"""Up to f arbitrary points leave every result within its bound; without any it is the mean, or what is known by hand."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from algorithms.common.robust import geometric_median, median, median_weights, multi_krum, trimmed_mean
+
+RULES = {
+    "median": lambda x, f: median(x),
+    "trimmed mean": trimmed_mean,
+    "krum": lambda x, f: x[multi_krum(x, f, 1)].mean(axis=0),
+    "multi-krum": lambda x, f: x[multi_krum(x, f)].mean(axis=0),
+    "geometric median": lambda x, f: geometric_median(x),
+}
+LEAST = {"median": 1, "trimmed mean": 1, "krum": 3, "multi-krum": 3, "geometric median": 1}  # n - 2 f
+
+
+def outliers(kind, f, d, sound, rng):
+    """Return f points: far away together, far away on their own, near, a copy, or such that the mean would be anywhere."""
+    if kind == "far together":
+        return np.full((f, d), 1e14)
+    if kind == "far apart":
+        return rng.normal(size=(f, d)) * 10.0 ** rng.integers(0, 15, (f, 1))
+    if kind == "just outside":
+        return sound.mean(axis=0) + 3 * sound.std(axis=0) + rng.normal(size=(f, d)) * 1e-3
+    if kind == "copies of one":
+        return np.repeat(sound[:1], f, axis=0)
+    return np.repeat(-len(sound) / max(f, 1) * sound.mean(axis=0)[None] + 5.0, f, axis=0)
+
+
+KINDS = ["far together", "far apart", "just outside", "copies of one", "cancelling"]
+
+
+def sets(least):
+    """Return (points, f, sound points) for every kind of outliers and the largest f that a rule bears."""
+    for seed, (n, d) in enumerate([(5, 1), (9, 3), (10, 40), (21, 2), (40, 7)]):
+        for f in sorted({1, (n - least) // 2}):
+            if n - 2 * f >= least:
+                for kind in KINDS:
+                    rng = np.random.default_rng(seed)
+                    sound = rng.normal(size=(n - f, d)) + 2.0
+                    yield rng.permutation(np.concatenate([sound, outliers(kind, f, d, sound, rng)])), f, sound
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed mean"])
+def test_every_coordinate_stays_between_those_of_sound_points(rule):
+    for x, f, sound in sets(1):
+        got = RULES[rule](x, f)
+        assert (got >= sound.min(axis=0) - 1e-12).all()
+        assert (got <= sound.max(axis=0) + 1e-12).all()
+
+
+@pytest.mark.parametrize("rule", ["krum", "multi-krum"])
+def test_krum_stays_near_every_sound_point(rule):
+    for x, f, sound in sets(3):
+        n = len(x)
+        widest = np.linalg.norm(sound[:, None] - sound[None], axis=2).max()
+        bound = (1 + np.sqrt((n - f - 2) / (n - 2 * f - 1))) * widest
+        assert np.linalg.norm(sound - RULES[rule](x, f), axis=1).max() <= bound
+
+
+def test_the_geometric_median_stays_near_any_centre():
+    for x, f, sound in sets(1):
+        got = geometric_median(x)
+        for centre in (sound.mean(axis=0), sound[0], np.zeros(x.shape[1])):
+            away = np.linalg.norm(sound - centre, axis=1).sum()
+            assert np.linalg.norm(got - centre) <= 2 * away / (len(x) - 2 * f) * (1 + 1e-6)
+
+
+def test_one_outlier_more_and_the_promise_is_broken():
+    """The bounds are sharp in f: with half of the points, outliers take the result along."""
+    x = np.concatenate([np.zeros((5, 2)), np.full((5, 2), 1e9)])
+    assert abs(median(x)).max() > 1e8
+    x = np.concatenate([np.zeros((4, 2)), np.full((5, 2), 1e9)])
+    assert abs(geometric_median(x)).max() > 1e8
+    assert abs(trimmed_mean(x, 1)).max() > 1e8
+    assert abs(x[multi_krum(x, 2)].mean(axis=0)).max() > 1e8
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_order_does_not_matter(rule):
+    rng = np.random.default_rng(0)
+    for n, f in ((7, 1), (12, 3)):
+        x = rng.normal(size=(n, 4)) * np.where(np.arange(n) < f, 100.0, 1.0)[:, None]
+        wanted = RULES[rule](x, f)
+        for _ in range(5):
+            np.testing.assert_allclose(RULES[rule](rng.permutation(x), f), wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_moving_all_points_moves_the_result(rule):
+    x = np.random.default_rng(1).normal(size=(9, 3))
+    np.testing.assert_allclose(RULES[rule](3 * x + 5, 2), 3 * RULES[rule](x, 2) + 5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_equal_points_are_the_result(rule):
+    np.testing.assert_allclose(RULES[rule](np.full((8, 3), 0.3), 2), 0.3, rtol=1e-12)
+
+
+def test_without_outliers_it_is_the_mean():
+    x = np.random.default_rng(2).normal(size=(8, 5))
+    np.testing.assert_array_equal(trimmed_mean(x, 0), x.mean(axis=0))
+    assert multi_krum(x, 0).tolist() == list(range(8))
+    np.testing.assert_allclose(trimmed_mean(x[:7], 3), median(x[:7]))  # the other end: all but the middle
+
+
+def test_krum_by_hand():
+    x = np.array([[0.0], [1.0], [3.0], [10.0], [11.0]])
+    # f = 1: scores over 2 neighbours are 1 + 9, 1 + 4, 4 + 9, 1 + 49, 1 + 64
+    assert multi_krum(x, 1, 1).tolist() == [1]
+    assert multi_krum(x, 1).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_geometric_median_is_the_minimum(seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(9, 3)) * np.where(np.arange(9) < 2, 50.0, 1.0)[:, None]
+    total = lambda z: np.linalg.norm(x - z, axis=1).sum()  # noqa: E731
+    found = minimize(total, x.mean(axis=0), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 20_000})
+    got = geometric_median(x)
+    assert total(got) <= total(found.x) * (1 + 1e-9)
+    np.testing.assert_allclose(got, found.x, atol=1e-4)
+    weights = median_weights(x)
+    assert weights.sum() == pytest.approx(1)
+    assert (weights > 0).all()
+
+
+def test_a_point_of_the_set_may_be_the_median():
+    """Of a triangle with an angle above 120 degrees, and of a majority of equal points."""
+    np.testing.assert_allclose(geometric_median(np.array([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.01]])), [0.0, 0.01], atol=1e-6)
+    np.testing.assert_allclose(geometric_median(np.array([[2.0]] * 3 + [[7.0], [9.0]])), [2.0], atol=1e-6)
+    steiner = geometric_median(np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]]))
+    np.testing.assert_allclose(steiner, [0.5, np.sqrt(3) / 6], atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("rule", "x", "f"),
+    [
+        ("trimmed mean", np.zeros((4, 1)), 2),
+        ("krum", np.zeros((4, 1)), 1),
+        ("multi-krum", np.zeros((6, 1)), 2),
+        ("median", np.zeros((0, 1)), 0),
+        ("median", np.array([[np.nan]]), 0),
+        ("geometric median", np.zeros(3), 0),
+        ("trimmed mean", np.zeros((4, 1)), -1),
+    ],
+)
+def test_too_few_points(rule, x, f):
+    with pytest.raises(ValueError, match="need at least"):
+        RULES[rule](x, f)
+
+
+def test_more_points_than_krum_may_choose():
+    with pytest.raises(ValueError, match=r"choose 1\.\.4"):
+        multi_krum(np.zeros((5, 1)), 1, 5)

@@ -1,0 +1,143 @@
+"""A cap on a client's weight, limits on arrays that are not the model, and both together with the bound on updates."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from fedapps.results.writer import Recorder
+from fedapps.settings import Settings, read_settings
+from strategies import ClientGrid, FedAvg, Scaffold, UpdateBound, run_rounds
+from tests.helpers import EchoClient
+
+START = {"w": np.zeros(2, np.float32)}
+
+
+def run(shifts, weights, bound=None, strategy=None, rounds=1, **options):
+    app = to_client_app(lambda c: EchoClient(shifts[c.node_config["partition-id"]], weights[c.node_config["partition-id"]]))
+    grid = ClientGrid(InlineGrid(app, len(shifts)), bound=bound)
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    seen = []
+    result = run_rounds(strategy or FedAvg(), grid, arrays, rounds, callbacks=[seen.append], **options)
+    return float(result.arrays["w"].numpy()[0]), seen, result
+
+
+@pytest.mark.parametrize("weight", [10**6, 10**15, 1e15, 1e8])
+def test_a_giant_weight_counts_as_ten_medians(weight, caplog):
+    with caplog.at_level(logging.WARNING, "flwr"):
+        got, rounds, _ = run([1.0, 1.0, 1.0, 5.0], [10, 20, 30, weight], UpdateBound(max_weight=10.0))
+    assert got == pytest.approx((10 + 20 + 30 + 5 * 200) / (10 + 20 + 30 + 200))  # the lower median is 20
+    assert rounds[0].trained.capped == [3]
+    assert rounds[0].trained.metrics[3]["num-examples"] == 200
+    (line,) = [
+        r.message for r in caplog.records if "train" not in r.message and "capped" in r.message and "client 3" in r.message
+    ][:1]
+    assert "is capped to 200, 10 times the median of the round (max-weight)" in line
+
+
+def test_without_the_cap_it_takes_the_model_over():
+    assert run([1.0, 1.0, 1.0, 5.0], [10, 20, 30, 10**15])[0] == pytest.approx(5.0)
+
+
+def test_evaluations_are_capped_too():
+    _, rounds, result = run([1.0, 1.0, 1.0], [10, 10, 10**15], UpdateBound(max_weight=10.0))
+    assert rounds[0].evaluated.capped == [2]
+    assert result.evaluate_metrics_clientapp[1]["loss"] == 1.0
+
+
+def test_two_clients_and_weights_within_ten_medians():
+    assert run([0.0, 1.0], [10, 10**15], UpdateBound(max_weight=10.0))[0] == pytest.approx(10 / 11)
+    got, rounds, _ = run([0.0, 1.0, 2.0], [1, 9, 90], UpdateBound(max_weight=10.0))
+    assert (got, rounds[0].trained.capped) == (pytest.approx((9 + 180) / 100), [])
+
+
+def test_a_short_update_with_a_giant_weight_mutes_nobody():
+    """Bound and cap together: the attacker moves the model at most by its share of the bound."""
+    bound = UpdateBound(2.0, "clip", max_weight=10.0)
+    got, _, _ = run([1.0] * 20 + [-1e6], [10] * 20 + [10**15], bound)
+    assert got == pytest.approx((20 * 10 - 100 * np.sqrt(2)) / 300, rel=1e-5)
+    only_bound, _, _ = run([1.0] * 20 + [-1e6], [10] * 20 + [10**15], UpdateBound(2.0, "clip"))
+    assert only_bound == pytest.approx(-np.sqrt(2), rel=1e-5)  # everybody else is muted
+
+
+def test_the_run_says_how_often(tmp_path):
+    recorder = Recorder(tmp_path, Settings(num_rounds=3).flat(), "digits", strategy=FedAvg())
+    app = to_client_app(lambda c: EchoClient(1.0, 10 ** (1 + 8 * (c.node_config["partition-id"] == 1))))
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    run_rounds(FedAvg(), ClientGrid(InlineGrid(app, 3), bound=UpdateBound(max_weight=10.0)), arrays, 3, callbacks=[recorder])
+    assert recorder.finish("completed")["capped-weights"] == 3
+    assert [json.loads(line)["capped"] for line in (tmp_path / "rounds.jsonl").read_text().splitlines()] == [[1]] * 3
+
+
+def test_the_default_is_off_in_simulations_and_ten_on_supernodes_or_with_a_bound():
+    assert read_settings({}).bound.max_weight == 0
+    assert read_settings({}).deployed().bound.max_weight == 10
+    assert read_settings({"max-update-norm": 2.0}).bound.max_weight == 10
+    for chosen in (0.0, 3.0):
+        assert read_settings({"max-weight": chosen, "max-update-norm": 2.0}).deployed().bound.max_weight == chosen
+    assert read_settings({}).bound.max_array_value == 1e6
+
+
+# --- arrays that are not the model -----------------------------------------------------------------------------------
+
+
+class Variates(EchoClient):
+    """SCAFFOLD's client on one step of length ``rate``: y = x - rate g with the gradient g, and the variate of that step."""
+
+    def __init__(self, gradient, variate=None):
+        super().__init__(0.0)
+        self.gradient, self.variate = gradient, variate
+
+    def fit(self, parameters, config):
+        w, c = parameters
+        y = w - np.float32(config["learning-rate"] * self.gradient)
+        direction = (w - y) / np.float32(config["learning-rate"])
+        sent = direction if self.variate is None else np.full_like(c, self.variate)
+        return [y, sent], 1, {"loss": 1.0}
+
+
+def scaffold(variate, config, rounds=2, bound=None):
+    app = to_client_app(lambda c: Variates(1.0, variate if c.node_config["partition-id"] == 2 else None))
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    strategy, seen = Scaffold(), []
+    from flwr.app import ConfigRecord
+
+    grid = ClientGrid(InlineGrid(app, 3), bound=bound)
+    run_rounds(strategy, grid, arrays, rounds, train_config=ConfigRecord(config), callbacks=[seen.append])
+    return strategy.c["w"], seen
+
+
+def test_control_variates_beyond_any_gradient_are_left_out():
+    c, rounds = scaffold(1e14, {"learning-rate": 0.1})
+    np.testing.assert_allclose(c, 8 / 9, rtol=1e-5)  # twice, two of three clients move it to 1
+    assert all("array 'control.w' holds 1e+14: a number beyond 1e+06" in r.trained.failures[0].reason for r in rounds)
+
+
+def test_control_variates_are_bounded_by_the_move_of_the_model(caplog):
+    """|c + c_i+ - c_i| <= |x - y_i| / eta + |c|, here 1 + |c| in every coordinate, with 1 % for rounding."""
+    with caplog.at_level(logging.WARNING, "flwr"):
+        c, rounds = scaffold(1e5, {"learning-rate": 0.1}, rounds=1)
+    np.testing.assert_allclose(c, (1 + 1 + 1.01) / 3, rtol=1e-4)
+    assert not rounds[0].failures
+    assert "its control variate of w is shortened from 1.41e+05 to 1.43" in caplog.text
+    assert abs(scaffold(1e5, {"learning-rate": 0.1}, rounds=8)[0]).max() < 2.0
+
+
+def test_honest_variates_are_as_they_are(caplog):
+    for config in ({"learning-rate": 0.1}, {"learning-rate": 0.1, "lr-decay": 0.5}):
+        with caplog.at_level(logging.WARNING, "flwr"):
+            c, _ = scaffold(None, config, rounds=4)
+        np.testing.assert_allclose(c, 1.0, rtol=1e-5)
+    assert "shortened" not in caplog.text
+
+
+def test_the_limit_can_be_set():
+    bound = UpdateBound(max_array_value=0.5)
+    _, rounds = scaffold(0.7, {"learning-rate": 0.1}, rounds=1, bound=UpdateBound(max_array_value=2.0))
+    assert not rounds[0].failures
+    with pytest.raises(RuntimeError, match=r"a number beyond 0\.5 counts as broken"):
+        scaffold(0.7, {"learning-rate": 0.1}, rounds=1, bound=bound)
