@@ -84,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
     run.add_argument("--workers", type=int, metavar="N", help="one-CPU worker processes (ray; default: the CPUs of the machine)")
     run.add_argument("--port", type=int, help="port of the run's own SuperLink on 127.0.0.1 (ray; default: a free one)")
+    run.add_argument(
+        "--no-wall",
+        action="store_true",
+        help="leave the run's ports open to every process of this machine, and it the network (ray)",
+    )
     run.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/METHOD-TASK-seedN)")
     run.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
     run.add_argument("--overwrite", action="store_true", help="delete the run that DIR holds first")

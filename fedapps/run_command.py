@@ -106,6 +106,9 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
     from fedapps.engines import flower
 
     folder = Path(settings.out)
+    walled, warning = flower.wall_wanted(arguments.no_wall)
+    if warning:
+        print(f"fedapps: {warning}", file=sys.stderr)
     progress.note("starting Flower and Ray")
     outcome = flower.run_simulation(
         None,
@@ -117,6 +120,7 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
         log_path=folder / "run.log",
         poll=lambda: show(progress, folder),
         ended=lambda: status_of(folder),
+        walled=walled,
     )
     show(progress, folder)
     return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
@@ -128,6 +132,8 @@ def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
 
     deployment = Deployment.open(arguments.deployment)
     deployment.check()
+    for line in deployment.warnings():
+        print(f"fedapps: warning: {line}", file=sys.stderr)
     sites = len(deployment.sites)
     if settings.num_clients > sites:
         raise UserError(f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: choose 1..{sites}")

@@ -8,7 +8,7 @@ import ipaddress
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,32 +27,66 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedapps.errors import UserError
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
-DAYS = 365
+CA_DAYS, SERVER_DAYS = 3653, 365  # every site has to be given a new authority; only the server sees a new certificate of its own
+WARN_DAYS = 30
+RENEWAL = "renew it with `fedapps deploy certificates`, and restart the SuperLink"
 CONNECT_SECONDS = 5.0
 
 
-def make_certificates(folder: Path, hosts: Sequence[str], days: int = DAYS) -> None:
+def now() -> datetime:
+    """Return the time by which certificates are made and judged."""
+    return datetime.now(UTC)
+
+
+def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write a server certificate for ``hosts`` (names and addresses) into ``folder``, signed by the authority there or by a new one.
 
-    Sites need only ``ca.pem``; ``ca.key`` need not be on the server, it is only used to renew the certificate.
+    Sites need only ``ca.pem``; ``ca.key`` need not be on the server, it is only used to renew the certificate, with the same call.
+    Raises ``UserError`` if there is half an authority, or one whose time is over.
     """
     if not hosts:
         raise UserError("no host named: say by which names and addresses the sites reach the server")
     private_folder(folder)
-    if (folder / CA).exists() and (folder / CA_KEY).exists():
-        authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
-        authority_key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
-        assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    if (folder / CA).exists() or (folder / CA_KEY).exists():
+        authority, authority_key = _authority_of(folder)
     else:
         authority_key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedapps deployment")])
-        authority = _authority(authority_key, name, days)
+        authority = _authority(authority_key, name)
         write_private(folder / CA_KEY, _pem(authority_key))
         (folder / CA).write_bytes(authority.public_bytes(Encoding.PEM))
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _server(key, authority, authority_key, hosts, days)
+    certificate = _server(key, authority, authority_key, hosts)
     write_private(folder / SERVER_KEY, _pem(key))
     (folder / SERVER).write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def ends(folder: Path) -> dict[Path, datetime]:
+    """Return the end of every certificate in a folder of :func:`make_certificates`; nothing of one that is not there."""
+    return {path: end_of(path) for name in (CA, SERVER) if (path := folder / name).exists()}
+
+
+def end_of(path: Path) -> datetime:
+    """Return when a certificate ends. Raises ``UserError`` if the file holds none."""
+    return _certificate(path).not_valid_after_utc
+
+
+def warnings(certificates: Mapping[Path, datetime], authority: Path, renewal: str = RENEWAL) -> list[str]:
+    """Return a line for every certificate that has ended, or will within WARN_DAYS.
+
+    certificates: their ends, as of :func:`ends`; authority: which of them signs the others; renewal: how a server's is renewed.
+    """
+    lines = []
+    for path, end in certificates.items():
+        left = end - now()
+        if left > timedelta(days=WARN_DAYS):
+            continue
+        said = f"ends on {end:%Y-%m-%d}, in {left.days} days" if left > timedelta(0) else f"has ended on {end:%Y-%m-%d}"
+        remedy = "make a new authority in another folder, and give every site its ca.pem"
+        if path != authority:
+            remedy = renewal
+        lines.append(f"{path} {said}: {remedy}")
+    return lines
 
 
 def make_site_key(path: Path) -> Path:
@@ -82,23 +116,30 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def check_connection(host: str, port: int, authority: Path | None) -> None:
-    """Raise ``UserError`` with the reason if a site could not connect to the SuperLink at this address.
+def check_connection(
+    host: str, port: int, authority: Path | None, connect: Callable[[float], socket.socket] | None = None
+) -> datetime | None:
+    """Return when the certificate of the SuperLink at this address ends; None without TLS.
 
-    ``authority``: the CA certificate that must have signed the server's; ``None``: a deployment without TLS.
+    Raises ``UserError`` with the reason if a site could not connect there.
+
+    ``authority``: the CA certificate that must have signed the server's; ``None``: a deployment without TLS. ``connect`` connects in
+    some other way than from here, within so many seconds.
     """
+    connect = connect or (lambda seconds: socket.create_connection((host, port), seconds))
     where = f"{host}:{port}"
     try:
-        with socket.create_connection((host, port), CONNECT_SECONDS) as plain:
+        with connect(CONNECT_SECONDS) as plain:
             if authority is None:
                 plain.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
                 if plain.recv(5) != b"HTTP/":
                     raise UserError(f"{where}: TLS is spoken there, not plain HTTP: give the {CA} of that server, not --insecure")
-                return
+                return None
             # A server without TLS may wait for a request instead of answering the handshake.
             context = ssl.create_default_context(cafile=str(authority))
-            with context.wrap_socket(plain, server_hostname=host):
-                return
+            with context.wrap_socket(plain, server_hostname=host) as safe:
+                end = str((safe.getpeercert() or {})["notAfter"])
+                return datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
     except ssl.SSLCertVerificationError as error:
         raise UserError(
             f"{where}: the server's certificate was not accepted ({error.verify_message}): wrong CA? "
@@ -113,13 +154,40 @@ def check_connection(host: str, port: int, authority: Path | None) -> None:
         raise UserError(f"{where}: no connection ({reason}): is the SuperLink running, and is it reachable from here?") from None
 
 
-def _authority(key: ec.EllipticCurvePrivateKey, name: x509.Name, days: int) -> x509.Certificate:
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: holds no certificate ({error})") from None
+
+
+def _authority_of(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the authority in a folder, certificate and key. Raises ``UserError`` unless both are there, and fit, and are valid."""
+    for there, missing in ((CA, CA_KEY), (CA_KEY, CA)):
+        if not (folder / missing).exists():
+            raise UserError(
+                f"{folder / there} is there without {missing}: bring that back from where it is kept and give the same command again, "
+                f"or name another --dir for a new authority, which every site needs then"
+            )
+    authority = _certificate(folder / CA)
+    try:
+        key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{folder / CA_KEY}: holds no key without a password ({error})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
+        raise UserError(f"{folder / CA_KEY}: is not the key of {folder / CA}: bring back the one that is")
+    if authority.not_valid_after_utc <= now():
+        raise UserError("; ".join(warnings({folder / CA: authority.not_valid_after_utc}, folder / CA)))
+    return authority, key
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, name: x509.Name) -> x509.Certificate:
     usage = x509.KeyUsage(
         key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
     )  # fmt: skip
     return (
-        _builder(name, name, key, days)
+        _builder(name, name, key, now() + timedelta(days=CA_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
@@ -131,12 +199,12 @@ def _server(
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
     hosts: Sequence[str],
-    days: int,
 ) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    end = min(now() + timedelta(days=SERVER_DAYS), authority.not_valid_after_utc)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     return (
-        _builder(name, authority.subject, key, days)
+        _builder(name, authority.subject, key, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
@@ -145,16 +213,15 @@ def _server(
     )
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, end: datetime) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # the clocks of sites differ
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_before(now() - timedelta(hours=1))  # the clocks of sites differ
+        .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 

@@ -3,10 +3,13 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedapps.errors import UserError
 from fedapps.toml_text import Value
+
+if TYPE_CHECKING:
+    from fedapps.deployment.local import Deployment
 
 DEFAULT = Path("deployment")
 
@@ -27,11 +30,14 @@ def add_parser(commands: Any) -> None:
     )
     up.add_argument("--port", type=int, help="port of the SuperLink on 127.0.0.1 (default: a free one)")
     up.add_argument("--insecure", action="store_true", help="plain HTTP, and no keys: for trying only")
+    up.add_argument("--no-wall", action="store_true", help="leave the ports open to every process of this machine")
 
     _action(actions, "status", _status, "say which sites run and are connected; exit status 1 if not all are")
     logs = _action(actions, "logs", _logs, "print the log of the SuperLink or of a site")
     logs.add_argument("site", nargs="?", metavar="SITE", help="default: the SuperLink")
     logs.add_argument("--lines", type=int, default=50, metavar="N", help="so many from the end (default: 50)")
+    flwr = _action(actions, "flwr", _flwr, "run Flower's own command on the deployment, as connection `own`")
+    flwr.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="for example: run . own --stream")
     down = _action(actions, "down", _down, "end all processes and remove the folder")
     down.add_argument("--keep", action="store_true", help="keep the folder: keys, data, what the clients have stored")
 
@@ -62,29 +68,44 @@ def _action(actions: Any, name: str, command: Any, text: str, folder: bool = Tru
 def _up(arguments: argparse.Namespace) -> int:
     from fedapps.deployment.local import FACTS, Deployment
     from fedapps.engines.processes import signals_ignored
+    from fedapps.engines.wall import choice
 
     folder = arguments.dir.expanduser().absolute()
     again = (folder / FACTS).exists()
     if again:
-        if arguments.nodes is not None or arguments.site or arguments.port or arguments.insecure:
+        if arguments.nodes is not None or arguments.site or arguments.port or arguments.insecure or arguments.no_wall:
             raise UserError(
                 f"{folder} holds a deployment: `fedapps deploy down` first, or give nothing but --dir to start it again"
             )
         deployment = Deployment.open(folder)
     else:
-        deployment = Deployment.create(folder, sites_of(arguments), arguments.port, arguments.insecure)
+        sites = sites_of(arguments)
+        walled, warning = choice(refused="--no-wall" if arguments.no_wall else "")
+        if warning:
+            print(f"fedapps: {warning}", file=sys.stderr)
+        deployment = Deployment.create(folder, sites, arguments.port, arguments.insecure, walled)
     try:
         deployment.start()
     except BaseException:  # also Ctrl-C: leave no partial deployment behind
         with signals_ignored():
             (deployment.stop if again else deployment.remove)()
         raise
-    dir_option = "" if arguments.dir == DEFAULT else f" --deployment {arguments.dir}"
+    run_option = "" if arguments.dir == DEFAULT else f" --deployment {arguments.dir}"
+    dir_option = "" if arguments.dir == DEFAULT else f" --dir {arguments.dir}"
     print(f"SuperLink 127.0.0.1:{deployment.port}, sites {', '.join(deployment.sites)}, in {folder}")
-    print(f"run:   fedapps run FILE.toml --engine deployment{dir_option}")
-    print(f"or:    FLWR_HOME={deployment.home} flwr run . own --stream --run-config 'num-clients={len(deployment.sites)} ...'")
-    print(f"end:   fedapps deploy down{dir_option.replace('deployment', 'dir')}")
+    print(f"ports: {reach(deployment)}")
+    print(f"run:   fedapps run FILE.toml --engine deployment{run_option}")
+    config = f"--run-config 'num-clients={len(deployment.sites)} ...'"
+    print(f"or:    fedapps deploy flwr{dir_option} run . own --stream {config}")
+    print(f"end:   fedapps deploy down{dir_option}")
     return 0
+
+
+def reach(deployment: "Deployment") -> str:
+    """Return who can reach the ports of a deployment's programs."""
+    if deployment.holder is not None:
+        return "in a network namespace of their own, which only you can enter"
+    return "open to every process of this machine, which can start code under your name with them"
 
 
 def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
@@ -118,8 +139,10 @@ def _status(arguments: argparse.Namespace) -> int:
 
     deployment = Deployment.open(arguments.dir)
     rows = deployment.status()
+    tell(deployment.warnings())
     link = "answers" if deployment.healthy() else "running" if deployment.superlink.alive() else "stopped"
     print(f"SuperLink 127.0.0.1:{deployment.port}: {link}, {'plain HTTP' if deployment.insecure else 'TLS, authenticated sites'}")
+    print(f"ports: {reach(deployment)}")
     table = Table(box=None, pad_edge=False)
     for column in ("site", "node", "process", "superlink"):
         table.add_column(column, no_wrap=True)
@@ -128,6 +151,12 @@ def _status(arguments: argparse.Namespace) -> int:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     well = link == "answers" and all(row["process"] == "running" and row["superlink"] == "online" for row in rows)
     return 0 if well else 1
+
+
+def tell(warnings: list[str]) -> None:
+    """Print warnings where they do not disturb what another program reads."""
+    for line in warnings:
+        print(f"fedapps: warning: {line}", file=sys.stderr)
 
 
 def _logs(arguments: argparse.Namespace) -> int:
@@ -139,6 +168,18 @@ def _logs(arguments: argparse.Namespace) -> int:
     program = deployment.sites[arguments.site] if arguments.site else deployment.superlink
     print("\n".join(program.words().splitlines()[-arguments.lines :]))
     return 0
+
+
+def _flwr(arguments: argparse.Namespace) -> int:
+    import subprocess
+
+    from fedapps.deployment.local import Deployment
+    from fedapps.engines.processes import program
+    from fedapps.engines.wall import entered
+
+    deployment = Deployment.open(arguments.dir)
+    command = entered(deployment.wall, [str(program("flwr")), *arguments.arguments])
+    return subprocess.run(command, env=deployment.superlink.environment).returncode
 
 
 def _down(arguments: argparse.Namespace) -> int:
@@ -153,11 +194,13 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _certificates(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.certificates import CA, SERVER, SERVER_KEY, make_certificates
+    from fedapps.deployment.certificates import CA, SERVER, SERVER_KEY, end_of, make_certificates, warnings
 
     folder = arguments.dir.expanduser().absolute()
     make_certificates(folder, arguments.hosts)
-    print(f"server: {folder / SERVER} and {folder / SERVER_KEY} (secret)\nsites:  {folder / CA}")
+    print(f"server: {folder / SERVER} (until {end_of(folder / SERVER):%Y-%m-%d}) and {folder / SERVER_KEY} (secret)")
+    print(f"sites:  {folder / CA} (until {end_of(folder / CA):%Y-%m-%d})")
+    tell(warnings({folder / CA: end_of(folder / CA)}, folder / CA))
     return 0
 
 
@@ -170,13 +213,16 @@ def _key(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.certificates import check_connection
+    from fedapps.deployment.certificates import check_connection, end_of, warnings
 
     host, _, port = arguments.address.rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"{arguments.address!r}: write HOST:PORT")
     if arguments.ca is not None and not arguments.ca.is_file():
         raise UserError(f"--ca {arguments.ca}: no such file")
-    check_connection(host.strip("[]"), int(port), arguments.ca)
+    end = check_connection(host.strip("[]"), int(port), arguments.ca)
+    if arguments.ca is not None and end is not None:
+        server = Path(f"the certificate of {arguments.address}")
+        tell(warnings({arguments.ca: end_of(arguments.ca), server: end}, arguments.ca))
     print(f"{arguments.address} can be reached" + (", and its certificate is good" if arguments.ca else ", over plain HTTP"))
     return 0

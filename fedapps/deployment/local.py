@@ -7,38 +7,45 @@
 
 The folder holds everything: `certificates/`, `superlink/` (database, log, Flower's home with the connection `own`), and `sites/NAME/`,
 each with the key, log, Flower home, data and store of one site, as on a machine of its own. The programs outlive the process that
-starts them; another process finds them by the folder (`Deployment.open`).
+starts them; another process finds them by the folder (`Deployment.open`). Behind a wall (`engines/wall.py`), `wall/` is its holder's.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Self
 
 from fedapps.deployment.certificates import (
     CA,
+    CA_KEY,
     SERVER,
     SERVER_KEY,
     check_connection,
+    ends,
     make_certificates,
     make_site_key,
     private_folder,
+    warnings,
 )
 from fedapps.engines.processes import Guard, checked_port, free_port, marked, program
-from fedapps.engines.superlink import START_SECONDS, Connection, environment_of, one_line
+from fedapps.engines.superlink import START_SECONDS, Connection, environment_of, one_line, reason_of
+from fedapps.engines.wall import HOLD, NoWall, Wall, connect, entered
 from fedapps.errors import RunFailed, UserError
 from fedapps.toml_text import Value, toml_value
 
 HOST = "127.0.0.1"
+HOSTS = [HOST, "localhost"]
 END_SECONDS = 10.0  # timeout for programs to end after SIGTERM
 FACTS = "deployment.json"
 ONLINE = re.compile(r"SuperNode ID: (\d+)")
@@ -51,6 +58,7 @@ class Program:
 
     def __init__(self, folder: Path, deployment: Path, command: Sequence[str]) -> None:
         self.folder, self.command = folder, list(command)
+        self.wall: Wall | None = None  # to start behind
         self.log = folder / "log"
         self.environment = environment_of(os.environ, folder / "home", program("flwr").parent)
         self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # every poll costs each site 2 ms, even without a run
@@ -67,11 +75,11 @@ class Program:
         with self.log.open("ab") as log:
             self.log.chmod(0o600)
             started = subprocess.Popen(
-                self.command, cwd=self.folder / "cwd", env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
+                entered(self.wall, self.command), cwd=self.folder / "cwd", env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         (self.folder / "pid").write_text(str(started.pid))
-        self.process = started  # kept so that it can be waited for when it ends
+        self.process: subprocess.Popen[bytes] = started  # kept so that it can be waited for when it ends
         return begin
 
     def alive(self) -> bool:
@@ -136,12 +144,13 @@ class Site(Program):
 
     def launch(self) -> int:
         """Start the SuperNode without waiting for it."""
+        self.wall = self.deployment.wall
         self.begin = super().launch()
         return self.begin
 
     def start(self) -> None:
         """Start the SuperNode and wait until it is connected. Raises UserError or RunFailed with the reason if that fails."""
-        check_connection(HOST, self.deployment.port, self.authority)
+        self.deployment.check_connection(self.authority)
         self.launch()
         self.wait()
 
@@ -187,17 +196,24 @@ class Deployment:
                 command += [f"--ssl-{option}", str(self.certificates / name)]
             command += ["--enable-supernode-auth"]
         self.superlink = Program(link, folder, command)
+        self.holder = Program(folder / "wall", folder, HOLD) if facts.get("walled") else None
         self.mark = f"FEDAPPS_DEPLOYMENT={folder}"
         self.sites = {name: Site(self, name, one["config"], one["port"]) for name, one in facts["sites"].items()}
         self.guard: Guard | None = None
 
     @classmethod
     def create(
-        cls, folder: Path, sites: Mapping[str, Mapping[str, Value]], port: int | None = None, insecure: bool = False
+        cls,
+        folder: Path,
+        sites: Mapping[str, Mapping[str, Value]],
+        port: int | None = None,
+        insecure: bool = False,
+        walled: bool = False,
     ) -> Self:
         """Create the folder of a deployment, with certificates and keys, without starting anything.
 
         sites: node configurations by site name; a `store-dir` in the site's folder is added. port: of the SuperLink; None: a free one.
+        walled: nobody but this user reaches the programs' ports, and they reach no network.
         """
         folder = folder.expanduser().absolute()
         if (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())):
@@ -211,7 +227,7 @@ class Deployment:
                 raise UserError(f"site {name!r}: a name has letters, digits, '.', '-' and '_', and begins with a letter or digit")
         chosen = free_port() if port is None else checked_port(port)
         private_folder(folder).chmod(0o700)
-        facts: dict[str, Any] = {"port": chosen, "insecure": insecure, "sites": {}}
+        facts: dict[str, Any] = {"port": chosen, "insecure": insecure, "walled": walled, "sites": {}}
         taken = {chosen}
         for name, config in sites.items():
             site = private_folder(folder / "sites" / name)
@@ -221,7 +237,7 @@ class Deployment:
             taken.add(runtime)
             facts["sites"][name] = {"config": {"store-dir": str(site / "store"), **config}, "port": runtime}
         if not insecure:
-            make_certificates(folder / "certificates", [HOST, "localhost"])
+            make_certificates(folder / "certificates", HOSTS)
             for name in sites:
                 make_site_key(folder / "sites" / name / "key")
                 shutil.copy(folder / "certificates" / CA, folder / "sites" / name)
@@ -257,6 +273,7 @@ class Deployment:
 
     def start(self) -> None:
         """Start all programs that are not running, register the sites' keys, and wait until all sites are connected."""
+        self.build_wall()
         self.start_superlink()
         self.register()
         waiting = [site for site in self.sites.values() if not site.alive()]
@@ -265,10 +282,31 @@ class Deployment:
         for site in waiting:
             site.wait()
 
+    @property
+    def wall(self) -> Wall | None:
+        """The wall around the programs; None if there shall be none. Raises NoWall if there shall be one and it does not stand."""
+        if self.holder is None:
+            return None
+        if not self.holder.alive():
+            raise NoWall(f"the deployment is not running: `fedapps deploy up --dir {self.folder}` starts it")
+        return Wall.of(int((self.holder.folder / "pid").read_text()), self.holder.words, lambda: True)
+
+    def build_wall(self) -> None:
+        """Build the wall if there shall be one and it does not stand. Raises NoWall."""
+        if self.holder is None or self.holder.alive():
+            return
+        self.stop()  # what is left behind a wall whose holder was killed cannot be reached any more
+        self.holder.log.unlink(missing_ok=True)  # "ready" there is what its predecessor said
+        self.holder.launch()
+        Wall.of(self.holder.process.pid, self.holder.words, self.holder.alive)
+
     def start_superlink(self) -> None:
         """Start the SuperLink if it is not running, and wait until it answers."""
         if self.superlink.alive():
             return
+        if self.warnings() and (self.certificates / CA_KEY).exists():
+            make_certificates(self.certificates, HOSTS)  # which the authority that the sites know signs
+        self.superlink.wall = self.wall
         self.superlink.launch()
         deadline = time.monotonic() + START_SECONDS
         while not self.healthy():
@@ -296,13 +334,12 @@ class Deployment:
 
     def healthy(self) -> bool:
         """Return whether the SuperLink answers."""
-        connection: HTTPConnection
-        if self.insecure:
-            connection = HTTPConnection(HOST, self.port, timeout=2)
-        else:
-            context = ssl.create_default_context(cafile=str(self.authority))
-            connection = HTTPSConnection(HOST, self.port, timeout=2, context=context)
+        connection = HTTPConnection(HOST, self.port)
         try:
+            connection.sock = self.connect(2.0)
+            if not self.insecure:
+                context = ssl.create_default_context(cafile=str(self.authority))
+                connection.sock = context.wrap_socket(connection.sock, server_hostname=HOST)
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
         except (OSError, HTTPException):
@@ -312,16 +349,29 @@ class Deployment:
 
     def check(self) -> None:
         """Raise UserError with the reason if no run could be started on this deployment."""
-        check_connection(HOST, self.port, self.authority)
+        self.check_connection(self.authority)
         down = [site.name for site in self.sites.values() if not site.alive()]
         if down:
             raise UserError(f"not running: {', '.join(down)}: `fedapps deploy up --dir {self.folder}` starts them again")
+
+    def check_connection(self, authority: Path | None) -> None:
+        """Raise UserError with the reason if the SuperLink cannot be reached by who trusts this authority."""
+        check_connection(HOST, self.port, authority, self.connect)
+
+    def connect(self, seconds: float) -> socket.socket:
+        """Return a connection to the SuperLink. Raises OSError."""
+        try:
+            return connect(self.wall, self.port, seconds)
+        except NoWall:  # never to the port of the same number outside
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)) from None
 
     def stop(self) -> None:
         """End all processes; the folder is kept, and `start` continues from it."""
         # Sites first: a site that does not sign off from the SuperLink cannot reconnect for a minute.
         end_programs(list(self.sites.values()))
         end_programs([self.superlink])
+        if self.holder is not None:
+            end_programs([self.holder])
 
     def remove(self) -> None:
         """End all processes and remove the folder."""
@@ -356,6 +406,11 @@ class Deployment:
             rows.append({"site": site.name, "node": node, "process": process, "superlink": seen.get(node, "unknown")})
         return rows
 
+    def warnings(self) -> list[str]:
+        """Return a line for every certificate that has ended or soon will."""
+        renewal = f"renew it with `fedapps deploy down --keep --dir {self.folder}`, then `fedapps deploy up --dir {self.folder}`"
+        return [] if self.insecure else warnings(ends(self.certificates), self.certificates / CA, renewal)
+
     def connection(self, poll: Callable[[], None] | None = None) -> "DeploymentConnection":
         """Return a connection for `flwr` commands on this deployment; the caller must close it."""
         return DeploymentConnection(self, poll or (lambda: None))
@@ -370,22 +425,18 @@ class DeploymentConnection(Connection):
         private_folder(base / "cwd")
         base.chmod(0o700)
         super().__init__(base, deployment.superlink.environment, poll)
+        self.wall = deployment.wall
+        log = deployment.superlink.log
+        self.begin = log.stat().st_size if log.exists() else 0
 
     def alive(self) -> bool:
         """Return whether the SuperLink is running."""
         return self.deployment.superlink.alive()
 
     def log_text(self) -> str:
-        """Return the SuperLink's log."""
-        return self.deployment.superlink.words()
+        """Return what the SuperLink has logged since this connection was made: it may have run for months."""
+        return self.deployment.superlink.words(self.begin)
 
     def close(self) -> None:
         """Remove the folder of the commands' output."""
         shutil.rmtree(self.base, ignore_errors=True)
-
-
-def reason_of(words: str) -> str:
-    """Return the reason why a Flower program ended, taken from the end of its log."""
-    found = re.findall(r"Exit Code: \d+\n(.*?)(?:\n\s*\n|For more information|\Z)", words, re.DOTALL)
-    said = found or re.findall(r"ERROR.*", words)
-    return one_line(said[-1] if said else words)

@@ -19,6 +19,7 @@ from pathlib import Path
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import checked_port, free_port
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
+from fedapps.engines.wall import choice
 from fedapps.errors import RunFailed, UserError
 from fedapps.toml_text import Value, quoted_toml
 
@@ -50,6 +51,7 @@ def run_simulation(
     poll: Callable[[], None] | None = None,
     ended: Callable[[], str | None] | None = None,
     env: Mapping[str, str] | None = None,
+    walled: bool = False,
 ) -> Outcome:
     """Run a Flower app with `num_nodes` virtual clients and wait for it to end.
 
@@ -62,6 +64,7 @@ def run_simulation(
     ended: returns the final status recorded by the ServerApp itself, `completed` or `failed`; None while it is running. Flower's
         simulation then still waits for every client to return, for ever if one hangs, so it is stopped after LINGER_SECONDS.
     env: added to this process's environment. A RAY_ADDRESS set by the user is kept, and the run joins that cluster.
+    walled: run behind a wall (`wall.py`): unreachable for other users of the machine, and without the network.
 
     KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not raised again.
     Raises UserError before anything is started: no such GPU, too few CPUs, port in use, Flower not installed.
@@ -76,7 +79,7 @@ def run_simulation(
     if ray_cpus is not None:
         federation += f" init-args-num-cpus={ray_cpus}"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore)
+    superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore, walled)
     run = SubmittedRun(superlink, log_path, on_line, ended)
     outcome = Outcome("failed", "", log_path)
     try:
@@ -89,6 +92,12 @@ def run_simulation(
     finally:
         superlink.close(before=run.stop if outcome.status == "interrupted" else _ignore)
     return outcome
+
+
+def wall_wanted(refused: bool = False) -> tuple[bool, str]:
+    """Return whether a simulation shall run behind a wall, and a warning for the user, or ""."""
+    joins = os.environ.get("RAY_ADDRESS", "local") != "local"
+    return choice("--no-wall" if refused else "RAY_ADDRESS joins a cluster" if joins else "")
 
 
 def last_error(lines: list[str]) -> str | None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedapps.errors import UserError
@@ -55,10 +55,11 @@ def checked_port(port: int) -> int:
     return port
 
 
-def answers(port: int) -> bool:
-    """Return whether a healthy SuperLink answers on this loopback port."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)  # never through a proxy
+def answers(connect: Callable[[], socket.socket]) -> bool:
+    """Return whether a healthy SuperLink answers on the connection that `connect` makes, which raises OSError where it cannot."""
+    connection = http.client.HTTPConnection("127.0.0.1")
     try:
+        connection.sock = connect()  # never through a proxy
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):

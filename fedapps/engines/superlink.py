@@ -8,6 +8,7 @@ temporary folder. The path of the home also marks its processes, by which they a
 import contextlib
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedapps.engines.processes import Guard, answers, end_marked, program, signals_ignored
+from fedapps.engines.wall import HOLD, Wall, connect, entered
 from fedapps.errors import RunFailed
 
 TICK = 0.1  # seconds between two calls of `poll`
@@ -24,6 +26,8 @@ STOP_SECONDS = 10.0  # timeout of each graceful step of shutting down, before th
 LEFTOVER_SECONDS = 2.0  # timeout for processes left over afterwards: Ray's helpers, which may ignore SIGTERM
 # A Unix socket's path is limited to 107 characters, and Ray adds about 70 to its folder: beyond this length, /tmp is used.
 LONGEST_TEMP_DIR = 24
+# A line of a log below the level of an error: "INFO :      text", "2026-11-22T10:56:49.699Z INFO [uvicorn.error] text".
+HARMLESS = re.compile(r"(?:\S+Z )?(?:DEBUG|INFO|WARN(?:ING)?)\b")
 
 
 class Connection:
@@ -36,6 +40,7 @@ class Connection:
     def __init__(self, base: Path, environment: Mapping[str, str], poll: Callable[[], None]) -> None:
         self.flwr = program("flwr")
         self.base, self.environment, self.poll = base, dict(environment), poll
+        self.wall: Wall | None = None
 
     def alive(self) -> bool:
         """Return whether the SuperLink is running."""
@@ -62,12 +67,12 @@ class Connection:
             raise RunFailed(f"`flwr {arguments[0]}` gave no answer: {one_line(text)}") from None
 
     def spawn(self, command: list[str], output: int | IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Start a program in the run's environment, in its own session.
+        """Start a program in the run's environment, behind its wall if there is one, in its own session.
 
         The terminal's Ctrl-C must reach this process only; otherwise the run could not be stopped gracefully.
         """
         return subprocess.Popen(
-            command,
+            entered(self.wall, command),
             cwd=self.base / "cwd",
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -84,8 +89,7 @@ class Connection:
     def check_alive(self) -> None:
         """Raise RunFailed if the SuperLink has ended."""
         if not self.alive():
-            words = [line for line in self.log_text().splitlines() if "rror" in line]
-            raise RunFailed(f"Flower's SuperLink has ended: {one_line(words[-1] if words else self.log_text())}")
+            raise RunFailed(f"Flower's SuperLink has ended: {reason_of(self.log_text())}")
 
     def stop_run(self, run_id: str) -> None:
         """Ask the SuperLink to stop a run, within a bounded time."""
@@ -98,14 +102,17 @@ class SuperLink(Connection):
     """A SuperLink in simulation mode, the processes it starts, and its temporary folder `base`.
 
     environment: of everything started; the variables that isolate the run override it. cpus: per client.
-    poll: called about ten times a second by every method that waits.
+    poll: called about ten times a second by every method that waits. walled: whether all of it starts behind a wall.
     """
 
-    def __init__(self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None]) -> None:
+    def __init__(
+        self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None], walled: bool = False
+    ) -> None:
         # Located before the folder is created: a missing program is a user error and must leave nothing behind.
         self.program, flwr = program("flower-superlink"), program("flwr")
-        self.port = port
+        self.port, self.walled = port, walled
         self.process: subprocess.Popen[bytes] | None = None
+        self.holder: subprocess.Popen[bytes] | None = None
         base = _temporary_folder()
         super().__init__(base, _environment(environment, base, flwr.parent, cpus), poll)
         self.log = self.base / "superlink.log"
@@ -116,18 +123,26 @@ class SuperLink(Connection):
         self.guard = Guard(self.mark, self.base)
 
     def start(self) -> None:
-        """Start the SuperLink and wait until it answers. Raises RunFailed with the end of its log if it does not."""
+        """Start the SuperLink and wait until it answers. Raises RunFailed with the end of its log if it does not, or NoWall."""
+        if self.walled:
+            self._build_wall()
         command = [str(self.program), "--insecure", "--simulation", "--host", "127.0.0.1"]
         # Otherwise Flower would install the app's dependencies, including torch, anew for every run.
         command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
         with self.log.open("wb") as log:
             self.process = self.spawn(command, log)
         deadline = time.monotonic() + START_SECONDS
-        while not answers(self.port):
+        while not answers(lambda: connect(self.wall, self.port, 1.0)):
             self.check_alive()
             if time.monotonic() > deadline:
                 raise RunFailed(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s")
             self.tick()
+
+    def _build_wall(self) -> None:
+        said = self.base / "wall.log"
+        with said.open("wb") as log:
+            holder = self.holder = self.spawn(HOLD, log)
+        self.wall = Wall.of(holder.pid, said.read_text, lambda: holder.poll() is None)
 
     def alive(self) -> bool:
         """Return whether the SuperLink is running."""
@@ -153,6 +168,9 @@ class SuperLink(Connection):
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_SECONDS)
+        if self.holder is not None:
+            self.holder.terminate()
+            self.holder.wait()
         # Always, even if no process is known: an interrupt may have occurred between its start and the assignment.
         end_marked(self.mark, self.process, LEFTOVER_SECONDS)
         self.guard.release()
@@ -161,6 +179,17 @@ class SuperLink(Connection):
 def one_line(text: str) -> str:
     """Return the end of a text (500 characters) on one line, for a message."""
     return " ".join(text.split())[-500:]
+
+
+def reason_of(log: str) -> str:
+    """Return the reason why a Flower program ended, taken from its log: its last words that are an error's, on one line.
+
+    A program that is killed says none, and the last line before, of level INFO, is no reason ("uvicorn.error" is a logger's name).
+    """
+    exits = re.findall(r"Exit Code: \d+\n(.*?)(?:\n\s*\n|For more information|\Z)", log, re.DOTALL)
+    errors = [line for line in log.splitlines() if "error" in line.lower() and not HARMLESS.match(line)]
+    said = exits or errors
+    return one_line(said[-1]) if said else "its log gives no reason; it was killed, by someone or for want of memory"
 
 
 def _temporary_folder() -> Path:

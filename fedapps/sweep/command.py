@@ -158,6 +158,9 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ende
     """Start the runs sequentially through Flower's Ray simulation and yield each as it ends."""
     from fedapps.engines import flower
 
+    walled, warning = flower.wall_wanted()
+    if warning:
+        print(f"fedapps: {warning}", file=sys.stderr)
     for run in runs:
         resume = (run.folder / "checkpoint").exists()
         try:
@@ -165,7 +168,7 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ende
             prepare_folder(settings, overwrite=not resume)
             outcome = flower.run_simulation(
                 None, settings.flat(), num_nodes=settings.num_clients, gpus_per_client=gpus_per_client,
-                log_path=run.folder / "run.log", ended=_ended(run.folder),
+                log_path=run.folder / "run.log", ended=_ended(run.folder), walled=walled,
             )  # fmt: skip
         except (UserError, RunFailed) as error:
             yield Ended(run, {}, str(error))

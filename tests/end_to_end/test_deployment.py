@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from fedapps.deployment.certificates import make_certificates, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
+from fedapps.engines.wall import obstacle
 from fedapps.errors import RunFailed, UserError
 from tests.helpers import assert_same
 
@@ -51,7 +53,8 @@ def deployment(tmp_path_factory):
     done = fedapps("deploy", "up", "--nodes", "3", "--dir", folder)
     assert done.returncode == 0, done.stderr
     found = Deployment.open(folder)
-    assert f"FLWR_HOME={found.home} flwr run . own" in done.stdout
+    assert f"fedapps deploy flwr --dir {folder} run . own" in done.stdout
+    assert ("which only you can enter" if not obstacle() else "open to every process of this machine") in done.stdout
     yield found
     done = fedapps("deploy", "down", "--dir", folder)
     assert done.returncode == 0, done.stderr
@@ -68,15 +71,13 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     job = [*JOBS[method], *SMALL]
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
-    if method == "fedavg":  # as a Flower user would: `flwr run . own`, with the printed home
+    if method == "fedavg":  # as a Flower user would: `flwr run . own`, as it is printed
         settings = tomllib.loads((tmp_path / "inline" / "settings.toml").read_text())
         settings = {key: value for key, value in settings.items() if key != "versions"} | {"out": str(tmp_path / "sites")}
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
         (tmp_path / "run.toml").write_text("\n".join([*lines, "[train]", "local-epochs = 1"]))
-        done = subprocess.run(
-            [program("flwr"), "run", copy_app(tmp_path / "app"), "own", "--stream", "--run-config", tmp_path / "run.toml"],
-            env=os.environ | {"FLWR_HOME": str(deployment.home)}, capture_output=True, text=True, timeout=280,
-        )  # fmt: skip
+        app = ["run", copy_app(tmp_path / "app"), "own", "--stream", "--run-config", tmp_path / "run.toml"]
+        done = fedapps("deploy", "flwr", "--dir", deployment.folder, *app)
     else:
         done = fedapps("run", *job, "--engine", "deployment", "--deployment", deployment.folder, "--out", tmp_path / "sites")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -99,6 +100,22 @@ def test_status_logs_and_what_is_private(deployment):
     for path in [*secret, *(site.folder / "key" for site in deployment.sites.values())]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(bool(obstacle()), reason=f"no wall: {obstacle()}")
+def test_a_script_with_the_port_number_gets_nowhere(deployment):
+    """Nor does Flower's own command with the connection's certificate; the SuperNodes' ports are closed, too."""
+    facts = json.loads((deployment.folder / "deployment.json").read_text())
+    for port in [facts["port"], *(site["port"] for site in facts["sites"].values())]:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5)
+        deployment.wall.connect(port, 5).close()
+    done = subprocess.run(
+        [program("flwr"), "list", "own", "--format", "json"],
+        env=os.environ | {"FLWR_HOME": str(deployment.home)}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert "Connection to the SuperLink is unavailable" in " ".join((done.stdout + done.stderr).split())
+    assert fedapps("deploy", "flwr", "--dir", deployment.folder, "list", "own").returncode == 0
 
 
 def test_who_is_refused_and_what_is_said(deployment, tmp_path):

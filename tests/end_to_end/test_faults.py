@@ -119,6 +119,7 @@ def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, 
     deployment.superlink.kill()  # and the ServerApp, which it had started
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said
+    assert "SuperLink has ended: its log gives no reason; it was killed" in " ".join(said.split())
     assert len(rows(out)) < 2
     deployment.start()
     process = command("--resume", *engine, "--out", out)

@@ -16,6 +16,7 @@ import pytest
 
 from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
+from fedapps.engines.wall import obstacle
 from fedapps.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -129,6 +130,12 @@ def descendants(root):
     return found, set(starts.items())
 
 
+def reached(port):
+    """Return whether a process that knows nothing but the port gets through."""
+    with socket.socket() as stranger:
+        return stranger.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.ray
 def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     """One run, many questions, in surroundings made to mislead it."""
@@ -140,7 +147,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(decoy))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # the virtual environment is not activated
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    lines, polls = [], []
+    lines, polls, strangers = [], [], []
     text = "two\nlines, \"quotes\", 'more', back\\slash, ünï 😀"
     log, out, port = tmp_path / "new" / "run.log", tmp_path / "seen.jsonl", free_port()
     outcome = flower.run_simulation(
@@ -151,7 +158,8 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         port=port,
         log_path=log,
         on_line=lines.append,
-        poll=lambda: polls.append(threading.current_thread()),
+        poll=lambda: polls.append(threading.current_thread()) or strangers.append(reached(port)),
+        walled=not obstacle(),
         env={"EXTRA": "given", "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"},
     )
     assert outcome == flower.Outcome("completed", "", log)
@@ -159,6 +167,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     assert any(line.startswith("finished round 1") for line in lines)
     assert not any("\x1b" in line for line in lines)
     assert set(polls) == {threading.main_thread()}
+    assert any(strangers) == bool(obstacle())  # who knows the port of a run behind a wall does not get through
     rounds = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rounds) == 2
     server = rounds[-1]

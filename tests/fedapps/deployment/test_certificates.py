@@ -4,6 +4,7 @@ import socket
 import ssl
 import stat
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
@@ -11,7 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
-from fedapps.deployment.certificates import check_connection, make_certificates, make_site_key
+from fedapps.cli import main
+from fedapps.deployment import certificates
+from fedapps.deployment.certificates import check_connection, end_of, ends, make_certificates, make_site_key, warnings
+from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import free_port
 from fedapps.errors import UserError
 
@@ -97,3 +101,136 @@ def test_a_sites_key_is_one_that_flower_takes_and_secret(tmp_path):
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     with pytest.raises(UserError, match="exists already"):
         make_site_key(tmp_path / "new" / "hospital.a")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still; `clock(days)` moves it."""
+    time = [datetime(2026, 5, 17, 12, tzinfo=UTC)]
+    monkeypatch.setattr(certificates, "now", lambda: time[0])
+
+    def move(days):
+        time[0] += timedelta(days=days)
+        return time[0]
+
+    return move
+
+
+def signed_by(folder, authority):
+    server = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    server.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+    return server
+
+
+def test_ten_years_of_renewals_keep_every_site(tmp_path, clock):
+    """Once a year with the same command; the authority that the sites got at first signs all of them, and outlives none of them."""
+    begin = clock(0)
+    make_certificates(tmp_path, ["127.0.0.1"])
+    authority = (tmp_path / "ca.pem").read_bytes()
+    end = end_of(tmp_path / "ca.pem")
+    assert abs(end - begin - timedelta(days=3652.5)) < timedelta(days=1)
+    for _ in range(10):
+        assert end_of(tmp_path / "server.pem") - clock(0) == timedelta(days=365)
+        clock(364)
+        make_certificates(tmp_path, ["127.0.0.1"])
+        assert (tmp_path / "ca.pem").read_bytes() == authority
+        assert signed_by(tmp_path, authority).not_valid_before_utc <= clock(0) < end_of(tmp_path / "server.pem") <= end
+    assert end_of(tmp_path / "server.pem") == end
+    clock(60)
+    with pytest.raises(UserError, match=r"ca\.pem has ended on 2036-\d\d-\d\d: make a new authority in another folder"):
+        make_certificates(tmp_path, ["127.0.0.1"])
+    assert (tmp_path / "ca.pem").read_bytes() == authority
+
+
+@pytest.mark.parametrize(("there", "missing"), [("ca.pem", "ca.key"), ("ca.key", "ca.pem")])
+def test_half_an_authority_is_never_replaced(tmp_path, capsys, there, missing):
+    make_certificates(tmp_path, ["127.0.0.1"])
+    kept = (tmp_path / missing).read_bytes()
+    (tmp_path / missing).unlink()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main(["deploy", "certificates", "127.0.0.1", "--dir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"fedapps: {tmp_path / there} is there without {missing}: bring that back")
+    assert said.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / missing).write_bytes(kept)
+    assert main(["deploy", "certificates", "127.0.0.1", "--dir", str(tmp_path)]) == 0
+    assert (tmp_path / "ca.pem").read_bytes() in (before.get("ca.pem"), kept)
+
+
+def test_keys_and_certificates_that_do_not_fit_are_refused(tmp_path):
+    make_certificates(tmp_path / "one", ["a"])
+    make_certificates(tmp_path / "other", ["a"])
+    (tmp_path / "one" / "ca.key").write_bytes((tmp_path / "other" / "ca.key").read_bytes())
+    with pytest.raises(UserError, match=r"ca\.key: is not the key of .*ca\.pem"):
+        make_certificates(tmp_path / "one", ["a"])
+    (tmp_path / "one" / "ca.key").write_text("none")
+    with pytest.raises(UserError, match=r"ca\.key: holds no key"):
+        make_certificates(tmp_path / "one", ["a"])
+    (tmp_path / "one" / "ca.pem").write_text("none")
+    with pytest.raises(UserError, match=r"ca\.pem: holds no certificate"):
+        make_certificates(tmp_path / "one", ["a"])
+
+
+def test_the_end_is_announced_thirty_days_before(tmp_path, clock):
+    make_certificates(tmp_path, ["127.0.0.1"])
+    authority = tmp_path / "ca.pem"
+    clock(365 - 31)
+    assert warnings(ends(tmp_path), authority) == []
+    clock(2)
+    (line,) = warnings(ends(tmp_path), authority)
+    assert line == f"{tmp_path / 'server.pem'} ends on 2027-05-17, in 29 days: {certificates.RENEWAL}"
+    clock(30)
+    assert [line.split(": ")[0] for line in warnings(ends(tmp_path), authority)] == [
+        f"{tmp_path / 'server.pem'} has ended on 2027-05-17"
+    ]
+    clock(3653 - 365 - 20)
+    assert [line.split()[0] for line in warnings(ends(tmp_path), authority)] == [str(authority), str(tmp_path / "server.pem")]
+
+
+def test_status_and_runs_warn_and_up_renews(tmp_path, clock, capsys, monkeypatch):
+    deployment = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0, "num-partitions": 1}})
+    first = (deployment.certificates / "server.pem").read_bytes()
+    clock(340)
+    warning = f"fedapps: warning: {deployment.certificates / 'server.pem'} ends on 2027-05-17, in 25 days"
+    assert main(["deploy", "status", "--dir", str(deployment.folder)]) == 1  # nothing runs
+    assert warning in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(Deployment, "check", lambda self: None)
+        patch.setattr("fedapps.run_command.run_deployment", lambda *_: ("interrupted", ""))
+        job = [
+            "run",
+            "task=lasso",
+            "method=fedfw",
+            "--engine",
+            "deployment",
+            "--deployment",
+            str(deployment.folder),
+            "num-clients=1",
+        ]
+        assert main([*job, "--out", str(tmp_path / "out")]) == 130
+        assert warning in capsys.readouterr().err
+
+        def launch(program):
+            raise KeyboardInterrupt  # far enough
+
+        patch.setattr("fedapps.deployment.local.Program.launch", launch)
+        with pytest.raises(KeyboardInterrupt):
+            deployment.start_superlink()
+    assert (deployment.certificates / "server.pem").read_bytes() != first
+    assert deployment.warnings() == []
+    site = (deployment.sites["a"].folder / "ca.pem").read_bytes()
+    assert end_of(deployment.certificates / "server.pem") - clock(0) == timedelta(days=365)
+    signed_by(deployment.certificates, site)
+
+
+def test_check_tells_the_end_of_a_server_elsewhere(tmp_path, clock, served, capsys, monkeypatch):
+    monkeypatch.setattr(certificates, "now", lambda: datetime.now(UTC) - timedelta(days=340))
+    make_certificates(tmp_path, ["127.0.0.1"])
+    monkeypatch.undo()
+    port = served(speaks_tls(tmp_path))
+    assert main(["deploy", "check", f"127.0.0.1:{port}", "--ca", str(tmp_path / "ca.pem")]) == 0
+    said = capsys.readouterr()
+    assert "can be reached, and its certificate is good" in said.out
+    assert f"warning: the certificate of 127.0.0.1:{port} ends on" in said.err
+    assert said.err.count("\n") == 1

@@ -1,0 +1,54 @@
+"""What is said where Flower's programs end: the reason, if there is one in their log."""
+
+import json
+
+import pytest
+
+from fedapps.deployment.local import Deployment, DeploymentConnection
+from fedapps.engines.superlink import reason_of
+from fedapps.errors import RunFailed
+
+# As Flower 1.41 writes them.
+STARTED = """INFO :      Starting Flower SuperLink
+2026-11-22T10:56:49.699Z INFO [uvicorn.error] Application startup complete.
+2026-11-22T10:56:50.100Z INFO [uvicorn.access] 127.0.0.1:1 - "GET /runs/error HTTP/1.1" 200
+WARNING :   an error that was survived
+"""
+REFUSED = """ERROR :     Exit Code: 600
+Address (unix:///tmp/c.sock) cannot be parsed.
+Please provide a domain name.
+For more information, visit: <https://flower.ai/600.html>
+"""
+KILLED = "its log gives no reason; it was killed, by someone or for want of memory"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("", KILLED),
+        (STARTED, KILLED),
+        (STARTED + "Traceback (most recent call last):\n  x\nOSError: the disk is full\n" + STARTED, "OSError: the disk is full"),
+        (
+            STARTED + "2026-11-22T10:56:51.000Z ERROR [uvicorn.error] address in use\n",
+            "2026-11-22T10:56:51.000Z ERROR [uvicorn.error] address in use",
+        ),
+        (STARTED + REFUSED + STARTED, "Address (unix:///tmp/c.sock) cannot be parsed. Please provide a domain name."),
+    ],
+)
+def test_the_reason_is_an_errors_last_word(log, reason):
+    assert reason_of(log) == reason
+
+
+def test_what_a_superlink_said_before_the_run_is_not_its_reason(tmp_path):
+    """One of a deployment may have run, and complained, for months."""
+    deployment = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0}})
+    log = deployment.superlink.log
+    log.write_text("OSError: of long ago\n")
+    connection = DeploymentConnection(deployment, lambda: None)
+    with pytest.raises(RunFailed, match=f"SuperLink has ended: {KILLED}"):
+        connection.check_alive()
+    log.write_text(log.read_text() + STARTED + "MemoryError\n" + STARTED)
+    with pytest.raises(RunFailed, match=r"SuperLink has ended: MemoryError$"):
+        connection.check_alive()
+    connection.close()
+    assert "insecure" in json.loads((tmp_path / "d" / "deployment.json").read_text())

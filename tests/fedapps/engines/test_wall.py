@@ -1,0 +1,192 @@
+"""The wall around a run's programs: who is outside reaches no port, who is inside reaches all of them, and what is said without one."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from flwr.superlink.config_loader import get_control_authn_plugins
+
+from fedapps.deployment.local import Deployment
+from fedapps.engines import wall
+from fedapps.engines.processes import answers, free_port, marked
+from fedapps.engines.superlink import SuperLink
+from fedapps.engines.wall import HOLD, NoWall, Wall
+from fedapps.errors import UserError
+
+WALL = pytest.mark.skipif(bool(wall.obstacle()), reason=f"no wall: {wall.obstacle()}")
+SERVER = """
+import os, socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    print("listening", os.getpid(), os.getuid(), *(name for _, name in socket.if_nameindex()), flush=True)
+    while True:
+        server.accept()[0].sendall(b"hello")
+"""
+
+
+@pytest.fixture
+def built():
+    holder = subprocess.Popen(HOLD, stdout=subprocess.PIPE, text=True)
+    first = holder.stdout.readline()
+    yield Wall.of(holder.pid, lambda: first, lambda: True)
+    holder.kill()
+    holder.communicate()
+
+
+@contextlib.contextmanager
+def listener(port=0):
+    with socket.create_server(("127.0.0.1", port)) as server:
+        threading.Thread(target=accept_all, args=[server], daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def accept_all(server):
+    with contextlib.suppress(OSError):
+        while True:
+            server.accept()[0].close()
+
+
+def reached(port):
+    """Return whether a process of this machine that knows nothing but the number gets through."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 2).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@WALL
+def test_a_port_inside_is_open_to_those_inside_only(built):
+    port = free_port()
+    server = subprocess.Popen(built.enter([sys.executable, "-c", SERVER, str(port)]), stdout=subprocess.PIPE, text=True)
+    try:
+        said = server.stdout.readline().split()
+        assert said == ["listening", str(server.pid), str(os.getuid()), "lo"]  # the same process and user, and no network
+        assert not reached(port)
+        with built.connect(port, 5) as connection:
+            assert connection.recv(5) == b"hello"
+        with pytest.raises(ConnectionRefusedError):
+            built.connect(free_port(), 5)
+    finally:
+        server.kill()
+        server.communicate()
+    with listener() as outside:  # and nothing of the outside is found inside
+        assert reached(outside)
+        with pytest.raises(ConnectionRefusedError):
+            built.connect(outside, 5)
+
+
+@WALL
+@pytest.mark.slow
+def test_the_superlink_of_a_simulation_is_reached_from_inside_only(tmp_path):
+    port = free_port()
+    link = SuperLink(port, os.environ, 1, lambda: None, walled=True)
+    try:
+        link.start()
+        assert answers(lambda: link.wall.connect(port, 5))
+        assert not reached(port)
+        assert link.ask("list", "own")["success"]
+        assert len({os.readlink(f"/proc/{one}/ns/net") for one in marked(link.mark)} - {os.readlink("/proc/self/ns/net")}) == 1
+    finally:
+        link.close(before=lambda: None)
+    assert marked(link.mark) == []
+    assert not link.base.exists()
+    assert link.holder.returncode is not None
+
+
+def test_a_deployment_whose_wall_has_fallen_is_not_mistaken_for_one_without(tmp_path):
+    """Whoever listens outside on its port gets no connection, and no site starts outside."""
+    with listener() as port:
+        made = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0}}, walled=True)
+        made.port = port
+        assert reached(port)
+        with pytest.raises(ConnectionRefusedError):
+            made.connect(2)
+        assert not made.healthy()
+        with pytest.raises(UserError, match=r"no connection \(connection refused\)"):
+            made.check()
+        for start in (made.sites["a"].launch, made.start_superlink):
+            with pytest.raises(NoWall, match=r"the deployment is not running: `fedapps deploy up"):
+                start()
+    assert marked(made.mark) == []
+    assert Deployment.open(tmp_path / "d").holder is not None
+
+
+@WALL
+def test_a_new_wall_is_waited_for_though_an_old_one_said_ready(tmp_path):
+    made = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0}}, walled=True)
+    here = os.readlink("/proc/self/ns/net")
+    try:
+        for _ in range(2):
+            made.build_wall()
+            assert os.readlink(f"/proc/{made.wall.holder}/ns/net") != here
+            made.holder.kill()
+            with pytest.raises(NoWall):
+                _ = made.wall
+    finally:
+        made.remove()
+    assert marked(made.mark) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("print('no namespace: Operation not permitted')", "Operation not permitted"),
+        ("import time; print(flush=True); time.sleep(60)", "no namespace was made"),
+        ("import time; print('ready net', flush=True); time.sleep(60)", "its network namespace is not its own"),  # not the truth
+    ],
+)
+def test_what_stands_in_the_way_is_said(monkeypatch, code, reason):
+    monkeypatch.setattr(wall, "HOLD", [sys.executable, "-c", code])
+    wall.obstacle.cache_clear()
+    assert wall.obstacle() == reason
+    wall.obstacle.cache_clear()
+
+
+def test_without_nsenter_there_is_no_wall(monkeypatch):
+    monkeypatch.setattr(wall.shutil, "which", lambda *_, **__: None)
+    wall.obstacle.cache_clear()
+    assert wall.obstacle() == "nsenter, of util-linux, is not installed"
+    wall.obstacle.cache_clear()
+
+
+def test_others_who_are_logged_in_are_named_where_there_is_no_wall(monkeypatch):
+    monkeypatch.setattr(wall, "obstacle", lambda: "Operation not permitted")
+    monkeypatch.setattr(wall, "neighbours", lambda: ["anna", "ben"])
+    walled, warning = wall.choice()
+    assert not walled
+    assert warning.startswith("warning: anna, ben: logged in here, too. Every process of this machine can reach the SuperLink")
+    assert "(Operation not permitted)" in warning
+    assert "--engine inline" in warning
+    assert "(--no-wall)" in wall.choice("--no-wall")[1]
+    monkeypatch.setattr(wall, "neighbours", list)
+    assert wall.choice() == (False, "")
+    monkeypatch.setattr(wall, "obstacle", lambda: "")
+    assert wall.choice() == (True, "")
+
+
+def test_who_is_logged_in(tmp_path, monkeypatch):
+    import pwd
+
+    me = pwd.getpwuid(os.getuid()).pw_name
+    who = tmp_path / "who"
+    who.write_text(
+        f"#!/bin/sh\necho '{me} pts/0 2026-01-01 10:00'\necho 'anna pts/1 2026-01-01 10:00 (10.0.0.9)'\necho 'root tty1'\n"
+    )
+    who.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(wall, "SESSIONS", tmp_path / "users")
+    assert wall.neighbours() == ["anna"]
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "65534").touch()
+    assert wall.neighbours() == sorted({"anna", pwd.getpwuid(65534).pw_name})
+    who.unlink()
+    assert wall.neighbours() == []  # a question that cannot be answered is no failure
+
+
+def test_flower_still_has_no_way_to_ask_for_a_name_of_its_own():
+    """If this fails, Flower can tell who starts a run without an identity provider: use it, and change docs/deployment.md."""
+    assert set(get_control_authn_plugins()) == {"noop"}
