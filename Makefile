@@ -2,6 +2,7 @@
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
 # make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
+# make test-lowest  the test suite with the lowest versions that pyproject.toml allows, in an environment of its own (.venv-lowest)
 # make generate  brings up to date what follows from declarations: settings in pyproject.toml and docs/, exports, the README's methods
 # make lint   ruff (lint and format), mypy and import-linter
 # make clean  removes what these made, but not results/
@@ -13,10 +14,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run quick test test-deployment generate lint clean
+.PHONY: help run quick test test-deployment test-lowest generate lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
 # The first of these that is there and new enough; python3 if none is, so that the message below names it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
@@ -47,6 +49,10 @@ quick: $(VENV)/.installed-dev
 test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
 
+# Flower brings uv. What is left out needs no lowest version: linters, and the extras that most tests do without.
+test-lowest: $(LOWEST)/.installed
+	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(TOGETHER) $(ARGS)
+
 generate: $(VENV)/.installed
 	@$(BIN)/fedapps settings --write
 
@@ -57,7 +63,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/lint-imports --no-cache
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find algorithms strategies clients fedapps tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # --- the environment -------------------------------------------------------------------------------------------------
@@ -73,10 +79,16 @@ $(BIN)/python:
 # The stamps are newer than pyproject.toml as long as what is installed is what it asks for.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "== Installing fedapps with Flower and PyTorch into $(VENV) (once; some gigabytes, a few minutes)"
-	@$(PIP) install --editable .
+	@$(PIP) install --editable '.[app]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "== Installing fedapps and its development tools into $(VENV) (once; some gigabytes if PyTorch is not there yet)"
-	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install --editable '.[app,dev]'
 	@touch $(VENV)/.installed $@
+
+$(LOWEST)/.installed: pyproject.toml | $(VENV)/.installed
+	@echo "== Installing the lowest versions that fedapps allows into $(LOWEST) (some gigabytes)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
+	@touch $@

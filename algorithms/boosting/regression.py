@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from algorithms.boosting.fit_options import FitOptions as FitOptions
 
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
+
 
 class Diverged(ValueError):
     """A fit produced non-finite values; its network must not be used."""
@@ -71,13 +73,17 @@ def fit_network(module: nn.Module, inputs: Tensor, targets: Tensor, options: Fit
 
 
 class Adam:
-    """Adam with beta = (0.9, 0.999) on a list of tensors, as one fused operation; gradients are clipped to norm ``clip`` (0: not)."""
+    """Adam with beta = (0.9, 0.999) on a list of tensors; gradients are clipped to norm ``clip`` (0: not).
+
+    One fused operation where this PyTorch has it, else some over all tensors: the same numbers up to rounding.
+    """
 
     def __init__(self, parameters: list[Tensor], rate: float, weight_decay: float = 0.0, clip: float = 0.0) -> None:
         self.parameters = parameters
         self.rate, self.weight_decay, self.clip = rate, weight_decay, clip
         self.first = [torch.zeros_like(p) for p in parameters]
         self.second = [torch.zeros_like(p) for p in parameters]
+        self.done = 0
         self.steps = [torch.zeros((), device=p.device) for p in parameters]
 
     def step(self, gradients: list[Tensor]) -> None:
@@ -85,11 +91,27 @@ class Adam:
         if self.clip:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1))
+        fused = getattr(torch, "_fused_adam_", None)  # what torch.optim.Adam(fused=True) calls; not a promise of PyTorch's
+        if fused is None:
+            self._unfused(gradients)
+            return
         torch._foreach_add_(self.steps, 1)
-        torch._fused_adam_(
-            self.parameters, gradients, self.first, self.second, [], self.steps, lr=self.rate, beta1=0.9, beta2=0.999,
-            weight_decay=self.weight_decay, eps=1e-8, amsgrad=False, maximize=False,
+        fused(
+            self.parameters, gradients, self.first, self.second, [], self.steps, lr=self.rate, beta1=BETAS[0], beta2=BETAS[1],
+            weight_decay=self.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
         )  # fmt: skip
+
+    def _unfused(self, gradients: list[Tensor]) -> None:
+        if self.weight_decay:
+            torch._foreach_add_(gradients, self.parameters, alpha=self.weight_decay)
+        torch._foreach_lerp_(self.first, gradients, 1 - BETAS[0])
+        torch._foreach_mul_(self.second, BETAS[1])
+        torch._foreach_addcmul_(self.second, gradients, gradients, 1 - BETAS[1])
+        self.done += 1
+        roots = torch._foreach_sqrt(self.second)
+        torch._foreach_div_(roots, (1 - BETAS[1] ** self.done) ** 0.5)
+        torch._foreach_add_(roots, EPSILON)
+        torch._foreach_addcdiv_(self.parameters, self.first, roots, -self.rate / (1 - BETAS[0] ** self.done))
 
 
 def _check_finite(loss: float, parameters: list[Tensor], options: FitOptions) -> None:

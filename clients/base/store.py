@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from algorithms.common.averaging import Arrays
 from algorithms.common.wire import fields, read
-from clients.base.training import Arrays, Config
+from clients.base.options import Config
 
 
 class Store(Protocol):

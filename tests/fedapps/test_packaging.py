@@ -1,8 +1,11 @@
 """The package as it is handed out: settings listed with their defaults, one version, matching wheels, a lean Flower app."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tomllib
 import zipfile
 from fnmatch import fnmatch
@@ -49,7 +52,85 @@ def test_torch_and_torchvision_are_of_one_build():
 def test_every_dependency_is_bounded_to_what_was_tested():
     extras = PYPROJECT["project"]["optional-dependencies"]
     wanted = PYPROJECT["project"]["dependencies"] + [item for extra in extras.values() for item in extra]
-    assert [item for item in wanted if ">=" not in item or "<" not in item] == []
+    bounded = [item for item in wanted if not item.startswith("fedapps[")]
+    assert [item for item in bounded if ">=" not in item or "<" not in item] == []
+    named = {name for item in wanted if item.startswith("fedapps[") for name in item[8:-1].split(",")}
+    assert named <= extras.keys()
+
+
+def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_install():
+    def names(items):
+        return {re.match(r"[\w-]+", item).group() for item in items}
+
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert names(PYPROJECT["project"]["dependencies"]) == {"flwr", "numpy", "safetensors"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"install .*--editable '\.\[(.*)\]'", makefile)) == ["app", "app,dev", "app,test"]
+    app = names(extras["app"]) | names(extras["torch"]) | names(extras["solvers"]) | names(PYPROJECT["project"]["dependencies"])
+    roots = {name.partition(".")[0] for package in PACKAGES for name in imports_of(ROOT / package)}
+    known = {"sklearn": "scikit-learn", "flwr_datasets": "flwr-datasets", "PIL": "matplotlib"}
+    brought = {"cryptography", "huggingface_hub", "fastapi"}  # by Flower and datasets
+    optional = names(extras["text"]) | names(extras["vision"])
+    others = {known.get(name, name) for name in roots} - set(sys.stdlib_module_names) - set(PACKAGES) - brought - optional
+    assert others <= app, "imported, but not in the extra"
+
+
+def imports_of(folder):
+    """Return the modules that the files of a folder import, wherever they do."""
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield node.module
+
+
+LIBRARY_ONLY = """
+import importlib.abc, sys
+class Missing(importlib.abc.MetaPathFinder):  # as if what the library does not install were not there
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in %r:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+APPLICATION = {
+    "torch", "torchvision", "scipy", "quadprog", "datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL", "ray", "pandas",
+    "pyarrow", "transformers", "timm", "fedapps",
+}  # fmt: skip
+USE = """
+import numpy as np, strategies, clients
+for name in strategies.__all__:
+    getattr(strategies, name)
+from flwr.app import Array, ArrayRecord
+from flwr.client import NumPyClient
+from clients import DiskStore, MessageStore, to_client_app
+from strategies import ClientGrid, FedAvg
+"""
+
+
+TRAIN = """
+from flwr.app import Context, Message, RecordDict, ConfigRecord
+from flwr.supercore.task_identity import TaskIdentity
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+class Three(NumPyClient):
+    def fit(self, parameters, config):
+        return [p + 3 for p in parameters], 1, {}
+app = to_client_app(lambda context: Three())
+content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(1))}), "config": ConfigRecord({"server-round": 1})})
+context = Context(run_id=1, node_id=2, node_config={"partition-id": 0, "num-partitions": 1}, state=RecordDict(), run_config={})
+reply = app(Message(content, 2, "train"), context)
+average, _ = FedAvg().aggregate_train(1, [reply])
+print(average["w"].numpy()[0], "done")
+"""
+
+
+@pytest.mark.slow
+def test_every_strategy_is_imported_with_the_library_alone():
+    """In a process where nothing else can be imported, nor the application beside it; a client of one's own is adapted, too."""
+    code = LIBRARY_ONLY % APPLICATION + USE + TRAIN
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["3.0", "done"]
 
 
 def test_the_wheel_and_the_app_hold_the_same_packages():

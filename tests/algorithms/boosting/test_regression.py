@@ -19,8 +19,11 @@ def problem(n=40):
     return torch.tensor(rng.normal(size=(n, 3)), dtype=torch.float32), torch.tensor(rng.normal(size=(n, 2)), dtype=torch.float32)
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("decay", "clip"), [(0.0, 0.0), (0.1, 0.05)])
-def test_steps_are_those_of_torchs_adam(decay, clip):
+def test_steps_are_those_of_torchs_adam(decay, clip, fused, monkeypatch):
+    if not fused:  # a PyTorch without the fused operation
+        monkeypatch.delattr(torch, "_fused_adam_", raising=False)
     ours, theirs = linear(0), linear(0)
     adam = Adam([p.detach() for p in ours.parameters()], 0.02, decay, clip)
     reference = torch.optim.Adam(theirs.parameters(), 0.02, weight_decay=decay)

@@ -7,8 +7,11 @@ from clients.base.training import SGD, get_arrays, mini_batches, set_arrays
 from tests.helpers import blobs, small_net
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
-def test_sgd_equals_torch(momentum, decay):
+def test_sgd_equals_torch(momentum, decay, fused, monkeypatch):
+    if not fused:  # a PyTorch without the fused operation
+        monkeypatch.delattr(torch, "_fused_sgd_", raising=False)
     torch.manual_seed(0)
     ours = [torch.randn(3, 2), torch.randn(4)]
     theirs = [t.clone().requires_grad_() for t in ours]
@@ -22,6 +25,26 @@ def test_sgd_equals_torch(momentum, decay):
         reference.step()
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_without_the_fused_operation_the_numbers_are_the_same(momentum, scale, monkeypatch):
+    """With everything that a method adds: terms, a decay of its own, a scale."""
+
+    def walk():
+        generator = torch.Generator().manual_seed(1)
+        tensors = [torch.randn(3, 2, generator=generator), torch.randn(4, generator=generator)]
+        optimiser = SGD(tensors, 0.1, momentum, 0.01)
+        for _ in range(20):
+            gradients, extra = (tuple(torch.randn(t.shape, generator=generator) for t in tensors) for _ in range(2))
+            optimiser.step(gradients, decay=0.2, terms=[(extra, 0.7)], scale=scale)
+        return tensors
+
+    with_it = walk()
+    monkeypatch.delattr(torch, "_fused_sgd_")
+    for a, b in zip(walk(), with_it, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_terms_are_part_of_the_gradient():
