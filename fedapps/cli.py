@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedapps.engines.app_folder import check_packages
 from fedapps.errors import INTERRUPTED, USAGE_ERROR, RunFailed, UserError
+
+# Imported by the command, but not installed with the library alone: what the extra `app` brings.
+APPLICATION = {"torch", "torchvision", "scipy", "quadprog", "ray", "flwr_datasets", "datasets", "sklearn", "matplotlib", "PIL"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        check_packages()
         return int(arguments.command(arguments))
     except UserError as error:
         print(f"fedapps: {error}", file=sys.stderr)
@@ -26,6 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunFailed as error:
         print(f"fedapps: the run failed: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if (missing := str(error.name).partition(".")[0]) not in APPLICATION:
+            raise
+        print(
+            f"fedapps: {missing} is not installed: the command needs more than the library, pip install 'fedapps[app]'",
+            file=sys.stderr,
+        )
+        return USAGE_ERROR
     except KeyboardInterrupt:
         print("fedapps: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -3,6 +3,11 @@
 A SuperNode starts a process for every message, the first of which only asks for the client's identity: imports are deferred until a
 client is needed.
 """
+# ruff: noqa: E402 - what is hidden by another package of its name is said before it is missed
+
+from fedapps.engines.app_folder import check_packages
+
+check_packages()
 
 from flwr.app import Context
 from flwr.client import NumPyClient

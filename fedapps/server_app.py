@@ -1,4 +1,9 @@
 """Flower's ServerApp, which `flwr run` starts on the server."""
+# ruff: noqa: E402 - what is hidden by another package of its name is said before it is missed
+
+from fedapps.engines.app_folder import check_packages
+
+check_packages()
 
 from dataclasses import replace
 from logging import INFO

@@ -12,7 +12,12 @@ Value = bool | int | float | str
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file with flat keys. Raises ``UserError`` if it is missing or invalid."""
+    """Return the content of a TOML file with flat keys. Raises ``UserError`` if it is missing or invalid.
+
+    A wheel has `experiments/default.toml` in its package: found there where the current folder has none.
+    """
+    if not path.exists() and (inside := Path(__file__).parent / path).is_file():
+        path = inside
     try:
         return flatten_toml(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -1,9 +1,31 @@
-"""The app folder passed to `flwr run`: this project's Flower app and nothing else."""
+"""The app's packages: whether those that are imported are its own, and the folder of them that is passed to `flwr run`."""
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
+from fedapps.errors import UserError
+
 PACKAGES = ("algorithms", "strategies", "clients", "fedapps")
+
+
+def check_packages() -> None:
+    """Raise ``UserError`` if another package of the same name hides one of this app's, naming the path.
+
+    Python takes the first of a name on its path, on which the current folder may stand: a user's own folder `strategies`, say.
+    """
+    root = Path(__file__).resolve().parents[2]
+    for name in PACKAGES:
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == root / name / "__init__.py":
+            continue
+        places = [] if spec is None else [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
+        found = Path(str(places[0])) if places else Path("nothing")
+        found = found.parent if found.name == "__init__.py" else found
+        raise UserError(
+            f"{found} hides the package {name!r} of fedapps, which is in {root / name}: rename it, or take {found.parent} off the path "
+            f"(PYTHONPATH, or the current folder with `python -m`)"
+        )
 
 
 def copy_app(folder: Path) -> Path:
@@ -17,6 +39,7 @@ def copy_app(folder: Path) -> Path:
     app = folder / "fedapps"  # Flower accepts letters, digits and hyphens in the name
     app.mkdir(parents=True)
     shutil.copy(inside if inside.exists() else root / "pyproject.toml", app)
+    shutil.copy((inside if inside.exists() else root / "pyproject.toml").with_name("LICENSE"), app)
     for name in PACKAGES:
         for source in (root / name).rglob("*.py"):
             target = app / source.relative_to(root)

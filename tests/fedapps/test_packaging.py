@@ -1,6 +1,8 @@
 """The package as it is handed out: settings listed with their defaults, one version, matching wheels, a lean Flower app."""
 
 import ast
+import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -15,7 +17,7 @@ import pytest
 import torch
 
 import fedapps
-from fedapps.engines.app_folder import PACKAGES
+from fedapps.engines.app_folder import PACKAGES, copy_app
 from fedapps.engines.processes import program
 from fedapps.settings import default_config
 from fedapps.toml_text import flatten_toml
@@ -135,19 +137,92 @@ def test_every_strategy_is_imported_with_the_library_alone():
 
 def test_the_wheel_and_the_app_hold_the_same_packages():
     assert set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
-    assert {pattern.partition("/")[0] for pattern in PYPROJECT["tool"]["flwr"]["app"]["fab-include"]} == set(PACKAGES)
+    included = PYPROJECT["tool"]["flwr"]["app"]["fab-include"]
+    assert sorted(pattern.partition("/")[0] or pattern for pattern in included) == ["/LICENSE", *sorted(PACKAGES)]
+
+
+def test_what_the_wheel_takes_from_elsewhere_is_there():
+    taken = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert all((ROOT / path).is_file() for path in taken)
+    assert taken["experiments/default.toml"] == "fedapps/experiments/default.toml"
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
+    """The default job and the app's own files; the command finds them where there is no checkout."""
+    hatchling = pytest.importorskip("hatchling.build")
+    checkout = copied(tmp_path)
+    with contextlib.chdir(checkout):
+        wheel = hatchling.build_wheel(str(tmp_path))
+    with zipfile.ZipFile(tmp_path / wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    for inside, outside in {
+        "experiments/default.toml": "experiments/default.toml",
+        "LICENSE": "LICENSE",
+        "pyproject.toml": "pyproject.toml",
+    }.items():
+        assert (tmp_path / "site" / "fedapps" / inside).read_bytes() == (ROOT / outside).read_bytes()
+    (tmp_path / "empty").mkdir()
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    job = [
+        "experiments/default.toml",
+        "num-rounds=1",
+        "train.local-epochs=1",
+        "evaluate-every=0",
+        "--engine",
+        "inline",
+        "--out",
+        "out",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedapps", "run", *job],
+        cwd=tmp_path / "empty", env=environment, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "empty" / "out" / "summary.json").exists()
+    found = subprocess.run(
+        [sys.executable, "-c", "from fedapps.engines.app_folder import copy_app; from pathlib import Path; copy_app(Path('app'))"],
+        cwd=tmp_path / "empty", env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert (tmp_path / "empty" / "app" / "fedapps" / "LICENSE").exists()
+
+
+def copied(folder):
+    """Return a copy of the checkout. Results, environments and caches stay behind."""
+    named = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.fab", "*.egg-info")
+
+    def skipped(place, names):
+        return named(place, names) | ({"results"} if Path(place) == ROOT else set())
+
+    return shutil.copytree(ROOT, folder / "fedapps", ignore=skipped)
+
+
+@pytest.mark.parametrize("what", ["checkout", "app"])
+def test_the_hubs_own_checks_pass(tmp_path, what):
+    """Those that `flwr app publish` makes before it uploads anything, and of the newest format."""
+    from flwr.cli.config_utils import load_and_validate
+    from flwr.supercore import fab_format_version
+
+    publish = importlib.import_module("flwr.cli.app_cmd.publish")  # the package has a function of this name
+    app = copied(tmp_path) if what == "checkout" else copy_app(tmp_path)
+    config, warned = load_and_validate(app / "pyproject.toml", check_module=False)
+    assert warned == []
+    publish._validate_app_name(app.name, "Flower App directory name")
+    publish._validate_description(config["project"]["description"])
+    files = publish._collect_file_paths(app)
+    publish._validate_files(files)
+    assert app / "LICENSE" in files
+    metadata = fab_format_version.normalize_and_validate_fab_format(config)
+    assert metadata.fab_format_version == 1
+    newer = config | {"tool": {"flwr": {"app": config["tool"]["flwr"]["app"] | {"fab-format-version": 2}}}}
+    with pytest.raises(ValueError, match="Unsupported"):  # if this fails, there is a newer format: use it
+        fab_format_version.normalize_and_validate_fab_format(newer)
 
 
 @pytest.mark.slow
 def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
-    checkout = tmp_path / "fedapps"
-    # Results, environments and caches stay behind; a few strangers are put in their place below.
-    named = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.fab", "*.egg-info")
-
-    def skipped(folder, names):
-        return named(folder, names) | ({"results"} if Path(folder) == ROOT else set())
-
-    shutil.copytree(ROOT, checkout, ignore=skipped)
+    checkout = copied(tmp_path)  # a few strangers are put in the place of what stayed behind
     strangers = [
         "results/run/settings.toml",
         "notes.md",
@@ -171,5 +246,18 @@ def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
     expected = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     # Flower never packs what looks like a test.
     assert not [name for name in expected if fnmatch(Path(name).name, "test_*.py") or fnmatch(name, "*_test.py")]
-    assert names == expected | {"pyproject.toml", ".info/CONTENT"}
+    assert names == expected | {"pyproject.toml", "LICENSE", ".info/CONTENT"}
     assert flatten_toml(config) == default_config()
+
+
+@pytest.mark.slow
+def test_the_command_says_what_the_library_alone_lacks(tmp_path):
+    code = LIBRARY_ONLY % (APPLICATION - {"fedapps"}) + "from fedapps.cli import entry\nsys.argv[1:] = sys.argv[2:]\nentry()"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "-", "run", "method=fedavg", "--engine", "inline", "--out", tmp_path / "out"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 2
+    wanted = r"fedapps: \w+ is not installed: the command needs more than the library, pip install 'fedapps\[app\]'\n"
+    assert re.fullmatch(wanted, done.stderr), done.stderr
