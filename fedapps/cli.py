@@ -146,12 +146,28 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--out", type=Path, metavar="DIR", help="where the page goes (default: comparison, beside the first run)"
     )
+    compare.add_argument(
+        "--worst", type=_share, default=0.1, metavar="SHARE", help="how many of the clients are the worst (default: 0.1)"
+    )
+    compare.add_argument(
+        "--reference",
+        type=Path,
+        metavar="DIR",
+        help="run over which each client's gain is measured (default: the first of method local)",
+    )
     compare.set_defaults(command=_compare)
 
     from fedapps.deployment.command import add_parser
 
     add_parser(commands)
     return parser
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
+    return share
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -195,7 +211,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     from fedapps.results.compare import compare
 
-    result = compare(arguments.runs, arguments.out)
+    result = compare(arguments.runs, arguments.out, arguments.worst, arguments.reference)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(result.table)
     for section in result.sections:

@@ -78,6 +78,14 @@ def confidence_bin(confidence: FloatArray, bins: int) -> IntArray:
     return np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
 
 
+def tail_size(n: int, share: float) -> int:
+    """Return how many of ``n`` clients the worst ``share`` are: ceil(share n), at least one."""
+    if not 0 < share <= 1:
+        raise ValueError(f"share = {share}: must be above 0 and at most 1")
+    # 0.07 * 100 is slightly more than 7 in floating point: subtract possible rounding error before ceil.
+    return max(1, math.ceil(share * n - 1e-9))
+
+
 def gini(values: FloatArray) -> float:
     """Return the Gini coefficient of non-negative ``values`` (n,).
 
@@ -99,13 +107,13 @@ def gini(values: FloatArray) -> float:
 def worst_share(values: FloatArray, share: float = 0.1) -> float:
     """Return the mean of the lowest ``share`` of ``values`` (n,): of ceil(share n) values, at least one."""
     values = _clients(values)
-    return float(np.sort(values)[: _count(len(values), share)].mean())
+    return float(np.sort(values)[: tail_size(len(values), share)].mean())
 
 
 def best_share(values: FloatArray, share: float = 0.1) -> float:
     """Return the mean of the highest ``share`` of ``values`` (n,): of ceil(share n) values, at least one."""
     values = _clients(values)
-    return float(np.sort(values)[-_count(len(values), share) :].mean())
+    return float(np.sort(values)[-tail_size(len(values), share) :].mean())
 
 
 def parity_gap(values: FloatArray) -> float:
@@ -143,10 +151,3 @@ def _clients(values: FloatArray) -> npt.NDArray[np.float64]:
     if v.ndim != 1 or len(v) == 0:
         raise ValueError(f"need one value per client, shape (n,) with n > 0, got {v.shape}")
     return v
-
-
-def _count(n: int, share: float) -> int:
-    if not 0 < share <= 1:
-        raise ValueError(f"share = {share}: must be above 0 and at most 1")
-    # 0.07 * 100 is slightly more than 7 in floating point: subtract possible rounding error before ceil.
-    return max(1, math.ceil(share * n - 1e-9))

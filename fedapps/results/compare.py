@@ -5,7 +5,7 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich import box
@@ -18,12 +18,14 @@ from fedapps.results.comparison_table import Column, Row, best_value, columns_of
 from fedapps.results.drawing import png, svg
 from fedapps.results.fair_plots import client_bars, fair_measure
 from fedapps.results.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
+from fedapps.results.gains import gains_over, gains_section, reference_of, write_gains
 from fedapps.results.group_tables import gaps_section
 from fedapps.results.html import Html
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.run_plots import comparison_figure
 from fedapps.results.sections import Section
 from fedapps.results.theme import DARK, LIGHT
+from fedapps.results.uncertainty import SHARE, worst_section
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,22 @@ def summary_table(run_dirs: Sequence[Path | str]) -> Table:
     return _table(rows, columns_of(rows))
 
 
-def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Comparison:
+def compare(
+    run_dirs: Sequence[Path | str], out: Path | str | None = None, share: float = SHARE, reference: Path | str | None = None
+) -> Comparison:
     """Compares the runs in `run_dirs` and writes comparison.png, clients.png, comparison.csv and report.html.
 
     Args:
         run_dirs: results folders; the order is kept, a folder given twice counts once.
         out: where the files go; default: the folder `comparison` beside the first run.
+        share: of the clients that are the worst ones, in the table of these.
+        reference: the run over which the gain of each client is measured, which joins the others; default: the first of method local.
 
     Raises:
         UserError: no folder given, a folder is no run, a run has no evaluation, or `out` is a run's own folder.
     """
-    runs = _read([path for path in run_dirs if not (Path(path) / "comparison.csv").exists()])  # `results/*` finds our own page
+    given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]  # `results/*` finds our own page
+    runs = _read([*given, *([reference] if reference else [])])
     paths = [run.path for run in runs]
     folder = Path(out) if out is not None else paths[0].resolve().parent / "comparison"
     if folder.resolve() in {path.resolve() for path in paths}:
@@ -75,15 +82,31 @@ def compare(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> Co
     pictures = [html.picture("Accuracy over rounds, and the clients sorted by accuracy", svg(light), svg(dark))]
     clients = _write_bars(pairs, folder / "clients.png", pictures)
     report, table_file = folder / "report.html", folder / "comparison.csv"
-    sections = sections_of(rows)
+    rows, gained = _with_gains(rows, Path(reference) if reference else None, folder / "gains.csv")
+    sections = sections_of(rows, share, gained)
     report.write_text(_html(rows, columns, pictures, sections), encoding="utf-8")
     _write_csv(table_file, rows)
     return Comparison(rows, columns, _table(rows, columns), sections, folder, report, plot, table_file, clients)
 
 
-def sections_of(rows: list[Row]) -> list[Section]:
-    """The tables below the main one."""
-    return [section for section in (gaps_section(rows),) if section is not None]
+def sections_of(rows: list[Row], share: float, gained: Section | None) -> list[Section]:
+    """The tables below the main one. `share`: how many of the clients are the worst."""
+    return [section for section in (worst_section(rows, share), gained, gaps_section(rows)) if section is not None]
+
+
+def _with_gains(rows: list[Row], reference: Path | None, path: Path) -> tuple[list[Row], Section | None]:
+    """Add each row's gains over the reference to its values and write them client by client."""
+    path.unlink(missing_ok=True)
+    against = reference_of(rows, reference)
+    if against is None:
+        return rows, None
+    measure, found = gains_over(rows, against, reference is not None)
+    if not found:
+        return rows, None
+    write_gains(path, found)
+    numbers = {gains.row.label: gains.numbers() for gains in found}
+    rows = [replace(row, values=row.values | numbers.get(row.label, {})) for row in rows]
+    return rows, gains_section(measure, against, found)
 
 
 def _write_bars(pairs: list[tuple[RunFolder, str]], path: Path, pictures: list[Html]) -> Path | None:

@@ -63,7 +63,7 @@ def percent_text(fraction: float, unit: bool = True) -> str:
 def is_percent(key: str) -> bool:
     """Return whether the metric `key` (`accuracy-worst10`, `top5`, `global-accuracy-mean`) is a fraction."""
     parts = key.split("-")
-    return "gini" not in parts and any(part.startswith(_PERCENT) for part in parts)
+    return not {"gini", "p"} & set(parts) and any(part.startswith(_PERCENT) for part in parts)
 
 
 def metric_text(key: str, value: object, unit: bool = True) -> str:

@@ -228,8 +228,8 @@ def read_run(run_dir: Path | str) -> RunFolder:
         versions=versions,
         rounds=rounds,
         unreadable_lines=unreadable,
-        clients=_read_table(path / "clients.csv", "client"),
-        groups=_read_table(path / "groups.csv", "group"),
+        clients=read_table(path / "clients.csv", "client"),
+        groups=read_table(path / "groups.csv", "group"),
         curves={k: v for k, v in curves.items() if isinstance(v, list) and v and all(map(is_number, v))},
         summary=_read_json(path / "summary.json"),
     )
@@ -284,7 +284,7 @@ def _read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:
     return [by_round[number] for number in sorted(by_round)], unreadable
 
 
-def _read_table(path: Path, name: str) -> list[dict[str, Any]]:
+def read_table(path: Path, name: str) -> list[dict[str, Any]]:
     """Return the rows of a CSV file that have a cell in the column `name`, which stays text; other cells become numbers."""
     rows = []
     for raw in csv.DictReader(_text(path).splitlines()):

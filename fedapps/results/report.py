@@ -6,6 +6,7 @@ It is made from the run folder's files alone, so it exists for an interrupted ru
 from pathlib import Path
 
 from fedapps.results import html
+from fedapps.results.comparison_table import rows_of
 from fedapps.results.drawing import svg
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
@@ -16,6 +17,7 @@ from fedapps.results.reader import RunFolder, is_number, read_run
 from fedapps.results.run_plots import run_figures, write_plots
 from fedapps.results.sections import Section
 from fedapps.results.theme import DARK, LIGHT
+from fedapps.results.uncertainty import worst_section
 
 # Rows a browser still scrolls easily; the files hold the rest.
 _MAX_CLIENT_ROWS = 1000
@@ -104,7 +106,7 @@ def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes])
 
 def sections_of(run: RunFolder) -> list[Section]:
     """The tables below the main one, for the report and for the end of a run on the terminal."""
-    return [section for section in (groups_section(run),) if section is not None]
+    return [section for section in (worst_section(rows_of([run])), groups_section(run)) if section is not None]
 
 
 def _synthetic(run: RunFolder) -> list[Html]:

@@ -13,7 +13,7 @@ from fedapps.results.html import Html
 
 @dataclass(frozen=True)
 class Section:
-    """A table of texts under a title. ``note``: what a reader must know to read it, one or two sentences."""
+    """A table of texts under a title; in a cell, what follows a line break is secondary. ``note``: how to read it."""
 
     title: str
     note: str
@@ -29,10 +29,21 @@ class Section:
             else:
                 table.add_column(Text(name), overflow="fold")
         for row in self.rows:
-            table.add_row(*map(Text, row))  # texts, not markup: they may hold names from files
+            table.add_row(*map(_text, row))
         return Group("", Text(self.title, style="bold"), table, Text(self.note, style="dim"))
 
     def as_html(self) -> Html:
         """Return the heading, the table and the note."""
-        panel = Html(f'<div class="panel">{html.table(self.header, self.rows)}</div>')
+        panel = Html(f'<div class="panel">{html.table(self.header, [[_cell(cell) for cell in row] for row in self.rows])}</div>')
         return Html("\n".join([html.heading(self.title), panel, html.paragraph(self.note, "quiet")]))
+
+
+def _text(cell: str) -> Text:
+    first, _, second = cell.partition("\n")
+    text = Text(first)  # not markup: it may hold names from files
+    return text.append(f"\n{second}", style="dim") if second else text
+
+
+def _cell(cell: str) -> Html:
+    first, _, second = map(html.text, cell.partition("\n"))
+    return Html(f"{first}<br><small>{second}</small>" if second else first)

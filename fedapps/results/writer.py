@@ -21,6 +21,8 @@ from algorithms.fairness.groups import Groups
 from fedapps import __version__
 from fedapps.errors import UserError
 from fedapps.results.group_writer import SUMS, write_groups
+from fedapps.results.reader import read_table
+from fedapps.results.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
 from strategies.base.capabilities import DecidingWeights, SpendingPrivacy, counted_models, own_measures, replies_of
 from strategies.base.records import most_common
@@ -154,11 +156,15 @@ class Recorder:
             **{key: self.totals[key] for key in BYTES},
             **self.models,
             **self.last_evaluation,
+            **(self._uncertainty() if status != "running" else {}),
             **(self.strategy.privacy_spent() if isinstance(self.strategy, SpendingPrivacy) else {}),
             **({"error": error} if error else {}),
         }
         write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
         return summary
+
+    def _uncertainty(self) -> dict[str, float]:
+        return as_numbers(of_clients(read_table(self.folder / "clients.csv", "client"), self.facts["seed"]))
 
     def save_model(self, arrays: ArrayRecord) -> None:
         """Write the final global model."""

@@ -1,0 +1,150 @@
+"""What each client gains over a reference run, usually training alone: whether to take part at all.
+
+A client is paired with itself by its id, a run with the reference of the same seed, since another seed deals other samples. With a_k
+the accuracy (AUROC where all runs have it) of client k and b_k that in the reference run: the mean of a_k - b_k, the share of clients
+with a_k > b_k and with a_k < b_k, and the least a_k - b_k, that of the client that loses most.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import stdev
+from typing import NamedTuple
+
+from fedapps.errors import UserError
+from fedapps.results.comparison_table import Row
+from fedapps.results.fair_plots import fair_measure
+from fedapps.results.formats import one_line
+from fedapps.results.reader import RunFolder, is_number
+from fedapps.results.sections import Section
+
+#: Settings of the data that change neither which samples a client tests on nor how they are scored.
+_FREE = {
+    "data.group",
+    "data.group-edges",
+    "data.synthetic",
+    "data.synthetic-use",
+    "data.noise",
+    "data.noise-ratio",
+    "data.class-weights",
+}
+
+
+class Pair(NamedTuple):
+    """One client's value in a run and in the reference run of the same seed."""
+
+    seed: object
+    client: str
+    value: float
+    reference: float
+
+    @property
+    def gain(self) -> float:
+        """What the client gains."""
+        return self.value - self.reference
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The clients of one row, paired run by run, and how many of the reference's clients have no partner."""
+
+    row: Row
+    runs: tuple[tuple[Pair, ...], ...]
+    alone: int
+
+    def numbers(self) -> dict[str, tuple[float, float | None]]:
+        """Return the mean over the runs of each measure and, of several, the deviation; of ``gain-worst`` the least."""
+        means = [[pair.gain for pair in run] for run in self.runs]
+        table = {
+            "gain-mean": [sum(gains) / len(gains) for gains in means],
+            "gain-share": [sum(gain > 0 for gain in gains) / len(gains) for gains in means],
+            "gain-share-lost": [sum(gain < 0 for gain in gains) / len(gains) for gains in means],
+        }
+        out = {key: (sum(v) / len(v), stdev(v) if len(v) > 1 else None) for key, v in table.items()}
+        return out | {"gain-worst": (min(min(gains) for gains in means), None)}
+
+
+def reference_of(rows: Sequence[Row], reference: Path | None) -> Row | None:
+    """Return the row that holds the run in the folder ``reference``; without one the first row of method local, if there is one."""
+    if reference is None:
+        return next((row for row in rows if row.runs[0].method == "local"), None)
+    return next(row for row in rows if any(run.path.resolve() == reference.resolve() for run in row.runs))
+
+
+def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, list[Gains]]:
+    """Return the measure, and what the clients of every other row gain over ``reference``.
+
+    Rows without a run of the same seed and the same data are left out; if that leaves none, an error if the reference was ``named``.
+    """
+    measure = fair_measure([run for row in rows for run in row.runs])
+    found = []
+    for row in rows:
+        if row is reference:
+            continue
+        pairs, alone = [], 0
+        for run in row.runs:
+            partner = next((other for other in reference.runs if other.seed == run.seed and _same_data(run, other)), None)
+            if partner is not None and (paired := _pairs(run, partner, measure)):
+                pairs.append(paired)
+                alone += len(partner.column(measure)) - len(paired)
+        if pairs:
+            found.append(Gains(row, tuple(pairs), alone))
+    if named and not found:
+        raise UserError(
+            f"compare: no run has the seed, the data and the clients of {reference.runs[0].path}, the reference: nothing can be paired"
+        )
+    return measure, found
+
+
+def _same_data(run: RunFolder, other: RunFolder) -> bool:
+    keys = {key for key in run.settings | other.settings if key.split(".")[0] in ("data", run.task) and key not in _FREE}
+    return all(run.settings.get(key) == other.settings.get(key) for key in keys | {"task", "num-clients"})
+
+
+def _pairs(run: RunFolder, reference: RunFolder, measure: str) -> tuple[Pair, ...]:
+    known = {row["client"]: row[measure] for row in reference.clients if is_number(row.get(measure))}
+    scored = [row for row in run.clients if is_number(row.get(measure)) and row["client"] in known]
+    return tuple(Pair(run.seed, row["client"], row[measure], known[row["client"]]) for row in scored)
+
+
+def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Section | None:
+    """Return the gains as a table, one setting a row."""
+    rows = []
+    for gains in found:
+        numbers = gains.numbers()
+        (mean, std), (up, _), (down, _), (worst, _) = numbers.values()
+        spread = "" if std is None else f"\n±{100 * std:.1f}"
+        clients = len({pair.client for run in gains.runs for pair in run})
+        rows.append(
+            (
+                gains.row.label,
+                f"{100 * mean:+.1f}{spread}",
+                f"{100 * up:.0f}",
+                f"{100 * down:.0f}",
+                f"{100 * worst:+.1f}",
+                str(clients),
+            )
+        )
+    if not rows:
+        return None
+    header = ("method", "gain, mean", "clients that gain %", "that lose %", "gain, least", "clients")
+    name = "AUROC" if measure == "auroc" else measure.capitalize()
+    note = (
+        f"{name} of each client minus its own under {reference.label} with the same seed, in points; the least gain is that of the "
+        "client that loses most. Each client is in gains.csv."
+    )
+    if any(len(gains.runs) > 1 for gains in found):
+        note += " Of several seeds: means, and the least of all."
+    if alone := sum(gains.alone for gains in found):
+        note += f" {alone} clients of the reference have no partner and are left out."
+    return Section(f"Gain over {one_line(reference.label, 60)}", note, header, tuple(rows))
+
+
+def write_gains(path: Path, found: Sequence[Gains]) -> None:
+    """Write every pair to a CSV file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "seed", "client", "value", "reference", "gain"])
+        for gains in found:
+            writer.writerows([gains.row.label, *pair, pair.gain] for run in gains.runs for pair in run)
