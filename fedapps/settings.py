@@ -101,6 +101,11 @@ class Settings(Options):
             raise ValueError(
                 "client-store = 'message' keeps clients' state nowhere a resume could find it: set checkpoint-every = 0"
             )
+        if 0 < self.clients_per_round < self.robust.least:
+            raise ValueError(
+                f"clients-per-round = {self.clients_per_round}, but robust.rule = {self.robust.rule!r} with num-malicious = "
+                f"{self.robust.num_malicious} needs {self.robust.least} replies: ask more, or 0 for all"
+            )
 
     @property
     def context(self) -> RunContext:

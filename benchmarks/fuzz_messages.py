@@ -1,0 +1,143 @@
+"""A million fuzzed replies through the wire format and the checks of a phase: none may raise, and none that passes may spoil a mean.
+
+    python benchmarks/fuzz_messages.py [--messages 1000000] [--seed 0]
+
+Every step takes the replies of four clients, changes one at random (``tests/strange.py``: bytes, headers, values, structure, metrics,
+configuration), checks it alone and all four together, caps weights and averages what is left, by turns as for a method whose replies
+are models (with and without a bound), updates or something else, and as for a strategy of Flower's own. Prints the counts by reason.
+An exception ends the script with the seed and number of the message that raised it.
+"""
+
+import argparse
+import copy
+import logging
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+
+from algorithms.common.wire import read
+from fedapps.results.writer import mean_curves, summarise
+from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.records import average_arrays, average_metrics, to_record
+from strategies.base.reply_validation import Rules, UpdateBound
+from strategies.base.weights import capped
+from tests.strange import mutate
+
+CLIENTS = 4
+MODEL = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "b": np.zeros(3), "count": np.array(7)}
+BOUND = UpdateBound(2.0, "clip", 10.0)
+RULES = {
+    "model": Rules(weight="num-examples"),
+    "model, bounded": Rules(weight="num-examples", bound=BOUND),
+    "update": Rules(like_model=False, updates=True, weight="num-examples", bound=BOUND),
+    "other": Rules(like_model=False, weight="num-examples"),
+    "Flower's": Rules(weight="num-examples", alike=True),
+}
+
+
+def valid_content(client: int) -> RecordDict:
+    """Return the reply of a client that means well."""
+    arrays = to_record(list(MODEL), [np.asarray(value + client, value.dtype) for value in MODEL.values()])
+    metrics = MetricRecord(
+        {"num-examples": 10 + client, "loss": 0.5, "accuracy": 0.5, "x-grid": [0.0, 1.0], "x-accuracy": [0.1, 0.2]}
+    )
+    return RecordDict({"arrays": arrays, "metrics": metrics})
+
+
+@cache
+def checked(kind: str, sent: Message) -> list[RecordDict]:
+    """Return the contents of clients that mean well, as they pass the checks."""
+    replies = [Message(valid_content(client), reply_to=sent) for client in range(CLIENTS)]
+    assert not any(RULES[kind].fault(sent, reply) for reply in replies)
+    return [reply.content for reply in replies]
+
+
+def well_meant(kind: str, sent: Message) -> list[Message]:
+    """Return fresh replies with these contents."""
+    return [Message(content, reply_to=sent) for content in checked(kind, sent)]
+
+
+def try_one(rules: Rules, kind: str, number: int, seed: int, sent: Message, reasons: Counter[str]) -> None:
+    """Mutate one of the replies, check all and average what is left."""
+    rng = np.random.default_rng([seed, number])
+    victim = int(rng.integers(CLIENTS))
+    kept: list[tuple[int | str, Message]] = []
+    for client, reply in enumerate(well_meant(kind, sent)):
+        if client == victim:
+            reply.content = mutate(valid_content(client), rng)
+            if reason := rules.fault(sent, reply):
+                reasons[_kind_of(reason)] += 1
+                continue
+        else:  # its metrics are changed by the cap, its arrays are checked once
+            metrics_record = next(iter(reply.content.metric_records.values()))
+            reply.content = RecordDict({"arrays": arrays_of(reply.content)[0], "metrics": MetricRecord({**metrics_record})})
+        kept.append((client, reply))
+    odd = rules.agreement.odd(kept, rules.alike)
+    for place, reason in odd.items():
+        reasons[_kind_of(reason)] += 1
+        assert kept[place][0] == victim, f"client {kept[place][0]}, who means well, is left out: {reason}"
+    kept = [pair for place, pair in enumerate(kept) if place not in odd]
+    reasons["used"] += any(client == victim for client, _ in kept)
+    capped(kept, "num-examples", 10.0)
+    contents = [reply.content for _, reply in kept]
+    assert all(np.isfinite(np.asarray(value)).all() for value in average_metrics(contents, "num-examples").values())
+    metrics = {client: metrics_of(reply.content) for client, reply in kept}
+    assert 0 <= summarise(metrics)["accuracy-mean"] <= 1
+    mean_curves(metrics)
+    if kind not in ("update", "other"):
+        mean = average_arrays(contents, [float(str(metrics_of(content)["num-examples"])) for content in contents])
+        assert {name: (array.dtype, tuple(array.shape)) for name, array in mean.items()} == {
+            name: (value.dtype.name, value.shape) for name, value in MODEL.items()
+        }
+        assert all(np.isfinite(read(array)).all() for array in mean.values())
+    else:
+        for content in contents:
+            for record in arrays_of(content):
+                assert all(np.isfinite(read(array)).all() for array in record.values())
+
+
+def _kind_of(reason: str) -> str:
+    text = re.sub(r"'.*?'|\[.*?\]|\(.*?\)", "...", reason)  # names and values are the message's own
+    return re.sub(r"[-\d.+e]*\d[-\d.+e]*|\bnan\b|\binf\b", "N", text)[:90]
+
+
+def main() -> None:
+    """Run and print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # messages cannot be made outside of a run
+    warnings.simplefilter("error")  # an overflow is a number that should not have got so far
+    warnings.filterwarnings("ignore", message="invalid escape", category=SyntaxWarning)  # of Python, which parses a header
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    arrays: ArrayRecord = to_record(list(MODEL), list(MODEL.values()))
+    sent = Message(RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})}), 2, MessageType.TRAIN)
+    sent.metadata.__dict__["_message_id"] = "1"
+    reasons: Counter[str] = Counter()
+    began, kinds = time.process_time(), list(RULES)
+    for number in range(chosen.messages):
+        kind = kinds[number % len(kinds)]
+        try:
+            try_one(copy.copy(RULES[kind]), kind, number, chosen.seed, sent, reasons)
+        except Exception:
+            print(f"message {number} of seed {chosen.seed}, as for {kind}:", file=sys.stderr)
+            raise
+    print(f"{chosen.messages} messages, {time.process_time() - began:.0f} s of CPU time, no exception")
+    for reason, count in reasons.most_common(25):
+        print(f"{count:9d}  {reason}")
+
+
+if __name__ == "__main__":
+    main()

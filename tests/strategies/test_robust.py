@@ -1,0 +1,238 @@
+"""Robust aggregation as a wrapper: what is passed on, what is refused, and what attackers achieve against it."""
+
+import numpy as np
+import pytest
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from algorithms.common import robust
+from fedapps.assembly import build_strategy, build_task
+from fedapps.errors import UserError
+from fedapps.methods import METHODS
+from fedapps.settings import read_settings
+from strategies import (
+    AAggFFD,
+    FedAdam,
+    FedAvg,
+    FedBoost,
+    FedDyn,
+    PrivacyOptions,
+    Private,
+    QFedAvg,
+    Robust,
+    RobustOptions,
+    Scaffold,
+    TooFewReplies,
+    WarmStart,
+)
+from strategies.base.capabilities import declared
+from tests.helpers import EchoClient, LossyClient, arrays_of, simulate
+
+START = {"w": np.zeros((2, 2), np.float32), "v": np.ones(3), "count": np.array(7)}
+SHIFTS = [1.0, 2.0, 3.0, 10.0, 1e6]
+AVERAGING = ("median", "trimmed-mean", "geometric-median")
+CHOOSING = ("krum", "multi-krum")
+
+
+def run(rule, strategy=None, shifts=SHIFTS, f=1, rounds=1, weights=None, **options):
+    client = lambda i, _: LossyClient(shifts[i], 1.0, (weights or [1] * 9)[i])  # noqa: E731
+    strategy = Robust(strategy or FedAvg(), RobustOptions(rule, f)) if rule != "none" else strategy
+    return arrays_of(simulate(strategy, client, len(shifts), START, rounds, {"learning-rate": 0.1}, **options))
+
+
+EXPECTED = {
+    "median": 3.0,
+    "trimmed-mean": 5.0,  # of 2, 3 and 10
+    "krum": 2.0,
+    "multi-krum": 4.0,  # of all but the last
+}
+
+
+@pytest.mark.parametrize("rule", EXPECTED)
+@pytest.mark.parametrize("weights", [None, [1, 10**9, 1, 1, 10**15]])
+def test_the_result_by_hand_whatever_weights_clients_say_they_have(rule, weights):
+    got = run(rule, weights=weights)
+    np.testing.assert_allclose(got["w"], EXPECTED[rule])
+    np.testing.assert_allclose(got["v"], 1 + EXPECTED[rule])
+    assert got["count"] == 7 + (np.median([1, 2, 3, 10, 10**6]) if rule not in CHOOSING else EXPECTED[rule])
+    assert (got["w"].dtype, got["v"].dtype, got["count"].dtype) == (np.float32, np.float64, np.int64)
+
+
+def test_the_geometric_median_is_one_mean_for_all_arrays():
+    got = run("geometric-median")
+    wanted = robust.geometric_median(np.array([[shift] * 4 + [1 + shift] * 3 for shift in SHIFTS]))
+    np.testing.assert_allclose(got["w"].reshape(-1), wanted[:4], rtol=1e-5)
+    np.testing.assert_allclose(got["v"], wanted[4:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["trimmed-mean", "multi-krum"])
+@pytest.mark.parametrize("make", [lambda: FedAvg(weights="uniform"), FedAdam, QFedAvg])
+def test_without_attackers_to_bear_the_method_is_what_it_was(rule, make):
+    """f = 0: the trimmed mean is the mean, and Multi-Krum chooses all."""
+    strategy = make()
+    if rule == "trimmed-mean" and declared(strategy).aggregation == "single replies":
+        pytest.skip("no average")
+    shifts = [0.1, 0.2, -0.3, 0.4]
+    plain, wrapped = (run(kind, make(), shifts, 0, rounds=3) for kind in ("none", rule))
+    for name in plain:
+        np.testing.assert_allclose(wrapped[name], plain[name], rtol=1e-5, atol=1e-7)
+
+
+def test_the_wrapped_strategy_steps_from_the_robust_mean():
+    """FedAdam's step depends on the signs alone in round 1: against one attacker it goes the way of the others."""
+    attacked = [1.0, 1.0, 1.0, 1.0, -1e6]
+    assert run("none", FedAdam(), attacked)["w"].max() < 0
+    for rule in (*AVERAGING, *CHOOSING):
+        np.testing.assert_allclose(run(rule, FedAdam(), attacked)["w"], run("none", FedAdam(), [1.0] * 5)["w"], rtol=1e-4)
+
+
+def test_metrics_are_those_of_equal_clients():
+    class Told(EchoClient):
+        def __init__(self, i):
+            super().__init__(SHIFTS[i], [1, 1, 1, 1, 10**12][i])
+            self.metrics = {"loss": float(i)}
+
+    result = simulate(Robust(FedAvg(), RobustOptions("median")), lambda i, _: Told(i), 5, START, 1)
+    assert result.train_metrics_clientapp[1]["loss"] == 2.0
+    result = simulate(Robust(FedAvg(), RobustOptions("multi-krum")), lambda i, _: Told(i), 5, START, 1)
+    assert result.train_metrics_clientapp[1]["loss"] == 1.5  # without the last
+
+
+def test_weights_decided_by_a_method_of_its_own_inside():
+    """AAggFF decides among the clients that Krum's rule has chosen."""
+    strategy = Robust(AAggFFD(FedAvg()), RobustOptions("multi-krum"))
+    got = arrays_of(simulate(strategy, lambda i, _: LossyClient(SHIFTS[i], 1.0 + i), 5, START, 2))
+    assert set(strategy.last_weights) == {0, 1, 2, 3}
+    assert got["w"].max() < 20
+
+
+@pytest.mark.parametrize(("rule", "f", "least"), [("trimmed-mean", 2, 5), ("krum", 1, 5), ("multi-krum", 1, 5), ("median", 1, 1)])
+def test_too_few_replies_keep_the_model(rule, f, least):
+    assert RobustOptions(rule, f).least == least
+    np.testing.assert_allclose(run(rule, shifts=[1.0] * least, f=f)["w"], 1.0)
+    if least > 1:
+        np.testing.assert_allclose(run(rule, shifts=[1.0] * (least - 1), f=f)["w"], 0.0)
+
+
+def test_a_run_of_the_command_counts_such_rounds_as_failed(tmp_path):
+    from fedapps.client_app import app
+    from fedapps.engines.inline import InlineGrid
+    from fedapps.run import execute
+
+    given = {"num-clients": 4, "clients-per-round": 0, "num-rounds": 2, "checkpoint-every": 0, "robust.rule": "krum"}
+    settings = read_settings({**given, "out": str(tmp_path / "r"), "train.local-epochs": 1})
+    with pytest.raises(TooFewReplies, match=r"at least 5 needed|no round had 5"):
+        execute(settings, InlineGrid(app, 4, settings.flat()))
+
+
+def test_a_run_that_asks_too_few_is_refused():
+    with pytest.raises(
+        UserError, match=r"clients-per-round = 5, but robust.rule = 'krum' with num-malicious = 2 needs 7 replies"
+    ):
+        read_settings({"robust.rule": "krum", "robust.num-malicious": 2})
+
+
+REFUSED = {
+    "replies that are no models": (lambda: FedBoost(lambda arrays: None), "median", "the replies to FedBoost are not models"),
+    "more than an average": (Scaffold, "median", "Scaffold takes more than an average .*: choose 'krum', 'multi-krum' or 'none'"),
+    "noise for the sum of all": (lambda: Private(FedAvg(), PrivacyOptions(1.0)), "krum", "Private takes more .*: choose 'none'"),
+    "two strategies": (lambda: WarmStart(FedAvg(), 1, FedDyn()), "krum", "WarmStart takes more .*: choose 'none'"),
+    "robust twice": (lambda: Robust(FedAvg(), RobustOptions("krum")), "krum", "Robust takes more .*: choose 'none'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    make, rule, message = REFUSED[case]
+    with pytest.raises(ValueError, match=f"robust.rule = '{rule}': {message}"):
+        Robust(make(), RobustOptions(rule))
+
+
+def test_an_undeclared_strategy_is_refused():
+    class Own(FlowerFedAvg):
+        def aggregate_train(self, server_round, replies):
+            return None, None
+
+    with pytest.raises(ValueError, match=r"robust\.rule: Own overrides aggregate_train"):
+        Robust(Own(), RobustOptions("median"))
+
+
+def test_privacy_and_weight_rules_refuse_it():
+    inner = Robust(FedAvg(), RobustOptions("median"))
+    with pytest.raises(ValueError, match="of Robust only the average"):
+        Private(inner, PrivacyOptions(1.0))
+    with pytest.raises(ValueError, match="AAggFFD decides the weights"):
+        AAggFFD(inner)
+
+
+@pytest.mark.parametrize("rule", ["median", "multi-krum"])
+def test_every_method_of_the_command_takes_it_or_says_why_not(rule):
+    taken = set()
+    for name in METHODS:
+        settings = read_settings({"method": name, "robust.rule": rule})
+        try:
+            build_strategy(settings, build_task(settings))
+            taken.add(name)
+        except UserError as error:
+            assert str(error).startswith("robust.rule = "), name  # noqa: PT017
+            assert "\n" not in str(error)  # noqa: PT017
+    assert {"fedavg", "fedprox", "fedadam", "superfed-mm", "propfair"} <= taken
+    assert not {"fedboost", "ffgb", "fedfw", "fedevg", "local"} & taken
+    assert ({"scaffold", "feddyn", "q-fedavg", "aaggff-d"} <= taken) == (rule == "multi-krum")
+
+
+def test_a_checkpoint_of_the_wrapped_strategy():
+    strategy = Robust(FedAdam(), RobustOptions("median"))
+    simulate(strategy, lambda i, _: EchoClient(SHIFTS[i]), 5, START, 2)
+    state = strategy.state_dict()
+    other = Robust(FedAdam(), RobustOptions("median"))
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(other.strategy.m, strategy.strategy.m)
+
+
+@pytest.mark.parametrize("kind", [flower.FedAvg, flower.FedYogi])
+def test_around_flowers_own(kind):
+    inner = kind(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    start = {"w": np.zeros(2, np.float32)}
+    attacked = [1.0, 1.0, 1.0, 1.0, -1e6]
+    result = simulate(Robust(inner, RobustOptions("median")), lambda i, _: EchoClient(attacked[i]), 5, start, 1)
+    assert arrays_of(result)["w"].min() > 0
+
+
+# --- against attackers -----------------------------------------------------------------------------------------------
+
+TARGET = np.array([3.0, -1.0])
+
+
+class Quadratic(EchoClient):
+    """One gradient step of half way towards a target near the common one; attackers do worse."""
+
+    def __init__(self, i, attack):
+        super().__init__(0.0)
+        self.i, self.attack = i, attack if i < 2 else ""
+
+    def fit(self, parameters, config):
+        (w,) = parameters
+        target = TARGET + 0.1 * np.array([np.cos(self.i), np.sin(self.i)])
+        update = 0.5 * (target - w)
+        if self.attack == "sign flip":
+            update = -update
+        elif self.attack == "scaled":
+            update = -100 * update
+        elif self.attack == "same far point":
+            update = 1e9 * np.ones_like(w)
+        return [w + update], 10**15 if self.attack == "inflated weight" else 10, {"loss": 1.0}
+
+
+@pytest.mark.parametrize("rule", [*AVERAGING, *CHOOSING])
+@pytest.mark.parametrize("attack", ["sign flip", "scaled", "same far point", "inflated weight"])
+def test_two_of_nine_attackers_do_not_keep_the_others_from_their_target(rule, attack):
+    strategy = Robust(FedAvg(), RobustOptions(rule, 2))
+    result = simulate(strategy, lambda i, _: Quadratic(i, attack), 9, {"w": np.zeros(2)}, 30)
+    assert np.abs(arrays_of(result)["w"] - TARGET).max() < 0.15
+
+
+@pytest.mark.parametrize("attack", ["scaled", "same far point"])
+def test_the_mean_is_taken_anywhere(attack):
+    result = simulate(FedAvg(), lambda i, _: Quadratic(i, attack), 9, {"w": np.zeros(2)}, 3)
+    assert np.abs(arrays_of(result)["w"] - TARGET).max() > 10
