@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from logging import WARNING
 
 import numpy as np
@@ -95,8 +96,9 @@ def _out_of_range(replies: list[Reply]) -> dict[int, str]:
     extremes: dict[str, dict[int, tuple[float, float]]] = {}
     for place, (_, reply) in enumerate(replies):
         for name, value in metrics_of(reply.content).items():
-            if re.split("[-_ ]", name.lower())[-1] in FRACTIONS and np.size(value):
-                extremes.setdefault(name, {})[place] = (float(np.min(value)), float(np.max(value)))
+            if _is_fraction(name) and value != []:
+                low, high = (min(value), max(value)) if isinstance(value, list) else (value, value)
+                extremes.setdefault(name, {})[place] = (float(low), float(high))
     out = {}
     for name, found in extremes.items():
         fractions = sum(high <= 1 + ROUNDING for _, high in found.values())
@@ -105,6 +107,11 @@ def _out_of_range(replies: list[Reply]) -> dict[int, str]:
             if low < -ROUNDING or high > top + 100 * ROUNDING:
                 out[place] = f"metric {name!r} is {low if low < 0 else high:.6g}: must be from 0 to {top}"
     return out
+
+
+@lru_cache(maxsize=1000)
+def _is_fraction(name: str) -> bool:
+    return re.split("[-_ ]", name.lower())[-1] in FRACTIONS
 
 
 def _odd_records(replies: list[Reply]) -> dict[int, str]:
