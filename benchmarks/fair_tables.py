@@ -42,6 +42,8 @@ from fedapps.sweep.pool import PlannedRun, run_missing
 from fedapps.toml_text import read_toml
 
 Config = dict[str, Any]
+#: AAggFF as it is printed: the options' defaults differ.
+PRINTED: Config = {"aaggff.step": "paper", "aaggff.cap": 0.0}
 WORST_LOSS = "largest training loss"
 #: Columns of a table: heading and metric of an evaluation.
 AUROC = {
@@ -116,8 +118,8 @@ def fair_methods(cdf: str, printed: dict[str, str]) -> tuple[Line, ...]:
         "TERM": {"method": "term", "term.lambda": 0.1},
         "FedMGDA+": {"method": "fedmgda", "fedmgda.epsilon": 1.0},
         "PropFair": {"method": "propfair", "propfair.m": 3.0},
-        "AAggFF-S": {"method": "aaggff-s", "aaggff.cdf": cdf},
-        "AAggFF-S, reference ridge": {"method": "aaggff-s", "aaggff.cdf": cdf, "aaggff.ridge": "reference"},
+        "AAggFF-S": {"method": "aaggff-s", "aaggff.cdf": cdf, **PRINTED},
+        "AAggFF-S, reference ridge": {"method": "aaggff-s", "aaggff.cdf": cdf, "aaggff.ridge": "reference", **PRINTED},
     }
     shown = ("FedAvg", "AAggFF-S")
     return tuple(
@@ -142,7 +144,7 @@ def plugged() -> tuple[Line, ...]:
     lines = []
     for label, (options, alone, wrapped) in bases.items():
         name = label.partition(",")[0].lower()
-        fair = {"method": "aaggff-s", "aaggff.base": name, "aaggff.cdf": "frechet", **options}
+        fair = {"method": "aaggff-s", "aaggff.base": name, "aaggff.cdf": "frechet", **PRINTED, **options}
         lines += [
             Line(label, {"method": name, **options}, alone),
             Line(f"{label} + AAggFF-S", fair, wrapped, against=label),
@@ -176,7 +178,7 @@ def tables(data: Path) -> dict[str, TableSpec]:
         "AAggFF-S, reference ridge": "44.03 (17.55)",
     }
     responses = [
-        Line(f"{cdf}{suffix}", {"method": "aaggff-s", "aaggff.cdf": cdf, "aaggff.ridge": ridge})
+        Line(f"{cdf}{suffix}", {"method": "aaggff-s", "aaggff.cdf": cdf, "aaggff.ridge": ridge, **PRINTED})
         for suffix, ridge in (("", "paper"), (", reference ridge", "reference"))
         for cdf in CDFS
     ]
@@ -185,7 +187,7 @@ def tables(data: Path) -> dict[str, TableSpec]:
         Line("FedAvg, uniform", {"method": "fedavg", "fedavg.weights": "uniform"}, pictured=True),
         Line("q-FedAvg", {"method": "q-fedavg", "q-fedavg.q": 1.0}, pictured=True, against="FedAvg, uniform"),
         Line("TERM", {"method": "term", "term.lambda": 1.0}, pictured=True, against="FedAvg, uniform"),
-        Line("AAggFF-D", {"method": "aaggff-d", "aaggff.cdf": "frechet"}, pictured=True, against="FedAvg, uniform"),
+        Line("AAggFF-D", {"method": "aaggff-d", "aaggff.cdf": "frechet", **PRINTED}, pictured=True, against="FedAvg, uniform"),
     )
     return {
         "heart": TableSpec("Heart, 4 hospitals: AUROC", heart, AUROC, fair_methods("frechet", {}), worst_loss=True),

@@ -19,6 +19,7 @@ class APFLClient(PersonalClient):
     """
 
     kept_as = "apfl"
+    differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return w; store v and alpha."""
@@ -35,10 +36,10 @@ class APFLClient(PersonalClient):
         for x, y in self.batches(options, config):
             _write(mixed, w)
             loss = self.loss(x, y)
-            to_w = torch.autograd.grad(loss, parameters_)
+            to_w = torch.autograd.grad(self.surrogate(loss, config), parameters_)
             if alpha or adaptive:
                 _write(mixed, torch._foreach_lerp(w, v, alpha))
-                at_mixture = torch.autograd.grad(self.loss(x, y), parameters_)
+                at_mixture = torch.autograd.grad(self.surrogate(self.loss(x, y), config), parameters_)
                 changed = alpha
                 if adaptive:
                     slope = sum(torch.vdot((b - a).flatten(), g.flatten()) for a, b, g in zip(w, v, at_mixture, strict=True))

@@ -13,6 +13,7 @@ class DittoClient(PersonalClient):
     """Trains the global model as FedAvg does, and a personal v on the loss plus ``(mu/2) ||v - w||^2``, w being the received model."""
 
     kept_as = "ditto"
+    differentiates_surrogate = True
     _anchor: Sequence[Tensor] = ()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:

@@ -32,6 +32,9 @@ class FedAvgClient(NumPyClient):
     share it, since it is overwritten before use. ``objective``: loss and metrics, by default those of a classifier.
     """
 
+    #: Whether all of the class's training differentiates :meth:`surrogate`; a class with a ``fit`` or ``train`` of its own declares it.
+    differentiates_surrogate = True
+
     def __init__(
         self,
         model_fn: ModelFn,

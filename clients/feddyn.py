@@ -20,6 +20,8 @@ from clients.fedavg import FedAvgClient
 class FedDynClient(FedAvgClient):
     """FedAvg's client with a proximal and a linear term."""
 
+    differentiates_surrogate = True
+
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return theta_i; store the new g_i."""
         set_arrays(self.model, parameters)

@@ -12,6 +12,8 @@ from clients.fedavg import FedAvgClient, as_global
 class LocalClient(FedAvgClient):
     """Trains and evaluates a purely local model."""
 
+    differentiates_surrogate = True
+
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Train the client's own model further; return no arrays."""
         set_arrays(self.model, self.own_model(config, before=True))

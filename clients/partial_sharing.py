@@ -22,13 +22,17 @@ NAME = "private"
 class PartialClient(FedAvgClient):
     """Client of FedPer and LG-FedAvg; the configuration (``share``) says which part is shared."""
 
+    differentiates_surrogate = True
+
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained shared part; store the private one."""
         self.assemble(parameters, config, before=True)
+        before = self.before(config)
         loss = self.train_parts(config)
         arrays, shared = get_arrays(self.model), self.shared(config)
         self.store.save(NAME, [a for a, travels in zip(arrays, shared, strict=True) if not travels], config)
-        return [a for a, travels in zip(arrays, shared, strict=True) if travels], len(self.data.train), {"loss": loss}
+        sent = [a for a, travels in zip(arrays, shared, strict=True) if travels]
+        return sent, len(self.data.train), {"loss": loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the shared part combined with the client's private part."""

@@ -14,6 +14,7 @@ class PFedMeClient(PersonalClient):
     """
 
     kept_as = "pfedme"
+    differentiates_surrogate = True
 
     def train(self, config: Config) -> float:
         """Train w_i in ``self.model`` from the received model, store theta; return the mean loss at theta."""
@@ -31,7 +32,7 @@ class PFedMeClient(PersonalClient):
         steps, total = 0, self.zero_loss()
         for x, y in self.batches(options, config):
             loss = self.loss(x, y)
-            optimiser.step(torch.autograd.grad(loss, parameters), lambda_, [(w, -lambda_)])
+            optimiser.step(torch.autograd.grad(self.surrogate(loss, config), parameters), lambda_, [(w, -lambda_)])
             total += loss.detach() * len(y)
             steps += 1
             if steps % every == 0:

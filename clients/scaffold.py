@@ -21,6 +21,7 @@ from clients.fedavg import FedAvgClient
 class ScaffoldClient(FedAvgClient):
     """FedAvg's client with control variates."""
 
+    differentiates_surrogate = True
     _correction: Sequence[Tensor] = ()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:

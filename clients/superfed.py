@@ -39,6 +39,8 @@ CURVES = ("accuracy", "loss", "ece", "mce", "auroc")
 class SuPerFedClient(FedProxClient):
     """Client with a federated and a personal model."""
 
+    differentiates_surrogate = True
+
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained theta_f; store theta_l."""
         if config.get("superfed-mixing", "none") == "none":
@@ -105,7 +107,7 @@ class SuPerFedClient(FedProxClient):
             for part, value in zip(parts, lambdas, strict=True):
                 part.mix(value)
             loss = self.loss(x, y)
-            gradients = torch.autograd.grad(loss, parameters)
+            gradients = torch.autograd.grad(self.surrogate(loss, config), parameters)
             a, b, c = (nu * k for k in _angle(all_f, all_l)) if nu else (0.0, 0.0, 0.0)
             for part, value in zip(parts, lambdas, strict=True):
                 part.follow(gradients, value, mu, a, b, c)

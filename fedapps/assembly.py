@@ -7,6 +7,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.errors import UserError
+from fedapps.methods.method import ClientFactory
 from fedapps.settings import Settings
 from fedapps.tasks.registry import Task, make_task
 from strategies import Private, Robust, WarmStart
@@ -52,16 +53,44 @@ def _strategy(settings: Settings, task: Any) -> Strategy:
     if settings.halves:
         first, then = (_strategy(half, task) for half in settings.halves)
         return WarmStart(first, settings.options.rounds, then)
-    method, base, context = settings.entry, settings.base, settings.context
-    assert base.strategy is not None
-    if method.wrap is None:
-        strategy = base.strategy(settings.options, task, context)
-    else:
-        strategy = method.wrap(base.strategy(settings.base_options, task, context), settings.options)
+    strategy = _plain(settings, task)
     try:
         return Robust(strategy, settings.robust) if settings.robust.rule != "none" else strategy
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _plain(settings: Settings, task: Any) -> Strategy:
+    """Return the strategy of a method and those that it wraps, without what the run puts around it."""
+    method = settings.entry
+    if settings.base is None:
+        assert method.strategy is not None
+        return method.strategy(settings.options, task, settings.context)
+    assert method.wrap is not None
+    wrapped = _plain(settings.base, task)
+    try:
+        client_factory(settings)
+        return method.wrap(wrapped, settings.options)
+    except ValueError as error:
+        raise UserError(f"{method.table}.base = {settings.base.method!r}: {error}") from None
+
+
+def client_factory(settings: Settings) -> "ClientFactory":
+    """Return the factory of the clients; raises ``ValueError`` if those of the wrapped method cannot take the chosen one's loss."""
+    method = settings.entry
+    if settings.base is None:
+        assert method.client is not None
+        return method.client
+    factory = client_factory(settings.base)
+    if method.loss is None:
+        return factory
+    with_loss = getattr(factory, "with_loss", None)
+    if with_loss is None:
+        raise ValueError(
+            f"its clients minimise no loss of a torch model that {settings.method} could replace: choose fedavg, ..."
+        )
+    changed: ClientFactory = with_loss(method.loss)
+    return changed
 
 
 def build_client(settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
@@ -71,7 +100,7 @@ def build_client(settings: Settings, task: Any, client_id: int | str, num_client
 
         builders = [partial(build_client, half, task, client_id, num_clients, store) for half in settings.halves]
         return WarmStartClient(dict(zip(("first", "then"), builders, strict=True)))
-    base = settings.base
-    assert base.client is not None
-    options = settings.base_options if settings.entry.wrap else settings.options
-    return base.client(options, task, client_id, num_clients, store)
+    inner = settings
+    while inner.base is not None:
+        inner = inner.base
+    return client_factory(settings)(inner.options, task, client_id, num_clients, store)

@@ -44,8 +44,8 @@ GROUPED = ("classification", "constrained-classification", "tabular")
 class Settings(Options):
     """The settings of one run. ``options`` are those of the chosen method's own table, ``problem`` those of the task's.
 
-    ``base_options``: those of the method that the chosen one re-weights, if any. ``halves``: the settings of the two methods that it
-    composes, if any.
+    ``base``: the settings of the method that the chosen one wraps, if any. ``halves``: those of the two methods that it composes, if
+    any.
     """
 
     method: str = option("fedavg", "`fedapps methods` lists them")
@@ -91,7 +91,7 @@ class Settings(Options):
     sites: SiteOptions = field(default_factory=SiteOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     options: Any = field(default_factory=FedAvgOptions)
-    base_options: Any = None
+    base: "Settings | None" = None
     halves: tuple["Settings", ...] = ()
     problem: Any = None
 
@@ -119,11 +119,6 @@ class Settings(Options):
         return METHODS[self.method]
 
     @property
-    def base(self) -> Method:
-        """The method whose strategy and client the run uses: the chosen one, or the one that it re-weights."""
-        return METHODS[self.options.base] if self.entry.wrap else self.entry
-
-    @property
     def bound(self) -> UpdateBound:
         """The bounds on a client's update and weight."""
         weight = self.max_weight if self.max_weight >= 0 else MAX_WEIGHT if self.max_update_norm else 0.0
@@ -140,21 +135,22 @@ class Settings(Options):
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """The chosen method and those that it composes."""
-        return METHODS[self.method], *(METHODS[half.method] for half in self.halves)
+        """The chosen method and those that it wraps or composes."""
+        others = (self.base, *self.halves) if self.base else self.halves
+        return METHODS[self.method], *(method for other in others for method in other.methods)
 
     def flat(self) -> dict[str, Value]:
         """Return the settings as Flower's flat configuration, without the tables of other methods and tasks."""
         out: dict[str, Value] = {}
-        tables = {"options": METHODS[self.method].table, "base_options": self.base.table, "problem": TASKS[self.task].table}
+        tables = {"options": METHODS[self.method].table, "problem": TASKS[self.task].table}
         for part in fields(self):
             value = getattr(self, part.name)
             if part.name in tables:
                 if value is not None:
                     out |= _flatten(value, tables[part.name])
-            elif part.name == "halves":
-                for half in self.halves:
-                    out = half.flat() | out
+            elif part.name in ("base", "halves"):
+                for other in value if part.name == "halves" else (value,) if value else ():
+                    out = other.flat() | out
             elif (
                 (part.name == "public" and not any(method.public for method in self.methods))
                 or (part.name == "dp" and not self.dp.noise_multiplier)
@@ -203,10 +199,11 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         config["model.name"] = method.model or TASKS[task].model
     values: dict[str, Any] = {}
     for part in fields(Settings):
-        if part.name in ("options", "base_options", "problem"):
-            base = METHODS[values["options"].base] if part.name == "base_options" and method.wrap else None
-            kind: Any = {"options": method, "base_options": base, "problem": TASKS[task]}[part.name]
-            values[part.name] = _table(kind.options, kind.table, config) if kind and kind.options else None
+        if part.name in ("options", "problem"):
+            kind: Any = {"options": method, "problem": TASKS[task]}[part.name]
+            values[part.name] = _table(kind.options, kind.table, config) if kind.options else None
+        elif part.name == "base":
+            values[part.name] = _base(method, values["options"].base, config) if method.wrap else None
         elif part.name == "halves":
             values[part.name] = _halves(values["options"], config)
         elif part.name in PARTS:
@@ -228,6 +225,24 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             f"data.synthetic = {settings.data.synthetic!r}: task {task!r} does not start from a set of images: set it to ''"
         )
     return settings
+
+
+def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
+    """Return the settings of the method ``name``, which ``method`` wraps: they differ in the method and its own table."""
+    try:
+        inner = find_method(name)
+        if inner.wrap and (method.loss or not inner.loss):
+            other = f": choose method = {name!r} and {inner.table}.base = 'propfair'" if method.loss else ", and so does this one"
+            raise UserError(f"it decides weights{other}")
+        if not inner.wrap and inner.strategy is None:
+            raise UserError("it composes two methods: make this one a half of it")
+        if inner.synthetic:
+            raise UserError("it makes a set of images: its clients have no loss of a classifier to be weighted by")
+        task_name(str(config["task"]), inner.tasks)
+    except UserError as error:
+        reason = str(error).removeprefix(f"method = {name!r}: ")
+        raise UserError(f"{method.table}.base = {name!r}: {reason}") from None
+    return read_settings({**config, "method": name})
 
 
 def _halves(options: Any, config: Mapping[str, Any]) -> tuple[Settings, ...]:

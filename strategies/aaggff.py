@@ -9,20 +9,21 @@ Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/fam
 no client state.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import Options, option
-from algorithms.fairness.portfolio import RIDGES, LinearisedFTRL, OnlineNewtonStep, normalise
+from algorithms.common.options import option
+from algorithms.fairness.portfolio import RIDGES, STEPS, LinearisedFTRL, OnlineNewtonStep
 from algorithms.fairness.responses import CDFS, check_bounds, decision_loss, respond
-from strategies.families.reweighting import Floats, Places, Reweighting
+from algorithms.fairness.simplex import normalise
+from strategies.families.reweighting import Decision, FairOptions, Replies, Reweighting
 
 
 @dataclass(frozen=True)
-class AAggFFOptions(Options):
-    """Options of AAggFF."""
+class AAggFFOptions(FairOptions):
+    """Options of AAggFF. Those of the paper: ``rate = 1``, ``step = "paper"``, ``cap = 0``, ``prior = "uniform"``."""
 
     cdf: str = option("normal", "distribution function by which losses become responses", choices=CDFS)
     c1: float = option(0.0, "least response", low=0)
@@ -31,9 +32,14 @@ class AAggFFOptions(Options):
         "paper", "regulariser of aaggff-s: (3.7), or the milder form of the reference implementation", choices=RIDGES
     )
     forget_after: int = option(100, "rounds in a row that a client may be away before its weight is forgotten", low=0)
+    _: KW_ONLY
+    rate: float = option(1.0, "how fast the weights move, as a multiple; 0: they stay at the prior", low=0)
+    step: str = option("sampled", "step of aaggff-d: for gradients of which a sample is heard, or (3.12)", choices=STEPS)
+    cap: float = option(3.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0)
 
     def check(self) -> None:
-        """Check the range of the responses, if ``c2`` is given."""
+        """Check the cap, and the range of the responses if ``c2`` is given."""
+        super().check()
         if self.c2:
             check_bounds(self.c1, self.c2)
 
@@ -47,12 +53,13 @@ class AAggFFS(Reweighting):
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         self.options = options or AAggFFOptions()
-        super().__init__(strategy, self.options.forget_after)
+        super().__init__(strategy, prior=self.options.prior, cap=self.options.cap, forget_after=self.options.forget_after)
         self.rule: OnlineNewtonStep | None = None
 
     def new_rule(self, count: int) -> OnlineNewtonStep:
-        """Return an online Newton step with uniform weights."""
-        return OnlineNewtonStep(count, self.options.c1, self.options.c2 or None, self.options.ridge)
+        """Return an online Newton step."""
+        o = self.options
+        return OnlineNewtonStep(count, o.c1, o.c2 or None, o.ridge, rate=o.rate, cap=o.cap)
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
         """Raise ``ValueError`` unless all clients take part."""
@@ -62,18 +69,16 @@ class AAggFFS(Reweighting):
                 f"(clients-per-round = 0, fraction_train = 1), or use AAggFF-D"
             )
 
-    def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
+    def decide(self, replies: Replies) -> Decision:
         """Return the next p, renormalised over the clients that replied."""
         assert self.rule is not None
-        before = self.rule.p
+        places, losses, before = replies.places, replies.losses, self.rule.p
         heard = respond(losses, self.options.cdf, self.rule.low, self.rule.high)
         responses = np.full(self.rule.count, heard.mean())
         responses[places] = heard
         p = self.rule.decide(np.arange(self.rule.count), responses)
-        return normalise(p[places]), {
-            "decision-loss": decision_loss(before, responses),
-            "objective": float(normalise(before[places]) @ losses),
-        }
+        facts = {"decision-loss": decision_loss(before, responses), "objective": float(normalise(before[places]) @ losses)}
+        return Decision(normalise(p[places]), facts)
 
 
 class AAggFFD(Reweighting):
@@ -84,32 +89,32 @@ class AAggFFD(Reweighting):
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         self.options = options or AAggFFOptions()
-        super().__init__(strategy, self.options.forget_after)
+        super().__init__(strategy, prior=self.options.prior, cap=self.options.cap, forget_after=self.options.forget_after)
         self.rule: LinearisedFTRL | None = None
         self._connected, self._asked = 1, 1.0
 
     def new_rule(self, count: int) -> LinearisedFTRL:
-        """Return linearised FTRL with uniform weights; C is set before every decision."""
-        return LinearisedFTRL(count, 1.0, self.options.c1, self.options.c2 or None)
+        """Return linearised FTRL; C is set before every decision."""
+        o = self.options
+        return LinearisedFTRL(count, 1.0, o.c1, o.c2 or None, step=o.step, rate=o.rate, cap=o.cap)
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
         """Check that the responses have a range if all reply that were asked."""
         self._connected, self._asked = count, sampled / count
         check_bounds(self.options.c1, self.options.c2 or self._asked)
 
-    def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
+    def decide(self, replies: Replies) -> Decision:
         """Return the next p, renormalised over the clients that replied.
 
         Scores of earlier rounds are divided by their own C, so they stay comparable.
         """
         assert self.rule is not None
+        places, losses = replies.places, replies.losses
         self.rule.ratio = len(places) / self._connected
         self.rule.high = self.options.c2 or (self.rule.ratio if self.rule.ratio > self.options.c1 else self._asked)
         before = self.rule.p[places]
         responses = respond(losses, self.options.cdf, self.rule.low, self.rule.high)
         mean = responses.mean()
         wealth = mean + before @ (responses - mean) / self.rule.ratio  # <p, r> with the doubly robust r
-        return self.rule.decide(places, responses), {
-            "decision-loss": decision_loss(1.0, wealth),
-            "objective": float(normalise(before) @ losses),
-        }
+        facts = {"decision-loss": decision_loss(1.0, wealth), "objective": float(normalise(before) @ losses)}
+        return Decision(self.rule.decide(places, responses), facts)

@@ -1,8 +1,9 @@
 """AFL: minimises the loss of the worst-case mixture of clients, by projected gradient ascent on the client weights.
 
 Source: Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, arXiv 1902.00146, Algorithm 1 (Stochastic-AFL), with local SGD
-instead of a single gradient step: ``p <- Pi(p + gamma F)``, F being 0 for clients that were not sampled and Pi the projection onto the
-simplex. The weights of a round are the new p of its clients, renormalised.
+instead of a single gradient step: ``p <- Pi(p + gamma (F - Fbar))``, F being the mean Fbar of the others for clients that did not
+answer (the paper's 0 lets the weight of a client sink while it is away) and Pi the projection onto the simplex. The weights of a round
+are the new p of its clients, renormalised.
 
 Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
 """
@@ -11,17 +12,17 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import Options, option
-from algorithms.fairness.portfolio import normalise
+from algorithms.common.options import option
+from algorithms.fairness.simplex import normalise
 from algorithms.fairness.weight_rules import ProjectedAscent
-from strategies.families.reweighting import Floats, Places, Reweighting
+from strategies.families.reweighting import Decision, FairOptions, Replies, Reweighting
 
 
 @dataclass(frozen=True)
-class AFLOptions(Options):
+class AFLOptions(FairOptions):
     """Options of AFL."""
 
-    gamma: float = option(0.1, "step of the clients' weights along their losses; 0: the uniform average", low=0)
+    gamma: float = option(0.1, "step of the clients' weights along their losses; 0: the weights stay at the prior", low=0)
     forget_after: int = option(100, "rounds in a row that a client may be away before its weight is forgotten", low=0)
 
 
@@ -30,15 +31,15 @@ class AFL(Reweighting):
 
     def __init__(self, strategy: Strategy, options: AFLOptions | None = None) -> None:
         self.options = options or AFLOptions()
-        super().__init__(strategy, self.options.forget_after)
+        super().__init__(strategy, prior=self.options.prior, cap=self.options.cap, forget_after=self.options.forget_after)
         self.rule: ProjectedAscent | None = None
 
     def new_rule(self, count: int) -> ProjectedAscent:
-        """Return projected ascent with uniform weights."""
-        return ProjectedAscent(count, self.options.gamma)
+        """Return projected ascent."""
+        return ProjectedAscent(count, self.options.gamma, cap=self.options.cap)
 
-    def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
+    def decide(self, replies: Replies) -> Decision:
         """Return the projected weights of the clients that replied."""
         assert self.rule is not None
-        before = normalise(self.rule.p[places])
-        return self.rule.decide(places, losses), {"objective": float(before @ losses)}
+        before = normalise(self.rule.p[replies.places])
+        return Decision(self.rule.decide(replies.places, replies.losses), {"objective": float(before @ replies.losses)})

@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
-from strategies.base.capabilities import Capabilities
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 
@@ -33,7 +32,7 @@ class PFedMeOptions(Options):
 class PFedMe(FedAvg):
     """pFedMe strategy."""
 
-    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
+    capabilities = FedAvg.capabilities  # a step along the average
 
     def __init__(self, options: PFedMeOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

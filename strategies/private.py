@@ -49,7 +49,7 @@ from strategies.base.capabilities import (
     require_declaration,
     state_of,
 )
-from strategies.base.messages import arrays_of
+from strategies.base.messages import arrays_of, innermost
 from strategies.base.records import to_record
 from strategies.base.reply_validation import update_of
 from strategies.base.weights import weight_key
@@ -150,7 +150,7 @@ class Private(Wrapper):
         return arrays_, MetricRecord({**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]})
 
     def _one_reply(self, replies: list[Message], arrays: Named) -> Message:
-        inner: Any = self.strategy
+        inner: Any = innermost(self.strategy)
         key = weight_key(inner)
         metrics = inner.train_metrics_aggr_fn([reply.content for reply in replies], key)
         metrics.pop("draw", None)  # of FedBoost; always the first draw

@@ -1,17 +1,26 @@
-"""PropFair: FedAvg whose clients minimise ``-log(M - F)``: maximises the product of the clients' utilities M - F (Nash bargaining).
+"""PropFair: clients minimise ``-log(M - F)``: maximises the product of the clients' utilities M - F (Nash bargaining).
 
 Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning", TMLR 2023, arXiv 2202.01666, Algorithm 1. A
-client's steps are taken on ``-log(1 - l / M)`` of the mini-batch loss l; the server averages as FedAvg does. The gradient is that of
-FedAvg divided by M - l: a large M needs a learning rate M times as large for the same steps.
+client's steps are taken on ``-log(1 - l / M)`` of the mini-batch loss l; the server does what the wrapped strategy does, in the paper
+FedAvg. The gradient is divided by M - l: a large M needs a learning rate M times as large for the same steps.
 
-Contract: FedAvg's; the client minimises that loss with M = ``propfair-m`` of the training configuration.
+    PropFair(FedAvg())        PropFair(Scaffold())        TERM(PropFair(FedAdam()))
+
+Contract: that of the wrapped strategy; the client minimises that loss with M = ``propfair-m`` of the training configuration.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
 from algorithms.common.options import Options, option
-from strategies.fedavg import FedAvg
+from strategies.base.capabilities import Capabilities, is_finished, load_state, require_declaration, state_of
+from strategies.base.wrapper import Wrapper
 
 
 @dataclass(frozen=True)
@@ -21,13 +30,37 @@ class PropFairOptions(Options):
     m: float = option(3.0, "baseline M, above the losses that clients have", low=0, open_low=True)
 
 
-class PropFair(FedAvg):
-    """PropFair strategy; the averaging is FedAvg's."""
+class PropFair(Wrapper):
+    """PropFair around ``strategy``, which sees nothing of it: the loss is the clients' affair."""
 
-    def __init__(self, options: PropFairOptions | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, strategy: Strategy, options: PropFairOptions | None = None) -> None:
+        self._declared = require_declaration(strategy, "PropFair")
+        self.strategy = strategy
         self.options = options or PropFairOptions()
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send M."""
-        return {"propfair-m": self.options.m}
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the wrapped strategy."""
+        return self._declared
+
+    @property
+    def finished(self) -> bool:
+        """Whether the wrapped strategy has ended the run."""
+        return is_finished(self.strategy)
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send M beside what the wrapped strategy sends."""
+        config["propfair-m"] = self.options.m
+        return self.strategy.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Delegate to the wrapped strategy."""
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the wrapped strategy's state."""
+        return state_of(self.strategy)
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        load_state(self.strategy, state)

@@ -1,8 +1,8 @@
 """TERM: tilted empirical risk minimisation. Clients are weighted by exp(lambda F): a larger lambda emphasises the worst clients.
 
 Source: Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021, arXiv 2007.01162: the objective
-``(1/lambda) log mean_k exp(lambda F_k)``, whose gradient weights client k by its share of ``exp(lambda F_k)``. lambda = 0 is the
-uniform average. The strategy keeps no state between rounds.
+``(1/lambda) log mean_k exp(lambda F_k)``, whose gradient weights client k by its share of ``exp(lambda F_k)``; with ``prior`` "samples"
+the mean is weighted by samples. lambda = 0 is the average by the prior. The strategy keeps no state between rounds.
 
 Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
 """
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import Options, option
+from algorithms.common.options import option
 from algorithms.fairness.weight_rules import tilt
-from strategies.families.reweighting import Floats, Places, Reweighting
+from strategies.families.reweighting import Decision, FairOptions, Replies, Reweighting
 
 
 @dataclass(frozen=True)
-class TERMOptions(Options):
+class TERMOptions(FairOptions):
     """Options of TERM."""
 
-    lambda_: float = option(0.1, "tilt towards the largest loss; 0: the uniform average", low=0)
+    lambda_: float = option(0.1, "tilt towards the largest loss; 0: the prior", low=0)
 
 
 class TERM(Reweighting):
     """TERM around ``strategy``."""
 
     def __init__(self, strategy: Strategy, options: TERMOptions | None = None) -> None:
-        super().__init__(strategy)
         self.options = options or TERMOptions()
+        super().__init__(strategy, prior=self.options.prior, cap=self.options.cap)
 
-    def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
+    def decide(self, replies: Replies) -> Decision:
         """Return the tilted weights; the objective is computed with them, since there are no earlier weights."""
-        weights = tilt(losses, self.options.lambda_)
-        return weights, {"objective": float(weights @ losses)}
+        weights = tilt(replies.losses, self.options.lambda_, replies.prior)
+        return Decision(weights, {"objective": float(weights @ replies.losses)})

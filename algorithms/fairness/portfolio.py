@@ -1,4 +1,4 @@
-"""Client weights as an online portfolio: the two weight rules of AAggFF, and helpers shared by all weight rules.
+"""Client weights as an online portfolio: the two weight rules of AAggFF.
 
 In every round the clients respond with r (larger: worse served), the decision loss is ``-log(1 + <p, r>)``, and a weight rule
 returns the next weights p on the simplex. :class:`OnlineNewtonStep` (AAggFF-S) needs the responses of all clients in every round,
@@ -12,7 +12,7 @@ follow-the-regularised-leader: Orabona, "A Modern Introduction to Online Learnin
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,48 +20,27 @@ from numpy.typing import ArrayLike, NDArray
 from algorithms.common.checks import check_choice, check_range
 from algorithms.common.mirror import project_simplex_entropy
 from algorithms.fairness.responses import check_bounds, decision_gradient
+from algorithms.fairness.rule import Relative, Weights, join
+from algorithms.fairness.simplex import check_values, minimise_on_simplex, normalise, staying
 
 Array = NDArray[np.float64]
-Positions = NDArray[np.int64]
 
 RIDGES = ("paper", "reference")
+STEPS = ("sampled", "paper")
 # Tolerance for rounding errors in a caller's responses, relative to the upper bound.
 SLACK = 1e-9
 
 
-class WeightRule(Protocol):
-    """Decides on the weights of K clients."""
-
-    @property
-    def count(self) -> int:
-        """The number of clients K."""
-
-    @property
-    def p(self) -> Array:
-        """Weights (K,) on the simplex."""
-
-    def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Update with the values (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1."""
-
-    def add(self, n: int) -> None:
-        """Append ``n`` new clients, each with the mean weight of the present ones."""
-
-    def drop(self, positions: ArrayLike) -> None:
-        """Remove clients; the weights of the others keep their proportions, and their positions close the gaps."""
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the state for a checkpoint."""
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-
-
-class OnlineNewtonStep:
+class OnlineNewtonStep(Weights):
     """AAggFF-S: the online Newton step as follow-the-regularised-leader (3.7), for full participation in every round.
 
     ``p = argmin sum_t <p, g_t> + (alpha/2) |p|^2 + (beta/2) sum_t <g_t, p - p_t>^2`` on the simplex, that is ``min p'Hp/2 - b'p``
     with ``H = alpha I + beta sum g g'``, ``b = -sum g + beta sum g <g, p_t>``; ``alpha = 4 K L``, ``beta = 1 / (4 L)`` and
     ``L = C2 / (1 + C1)``.
+
+    With a prior p0 the ridge is ``(alpha/2K) sum (p - p0)^2 / p0``, which is the same for a uniform one; its linear part is constant
+    on the simplex, so only the diagonal of H changes. ``rate`` multiplies the sums over the rounds: 0 is the prior, 1 the paper. The
+    cap is a bound of the program.
 
     ``low``, ``high``: C1 and C2 of the responses; ``high`` None is 1/K and follows K. ``ridge`` "paper" is (3.7); "reference" leaves
     the term with p_t out of b and uses ``H = alpha (1 + beta) I + beta sum g g'``: milder weights, the form behind the printed tables.
@@ -74,21 +53,25 @@ class OnlineNewtonStep:
     weight for many rounds.
     """
 
-    def __init__(self, count: int, low: float = 0.0, high: float | None = None, ridge: str = "paper") -> None:
-        check_count(count)
+    def __init__(
+        self,
+        count: int,
+        low: float = 0.0,
+        high: float | None = None,
+        ridge: str = "paper",
+        *,
+        rate: float = 1.0,
+        cap: float = 0.0,
+    ) -> None:
+        super().__init__(count, cap)
         check_bounds(low, 1 / count if high is None else high)
         check_choice("ridge", ridge, RIDGES)
-        self.low, self.ridge, self._high = low, ridge, high
-        self.p: Array = np.full(count, 1 / count)
+        check_range("rate", rate, 0)
+        self.low, self.ridge, self.rate, self._high = low, ridge, rate, high
         # sum g g', sum g, sum g <g, p_t>: alpha and beta follow K, so they are multiplied in when p is decided.
         self.outer: Array = np.zeros((count, count))
         self.slope: Array = np.zeros(count)
         self.cross: Array = np.zeros(count)
-
-    @property
-    def count(self) -> int:
-        """The number of clients K."""
-        return len(self.p)
 
     @property
     def high(self) -> float:
@@ -103,9 +86,10 @@ class OnlineNewtonStep:
     def program(self) -> tuple[Array, Array]:
         """Return H (K, K) and b (K,) of the quadratic program."""
         alpha, beta = 4 * self.count * self.lipschitz, 1 / (4 * self.lipschitz)
+        linear = beta * self.cross - self.slope
         if self.ridge == "reference":
-            return alpha * (1 + beta) * np.eye(self.count) + beta * self.outer, -self.slope
-        return alpha * np.eye(self.count) + beta * self.outer, beta * self.cross - self.slope
+            alpha, linear = alpha * (1 + beta), -self.slope
+        return np.diag(alpha / (self.count * self.prior)) + self.rate * beta * self.outer, self.rate * linear
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
         """Update with the responses (K,) of all clients, at positions ``sampled`` (K,); return their new weights, which sum to 1.
@@ -124,33 +108,35 @@ class OnlineNewtonStep:
         self.outer += np.outer(g, g)
         self.slope += g
         self.cross += g * (g @ self.p)
-        self.p = minimise_on_simplex(*self.program())
+        if self.cap == 1:
+            self.p = self.prior.copy()  # the only point within the cap, which the solver may miss by rounding
+        else:
+            self.p = self.capped(minimise_on_simplex(*self.program(), high=self.cap * self.prior if self.cap else None))
         return self.p[positions]
 
     def add(self, n: int) -> None:
         """Append ``n`` new clients with the mean weight and, for past rounds, the mean gradient."""
-        spread = np.vstack([np.eye(self.count), np.full((n, self.count), 1 / self.count)])
+        spread = np.vstack([np.eye(self.count), np.tile(self.prior, (n, 1))])
         self.outer, self.slope, self.cross = spread @ self.outer @ spread.T, spread @ self.slope, spread @ self.cross
-        self.p = join(self.p, n)
+        super().add(n)
 
     def drop(self, positions: ArrayLike) -> None:
         """Remove clients and their entries of H and b; the weights of the others keep their proportions."""
         stay = staying(positions, self.count)
         self.outer, self.slope, self.cross = self.outer[np.ix_(stay, stay)], self.slope[stay], self.cross[stay]
-        self.p = normalise(self.p[stay])
+        super().drop(positions)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return p and the sums over past rounds."""
-        return {"p": self.p, "outer": self.outer.copy(), "slope": self.slope.copy(), "cross": self.cross.copy()}
+        return {**super().state_dict(), "outer": self.outer.copy(), "slope": self.slope.copy(), "cross": self.cross.copy()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned, K included."""
-        self.p, self.outer, self.slope, self.cross = (
-            np.array(state[name], np.float64) for name in ("p", "outer", "slope", "cross")
-        )
+        super().load_state_dict(state)
+        self.outer, self.slope, self.cross = (np.array(state[name], np.float64) for name in ("outer", "slope", "cross"))
 
 
-class LinearisedFTRL:
+class LinearisedFTRL(Relative):
     """AAggFF-D: follow the entropy-regularised leader on linearised decision losses (3.9), for uniform samples of many clients.
 
     Missing responses are imputed with the doubly robust estimator ``r~_i = (1 - 1_i / C) rbar + (1_i / C) r_i`` (3.10), rbar being the
@@ -165,21 +151,37 @@ class LinearisedFTRL:
     With ``ratio`` 1 and full participation nothing is estimated: the gradient is exact and ``L = C2 / (1 + C1)``, the setting of
     Theorem 3.2 (in which linearised gradients can have linear regret).
 
+    The step of (3.12), ``sqrt(ln K) / (L sqrt(t + 1))`` ("paper"), is for gradients that are L large everywhere in every round. Of
+    K = 689 clients with five a round none moves: a client is heard in one round of 138. The step "sampled" is
+    ``sqrt(ln K) / G min(1, 2 / sqrt(C (t + 1)))``: what is common to all coordinates cancels, so a score changes by at most
+    ``G = (C2-C1) / (C (1+C1))``, and the variance of the changes, on which the regret depends, is at most ``C G^2 / 4`` a round for
+    weights near uniform. ``docs/aaggff.md`` derives it. ``rate`` multiplies either step: 0 is the prior, 1 with "paper" the paper.
+
+    With a prior p0 the regulariser is the relative entropy to p0, so ``p ~ p0 exp(...)``; with a cap, ``min(c p0 exp(...), cap p0)``.
+
     ``ratio``: C in (0, 1]. ``low``, ``high``: C1 and C2 of the responses; ``high`` None is C.
     """
 
-    def __init__(self, count: int, ratio: float, low: float = 0.0, high: float | None = None) -> None:
-        check_count(count)
+    def __init__(
+        self,
+        count: int,
+        ratio: float,
+        low: float = 0.0,
+        high: float | None = None,
+        *,
+        step: str = "paper",
+        rate: float = 1.0,
+        cap: float = 0.0,
+    ) -> None:
+        super().__init__(count, cap)
         check_range("ratio", ratio, 0, 1, open_low=True)
+        check_choice("step", step, STEPS)
+        check_range("rate", rate, 0)
         self.ratio, self.low, self.high = ratio, low, ratio if high is None else high
         check_bounds(self.low, self.high)
+        self.step, self.multiple = step, rate
         self.rounds = 0
         self.scores: Array = np.zeros(count)
-
-    @property
-    def count(self) -> int:
-        """The number of clients K."""
-        return len(self.scores)
 
     @property
     def lipschitz(self) -> float:
@@ -190,12 +192,16 @@ class LinearisedFTRL:
     @property
     def rate(self) -> float:
         """The factor of the scores in the softmax; 0 for a single client."""
-        return math.sqrt(math.log(self.count)) / (self.lipschitz * math.sqrt(self.rounds + 1))
+        largest, root = self.lipschitz, 1 / math.sqrt(self.rounds + 1)
+        if self.step == "sampled":
+            largest = (self.high - self.low) / (self.ratio * (1 + self.low))  # G
+            root = min(1.0, 2 * root / math.sqrt(self.ratio))
+        return self.multiple * math.sqrt(math.log(self.count)) / largest * root
 
     @property
     def p(self) -> Array:
         """Weights (K,) of all clients, computed in O(K)."""
-        return project_simplex_entropy(self.rate * self.scores)
+        return self.capped(project_simplex_entropy(np.log(self.prior) + self.rate * self.scores))
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
         """Update with the responses (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1.
@@ -209,17 +215,23 @@ class LinearisedFTRL:
         wealth = float(self.p[positions] @ responses) if exact else mean
         self.scores[positions] += (responses - mean) / (self.ratio * (1 + wealth))
         self.rounds += 1
-        return project_simplex_entropy(self.rate * self.scores[positions])
+        if self.cap:
+            return normalise(self.p[positions])
+        return project_simplex_entropy(np.log(self.prior[positions]) + self.rate * self.scores[positions])
 
     def add(self, n: int) -> None:
-        """Append ``n`` new clients with the mean weight, in O(K)."""
+        """Append ``n`` new clients with the mean prior and the mean weight, in O(K)."""
         logits = self.rate * self.scores
         top = logits.max()
-        self._set(np.append(logits, np.full(n, top + math.log(np.exp(logits - top).mean()))))
+        mean = top + math.log(self.prior @ np.exp(logits - top))
+        self.prior = join(self.prior, n)
+        self._set(np.append(logits, np.full(n, mean)))
 
     def drop(self, positions: ArrayLike) -> None:
         """Remove clients, in O(K); the weights of the others keep their proportions."""
-        self._set((self.rate * self.scores)[staying(positions, self.count)])
+        stay, logits = staying(positions, self.count), self.rate * self.scores
+        self.prior = normalise(self.prior[stay])
+        self._set(logits[stay])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the scores and the number of past rounds."""
@@ -228,79 +240,14 @@ class LinearisedFTRL:
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned, K included."""
         self.scores, self.rounds = np.array(state["scores"], np.float64), int(state["rounds"])
+        if len(self.scores) != self.count:
+            self.prior = np.full(len(self.scores), 1 / len(self.scores))
 
     def _set(self, logits: Array) -> None:
         """Set the scores so that the weights are the softmax of ``logits``: the rate changes with K."""
         self.scores = np.zeros(len(logits))
         if self.rate > 0:
             self.scores = (logits - logits.max()) / self.rate
-
-
-def minimise_on_simplex(hessian: Array, linear: Array, low: ArrayLike = 0.0, high: ArrayLike | None = None) -> Array:
-    """Return ``argmin p'Hp/2 - b'p`` over ``sum p = 1, low <= p <= high``, H (n, n) positive definite and b (n,).
-
-    Raises ``ValueError`` if no such p exists or H is not positive definite. About n^3 operations.
-    """
-    n = len(linear)
-    least = np.broadcast_to(np.asarray(low, np.float64), n)
-    rows, bounds = [np.ones((n, 1)), np.eye(n)], [np.ones(1), least]
-    if high is not None:
-        rows.append(-np.eye(n))
-        bounds.append(-np.broadcast_to(np.asarray(high, np.float64), n))
-    import quadprog  # imported here: only the servers of AAggFF-S and FedMGDA+ need it
-
-    found = quadprog.solve_qp(hessian, linear, np.hstack(rows), np.concatenate(bounds), 1)[0]
-    # Correct rounding errors: the lower bounds then hold exactly, the sum to machine precision.
-    above = np.maximum(found - least, 0.0)
-    return least + above * ((1 - least.sum()) / above.sum()) if above.any() else least.copy()
-
-
-def join(p: Array, n: int) -> Array:
-    """Return ``p`` (K,) extended by ``n`` entries of its mean weight and renormalised: (K + n,)."""
-    return normalise(np.append(p, np.full(n, p.mean())))
-
-
-def normalise(p: Array) -> Array:
-    """Return the non-negative ``p`` (K,) divided by its sum; uniform weights if it is all zeros."""
-    total = p.sum()
-    return p / total if total > 0 else np.full(len(p), 1 / len(p))
-
-
-def staying(positions: ArrayLike, count: int) -> Positions:
-    """Return the positions that remain without ``positions``; raise ``ValueError`` if one is unknown or none remains."""
-    leaving = check_positions(positions, count)
-    if len(leaving) == count:
-        raise ValueError(f"all {count} clients leave: at least one must stay, make a new rule")
-    return np.delete(np.arange(count), leaving)
-
-
-def check_count(count: int) -> None:
-    """Raise ``ValueError`` unless there is at least one client."""
-    if count < 1:
-        raise ValueError(f"count = {count}: must be at least one client")
-
-
-def check_positions(positions: ArrayLike, count: int) -> Positions:
-    """Return ``positions`` (m,) as int64; raise ``ValueError`` if one is not in 0..``count`` - 1 or is repeated."""
-    row = np.asarray(positions)
-    if row.ndim != 1 or (len(row) > 0 and not np.issubdtype(row.dtype, np.integer)):
-        raise ValueError(f"positions of shape {row.shape} and type {row.dtype}: must be one row of integers")
-    ordered = np.sort(row)
-    if len(row) > 0 and (ordered[0] < 0 or ordered[-1] >= count):
-        raise ValueError(f"positions reach from {ordered[0]} to {ordered[-1]}: must lie in 0..{count - 1}")
-    if (ordered[1:] == ordered[:-1]).any():
-        raise ValueError("a position is named twice: each client responds once a round")
-    return row.astype(np.int64)
-
-
-def check_values(sampled: ArrayLike, values: ArrayLike, count: int) -> tuple[Positions, Array]:
-    """Return a round's positions (m,) and values (m,), m > 0; raise ``ValueError`` unless each position has one finite value."""
-    positions, row = check_positions(sampled, count), np.asarray(values, np.float64)
-    if row.shape != positions.shape or len(row) == 0:
-        raise ValueError(f"values of shape {row.shape} for {len(positions)} clients: must be one each, at least one")
-    if not np.isfinite(row).all():
-        raise ValueError(f"{np.count_nonzero(~np.isfinite(row))} values are not finite: leave those clients out")
-    return positions, row
 
 
 def check_responses(responses: Array, low: float, high: float) -> None:

@@ -18,25 +18,23 @@ Suresh, "Agnostic Federated Learning", ICML 2019, arXiv 1902.00146. FedMGDA+: Hu
 Multi-Objective Optimization", IEEE Transactions on Network Science and Engineering, 2022, arXiv 2006.11489.
 """
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from algorithms.common.checks import check_range
-from algorithms.common.mirror import LOWEST_LOG_WEIGHT, check_distribution, project_simplex, project_simplex_entropy
-from algorithms.fairness.portfolio import check_count, check_values, join, minimise_on_simplex, normalise, staying
+from algorithms.common.mirror import check_distribution, project_simplex_entropy
 from algorithms.fairness.responses import check_losses
+from algorithms.fairness.rule import Weights
+from algorithms.fairness.simplex import check_values, minimise_on_simplex, normalise, shifted
 
 Array = NDArray[np.float64]
 
-# PropFair's safeguard: for F > M - 0.2, -log(1 - F/M) is replaced by F/M, whose slope is 1/M.
-PROPFAIR_MARGIN = 0.2
+# A loss of 0 is taken for this one, so that F^(q-1) is finite.
+LEAST_LOSS = 1e-10
+# Steps of AFL are cut here, far above any that mean something: sums over clients stay finite.
+MOST = 1e200
 # Relative to the largest squared norm: makes the Gram matrix positive definite, and spreads weight evenly over equal updates.
 GRAM_RIDGE = 1e-10
-LOWEST_WEIGHT = math.exp(LOWEST_LOG_WEIGHT)
 
 
 def exponentiate(last: ArrayLike, responses: ArrayLike, step: float = 1.0) -> Array:
@@ -74,101 +72,60 @@ def tilt(losses: ArrayLike, lambda_: float, prior: ArrayLike | None = None) -> A
     return exponentiate(before, np.sign(lambda_) * values, 1 / abs(lambda_))
 
 
-def qfed_responses(losses: ArrayLike, q: float) -> Array:
-    """Return q-FedAvg's responses (n,) ``q log F``; a loss of 0 is -inf for q > 0."""
+def powers(losses: ArrayLike, q: float, prior: ArrayLike | None = None) -> Array:
+    """Return q-FedAvg's weights (n,), ``prior_i F_i^q`` normalised; ``prior`` None is uniform. q = 0 keeps the prior."""
     values = check_losses(losses)
     check_range("q", q, 0)
+    before = np.ones(len(values)) if prior is None else np.asarray(prior, np.float64)
     with np.errstate(divide="ignore"):
-        return q * np.log(values) if q > 0 else np.zeros(len(values))
+        return exponentiate(before, q * np.log(values) if q > 0 else np.zeros(len(values)))
 
 
-def propfair_responses(losses: ArrayLike, bound: float) -> Array:
-    """Return PropFair's responses (n,) ``-log(M - F)``, ``bound`` being M; by its safeguard ``-log M`` where F > M - 0.2.
+def lipschitz_step(shares: ArrayLike, losses: ArrayLike, squares: ArrayLike, q: float, lipschitz: float) -> float:
+    """Return q-FedAvg's step, a multiple in (0, 1] of the mean update with the weights ``shares`` (n,), those of :func:`powers`.
 
-    They are the log slope of PropFair's client objective, so a loss above M gets the weight of an ordinary one.
+    With the updates u_k of squared norms ``squares`` (n,) and the pseudo-gradients ``-L u_k``, the paper's step is
+    ``L sum F_k^q u_k / sum h_k``, ``h_k = q F_k^(q-1) |L u_k|^2 + L F_k^q``. That is the mean update ``sum p_k u_k``, p ~ F^q,
+    divided by ``1 + q L sum p_k |u_k|^2 / F_k``. 1 for q = 0.
     """
-    values = check_losses(losses)
-    check_range("bound (M)", bound, 0, open_low=True)
-    room = bound - values
-    return np.asarray(-np.log(np.where(room >= PROPFAIR_MARGIN, room, bound)))
+    values = np.maximum(check_losses(losses), LEAST_LOSS)
+    check_range("lipschitz", lipschitz, 0, open_low=True)
+    p = np.asarray(shares, np.float64)
+    used = p > 0
+    with np.errstate(over="ignore"):
+        return float(1 / (1 + q * lipschitz * (p[used] @ (np.asarray(squares, np.float64)[used] / values[used]))))
 
 
-class _Weights:
-    """Base for weight rules whose whole state is the weights ``p`` (K,) on the simplex."""
+class ProjectedAscent(Weights):
+    """AFL: projected gradient ascent on the simplex, ``p <- Pi(p + step K prior (F - Fbar))``, with F = Fbar outside the sample.
 
-    p: Array
+    Fbar is the sample's mean loss by the prior. A number added to all losses changes nothing, so with all clients this is the ascent
+    along F. Of a sample it has the same expectation as with F = 0 outside, up to a factor, and less variance; and a client that is away
+    keeps its weight, which would sink below the others' by their mean loss in every round.
 
-    @property
-    def count(self) -> int:
-        """The number of clients K."""
-        return len(self.p)
-
-    def add(self, n: int) -> None:
-        """Append ``n`` new clients with the mean weight."""
-        self.p = join(self.p, n)
-
-    def drop(self, positions: ArrayLike) -> None:
-        """Remove clients; the weights of the others keep their proportions."""
-        self.p = normalise(self.p[staying(positions, self.count)])
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the weights."""
-        return {"p": self.p.copy()}
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned, K included."""
-        self.p = np.array(state["p"], np.float64)
-
-
-class ExponentiatedGradient(_Weights):
-    """Exponentiated gradient with memory (3.2): weights start at ``start`` (K,), None being uniform, and are multiplied in each round.
-
-    Values are responses. The methods of Table 3.2 are its first round from the sample sizes, restarted in every round.
+    Pi is the projection in the metric of the prior, ``argmin sum (w - v)^2 / prior``, within the cap; with a uniform prior the
+    Euclidean one. All K weights are projected, so they sum to 1; a round uses those of its sample, renormalised.
     """
 
-    def __init__(self, count: int, step: float = 1.0, start: ArrayLike | None = None) -> None:
-        check_count(count)
-        check_range("step", step, 0, open_low=True)
-        self.step = step
-        self.p = np.full(count, 1 / count) if start is None else check_distribution("start", start).copy()
-        if len(self.p) != count:
-            raise ValueError(f"start has {len(self.p)} weights for {count} clients: must be one each")
-
-    def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Update with the responses (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1.
-
-        The sampled clients redistribute their total weight among themselves; the others keep their weights.
-        """
-        positions, responses = check_values(sampled, values, self.count)
-        weights = exponentiate(self.p[positions], responses, self.step)
-        # A positive weight stays positive, however small, so that a later round can raise it again.
-        self.p[positions] = np.where(weights > 0, np.maximum(self.p[positions].sum() * weights, LOWEST_WEIGHT), 0.0)
-        return weights
-
-
-class ProjectedAscent(_Weights):
-    """AFL: projected gradient ascent on the simplex, ``p <- Pi(p + step F)``, with F = 0 outside the sample.
-
-    All K weights are projected, so they sum to 1 whichever clients were sampled; a round uses those of its sample, renormalised.
-    """
-
-    def __init__(self, count: int, step: float) -> None:
-        check_count(count)
+    def __init__(self, count: int, step: float, *, cap: float = 0.0) -> None:
+        super().__init__(count, cap)
         check_range("step", step, 0)
         self.step = step
-        self.p = np.full(count, 1 / count)
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
         """Update with the losses (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1.
 
-        The weights are uniform if all clients in the sample have weight 0.
+        The weights are the prior's if all clients in the sample have weight 0.
         """
         positions, losses = check_values(sampled, values, self.count)
-        check_losses(losses)
+        own = self.prior[positions]
+        with np.errstate(over="ignore"):
+            climb = np.clip(self.step * self.count * check_losses(losses), 0, MOST)
         climbed = self.p.copy()
-        climbed[positions] += self.step * losses
-        self.p = project_simplex(climbed)
-        return normalise(self.p[positions])
+        climbed[positions] += own * (climb - own @ climb / own.sum())
+        self.p = shifted(climbed, self.prior, self.cap * self.prior if self.cap else None)
+        weights = self.p[positions]
+        return normalise(weights if weights.any() else own)
 
 
 def min_norm_in_box(gram: ArrayLike, static: ArrayLike, radius: float) -> Array:

@@ -1,7 +1,7 @@
 """Methods that average the clients' models into one: FedAvg, FedProx, SCAFFOLD and those with a server optimiser."""
 
 import clients
-from fedapps.methods.method import Method, torch_client
+from fedapps.methods.method import Method, TorchClient
 from strategies import (
     FedAdagrad,
     FedAdam,
@@ -21,7 +21,7 @@ METHODS: dict[str, Method] = {
         paper="McMahan et al. 2017",
         trait="one global model",
         strategy=lambda options, task, context: FedAvg(weights=options.weights),
-        client=torch_client(lambda: clients.FedAvgClient),
+        client=TorchClient(lambda: clients.FedAvgClient),
         options=FedAvgOptions,
         table="fedavg",
     ),
@@ -30,7 +30,7 @@ METHODS: dict[str, Method] = {
         paper="Li et al. 2020",
         trait="one global model",
         strategy=lambda options, task, context: FedProx(options),
-        client=torch_client(lambda: clients.FedProxClient),
+        client=TorchClient(lambda: clients.FedProxClient),
         options=FedProxOptions,
         table="fedprox",
     ),
@@ -39,7 +39,7 @@ METHODS: dict[str, Method] = {
         paper="Karimireddy et al. 2020",
         trait="one global model",
         strategy=lambda options, task, context: Scaffold(options),
-        client=torch_client(lambda: clients.ScaffoldClient),
+        client=TorchClient(lambda: clients.ScaffoldClient),
         options=ScaffoldOptions,
         table="scaffold",
     ),
@@ -49,7 +49,7 @@ METHODS: dict[str, Method] = {
         trait="one global model",
         page="fedopt",
         strategy=lambda options, task, context: FedAdam(options),
-        client=torch_client(lambda: clients.FedAvgClient),
+        client=TorchClient(lambda: clients.FedAvgClient),
         options=FedOptOptions,
         table="fedopt",
     ),
@@ -59,7 +59,7 @@ METHODS: dict[str, Method] = {
         trait="one global model",
         page="fedopt",
         strategy=lambda options, task, context: FedYogi(options),
-        client=torch_client(lambda: clients.FedAvgClient),
+        client=TorchClient(lambda: clients.FedAvgClient),
         options=FedOptOptions,
         table="fedopt",
     ),
@@ -69,7 +69,7 @@ METHODS: dict[str, Method] = {
         trait="one global model",
         page="fedopt",
         strategy=lambda options, task, context: FedAdagrad(options),
-        client=torch_client(lambda: clients.FedAvgClient),
+        client=TorchClient(lambda: clients.FedAvgClient),
         options=FedOptOptions,
         table="fedopt",
     ),

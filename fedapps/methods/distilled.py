@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import clients
-from fedapps.methods.method import IMAGE_TASKS, Method, torch_client
+from fedapps.methods.method import IMAGE_TASKS, Method, TorchClient
 from fedapps.tasks.context import RunContext
 from strategies import FedAvgDistill, FedAvgDistillOptions, FedDyn, FedDynOptions, FFGBDistill, FFGBDistillOptions
 
@@ -28,7 +28,7 @@ METHODS: dict[str, Method] = {
         paper="Shen et al. 2022 (FFGB-distill)",
         trait="boosts",
         strategy=lambda options, task, context: FFGBDistill(distiller_of(task, context), options, context.seed),
-        client=torch_client(lambda: clients.FFGBDistillClient),
+        client=TorchClient(lambda: clients.FFGBDistillClient),
         options=FFGBDistillOptions,
         table="ffgb-distill",
         tasks=IMAGE_TASKS,
@@ -41,7 +41,7 @@ METHODS: dict[str, Method] = {
         trait="one global model",
         page="ffgb-distill",
         strategy=lambda options, task, context: FedAvgDistill(distiller_of(task, context), options, context.seed),
-        client=torch_client(lambda: clients.FedAvgClient),
+        client=TorchClient(lambda: clients.FedAvgClient),
         options=FedAvgDistillOptions,
         table="fedavg-distill",
         tasks=IMAGE_TASKS,
@@ -53,7 +53,7 @@ METHODS: dict[str, Method] = {
         paper="Acar et al. 2021",
         trait="one global model",
         strategy=lambda options, task, context: FedDyn(options),
-        client=torch_client(lambda: clients.FedDynClient),
+        client=TorchClient(lambda: clients.FedDynClient),
         options=FedDynOptions,
         table="feddyn",
     ),

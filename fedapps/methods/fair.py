@@ -1,10 +1,10 @@
-"""Fair methods, which weight clients by their losses or updates: around another method (AAggFF, AFL, TERM) or on their own."""
+"""Fair methods, each around another one: weights by losses or updates of clients, and the loss that PropFair's clients minimise."""
 
 from dataclasses import make_dataclass
 
 import clients
 from algorithms.common.options import option
-from fedapps.methods.method import Method, torch_client
+from fedapps.methods.method import Method
 from strategies import (
     AFL,
     TERM,
@@ -21,15 +21,17 @@ from strategies import (
     TERMOptions,
 )
 
-# Methods that the wrappers can re-weight.
-BASES = ("fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad")
+
+def with_base(kind: type, help: str = "any method that averages by weight; it takes its own table") -> type:
+    """Return an options class like ``kind`` with an additional field ``base``, the method to be wrapped."""
+    return make_dataclass(kind.__name__, [("base", str, option("fedavg", help))], bases=(kind,), frozen=True)
 
 
-def with_base(kind: type) -> type:
-    """Return an options class like ``kind`` with an additional field ``base``, the method to be re-weighted."""
+def with_proportional_loss(kind: "type[clients.FedAvgClient]") -> "type[clients.FedAvgClient]":
+    """Return the client class with PropFair's loss; PyTorch is imported on first use."""
+    from clients.propfair import proportional
 
-    base = option("fedavg", "the method whose weights are decided; it takes its own table", choices=BASES)
-    return make_dataclass(kind.__name__, [("base", str, base)], bases=(kind,), frozen=True)
+    return proportional(kind)
 
 
 METHODS: dict[str, Method] = {
@@ -66,9 +68,8 @@ METHODS: dict[str, Method] = {
         paper="Li et al. 2020 (q-FFL)",
         trait="re-weights",
         page="qfedavg",
-        strategy=lambda options, task, context: QFedAvg(options),
-        client=torch_client(lambda: clients.FedAvgClient),
-        options=QFedAvgOptions,
+        wrap=QFedAvg,
+        options=with_base(QFedAvgOptions),
         table="q-fedavg",
     ),
     "term": Method(
@@ -83,18 +84,17 @@ METHODS: dict[str, Method] = {
         summary="shortest mixture of the clients' unit updates (FedMGDA+)",
         paper="Hu et al. 2022",
         trait="re-weights",
-        strategy=lambda options, task, context: FedMGDA(options),
-        client=torch_client(lambda: clients.FedAvgClient),
-        options=FedMGDAOptions,
+        wrap=FedMGDA,
+        options=with_base(FedMGDAOptions),
         table="fedmgda",
     ),
     "propfair": Method(
         summary="clients minimise -log(M - loss): proportional fairness",
         paper="Zhang et al. 2022",
         trait="re-weights",
-        strategy=lambda options, task, context: PropFair(options),
-        client=torch_client(lambda: clients.PropFairClient),
-        options=PropFairOptions,
+        wrap=PropFair,
+        loss=with_proportional_loss,
+        options=with_base(PropFairOptions, "any method whose clients train by gradients of a loss; it takes its own table"),
         table="propfair",
     ),
 }

@@ -26,8 +26,9 @@ class Method:
 
     Factories: either ``strategy(options, task, context) -> Strategy`` and
     ``client(options, task, client_id, num_clients, store) -> NumPyClient``; or ``wrap(strategy, options) -> Strategy`` for a method
-    that re-weights another one, named ``base`` in its options, whose strategy and client it uses; or neither (warm-start, which uses
-    those of two other methods).
+    around another one, named ``base`` in its options, whose strategy and client it uses; or neither (warm-start, which uses those of
+    two other methods). ``loss``: of a method that wraps, what makes the other one's client class minimise its loss; those without
+    decide weights.
 
     ``all_clients``: needs full participation. ``public``: the server distils on unlabelled images (table ``public``). ``options``:
     dataclass of the method's own settings table ``table``, or ``None``. ``tasks``: tasks it can run on; the first is the default.
@@ -40,8 +41,9 @@ class Method:
     paper: str
     trait: str
     strategy: StrategyFactory | None = None
-    client: ClientFactory | None = None
+    client: "ClientFactory | TorchClient | None" = None
     wrap: Callable[[Strategy, Any], Strategy] | None = None
+    loss: "Callable[[type[FedAvgClient]], type[FedAvgClient]] | None" = None
     all_clients: bool = False
     public: bool = False
     options: type[Options] | None = None
@@ -53,11 +55,18 @@ class Method:
     page: str = ""
 
 
-def torch_client(kind: "Callable[[], type[FedAvgClient]]") -> ClientFactory:
-    """Return a factory of clients that train the task's torch model; ``kind()``, called on first use, returns their class."""
+@dataclass(frozen=True)
+class TorchClient:
+    """Factory of clients that train the task's torch model; ``kind()``, called on first use, returns their class."""
 
-    def build(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+    kind: "Callable[[], type[FedAvgClient]]"
+
+    def __call__(self, options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+        """Return the client."""
         data = task.client_data(client_id, num_clients)
-        return kind()(task.model_fn, data, client_id, store, task.work_model(), task.objective)
+        return self.kind()(task.model_fn, data, client_id, store, task.work_model(), task.objective)
 
-    return build
+    def with_loss(self, change: "Callable[[type[FedAvgClient]], type[FedAvgClient]]") -> "TorchClient":
+        """Return a factory of clients of the class that ``change`` makes of this one; raises ``ValueError`` if it cannot."""
+        kind = change(self.kind())
+        return TorchClient(lambda: kind)

@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import Strategy
 
 import clients
 from fedapps.errors import UserError
-from fedapps.methods.method import Method, StrategyFactory, torch_client
+from fedapps.methods.method import Method, StrategyFactory, TorchClient
 from fedapps.tasks.context import RunContext
 from strategies import (
     APFL,
@@ -56,7 +56,7 @@ METHODS: dict[str, Method] = {
         paper="baseline",
         trait="personalises",
         strategy=lambda options, task, context: Local(),
-        client=torch_client(lambda: clients.LocalClient),
+        client=TorchClient(lambda: clients.LocalClient),
     ),
     "superfed-mm": Method(
         summary="federated and personal model mixed at random, one weight a model",
@@ -64,7 +64,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         page="superfed",
         strategy=lambda options, task, context: SuPerFed(options, mixing="model"),
-        client=torch_client(lambda: clients.SuPerFedClient),
+        client=TorchClient(lambda: clients.SuPerFedClient),
         options=SuPerFedOptions,
         table="superfed",
     ),
@@ -74,7 +74,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         page="superfed",
         strategy=lambda options, task, context: SuPerFed(options, mixing="layer"),
-        client=torch_client(lambda: clients.SuPerFedClient),
+        client=TorchClient(lambda: clients.SuPerFedClient),
         options=SuPerFedOptions,
         table="superfed",
     ),
@@ -84,7 +84,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         page="partial-sharing",
         strategy=sharing("body"),
-        client=torch_client(lambda: clients.PartialClient),
+        client=TorchClient(lambda: clients.PartialClient),
     ),
     "lg-fedavg": Method(
         summary="averages the head of the model; every client keeps its own body",
@@ -92,7 +92,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         page="partial-sharing",
         strategy=sharing("head"),
-        client=torch_client(lambda: clients.PartialClient),
+        client=TorchClient(lambda: clients.PartialClient),
     ),
     "fedrep": Method(
         summary="FedPer whose clients first fit their head, then the body",
@@ -100,7 +100,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         page="partial-sharing",
         strategy=sharing("body"),
-        client=torch_client(lambda: clients.FedRepClient),
+        client=TorchClient(lambda: clients.FedRepClient),
         options=FedRepOptions,
         table="fedrep",
     ),
@@ -110,7 +110,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         page="personal-models",
         strategy=lambda options, task, context: APFL(options),
-        client=torch_client(lambda: clients.APFLClient),
+        client=TorchClient(lambda: clients.APFLClient),
         options=APFLOptions,
         table="apfl",
     ),
@@ -120,7 +120,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         page="personal-models",
         strategy=pfedme,
-        client=torch_client(lambda: clients.PFedMeClient),
+        client=TorchClient(lambda: clients.PFedMeClient),
         options=PFedMeOptions,
         table="pfedme",
     ),
@@ -130,7 +130,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         page="personal-models",
         strategy=lambda options, task, context: Ditto(options),
-        client=torch_client(lambda: clients.DittoClient),
+        client=TorchClient(lambda: clients.DittoClient),
         options=DittoOptions,
         table="ditto",
     ),

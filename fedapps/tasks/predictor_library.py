@@ -7,7 +7,6 @@ more memory than the predictors in use.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -127,11 +126,6 @@ class Library:
                 digest.update(np.ascontiguousarray(array).data)
             self._hashes[predictor] = digest.hexdigest()
         return self._hashes[predictor]
-
-    @cached_property
-    def hashes(self) -> list[str]:
-        """The content hashes of all predictors; reads all of them."""
-        return [self.hash_of(k) for k in range(self.q)]
 
     def check_densities(self) -> None:
         """Raise ``UserError`` unless every predictor is a table of probabilities that sum to 1; reads all of them, in chunks."""

@@ -72,6 +72,13 @@ def declared(strategy: Strategy) -> Capabilities | None:
     return None
 
 
+def declarer(strategy: Strategy) -> str:
+    """Return the name of the class whose aggregation :func:`declared` describes: Flower's wrappers are looked through."""
+    kind, inner = type(strategy), getattr(strategy, "strategy", None)
+    looked_through = kind.__module__.startswith("flwr.") and isinstance(inner, Strategy)
+    return declarer(inner) if looked_through and isinstance(inner, Strategy) else kind.__name__
+
+
 def require_declaration(strategy: Strategy, what: str) -> Capabilities:
     """Return the declaration of ``strategy``; raise ``ValueError``, with a message that begins with ``what``, if there is none."""
     found = declared(strategy)

@@ -45,8 +45,8 @@ def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) 
     return found
 
 
-def with_weight(reply: Message, key: str, weight: float) -> Message:
-    """Return a copy of a reply with the metric ``key`` set to ``weight``.
+def with_weight(reply: Message, key: str, weight: float, model: ArrayRecord | None = None) -> Message:
+    """Return a copy of a reply with the metric ``key`` set to ``weight``, and with ``model`` in the place of its arrays, if given.
 
     Array data are shared with the original, records are not: some strategies empty them.
     """
@@ -55,7 +55,7 @@ def with_weight(reply: Message, key: str, weight: float) -> Message:
         if isinstance(record, MetricRecord) and key in record:
             content[name] = MetricRecord({**record, key: max(float(weight), TINY)})
         else:
-            content[name] = ArrayRecord({**record}) if isinstance(record, ArrayRecord) else record
+            content[name] = ArrayRecord({**(model or record)}) if isinstance(record, ArrayRecord) else record
     twin = copy.copy(reply)
     twin.content = content
     return twin

@@ -11,7 +11,7 @@ from strategies.base.rounds import run_rounds
 
 
 class Wrapper(Strategy):
-    """Base of ``Reweighting`` and ``Private``, which set ``strategy``, the wrapped strategy."""
+    """Base of ``Reweighting``, ``PropFair`` and ``Private``, which set ``strategy``, the wrapped strategy."""
 
     strategy: Strategy
 

@@ -2,22 +2,29 @@
 
     AAggFFD(FedAdam())        TERM(FedProx(FedProxOptions(mu=0.1)))        AAggFFS(YourFedAvg())
 
-The wrapped strategy samples, sends and averages as usual, but in the replies passed to it the decided weight replaces
-``num-examples``. Metrics are averaged with the original weights. Weights belong to client ids and are kept for clients that are not
-sampled or not connected: a client that joins starts at the mean of the others; one that has been away for more than ``forget_after``
-rounds in a row is forgotten, and the others keep their proportions.
+Weights, the server's step and the clients' loss are three things. A weight rule decides the first; the wrapped strategy samples, sends,
+averages and steps as usual, but in the replies passed to it the decided weight replaces ``num-examples``, and a rule may make updates
+shorter or longer. Metrics are averaged with the original weights.
+
+Weights are relative to a prior, uniform or the clients' training samples: rules start there, and at their neutral setting they are
+the wrapped strategy with uniform or with its own weights. A cap bounds the weights of a round, and those of all clients, by a multiple
+of the prior. Weights belong to client ids and are kept for clients that are not sampled or not connected: a client that joins starts at
+the mean of the others, in weight and in samples until it has replied; one that has been away for more than ``forget_after`` rounds in a
+row is forgotten, and the others keep their proportions.
 
 Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
 arXiv 2408.00050, Chapter III, section 6.4 ("plug and play").
 
-Contract: that of the wrapped strategy; in addition the reply holds the metric ``loss-before``, the mean training loss of the model as
-it was received. The training configuration requests it with ``loss-before`` = true. A client whose loss is negative or not finite is
-left out.
+Contract: that of the wrapped strategy; in addition, for rules that use losses, the reply holds the metric ``loss-before``, the mean
+training loss of the model as it was received. The training configuration requests it with ``loss-before`` = true. A client whose loss
+is negative or not finite is left out.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,10 +34,13 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
-from algorithms.fairness.portfolio import WeightRule
-from strategies.base.capabilities import Capabilities, load_state, require_declaration, state_of
+from algorithms.common.options import Options, option
+from algorithms.fairness.rule import WeightRule, check_cap
+from algorithms.fairness.simplex import bounded, normalise
+from strategies.base.capabilities import Capabilities, declarer, load_state, require_declaration, state_of
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
-from strategies.base.messages import LOSS_BEFORE, innermost, valid_losses
+from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
+from strategies.base.updates import moved, updates
 from strategies.base.weights import weight_key, with_weight
 from strategies.base.wrapper import Wrapper
 
@@ -40,33 +50,85 @@ Places = NDArray[np.int64]
 FORGET_AFTER = 100
 
 
+@dataclass(frozen=True, kw_only=True)
+class PriorOptions(Options):
+    """The option of all weight rules."""
+
+    prior: str = option(
+        "uniform",
+        "what the weights are relative to: all clients alike, or their training samples",
+        choices=["uniform", "samples"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FairOptions(PriorOptions):
+    """The options of weight rules without a bound of their own."""
+
+    cap: float = option(0.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0)
+
+    def check(self) -> None:
+        """Check that weights within the cap can sum to 1."""
+        check_cap(self.cap)
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What a rule sees of a round's m replies.
+
+    ``places`` (m,): positions of the clients. ``losses`` (m,): of the model that was sent; empty if the rule asks for none. ``prior``
+    (m,): sums to 1. ``updates()`` returns the changes of the learned arrays as rows (m, d).
+    """
+
+    places: Places
+    losses: Floats
+    prior: Floats
+    updates: Callable[[], Floats]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The weights (m,) of a round, which sum to 1; metrics to report; factors (m,) of the updates, ``None`` for 1."""
+
+    weights: Floats
+    facts: dict[str, float] = field(default_factory=dict)
+    factors: Floats | None = None
+
+
 class Reweighting(Wrapper):
     """Wrapper of a ``strategy`` that averages by weight; raises ``ValueError`` if it is not declared to do so.
 
-    ``forget_after``: rounds in a row that a client may be away, not connected, before its weight is forgotten.
+    ``prior``, ``cap``: as in :class:`FairOptions`. ``forget_after``: rounds in a row that a client may be away, not connected, before
+    its weight is forgotten.
     """
 
     #: The weights of a second wrapper around this one would be overwritten.
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
+    #: Whether the rule needs the clients' losses.
+    asks_losses = True
 
-    def __init__(self, strategy: Strategy, forget_after: int = FORGET_AFTER) -> None:
+    def __init__(self, strategy: Strategy, *, prior: str = "uniform", cap: float = 0.0, forget_after: int = FORGET_AFTER) -> None:
         check_range("forget-after", forget_after, 0)
         name = type(self).__name__
         if require_declaration(strategy, name).aggregation != "weighted average":
             raise ValueError(
-                f"{name} decides the weights of an average, but {type(innermost(strategy)).__name__} does not average by the "
-                f"weights of the replies: wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, ...)"
+                f"{name} decides the weights of an average, but {declarer(strategy)} does not average by the weights of the "
+                f"replies: wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, SuPerFed, ...)"
             )
         self.strategy = strategy
+        self.prior, self.cap = (options := FairOptions(prior=prior, cap=cap)).prior, options.cap
         self.forget_after = forget_after
         #: The weights of the last round by client, summing to 1.
         self.last_weights: dict[ClientId, float] = {}
         #: Client ids by position: the weight rule identifies clients by position.
         self.clients: list[ClientId] = []
+        #: Training samples (K,) by position; NaN before a client's first reply.
+        self.samples: Floats = np.zeros(0)
         self.rule: WeightRule | None = None
         self._away: dict[ClientId, int] = {}  # rounds in a row without a connection
         self._met = 0  # the last round in which these were counted
         self._names: dict[int, ClientId] = {}
+        self._sent = ArrayRecord()
 
     # --- hooks ---------------------------------------------------------------------------------------------------
 
@@ -79,49 +141,59 @@ class Reweighting(Wrapper):
         return
 
     @abstractmethod
-    def decide(self, places: Places, losses: Floats) -> tuple[Floats, dict[str, float]]:
-        """Return the weights (m,), summing to 1, of the clients at ``places`` (m,) with ``losses`` (m,), and metrics to report."""
+    def decide(self, replies: Replies) -> Decision:
+        """Return the weights of a round's replies."""
 
     # --- the Strategy interface ----------------------------------------------------------------------------------
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Let the wrapped strategy sample and send; request ``loss-before`` from the clients."""
-        config[LOSS_BEFORE] = True
+        """Let the wrapped strategy sample and send; request ``loss-before`` from the clients if the rule needs it."""
+        if self.asks_losses:
+            config[LOSS_BEFORE] = True
         self._meet(grid, server_round)
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         nodes = {message.metadata.dst_node_id for message in messages}
         if nodes - self._names.keys():  # connected since
             self._meet(grid, server_round)
-        if nodes:
+        if messages:
+            self._sent = arrays_of(messages[0].content)[0]
             self.check_sample(len(nodes), len(self._names), server_round)
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decide the weights from this round's losses and let the wrapped strategy aggregate with them."""
+        """Decide the weights from this round's replies and let the wrapped strategy aggregate with them."""
         heard = list(replies)
         failed = [reply for reply in heard if reply.has_error()]
         at = {client: place for place, client in enumerate(self.clients)}
         named = [(self._names[reply.metadata.src_node_id], reply) for reply in heard if not reply.has_error()]
-        valid = sorted(((at[client], reply, loss) for client, reply, loss in valid_losses(named)), key=lambda row: row[0])
+        rows = valid_losses(named) if self.asks_losses else [(client, reply, np.nan) for client, reply in named]
+        valid = sorted(((at[client], reply, loss) for client, reply, loss in rows), key=lambda row: row[0])
         if not valid:
             self.last_weights = {}
             return None, None
-        places, losses = np.array([row[0] for row in valid]), np.array([row[2] for row in valid])
-        weights, facts = self.decide(places, losses)
+        places, whole = np.array([row[0] for row in valid]), [row[1] for row in valid]
+        contents, key = [reply.content for reply in whole], weight_key(self.strategy)
+        self.samples[places] = [float(metrics_of(content)[key]) for content in contents]
+        if self.rule is not None and self.prior == "samples":
+            self.rule.set_prior(self._prior())
+        prior = normalise(self.samples[places]) if self.prior == "samples" else np.full(len(places), 1 / len(places))
+        rows_of = partial(updates, self._sent, [arrays_of(content)[0] for content in contents])
+        losses = np.array([row[2] for row in valid]) if self.asks_losses else np.zeros(0)
+        made = self.decide(Replies(places, losses, prior, rows_of))
+        weights = bounded(made.weights, self.cap * prior) if self.cap else made.weights
         self.last_weights = {self.clients[place]: float(w) for place, w in zip(places, weights, strict=True)}
-        whole = [reply for _, reply, _ in valid]
-        key = weight_key(self.strategy)
-        weighted = [with_weight(reply, key, w) for reply, w in zip(whole, weights, strict=True)]
-        with _metrics_as_replied(self.strategy, [reply.content for reply in whole]):
+        models = [None] * len(whole) if made.factors is None else self._scaled(contents, made.factors)
+        weighted = [with_weight(reply, key, w, model) for reply, w, model in zip(whole, weights, models, strict=True)]
+        with _metrics_as_replied(self.strategy, contents):
             arrays, metrics = self.strategy.aggregate_train(server_round, [*weighted, *failed])
-        return arrays, MetricRecord({**(metrics or {}), **facts, "weight-max": float(weights.max())})
+        return arrays, MetricRecord({**(metrics or {}), **made.facts, "weight-max": float(weights.max())})
 
     # --- saved state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the client ids by position, the state of the weight rule and that of the wrapped strategy, if it has one."""
         away = np.array([self._away.get(client, 0) for client in self.clients], np.int64)
-        state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients), "away": away}
+        state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients), "away": away, "samples": self.samples.copy()}
         if self.rule is not None:
             state |= {f"maker.{name}": value for name, value in self.rule.state_dict().items()}
         return state | {f"strategy.{name}": value for name, value in state_of(self.strategy).items()}
@@ -130,12 +202,30 @@ class Reweighting(Wrapper):
         """Restore what :meth:`state_dict` returned."""
         self.clients = unpack_ids(state["clients"])
         self._away = dict(zip(self.clients, state.get("away", np.zeros(len(self.clients), np.int64)).tolist(), strict=True))
+        self.samples = np.array(state.get("samples", np.full(len(self.clients), np.nan)), np.float64)
         self.rule = self.new_rule(len(self.clients)) if self.clients else None
         if self.rule is not None:
+            if self.prior == "samples":
+                self.rule.set_prior(self._prior())  # before the weights, which were saved as they were with it
             self.rule.load_state_dict(_part(state, "maker."))
         load_state(self.strategy, _part(state, "strategy."))
 
     # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _prior(self) -> Floats:
+        """Return all clients' shares of the samples (K,); one that has not replied yet counts as the mean of the others."""
+        known = ~np.isnan(self.samples)
+        if not known.any():
+            return np.full(len(self.samples), 1 / len(self.samples))
+        return normalise(np.where(known, self.samples, self.samples[known].mean()))
+
+    def _scaled(self, contents: list[RecordDict], factors: Floats) -> list[ArrayRecord]:
+        """Return the models whose learned arrays are those that were sent plus ``factors`` (m,) times the updates."""
+        models = [arrays_of(content)[0] for content in contents]
+        return [
+            moved(self._sent, factor * updates(self._sent, [model])[0], model)
+            for factor, model in zip(factors, models, strict=True)
+        ]
 
     def _meet(self, grid: Grid, server_round: int) -> None:
         """Give new clients a position and forget those that have been away for too long."""
@@ -147,6 +237,7 @@ class Reweighting(Wrapper):
         gone = [place for place, client in enumerate(self.clients) if self._away.get(client, 0) > self.forget_after]
         if len(gone) == len(self.clients):  # the first round, or no known client is left
             self.clients, self._away = list(self._names.values()), {}
+            self.samples = np.full(len(self.clients), np.nan)
             self.rule = self.new_rule(len(present)) if present else None
             return
         new = [client for client in self._names.values() if client not in known]
@@ -155,6 +246,7 @@ class Reweighting(Wrapper):
         if self.rule is not None and new:
             self.rule.add(len(new))
         if gone or new:
+            self.samples = np.append(np.delete(self.samples, gone), np.full(len(new), np.nan))
             self.clients = [client for place, client in enumerate(self.clients) if place not in set(gone)] + new
 
 

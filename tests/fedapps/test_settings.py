@@ -52,7 +52,7 @@ def test_nothing_given_is_the_default_and_whole_numbers_serve_as_real_ones():
 
 def test_a_wrapping_method_reads_and_keeps_the_options_of_its_base():
     settings = read_settings({"method": "aaggff-d", "aaggff.base": "fedprox", "fedprox.mu": 0.5, "aaggff.cdf": "gumbel"})
-    assert settings.base_options.mu == 0.5
+    assert settings.base.options.mu == 0.5
     flat = settings.flat()
     assert flat["fedprox.mu"] == 0.5
     assert flat["aaggff.base"] == "fedprox"

@@ -125,8 +125,8 @@ def test_the_command(capsys):
     assert "superfed" in capsys.readouterr().out
     assert main(["settings", "superfed"]) == 0
     assert "superfed.nu: number, default 1.0, from 0\n" in capsys.readouterr().out
-    assert main(["settings", "aaggff.base"]) == 0
-    assert "fedavg | fedprox | fedadam" in capsys.readouterr().out
+    assert main(["settings", "aaggff.ridge"]) == 0
+    assert "paper | reference" in capsys.readouterr().out
     assert main(["settings", "superfed.ni"]) == 2
     assert capsys.readouterr().err.startswith("fedapps: unknown setting 'superfed.ni': did you mean 'superfed.nu'?")
 

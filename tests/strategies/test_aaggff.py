@@ -12,6 +12,7 @@ from strategies import AAggFFD, AAggFFOptions, AAggFFS, ClientGrid, FedAvg
 from tests.helpers import LossyClient, arrays_of, blobs, simulate, small_net
 
 START = {"w": np.zeros(2, np.float32)}
+PRINTED = {"step": "paper", "rate": 1.0, "cap": 0.0, "prior": "uniform"}
 
 
 def loss(i, t):
@@ -62,8 +63,18 @@ def test_with_lost_replies_c_is_the_share_that_answered():
     assert strategy.rule.high == pytest.approx(4 / 6)
 
 
+def test_the_defaults_are_the_step_that_moves_something_below_a_cap_of_three():
+    """What the rule's exam with 689 clients is about (tests/algorithms/fairness/test_prior_and_cap.py)."""
+    rule = AAggFFD(FedAvg()).new_rule(689)
+    assert (rule.step, rule.multiple, rule.cap) == ("sampled", 1.0, 3.0)
+    rule = AAggFFD(FedAvg(), AAggFFOptions(**PRINTED)).new_rule(689)
+    assert (rule.step, rule.multiple, rule.cap) == ("paper", 1.0, 0.0)
+    rule = AAggFFS(FedAvg(), AAggFFOptions(rate=0.5, cap=2.0)).new_rule(4)
+    assert (rule.rate, rule.cap) == (0.5, 2.0)
+
+
 def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
-    strategy, seen = AAggFFD(FedAvg(), AAggFFOptions(cdf="gumbel")), []
+    strategy, seen = AAggFFD(FedAvg(), AAggFFOptions(cdf="gumbel", **PRINTED)), []
     client_grid = ClientGrid(
         InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 8), seed=2, clients_per_round=2
     )

@@ -70,14 +70,14 @@ def test_term_by_hand():
 
 def test_q_0_is_uniform_fedavg():
     clients = [LossyClient(1.0, 0.2, 3), LossyClient(5.0, 0.6, 1)]
-    np.testing.assert_allclose(final(QFedAvg(QFedAvgOptions(q=0)), clients, 4, CONFIG), 12.0)
+    np.testing.assert_allclose(final(QFedAvg(FedAvg(), QFedAvgOptions(q=0)), clients, 4, CONFIG), 12.0)
 
 
 def test_q_fedavg_by_hand():
     """q = 1, L = 2, losses 1 and 2, moves (1, 1) and (3, 3): Delta = -2 and -6 each, h = 8 + 2 and 72 + 4, step 2 + 12 over 86."""
     clients = [LossyClient(1.0, 1.0, 7), LossyClient(3.0, 2.0, 1)]
-    np.testing.assert_allclose(final(QFedAvg(QFedAvgOptions(q=1)), clients, 1, CONFIG), 14 / 86, rtol=1e-8)
-    np.testing.assert_allclose(final(QFedAvg(QFedAvgOptions(q=1, lipschitz=2.0)), clients), 14 / 86, rtol=1e-8)
+    np.testing.assert_allclose(final(QFedAvg(FedAvg(), QFedAvgOptions(q=1)), clients, 1, CONFIG), 14 / 86, rtol=1e-8)
+    np.testing.assert_allclose(final(QFedAvg(FedAvg(), QFedAvgOptions(q=1, lipschitz=2.0)), clients), 14 / 86, rtol=1e-8)
 
 
 @pytest.mark.parametrize("q", [0.3, 5.0])
@@ -92,26 +92,26 @@ def test_q_fedavg_is_flowers_with_the_same_lipschitz_constant(q):
     theirs = flower.QFedAvg(client_learning_rate=0.5, q=q, fraction_evaluate=0, **minima)
     app = to_client_app(lambda c: clients[c.node_config["partition-id"]])
     start, config = ArrayRecord({"w": Array(np.ones(2))}), ConfigRecord({"learning-rate": 0.5, "lr-decay": 1.0})
-    ours = QFedAvg(QFedAvgOptions(q=q))
+    ours = QFedAvg(FedAvg(), QFedAvgOptions(q=q))
     a, b = (run_rounds(s, InlineGrid(app, 3), start, 2, train_config=config).arrays["w"].numpy() for s in (theirs, ours))
     np.testing.assert_allclose(b, a, rtol=1e-7)
 
 
 def test_q_fedavgs_constant_follows_the_learning_rate():
     seen = []
-    strategy = QFedAvg()
+    strategy = QFedAvg(FedAvg())
     note = lambda now: seen.append(strategy._lipschitz)  # noqa: E731
     simulate(strategy, lambda i, _: LossyClient(1.0, 1.0), 2, START, 5, CONFIG, callbacks=[note])
     np.testing.assert_allclose(seen, [2, 2, 4, 4, 8])
     with pytest.raises(ValueError, match="put learning-rate into train_config"):
-        simulate(QFedAvg(), lambda i, _: LossyClient(1.0, 1.0), 2, START, 1)
+        simulate(QFedAvg(FedAvg()), lambda i, _: LossyClient(1.0, 1.0), 2, START, 1)
 
 
 def test_q_fedavg_lives_with_losses_of_any_size():
     for losses in ([0.0, 0.0], [0.0, 1.0], [1e30, 1e-30]):
         clients = [LossyClient(1.0, value) for value in losses]
         with np.errstate(over="raise", invalid="raise", divide="raise"):
-            assert np.isfinite(final(QFedAvg(QFedAvgOptions(q=10.0)), clients, 2, CONFIG)).all()
+            assert np.isfinite(final(QFedAvg(FedAvg(), QFedAvgOptions(q=10.0)), clients, 2, CONFIG)).all()
 
 
 # --- FedMGDA+ ------------------------------------------------------------------------------------------------------------
@@ -125,27 +125,27 @@ class Mover(EchoClient):
 def test_fedmgda_by_hand():
     """Unit updates (1, 0) and (0.6, 0.8): at equal weights the gradient of the norm is the same for both, so lambda is (1/2, 1/2)."""
     clients = [Mover([5.0, 0.0], 9), Mover([0.3, 0.4])]
-    np.testing.assert_allclose(final(FedMGDA(FedMGDAOptions(1.0, 0.5)), clients), [0.4, 0.2], atol=1e-6)
+    np.testing.assert_allclose(final(FedMGDA(FedAvg(), FedMGDAOptions(1.0, 0.5)), clients), [0.4, 0.2], atol=1e-6)
 
 
 def test_fedmgda_between_the_uniform_average_and_the_shortest_mixture():
     moves = [[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]  # the shortest mixture of (1,0), (0,1), (0,1) is (1/2, 1/2)
-    at = {eps: final(FedMGDA(FedMGDAOptions(eps)), [Mover(m) for m in moves]) for eps in (0.0, 0.05, 1.0)}
+    at = {eps: final(FedMGDA(FedAvg(), FedMGDAOptions(eps)), [Mover(m) for m in moves]) for eps in (0.0, 0.05, 1.0)}
     np.testing.assert_allclose(at[0.0], [1 / 3, 2 / 3], atol=1e-9)
     np.testing.assert_allclose(at[0.05], [1 / 3 + 0.05, 2 / 3 - 0.05], atol=1e-6)
     np.testing.assert_allclose(at[1.0], [0.5, 0.5], atol=1e-5)
 
 
 def test_fedmgda_stands_still_between_opposite_clients_and_without_updates():
-    np.testing.assert_allclose(final(FedMGDA(), [Mover([1.0, 2.0]), Mover([-1.0, -2.0])]), 0.0, atol=1e-9)
-    np.testing.assert_array_equal(final(FedMGDA(), [Mover([0.0, 0.0])] * 2), 0.0)
+    np.testing.assert_allclose(final(FedMGDA(FedAvg()), [Mover([1.0, 2.0]), Mover([-1.0, -2.0])]), 0.0, atol=1e-9)
+    np.testing.assert_array_equal(final(FedMGDA(FedAvg()), [Mover([0.0, 0.0])] * 2), 0.0)
 
 
 def test_fedmgdas_directions_hurt_nobody_to_first_order():
     rng = np.random.default_rng(0)
     for _ in range(20):
         moves = rng.normal(size=(3, 2)) + 0.5
-        step = final(FedMGDA(FedMGDAOptions(1.0)), [Mover(m) for m in moves])
+        step = final(FedMGDA(FedAvg(), FedMGDAOptions(1.0)), [Mover(m) for m in moves])
         assert (moves / np.linalg.norm(moves, axis=1, keepdims=True) @ step).min() > -1e-6
 
 
@@ -186,7 +186,7 @@ FAIR = {
     "aaggff-d": lambda: AAggFFD(FedAvg()),
     "afl": lambda: AFL(FedAvg(), AFLOptions(0.5)),
     "term": lambda: TERM(FedAvg(), TERMOptions(5.0)),
-    "q-fedavg": lambda: QFedAvg(QFedAvgOptions(q=1.0)),
+    "q-fedavg": lambda: QFedAvg(FedAvg(), QFedAvgOptions(q=1.0)),
 }
 
 
@@ -202,7 +202,7 @@ def test_the_worst_client_is_better_off_than_in_fedavg(method):
 
 def test_q_fedavgs_fixed_point():
     """Of sum F_k^2 / 2 over the clients: 2 w^3 = (1 - w)^3."""
-    assert solution(QFedAvg(QFedAvgOptions(q=1.0)), rounds=250) == pytest.approx(1 / (1 + 2 ** (1 / 3)), abs=2e-3)
+    assert solution(QFedAvg(FedAvg(), QFedAvgOptions(q=1.0)), rounds=250) == pytest.approx(1 / (1 + 2 ** (1 / 3)), abs=2e-3)
 
 
 def test_terms_fixed_point():
@@ -214,16 +214,16 @@ def test_terms_fixed_point():
 def test_propfairs_fixed_point_and_its_limit():
     """sum n_k grad F_k / (M - F_k) = 0; for large M, with M times the learning rate, FedAvg's."""
     m = 1.0
-    w = solution(PropFair(PropFairOptions(m)), PropFairClient, rounds=250, rate=0.1)
+    w = solution(PropFair(FedAvg(), PropFairOptions(m)), PropFairClient, rounds=250, rate=0.1)
     assert 16 * w / (m - w**2 / 2) == pytest.approx((1 - w) / (m - (1 - w) ** 2 / 2), rel=1e-3)
     assert w > 1 / 17 + 0.02
-    assert solution(PropFair(PropFairOptions(1e6)), PropFairClient, rate=0.2e6) == pytest.approx(1 / 17, abs=1e-4)
+    assert solution(PropFair(FedAvg(), PropFairOptions(1e6)), PropFairClient, rate=0.2e6) == pytest.approx(1 / 17, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     "make",
     [lambda: AFLOptions(-1), lambda: TERMOptions(-1), lambda: QFedAvgOptions(-1), lambda: QFedAvgOptions(lipschitz=-1),
-     lambda: FedMGDAOptions(1.5), lambda: FedMGDAOptions(server_learning_rate=0), lambda: PropFairOptions(0)],
+     lambda: FedMGDAOptions(1.5), lambda: FedMGDAOptions(server_learning_rate=-1), lambda: PropFairOptions(0)],
 )  # fmt: skip
 def test_bad_options(make):
     with pytest.raises(ValueError, match="choose a value in"):

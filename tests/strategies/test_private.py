@@ -134,7 +134,9 @@ def test_without_noise_and_clipping_it_is_the_uniform_average(make):
     np.testing.assert_allclose(got["w"], 2 * np.mean(SHIFTS), rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda: AFL(FedAvg()), lambda: TERM(FedAvg()), FedMGDA, Local, flower.FedMedian])
+@pytest.mark.parametrize(
+    "make", [lambda: AFL(FedAvg()), lambda: TERM(FedAvg()), lambda: FedMGDA(FedAvg()), Local, flower.FedMedian]
+)
 def test_what_is_no_function_of_the_average_is_refused(make):
     with pytest.raises(ValueError, match="only the average of updates could be made private"):
         private(make())

@@ -5,15 +5,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from algorithms.fairness.weight_rules import (
-    ExponentiatedGradient,
-    ProjectedAscent,
-    exponentiate,
-    min_norm_in_box,
-    propfair_responses,
-    qfed_responses,
-    tilt,
-)
+from algorithms.fairness.weight_rules import ProjectedAscent, exponentiate, lipschitz_step, min_norm_in_box, powers, tilt
 
 SIZES = np.array([120.0, 30.0, 400.0, 55.0])
 LOSSES = np.array([0.31, 2.4, 0.08, 1.1])
@@ -21,10 +13,9 @@ LOSSES = np.array([0.31, 2.4, 0.08, 1.1])
 # Table 3.2: responses, step, and the new decision in closed form.
 METHODS = {
     "fedavg": (np.zeros(4), 1.0, SIZES),
-    "q-fedavg": (qfed_responses(LOSSES, 1.7), 1.0, SIZES * LOSSES**1.7),
-    "q-fedavg, q = 0": (qfed_responses(LOSSES, 0.0), 1.0, SIZES),
+    "q-fedavg": (1.7 * np.log(LOSSES), 1.0, SIZES * LOSSES**1.7),
     "term": (LOSSES, 1 / 0.6, SIZES * np.exp(0.6 * LOSSES)),
-    "propfair": (propfair_responses(LOSSES, 3.0), 1.0, SIZES / (3.0 - LOSSES)),
+    "propfair": (-np.log(3.0 - LOSSES), 1.0, SIZES / (3.0 - LOSSES)),
 }
 
 
@@ -36,8 +27,12 @@ def unit(p):
 def test_the_closed_forms_of_table_3_2_come_from_one_rule(method):
     responses, step, closed = METHODS[method]
     np.testing.assert_allclose(exponentiate(SIZES, responses, step), unit(closed), rtol=1e-12)
-    rule = ExponentiatedGradient(4, step, start=unit(SIZES))
-    np.testing.assert_allclose(rule.decide(np.arange(4), responses), unit(closed), rtol=1e-12)
+
+
+def test_the_rules_of_table_3_2_with_the_sample_sizes_as_their_prior():
+    np.testing.assert_allclose(powers(LOSSES, 1.7, SIZES), unit(SIZES * LOSSES**1.7), rtol=1e-12)
+    np.testing.assert_allclose(tilt(LOSSES, 0.6, SIZES), unit(SIZES * np.exp(0.6 * LOSSES)), rtol=1e-12)
+    np.testing.assert_allclose(powers(LOSSES, 0, SIZES), unit(SIZES), rtol=1e-12)
 
 
 def test_the_rule_is_the_minimum_of_3_1():
@@ -56,14 +51,21 @@ def test_the_rule_is_the_minimum_of_3_1():
 
 
 def test_q_fedavg_tends_to_the_largest_loss_and_survives_losses_of_zero():
-    np.testing.assert_allclose(exponentiate(SIZES, qfed_responses(LOSSES, 1e4)), [0, 1, 0, 0], atol=1e-12)
-    np.testing.assert_allclose(exponentiate(SIZES, qfed_responses([0, 1, 0, 1], 2)), [0, 30 / 85, 0, 55 / 85])
-    np.testing.assert_allclose(exponentiate(SIZES, qfed_responses(np.zeros(4), 2)), unit(SIZES))
+    np.testing.assert_allclose(powers(LOSSES, 1e4, SIZES), [0, 1, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(powers([0, 1, 0, 1], 2, SIZES), [0, 30 / 85, 0, 55 / 85])
+    np.testing.assert_allclose(powers(np.zeros(4), 2, SIZES), unit(SIZES))
 
 
-def test_propfair_counts_a_loss_above_its_bound_as_an_ordinary_one():
-    responses = propfair_responses([0.5, 1.75, 1.81, 2.0, 1e30], 2.0)
-    np.testing.assert_allclose(np.exp(responses), [1 / 1.5, 1 / 0.25, 1 / 2, 1 / 2, 1 / 2], rtol=1e-9)
+@pytest.mark.parametrize("q", [0.0, 0.3, 1.0, 5.0])
+def test_q_fedavgs_step_is_the_quotient_of_the_paper(q):
+    """w <- w - sum F^q Delta / sum h with Delta = -L u and h = q F^(q-1) |Delta|^2 + L F^q, along one coordinate."""
+    lipschitz, u = 4.0, np.array([0.3, -0.1, 0.7, 0.2])
+    h = q * LOSSES ** (q - 1) * (lipschitz * u) ** 2 + lipschitz * LOSSES**q
+    printed = lipschitz * (LOSSES**q @ u) / h.sum()
+    shares = powers(LOSSES, q)
+    assert lipschitz_step(shares, LOSSES, u**2, q, lipschitz) * (shares @ u) == pytest.approx(printed, rel=1e-12)
+    if q == 0:
+        assert lipschitz_step(shares, LOSSES, u**2, q, lipschitz) == 1
 
 
 def test_term_from_uniform_to_the_largest_loss():
@@ -88,20 +90,6 @@ def test_tilting_extreme_losses(losses, lambda_):
         np.testing.assert_allclose(weights, 1 / len(losses))
 
 
-def test_the_weights_of_exponentiated_gradient_have_a_memory():
-    rule = ExponentiatedGradient(4, step=2.0)
-    rule.decide(np.arange(4), LOSSES)
-    rule.decide(np.arange(4), 2 * LOSSES)
-    np.testing.assert_allclose(rule.p, unit(np.exp(1.5 * LOSSES)), rtol=1e-12)
-
-
-def test_a_sample_shares_what_it_had_together():
-    rule = ExponentiatedGradient(4, start=[0.1, 0.2, 0.3, 0.4])
-    weights = rule.decide(np.array([3, 0]), np.array([0.0, math.log(2)]))
-    np.testing.assert_allclose(weights, [4 / 6, 2 / 6])
-    np.testing.assert_allclose(rule.p, [0.5 / 3, 0.2, 0.3, 1 / 3])
-
-
 def test_afl_projects_on_the_simplex():
     rule = ProjectedAscent(4, step=0.1)
     weights = rule.decide(np.arange(4), LOSSES)
@@ -120,12 +108,22 @@ def test_afl_projects_on_the_simplex():
     assert (weights > 0).all()
 
 
+def test_afls_step_of_a_sample_is_that_of_all_in_expectation():
+    """Times the share of the clients that is drawn, and (m - 1) K / (m (K - 1)) for the mean that is the sample's own."""
+    steps = []
+    for pair in itertools.combinations(range(4), 2):
+        rule = ProjectedAscent(4, step=0.01)
+        rule.decide(np.array(pair), LOSSES[list(pair)])
+        steps.append(rule.p - 0.25)
+    np.testing.assert_allclose(np.mean(steps, axis=0), 0.01 * 2 / 4 * (4 / 6) * (LOSSES - LOSSES.mean()), atol=1e-12)
+
+
 def test_afl_with_a_sample_climbs_there_and_projects_all():
     rule = ProjectedAscent(4, step=0.5)
     weights = rule.decide(np.array([2, 0]), np.array([0.4, 0.0]))
-    # 0.25 + 0.5 * 0.4 at position 2, then minus a quarter of 0.2 everywhere.
-    np.testing.assert_allclose(rule.p, [0.2, 0.2, 0.4, 0.2])
-    np.testing.assert_allclose(weights, [2 / 3, 1 / 3])
+    # 0.5 times the distance from the sample's mean, 0.2; the others stay.
+    np.testing.assert_allclose(rule.p, [0.15, 0.25, 0.35, 0.25])
+    np.testing.assert_allclose(weights, [0.7, 0.3])
     rule.p = np.array([0.0, 1.0, 0.0, 0.0])
     np.testing.assert_array_equal(rule.decide(np.array([0, 3]), np.zeros(2)), [0.5, 0.5])
 
@@ -138,7 +136,7 @@ def test_afl_reaches_the_worst_client():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [ExponentiatedGradient(6), ExponentiatedGradient(6, 1e-30), ProjectedAscent(6, 0.1)])
+@pytest.mark.parametrize("rule", [ProjectedAscent(6, 0.1), ProjectedAscent(6, 0.1, cap=2.0), ProjectedAscent(6, 1e300)])
 def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(rule):
     rng = np.random.default_rng(1)
     patterns = [np.zeros(6), np.full(6, 1e30), 1e30 * np.eye(6)[2], np.array([0, 1e30, 1, 1e-30, 0, 5]), np.ones(6)]
@@ -151,8 +149,10 @@ def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(r
     assert abs(rule.p.sum() - 1) < 1e-9
 
 
-@pytest.mark.parametrize("make", [lambda: ExponentiatedGradient(4), lambda: ProjectedAscent(4, 0.1)])
-def test_joining_leaving_and_coming_back(make):
+def test_joining_leaving_and_coming_back():
+    def make():
+        return ProjectedAscent(4, 0.1)
+
     rule = make()
     rule.decide(np.arange(4), LOSSES)
     before = rule.p.copy()
@@ -168,12 +168,6 @@ def test_joining_leaving_and_coming_back(make):
     np.testing.assert_array_equal(other.p, rule.p)
     with pytest.raises(ValueError, match="at least one must stay"):
         rule.drop(np.arange(4))
-
-
-def test_the_start_of_exponentiated_gradient_is_its_own():
-    start = np.array([0.5, 0.5])
-    ExponentiatedGradient(2, start=start).decide(np.arange(2), np.array([0.0, 1.0]))
-    np.testing.assert_array_equal(start, [0.5, 0.5])
 
 
 def feasible_grid(static, radius, steps=200):
@@ -246,11 +240,10 @@ def test_the_scale_of_the_updates_does_not_matter(scale, name):
         (lambda: exponentiate([1.0], [1], 0.0), "step = 0"),
         (lambda: tilt([-1.0], 1), "losses hold -1"),
         (lambda: tilt([1.0], math.nan), "lambda = nan"),
-        (lambda: qfed_responses([np.nan], 1), "losses hold nan"),
-        (lambda: qfed_responses([1.0], -1), "q = -1"),
-        (lambda: propfair_responses([1.0], 0), "bound"),
-        (lambda: ExponentiatedGradient(3, start=[0.5, 0.5]), "2 weights for 3"),
-        (lambda: ExponentiatedGradient(0), "count = 0"),
+        (lambda: powers([np.nan], 1), "losses hold nan"),
+        (lambda: powers([1.0], -1), "q = -1"),
+        (lambda: ProjectedAscent(0, 1), "count = 0"),
+        (lambda: ProjectedAscent(2, 1, cap=0.5), "cap = 0.5: choose 0"),
         (lambda: ProjectedAscent(2, -1), "step = -1"),
         (lambda: ProjectedAscent(2, 1).decide([0, 1], [1.0, -1.0]), "losses hold -1"),
         (lambda: min_norm_in_box(np.eye(3), [0.5, 0.5], 0.1), "must be 2 x 2"),

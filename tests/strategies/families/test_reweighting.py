@@ -124,8 +124,8 @@ def test_a_server_optimiser_behind_the_wrapper_is_that_optimiser_fed_with_reweig
     "strategy",
     [
         Local,
-        QFedAvg,
-        FedMGDA,
+        lambda: QFedAvg(FedAvg()),
+        lambda: FedMGDA(FedAvg()),
         lambda: FedAvg(weights="uniform"),
         lambda: TERM(FedAvg()),
         flower.FedMedian,
@@ -312,6 +312,22 @@ def test_a_client_that_is_away_for_some_rounds_has_its_weight_when_it_comes_back
     assert before[2] > 2 * before[0]  # there is something to lose
     assert after[2] > 0.9 * before[2]
     assert seen[-1][2] >= after[2] - 1e-9
+
+
+@pytest.mark.parametrize("kind", [AAggFFS, AAggFFD, lambda base: AFL(base, AFLOptions(0.01))])
+def test_a_client_that_is_away_in_every_second_round_gains_weight_all_the_same(kind):
+    """The worst-served of six; what it is not there for counts neither for nor against it."""
+    app = to_client_app(lambda c: LossyClient(0.0, 1.5 if c.node_config["partition-id"] == 2 else 1.0))
+    last = []
+    for every in (2, 1000):
+        strategy, grid = kind(FedAvg()), Shuffled(app, 6)
+
+        def note(now, grid=grid, every=every):
+            grid.away = frozenset({2}) if now.number % every == 1 else frozenset()
+
+        simulate(strategy, None, 6, START, 41, grid=ClientGrid(grid, num_clients=6), evaluate_every=0, callbacks=[note])
+        last.append(strategy.last_weights[2])
+    assert 1.1 / 6 < last[0] <= last[1] + 1e-9
 
 
 def test_how_long_a_client_has_been_away_is_saved():

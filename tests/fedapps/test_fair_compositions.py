@@ -1,0 +1,211 @@
+"""Weights, the server's step and the clients' loss compose: each fair method around each method that allows it, from settings on."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord
+
+from clients import MessageStore, to_client_app
+from clients.propfair import ProportionalLoss
+from fedapps.assembly import build_client, build_strategy, build_task
+from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.methods import METHODS
+from fedapps.prepare import check_strategy, completed
+from strategies import ClientGrid, run_rounds
+from strategies.base.capabilities import declared
+
+JOB = {
+    "num-clients": 4, "num-rounds": 2, "clients-per-round": 0, "evaluate-every": 0, "train.local-epochs": 1, "train.batch-size": 64,
+    "train.learning-rate": 0.05, "train.momentum": 0.0, "train.weight-decay": 0.0, "superfed.start": 0.0, "data.alpha": 1.0,
+    "pfedme.lambda": 5.0,
+}  # fmt: skip
+# The settings with which a rule is the wrapped method, since the prior are its own weights.
+NEUTRAL = {
+    "aaggff-s": {"aaggff.rate": 0.0, "aaggff.prior": "samples"},
+    "aaggff-d": {"aaggff.rate": 0.0, "aaggff.prior": "samples"},
+    "afl": {"afl.gamma": 0.0, "afl.prior": "samples"},
+    "term": {"term.lambda": 0.0, "term.prior": "samples"},
+    "q-fedavg": {"q-fedavg.q": 0.0, "q-fedavg.prior": "samples"},
+    "fedmgda": {"fedmgda.epsilon": 0.0, "fedmgda.server-learning-rate": 0.0, "fedmgda.prior": "samples"},
+}
+ACTIVE = {
+    "aaggff-s": {}, "aaggff-d": {"clients-per-round": 3}, "afl": {}, "term": {"term.lambda": 1.0}, "q-fedavg": {"q-fedavg.q": 1.0},
+    "fedmgda": {}, "propfair": {"propfair.m": 4.0},
+}  # fmt: skip
+AVERAGES = [
+    "fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "superfed-mm", "superfed-lm", "fedper", "lg-fedavg", "fedrep", "apfl",
+    "pfedme", "ditto", "propfair",
+]  # fmt: skip
+# Whose clients train by gradients of a loss: what PropFair takes.
+LOSSES = ["apfl", "ditto", "pfedme", "superfed-mm", "fedrep", "scaffold", "feddyn", "local", "superfed-lm"]
+LOSSES += [name for name in AVERAGES if name not in (*LOSSES, "propfair")]
+
+
+def some_slow(names, quick):
+    """Mark all but the first ``quick`` as slow: the same code, with another client or server half."""
+    return [*names[:quick], *(pytest.param(name, marks=pytest.mark.slow) for name in names[quick:])]
+
+
+class Same(list):
+    """A list that holds objects, not what equals them."""
+
+    def __contains__(self, item):
+        return any(item is own for own in self[-2:])
+
+
+def settings_of(method, **more):
+    return completed({"method": method, "task": "digits", **JOB, **more})
+
+
+def base_of(method):
+    return f"{METHODS[method].table}.base"
+
+
+def run(settings):
+    """Return the final arrays by name and the metrics of the last round."""
+    task = build_task(settings)
+    strategy, seen = build_strategy(settings, task), []
+
+    def client(context):
+        place = int(context.node_config["partition-id"])
+        return build_client(settings, task, place, settings.num_clients, MessageStore(context.state))
+
+    grid = ClientGrid(
+        InlineGrid(to_client_app(client), settings.num_clients), seed=settings.seed, clients_per_round=settings.clients_per_round,
+        num_clients=settings.num_clients, bound=settings.bound,
+    )  # fmt: skip
+    arrays = ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()})
+    config = {"seed": settings.seed, **settings.train.to_config()}
+    result = run_rounds(
+        strategy, grid, arrays, settings.num_rounds, train_config=ConfigRecord(config), evaluate_config=ConfigRecord(config),
+        callbacks=[lambda now: seen.append((now.train_metrics, now.trained.clients))],
+    )  # fmt: skip
+    assert all(len(clients) == (settings.clients_per_round or settings.num_clients) for _, clients in seen), "a client failed"
+    return {name: array.numpy() for name, array in result.arrays.items()}, seen[-1][0]
+
+
+@pytest.mark.parametrize("base", some_slow(["fedavg", "fedadam", "fedprox", "superfed-mm", "fedper"], 2))
+@pytest.mark.parametrize("rule", NEUTRAL)
+def test_at_its_neutral_setting_a_rule_is_the_method_that_it_wraps(rule, base):
+    alone, _ = run(settings_of(base))
+    wrapped, metrics = run(settings_of(rule, **{base_of(rule): base, **NEUTRAL[rule]}))
+    for name, values in alone.items():
+        np.testing.assert_allclose(wrapped[name], values, rtol=1e-4, atol=2e-6)
+    assert metrics["weight-max"] > 0.25  # the clients' sizes differ
+
+
+@pytest.mark.parametrize("base", some_slow(["fedrep", "propfair", "fedprox", "fedadam", "superfed-lm", "pfedme", "ditto"], 1))
+@pytest.mark.parametrize("rule", NEUTRAL)
+def test_each_rule_runs_around_each_average_and_differs_from_it(rule, base):
+    alone, _ = run(settings_of(base))
+    wrapped, metrics = run(settings_of(rule, **{base_of(rule): base, **ACTIVE[rule]}))
+    assert all(np.isfinite(values).all() for values in wrapped.values())
+    assert any(np.abs(wrapped[name] - values).max() > 1e-6 for name, values in alone.items())
+    assert 0.25 <= metrics["weight-max"] <= 1
+
+
+@pytest.mark.parametrize("base", some_slow(["fedavg", "scaffold", "fedper", "lg-fedavg", "fedrep"], 2))
+def test_a_large_m_with_m_times_the_learning_rate_is_the_wrapped_method(base):
+    """Where no other term has that rate."""
+    alone, _ = run(settings_of(base))
+    scaled, _ = run(settings_of("propfair", **{"propfair.base": base, "propfair.m": 1e4, "train.learning-rate": 500.0}))
+    initial = dict(build_task(settings_of(base)).initial_arrays())
+    moved = max(np.abs(alone[name] - initial[name]).max() for name in alone)
+    assert moved > 1e-3
+    for name, values in alone.items():
+        np.testing.assert_allclose(scaled[name], values, atol=2e-2 * moved)
+
+
+@pytest.mark.parametrize("base", some_slow(LOSSES, 7))
+def test_every_gradient_of_a_client_that_takes_propfairs_loss_is_of_that_loss(base, monkeypatch):
+    gradient, surrogate, calls = torch.autograd.grad, ProportionalLoss.surrogate, []
+
+    def counted_gradient(output, *args, **kwargs):
+        calls.append("gradient" if output in of_surrogates else "gradient of something else")
+        return gradient(output, *args, **kwargs)
+
+    def counted_surrogate(self, loss, config):
+        assert config["propfair-m"] == 4.0
+        of_surrogates.append(value := surrogate(self, loss, config))
+        return value
+
+    of_surrogates = Same()
+    monkeypatch.setattr(torch.autograd, "grad", counted_gradient)
+    monkeypatch.setattr(ProportionalLoss, "surrogate", counted_surrogate)
+    run(settings_of("propfair", **{"propfair.base": base, "propfair.m": 4.0}))
+    assert set(calls) == {"gradient"}
+
+
+def test_all_three_at_once_with_a_bound_on_updates():
+    """A weight rule, a server step, a local loss, and bounded updates."""
+    arrays, metrics = run(
+        settings_of("term", **{"term.base": "propfair", "propfair.base": "fedadam", "term.lambda": 1.0, "propfair.m": 4.0,
+                               "max-update-norm": 0.2, "on-large-update": "clip"})
+    )  # fmt: skip
+    assert all(np.isfinite(values).all() for values in arrays.values())
+    assert metrics["weight-max"] > 0.25
+
+
+def test_propfair_composes_with_privacy_and_weight_rules_do_not():
+    settings = settings_of("propfair", **{"propfair.base": "fedadam", "dp.noise-multiplier": 1.0})
+    task = build_task(settings)
+    assert type(build_strategy(settings, task)).__name__ == "Private"
+    run(settings)
+    for rule in NEUTRAL:
+        with pytest.raises(UserError, match=r"noise-multiplier: of \w+ only the average of updates could be made private"):
+            build_strategy(settings_of(rule, **{"dp.noise-multiplier": 1.0}), task)
+
+
+def test_robust_rules_choose_the_replies_that_are_weighted():
+    settings = settings_of("term", **{"term.base": "fedadam", "robust.rule": "multi-krum", "robust.num-malicious": 0})
+    run(settings)
+    with pytest.raises(
+        UserError, match="TERM takes more than an average from the replies: choose 'krum', 'multi-krum' or 'none'"
+    ):
+        build_strategy(settings_of("term", **{"robust.rule": "median"}), build_task(settings))
+    run(settings_of("propfair", **{"propfair.base": "fedprox", "robust.rule": "median"}))
+
+
+@pytest.mark.parametrize("base", METHODS)
+def test_a_rule_takes_any_method_that_averages_and_says_no_to_the_others_in_one_line(base):
+    def build():
+        settings = settings_of("term", **{"term.base": base})
+        check_strategy(settings, build_task(settings))
+        return build_strategy(settings, build_task(settings))
+
+    if base in AVERAGES:
+        assert declared(build().strategy).aggregation == "weighted average"
+        return
+    with pytest.raises(UserError, match=rf"^term.base = '{base}': ") as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", METHODS)
+def test_propfair_takes_any_method_whose_clients_minimise_a_loss(base):
+    def build():
+        settings = settings_of("propfair", **{"propfair.base": base})
+        check_strategy(settings, build_task(settings))
+
+    if base in (*LOSSES, "fedavg-distill"):
+        build()
+        return
+    with pytest.raises(UserError, match=rf"^propfair.base = '{base}': ") as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_resumes_with_the_prior_and_the_wrapped_methods_settings():
+    """What is written of a run is what reads as the same run."""
+    from fedapps.settings import read_settings
+
+    settings = settings_of(
+        "afl", **{"afl.base": "propfair", "propfair.base": "fedprox", "fedprox.mu": 0.3, "afl.prior": "samples"}
+    )
+    flat = settings.flat()
+    assert (flat["method"], flat["afl.base"], flat["propfair.base"], flat["fedprox.mu"]) == ("afl", "propfair", "fedprox", 0.3)
+    again = read_settings(flat)
+    assert again.flat() == flat
+    assert again.options == settings.options
+    assert again.base.base.options == settings.base.base.options
