@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from algorithms.common.seeds import generator
+from algorithms.fairness.resampling import uncertainty
 from fedapps.results.comparison_table import Row
 from fedapps.results.formats import metric_text, one_line, percent_text
 from fedapps.results.reader import RunFolder, is_number
@@ -41,11 +45,25 @@ def groups_section(run: RunFolder) -> Section | None:
         f"Test samples of all clients together, by {one_line(str(run.settings.get('data.group', 'group')), 40)}.",
         f"A share of fewer than {FEW} samples is shown as counts.",
         *([f"Between groups: {gaps}."] if gaps else []),
+        *_chance(run),
     ]
     if run.left_out:
         clients = ", ".join(run.left_out[:10]) + (", ..." if len(run.left_out) > 10 else "")
         notes.append(f"Sums that cannot be right were left out, of client {clients}: rounds.jsonl says why.")
     return Section("Groups", " ".join(notes), header, tuple(rows))
+
+
+def _chance(run: RunFolder) -> list[str]:
+    """Return a sentence on the gap that groups of equal accuracy would show; nothing unless two groups have samples."""
+    counts = [(_number(row, "right"), _number(row, "samples")) for row in run.groups]
+    counts = [(right, n) for right, n in counts if n >= 1]
+    if len(counts) < 2 or not all(0 <= right <= n < 2**53 for right, n in counts):
+        return []
+    right, samples = np.array(counts).astype(np.int64).T
+    seed = run.seed if isinstance(run.seed, int) and run.seed >= 0 else 0
+    gap = uncertainty(right, samples, generator(seed, "bootstrap of groups"))["gap"]
+    assert gap.chance is not None
+    return [f"Groups of one and the same accuracy would show a gap of {percent_text(gap.chance)} by chance; p = {gap.p:.3f}."]
 
 
 def gaps_section(rows: Sequence[Row]) -> Section | None:

@@ -69,7 +69,7 @@ def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
     if not table:
         return None
     tail = f"worst {100 * share:g} %"
-    header = ("method", tail, "worst %", "gap %", "by chance %", "p", f"loss, {tail}", "loss, worst")
+    header = ("method", tail, "worst client %", "gap %", "by chance %", "p", f"loss, {tail}", "loss, worst")
     several = any(len(row.runs) > 1 for row in rows)
     note = _NOTE + (" Of several seeds: means, and the largest p." if several else "")
     return Section("Worst clients, on their test samples", note, header, tuple(table))

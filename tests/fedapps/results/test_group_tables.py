@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -46,6 +47,10 @@ def test_small_groups_show_counts(write_run):
     assert section.rows[2] == ("none", "0", "0", "-", "-", "-", "-", "-")
     for wanted in ("by sex", "fewer than 20 samples", "accuracy gap 10.0 %", "equalised odds 6.2 %", "of client 7"):
         assert wanted in section.note
+    # 107 of 130 are right: two groups of 100 and 30 samples differ by about 0.8 sqrt(0.823 0.177 (1/100 + 1/30)) = 6 points.
+    chance, p = map(float, re.search(r"a gap of ([\d.]+) % by chance; p = (\d\.\d+)", section.note).groups())
+    assert 5.5 < chance < 7.2
+    assert 0.1 < p < 0.35
     page = write_report(path).read_text(encoding="utf-8")
     assert "<h2>Groups</h2>" in page
     assert "6 of 8" in page

@@ -28,7 +28,16 @@ TWELVE = [(k, 0.5 if k == 3 else 0.9, 100, 0.1 * k) for k in range(12)]
 def test_a_client_that_stands_apart_does_so_in_the_table(write_run):
     run = with_samples(write_run(), TWELVE)
     section = worst_section(rows_of([read_run(run)]))
-    assert section.header == ("method", "worst 10 %", "worst %", "gap %", "by chance %", "p", "loss, worst 10 %", "loss, worst")
+    assert section.header == (
+        "method",
+        "worst 10 %",
+        "worst client %",
+        "gap %",
+        "by chance %",
+        "p",
+        "loss, worst 10 %",
+        "loss, worst",
+    )
     (row,) = section.rows
     found = of_clients(read_run(run).clients, 0)
     assert row[0] == "fedavg"
