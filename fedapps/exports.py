@@ -24,7 +24,7 @@ SHARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "strategies.families.reweighting": ("Reweighting",),
     },
     "clients": {
-        "clients.base.adapter": ("to_client_app",),
+        "clients.base.adapter": ("answer_identity", "to_client_app"),
         "clients.base.data": ("ClientData", "Split"),
         "clients.base.options": ("TrainOptions",),
         "clients.base.store": ("DiskStore", "MessageStore", "Store"),

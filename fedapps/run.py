@@ -61,6 +61,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
             first_round=done + 1, evaluate_every=settings.evaluate_every,
             patience=Patience(max(settings.min_replies, settings.robust.least), settings.max_failed_rounds),
             callbacks=[recorder, checkpoints, *([image_grids] if image_grids else []), tell_clients, *callbacks],
+            log_result=False,  # the results folder holds it
         )  # fmt: skip
     except BaseException as error:
         if isinstance(error, TooFewReplies):  # raised between two rounds, so the current state can be resumed

@@ -6,20 +6,25 @@ AISTATS 2017, arXiv 1602.05629, Algorithm 1.
 Contract. A training reply holds one ArrayRecord with the names and shapes that were sent, and one MetricRecord with
 ``num-examples`` > 0 (the weight). An evaluation reply holds one MetricRecord with ``num-examples``.
 
-Differences from Flower's FedAvg, from which it inherits: sampling uses the client grid's seed, sums run in the order of client ids (so
-that a run is reproducible bit for bit), integer buffers keep their type, and state can be saved.
+Differences from Flower's FedAvg, from which it inherits: the minimum numbers of nodes are 1 unless given, sampling uses the client
+grid's seed, sums run in the order of client ids (so that a run is reproducible bit for bit), integer buffers keep their type, a metric
+need not be reported by every client, and state can be saved.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from logging import INFO
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
+from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientGrid
@@ -40,15 +45,24 @@ class FedAvgOptions(Options):
 class FedAvg(FlowerFedAvg):
     """Weighted averaging; keyword arguments are those of Flower's FedAvg, with minimum node counts of 1.
 
-    ``weights``: as in :class:`FedAvgOptions`; metrics are averaged by ``num-examples`` either way.
+    ``weights``: as in :class:`FedAvgOptions`; metrics are averaged by ``num-examples`` either way. Raises ``ValueError`` for fractions
+    outside 0 to 1 and for negative minima.
     """
 
     takes_any_metrics = True  # a mean is taken over the clients that report the metric
+    #: It waits for ``min_available_nodes`` by itself, also where the client grid samples ``clients_per_round``.
+    waits_for_clients = True
 
     def __init__(self, *, weights: str = "samples", **kwargs: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
         averages = {"train_metrics_aggr_fn": average_metrics, "evaluate_metrics_aggr_fn": average_metrics}
         super().__init__(**(minima | averages | kwargs))
+        for name in ("fraction_train", "fraction_evaluate"):
+            check_range(name, getattr(self, name), 0, 1)
+        for name in minima:
+            check_range(name, getattr(self, name), 0)
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"{name} = {getattr(self, name)}: must be a whole number")
         self.weights = FedAvgOptions(weights).weights
 
     @property
@@ -81,7 +95,7 @@ class FedAvg(FlowerFedAvg):
         """Send the model to the sampled clients, with :meth:`train_options` in the configuration."""
         config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
         config.update(self.train_options(server_round, int(str(config.get("num-rounds", server_round)))))
-        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
+        nodes = self._sample(grid, server_round, MessageType.TRAIN)
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -90,7 +104,7 @@ class FedAvg(FlowerFedAvg):
             return []
         config["server-round"] = server_round
         config.update(self.evaluate_options(server_round, int(str(config.get("num-rounds", server_round)))))
-        nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         return self._messages(arrays, config, nodes, MessageType.EVALUATE)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -132,10 +146,26 @@ class FedAvg(FlowerFedAvg):
     def _weight(self, content: RecordDict) -> float:
         return float(metrics_of(content)[self.weighted_by_key]) if self.weights == "samples" else 1.0
 
-    def _sample(self, grid: Grid, server_round: int, fraction: float, minimum: int) -> list[int]:
-        nodes = list(grid.get_node_ids())
-        wanted = max(int(len(nodes) * fraction), minimum)
-        return grid.sample(server_round, wanted) if isinstance(grid, ClientGrid) and wanted < len(nodes) else nodes
+    def _sample(self, grid: Grid, server_round: int, kind: str) -> list[int]:
+        """Return the nodes of a phase, by its fraction and minima, once there are enough; none if the fraction is 0."""
+        train = kind == MessageType.TRAIN
+        fraction = self.fraction_train if train else self.fraction_evaluate
+        minimum = self.min_train_nodes if train else self.min_evaluate_nodes
+        if fraction == 0:
+            return []
+        enough = max(self.min_available_nodes, minimum)
+        if isinstance(grid, ClientGrid):
+            everyone = grid.wait(enough)
+            nodes = grid.get_node_ids() if grid.clients_per_round else everyone
+            wanted = max(int(len(nodes) * fraction), minimum)
+            if wanted < len(nodes):
+                nodes = grid.sample(server_round, wanted, "sampling" if train else "sampling for evaluation")
+        else:  # Flower's own loop, of one of its wrappers
+            chosen, everyone = sample_nodes(grid, enough, max(int(len(list(grid.get_node_ids())) * fraction), minimum))
+            nodes = sorted(chosen)
+        phase = "configure_train" if train else "configure_evaluate"
+        log(INFO, "%s: Sampled %s nodes (out of %s)", phase, len(nodes), len(everyone))
+        return nodes
 
     def _messages(self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int], kind: str) -> list[Message]:
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})

@@ -177,7 +177,7 @@ class FedBoost(FedAvg):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Draw predictors (``repeats`` times) and send them to the sampled clients."""
-        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
+        nodes = self._sample(grid, server_round, MessageType.TRAIN)
         self.meet(grid)
         if self.collecting:
             return self._messages(ArrayRecord(), ConfigRecord({**config, "phase": "train-predictor"}), nodes, MessageType.TRAIN)
@@ -280,7 +280,7 @@ class FedBoost(FedAvg):
         """Send the ensemble: for densities, its mixture and the uniform one as single predictors; else all predictors."""
         if self.fraction_evaluate == 0 or self.collecting:
             return []
-        nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         uniform = np.full(self.library.q, 1 / self.library.q)
         mixed, even = self.library.mixture(self.average), self.library.mixture(uniform)
         if mixed is not None and even is not None:

@@ -116,7 +116,8 @@ class FedFW(Constrained):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send x_bar and the step sizes and penalties of the round."""
         ids = clients_of(grid)
-        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
+        if not (nodes := self._sample(grid, server_round, MessageType.TRAIN)):
+            return []
         now = _Round(self.open_model(arrays, server_round), list(arrays), (), ids, [ids[node] for node in nodes])
         config["server-round"] = server_round  # Flower's own loop leaves this to the strategy
         local, num_rounds = self.options.local_steps, int(str(config.get("num-rounds", server_round)))
@@ -135,6 +136,7 @@ class FedFW(Constrained):
                 "stochastic": self.options.schedule == "stochastic",
             }
         )
+        config.pop("dual-mean", None)  # of the round before
         now.resync = [client for client in now.asked if client in self.suspects]
         self._sent = now
         if self.variant != "naive-fw" and (self.points or len(nodes) < len(ids)):

@@ -127,7 +127,7 @@ class FFGB(FedAvg):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send each sampled client the learners that it has not received yet, and the step sizes of the round."""
         self._open(arrays)
-        nodes = self._sample(grid, server_round, self.fraction_train, self.min_train_nodes)
+        nodes = self._sample(grid, server_round, MessageType.TRAIN)
         steps: dict[str, Any] = {"etas": self.etas(self.function.version), "mu": self.mu, "residual": self.options.residual}
         clips = {"clip-residual": self.clip_residual} if self.clip_residual is not None else {}
         extra: dict[str, Any] = {"variant": self.variant, "lipschitz": self.options.lipschitz, **steps, **clips}
@@ -142,7 +142,7 @@ class FFGB(FedAvg):
             return []
         self._open(arrays)
         config["server-round"] = server_round
-        nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         messages = self._blocks(config, nodes, grid, MessageType.EVALUATE)
         self._unscored = {self._names[node] for node in nodes}
         return messages

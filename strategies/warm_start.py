@@ -10,7 +10,8 @@ Contract: that of the strategy in charge of the round. Every configuration names
 clients that differ between the two (``clients.WarmStartClient``). Round numbers are not reset.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,7 @@ class WarmStart(Strategy):
             require_declaration(half, "WarmStart")
         self.first, self.rounds, self.then = first, rounds, then
         self.current = first
+        self._written: dict[str, dict[str, Any]] = {"train": {}, "evaluate": {}}  # by phase: name -> value before, None: none
 
     def half(self, server_round: int) -> Strategy:
         """Return the strategy of a round and make it the current one."""
@@ -65,7 +67,8 @@ class WarmStart(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Delegate to the strategy of the round."""
-        return self._announced(server_round, config).configure_train(server_round, arrays, config, grid)
+        with self._announced(server_round, config, "train") as strategy:
+            return list(strategy.configure_train(server_round, arrays, config, grid))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the strategy of the round."""
@@ -73,7 +76,8 @@ class WarmStart(Strategy):
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Delegate to the strategy of the round."""
-        return self._announced(server_round, config).configure_evaluate(server_round, arrays, config, grid)
+        with self._announced(server_round, config, "evaluate") as strategy:
+            return list(strategy.configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Delegate to the strategy of the round."""
@@ -137,7 +141,19 @@ class WarmStart(Strategy):
             prefix = f"{name}."
             load_state(half, {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)})
 
-    def _announced(self, server_round: int, config: ConfigRecord) -> Strategy:
-        strategy = self.half(server_round)
+    @contextmanager
+    def _announced(self, server_round: int, config: ConfigRecord, phase: str) -> Iterator[Strategy]:
+        """Yield the strategy of the round, named in ``config``; what the first one writes there is taken back for the second."""
+        strategy, written = self.half(server_round), self._written[phase]
+        if strategy is self.then:
+            for name, value in written.items():
+                config.pop(name, None)
+                config.update({name: value} if value is not None else {})
+            written.clear()
         config[HALF] = "first" if strategy is self.first else "then"
-        return strategy
+        before = dict(config)
+        yield strategy
+        if strategy is self.first:
+            for name in config:
+                if config[name] != before.get(name):
+                    written.setdefault(name, before.get(name))

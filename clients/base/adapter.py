@@ -4,7 +4,8 @@
 
 Replies carry the array names of the server's model, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep their types:
 numbers and lists of numbers are sent in the MetricRecord ``metrics``; strings (and lists of strings), bytes and booleans in the
-ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.ClientGrid`` asks for.
+ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.ClientGrid`` asks for;
+``answer_identity(app)`` lets a message-API app of your own answer it too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,15 @@ def to_client_app(
         _, arrays, config = _open(message, writable)
         loss, num_examples, metrics = _numpy_client(client_fn(context)).evaluate(arrays, config)
         return Message(content=_metric_records(num_examples, {"loss": float(loss), **metrics}), reply_to=message)
+
+    return answer_identity(app, check)
+
+
+def answer_identity(app: ClientApp, check: Callable[[Context], None] | None = None) -> ClientApp:
+    """Let ``app`` answer the question who its client is, so that sampling follows client ids and a run can be repeated; return it.
+
+    The answer is ``client-id`` or ``partition-id`` of the node's configuration. ``check``: as in :func:`to_client_app`.
+    """
 
     @app.query("identity")
     def identity(message: Message, context: Context) -> Message:

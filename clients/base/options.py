@@ -1,13 +1,37 @@
 """Options of local training. Without PyTorch: settings are read and checked before it is needed."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from algorithms.common.checks import nearest
 from algorithms.common.options import Options, kebab, option
 from algorithms.common.schedule import decayed
 
 Config = Mapping[str, Any]
+
+#: Keys of configurations that are no options of local training: what the round loop, the strategies and the tasks send, in full or by
+#: their first word.
+OTHERS = (
+    "base", "cache", "cache-holds", "checkpoint-round", "clip", "clip-residual", "draw", "dual-mean", "etas", "first-round",
+    "hashes", "lambda-0", "lambdas", "learner-arrays", "lipschitz", "local-steps", "loss", "loss-before", "mixtures", "mu",
+    "new", "num-clients", "num-rounds", "phase", "predictor-arrays", "residual", "resync", "rhos", "seed", "server-round",
+    "share", "stochastic", "variant", "version",
+)  # fmt: skip
+OF_METHODS = (
+    "apfl-", "ditto-", "evg-", "feddyn-", "fedrep-", "oracle-", "pfedme-", "propfair-", "proximal-", "superfed-", "warm-start-",
+)  # fmt: skip
+#: What options are called elsewhere.
+ALIASES = {
+    "lr": "learning-rate",
+    "rate": "learning-rate",
+    "epochs": "local-epochs",
+    "num-epochs": "local-epochs",
+    "bs": "batch-size",
+    "wd": "weight-decay",
+}
+_told: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -24,8 +48,15 @@ class TrainOptions(Options):
 
     @classmethod
     def from_config(cls, config: Config) -> "TrainOptions":
-        """Read the options that a server sent in a message's configuration; what it did not send keeps its default."""
+        """Read the options that a server sent in a message's configuration; what it did not send keeps its default.
+
+        Keys that nothing here knows are logged once a process: a misspelt option would otherwise keep its default in silence.
+        """
         keys = {field.name: kebab(field.name) for field in fields(cls)}
+        if new := [key for key in unknown(config, keys.values()) if key not in _told]:
+            _told.update(new)
+            hints = [f"{key!r} ({_hint(key, keys.values())})" for key in new]
+            logging.getLogger("flwr").warning("keys of the configuration that have no effect on training: %s", ", ".join(hints))
         return cls(**{name: config[key] for name, key in keys.items() if key in config})
 
     def to_config(self) -> dict[str, int | float]:
@@ -45,3 +76,13 @@ class TrainOptions(Options):
         steps = self.local_epochs * -(-num_samples // self.batch_size)
         beta = self.momentum
         return sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))
+
+
+def unknown(config: Config, options: Iterable[str]) -> list[str]:
+    """Return the keys of a configuration that are neither ``options`` nor sent by a strategy or task of these packages."""
+    return [key for key in config if key not in {*options, *OTHERS} and not key.startswith(OF_METHODS)]
+
+
+def _hint(key: str, options: Iterable[str]) -> str:
+    word = key.replace("_", "-").lower()
+    return (f"did you mean {ALIASES[word]!r}?" if word in ALIASES else nearest(word, options).strip()) or "no such option"

@@ -102,6 +102,12 @@ def replies_of(strategy: Strategy) -> str:
     return "model" if isinstance(innermost(strategy), flower.FedAvg) else "other"
 
 
+def counts_replies(strategy: Strategy, phase: str) -> bool:
+    """Return whether a strategy's ``phase`` (the method "aggregate_train" or "aggregate_evaluate") is Flower's, which logs a count."""
+    kinds = type(innermost(strategy)).__mro__
+    return next(kind for kind in kinds if phase in vars(kind)).__module__.startswith("flwr.")
+
+
 def sends_updates(strategy: Strategy) -> bool:
     """Return whether the clients' replies are models or updates, to which a bound on the norm applies."""
     found = declared(strategy)

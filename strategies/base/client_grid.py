@@ -8,13 +8,16 @@ leaves error replies to the strategy. ``ClientGrid`` wraps any ``Grid`` and chan
 
 Seeded sampling needs our round loop; Flower's own ``start`` keeps its own sampling.
 
-Client ids come from one ``query.identity`` message per node (answered by ``clients.base.adapter``). A node whose app does not
-answer it is identified by its node id: everything works, but a simulation is then not repeatable.
+Client ids come from one ``query.identity`` message per node (answered by ``clients.to_client_app`` and ``clients.answer_identity``).
+One node is asked first: if its app has no answer, none is asked again. Nodes are then identified by their node ids: everything works,
+but a simulation is not repeatable.
 """
 
+import logging
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
 from typing import Any, cast
@@ -35,6 +38,8 @@ ClientId = int | str
 IDENTITY = f"{MessageType.QUERY}.identity"
 LATECOMER_TIMEOUT = 60.0  # seconds that a run waits for the identity of a node that connects after the start
 LONGEST_NAME, LONGEST_FAULT = 100, 500
+#: What Flower says of an app that registers no function for the question, of the message API or with a ``client_fn``.
+NO_ANSWER = ("No query function registered with name 'identity'", f"Invalid message type: {IDENTITY}")
 
 
 @dataclass(frozen=True)
@@ -95,19 +100,27 @@ class ClientGrid(Grid):
         self._active: list[int] | None = None
         self._announced: dict[int, int] = {}  # how many clients there are, as the nodes say
         self._met = False  # whether the start is over
+        self._mute = False  # whether the app of the nodes has no answer to the question who they are
 
     # --- identity -----------------------------------------------------------------------------------------------
 
-    def wait(self) -> None:
-        """Wait until all nodes are connected and identified; raise ``TimeoutError`` after ``start_timeout`` seconds."""
-        deadline = time.monotonic() + self.start_timeout
-        while len(nodes := self._connected()) < (wanted := self._expected()):
+    def wait(self, minimum: int = 0) -> list[int]:
+        """Wait until all nodes, or ``minimum`` of them if it is given, are connected and identified; return all that are.
+
+        Raises ``TimeoutError`` after ``start_timeout`` seconds.
+        """
+        deadline, told = time.monotonic() + self.start_timeout, 0
+        while len(nodes := self._connected()) < (wanted := minimum or self._expected()):
             if time.monotonic() > deadline:
+                lower = "min_available_nodes, min_train_nodes or min_evaluate_nodes" if minimum else "num-clients"
                 raise TimeoutError(
-                    f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: start more, or lower num-clients"
+                    f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: start more, or lower {lower}"
                 )
+            if told != (told := len(nodes) + 1):  # in Flower's words, but once a number instead of once a second
+                log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), wanted)
             time.sleep(0.05 if self.start_timeout < 1 else 0.2)
         self._met = True
+        return nodes
 
     def _expected(self) -> int:
         # The median: a single node that tells a wrong number must neither end the run nor start it too early.
@@ -124,16 +137,13 @@ class ClientGrid(Grid):
     def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
         """Name new nodes. Before the first round a duplicate name is an error; later the second node waits until the first is gone."""
         asked = [node for node in nodes if node not in self._claims]
-        questions = [
-            Message(content=RecordDict({"config": ConfigRecord()}), message_type=IDENTITY, dst_node_id=node) for node in asked
-        ]
-        patience = self.start_timeout if not self._met else min(self.start_timeout, LATECOMER_TIMEOUT)
-        answers = list(self.grid.send_and_receive(questions, timeout=patience)) if questions else []
+        answers = self._ask(asked)
+        if self._mute:
+            self._claims |= {node: node for node in asked}
+            asked = []
         silent, reasons = set(asked), []
         faults: list[str] = []
-        by_question = {question.metadata.message_id: node for question, node in zip(questions, asked, strict=True)}
-        for answer in answers:
-            node = by_question.get(answer.metadata.reply_to_message_id, answer.metadata.src_node_id)
+        for node, answer in answers:
             silent.discard(node)
             name, size = (None, 1) if (why := _error(answer)) else _introduction(answer.content)
             if name is not None and (fault := _fault(answer.content)):
@@ -168,6 +178,31 @@ class ClientGrid(Grid):
             else:
                 log(WARNING, "another node says that it is client %s: it waits until the first one is gone", client)
 
+    def _ask(self, nodes: Sequence[int]) -> list[tuple[int, Message]]:
+        """Ask nodes for their names, one of them first if none has a name yet; return (node, answer), nothing if the app is mute."""
+        answers: list[tuple[int, Message]] = []
+        first = [] if self._ids else list(nodes[:1])
+        for group in (first, nodes[len(first) :]):
+            if not group or self._mute:
+                continue
+            questions = [
+                Message(content=RecordDict({"config": ConfigRecord()}), message_type=IDENTITY, dst_node_id=node) for node in group
+            ]
+            patience = self.start_timeout if not self._met else min(self.start_timeout, LATECOMER_TIMEOUT)
+            with _without_log_of_no_answer():
+                heard = list(self.grid.send_and_receive(questions, timeout=patience))
+            by_question = {question.metadata.message_id: node for question, node in zip(questions, group, strict=True)}
+            answers += [(by_question.get(a.metadata.reply_to_message_id, a.metadata.src_node_id), a) for a in heard]
+            if group is first and heard and heard[0].has_error() and _tells_no_answer(heard[0].error.reason):
+                self._mute = True
+                log(
+                    WARNING,
+                    "the app of the clients does not answer %s: clients are known by their node ids, sampling is not repeatable; "
+                    "clients.answer_identity(app) changes that",
+                    IDENTITY,
+                )
+        return [] if self._mute else answers
+
     def client_id(self, node_id: int) -> ClientId:
         """Return the stable id of a node (its node id while it is unknown)."""
         return self._ids.get(node_id, node_id)
@@ -182,12 +217,12 @@ class ClientGrid(Grid):
         """The ids of the connected clients, sorted."""
         return [self._ids[node] for node in self._connected()]
 
-    def sample(self, server_round: int, num_clients: int) -> list[int]:
-        """Return the nodes of ``num_clients`` clients (all if there are fewer), sampled with the seed for this round."""
+    def sample(self, server_round: int, num_clients: int, purpose: str = "sampling") -> list[int]:
+        """Return the nodes of ``num_clients`` clients (all if there are fewer), sampled with the seed for this round and purpose."""
         nodes = self._connected()
         if num_clients >= len(nodes):
             return nodes
-        chosen = generator(self.seed, "sampling", server_round=server_round).choice(len(nodes), num_clients, replace=False)
+        chosen = generator(self.seed, purpose, server_round=server_round).choice(len(nodes), num_clients, replace=False)
         return [nodes[i] for i in sorted(chosen)]
 
     def open_training(self, server_round: int) -> None:
@@ -243,8 +278,6 @@ class ClientGrid(Grid):
         self.last = exchange
         if dead:
             raise RuntimeError(f"the worker process of client {dead[0].client} died (out of memory?): {dead[0].reason}")
-        if sent:
-            log(INFO, "%s: %d of %d replies used", exchange.kind, len(valid), len(sent))
         return [reply for _, reply in valid]
 
     def _leave_out(self, exchange: Exchange, client: ClientId, reason: str) -> None:
@@ -305,6 +338,26 @@ def _error(reply: Message) -> str | None:
         return None
     lines = [line.strip() for line in (reply.error.reason or "").strip().splitlines() if line.strip()]
     return (lines[-1] if lines else f"error code {reply.error.code}")[:300]
+
+
+def _tells_no_answer(text: str | None) -> bool:
+    return any(words in (text or "") for words in NO_ANSWER)
+
+
+@contextmanager
+def _without_log_of_no_answer() -> Iterator[None]:
+    """Keep what Flower's simulation logs of an app without an answer, a page with a traceback, out of the log: one line says it."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        said = record.getMessage()  # any other error comes with a traceback of its own
+        return not (_tells_no_answer(said) or said.startswith("An exception was raised when processing a message by"))
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def _introduction(content: RecordDict) -> tuple[ClientId | None, int]:

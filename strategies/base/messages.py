@@ -83,12 +83,10 @@ def shape_fault(sent: RecordDict, received: RecordDict) -> str | None:
     want, got = arrays_of(sent)[0], arrays_of(received)
     if len(got) != 1:
         return f"{len(got)} array records in the reply: exactly one is needed"
-    if list(want) != list(got[0]):
+    if set(want) != set(got[0]):
         return f"arrays {list(got[0])[:4]} in the reply, but {list(want)[:4]} were sent"
     for name, array in want.items():
         other = got[0][name]
         if tuple(array.shape) != tuple(other.shape):
             return f"array {name!r} has shape {tuple(other.shape)}, but {tuple(array.shape)} was sent"
-    if not any(isinstance(record, MetricRecord) and "num-examples" in record for record in received.values()):
-        return "the reply has no 'num-examples' metric"
     return None

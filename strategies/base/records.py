@@ -18,8 +18,9 @@ T = TypeVar("T")
 def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> ArrayRecord:
     """Return the weighted average of the one ArrayRecord in each content, names kept."""
     records = [arrays_of(content)[0] for content in contents]
-    models = [[read(array) for array in record.values()] for record in records]
-    return to_record(list(records[0]), weighted_average(models, weights))
+    names = list(records[0])
+    models = [[read(record[name]) for name in names] for record in records]
+    return to_record(names, weighted_average(models, weights))
 
 
 def average_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:

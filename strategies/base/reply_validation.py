@@ -82,6 +82,8 @@ class Rules:
         like = self.like_model and training
         if like and (fault := shape_fault(sent, got)):
             return fault
+        if like:
+            in_order(arrays_of(got)[0], list(arrays_of(sent)[0]))
         records = [(record, {name: read(array) for name, array in record.items()}) for record in arrays_of(got)]
         for _, arrays in records:
             for name, values in arrays.items():
@@ -126,6 +128,13 @@ class Rules:
             part *= bound / norm
             record[name] = Array(*fields((part + start.get(name, 0.0)).astype(arrays[name].dtype)))
         return None
+
+
+def in_order(record: ArrayRecord, names: list[str]) -> None:
+    """Bring the arrays of a record into the order of ``names``: methods go through replies by position."""
+    if list(record) != names:
+        for name in names:
+            record[name] = record.pop(name)
 
 
 def update_of(arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:

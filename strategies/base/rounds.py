@@ -1,10 +1,12 @@
 """The round loop for any Flower strategy: train, aggregate, evaluate every k rounds, call back.
 
-Differs from Flower's ``Strategy.start`` where a long run needs it: the first round may be later than 1 (resume), evaluation need not
-happen every round (a phase costs 0.1-3 s however small the model), a round without valid replies keeps the model, and a run in
-which clients fail round after round ends with an error instead of as a success. Callbacks run after every round.
+It calls, logs and returns what Flower's ``Strategy.start`` does, and differs where a long run needs it: the first round may be later
+than 1 (resume), evaluation need not happen every round (a phase costs 0.1-3 s however small the model), invalid replies do not reach
+the strategy, a round without valid replies keeps the model, which the result holds even if no round changed it, and a run in which
+clients fail round after round ends with an error instead of as a success. Callbacks run after every round.
 """
 
+import io
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +16,15 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
-from strategies.base.capabilities import is_finished
+from strategies.base.capabilities import counts_replies, is_finished
 from strategies.base.client_grid import ClientGrid, Exchange, Failure
+from strategies.base.messages import innermost
+
+#: Rounds whose metrics the log repeats at the end.
+MOST_TOLD = 200
+AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
 
 
 class TooFewReplies(RuntimeError):
@@ -97,66 +105,82 @@ def run_rounds(
     evaluate_every: int = 1,
     patience: Patience | None = None,
     callbacks: Sequence[Callback] = (),
+    log_result: bool = True,
 ) -> Result:
     """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's ``Result``.
 
-    The arguments shared with ``Strategy.start`` have the same meaning; ``timeout`` is in seconds and bounds each phase. The clients are
-    evaluated after every ``evaluate_every``-th round and after the last one (0: only then). A callback that returns ``True``, or a
-    strategy whose ``finished`` is true, stops the run after the current round. Configurations are sent with ``server-round`` and
-    ``num-rounds`` added.
+    The arguments shared with ``Strategy.start`` have the same meaning; ``timeout`` is in seconds and bounds each phase. ``evaluate_fn``
+    is called before round 1 and whenever the clients are evaluated: after every ``evaluate_every``-th round and after the last one (0:
+    only then). A callback that returns ``True``, or a strategy whose ``finished`` is true, stops the run after the current round.
+    Configurations are sent with ``server-round`` and ``num-rounds`` added; as in Flower's loop, a strategy finds in them what it wrote
+    there the round before. ``log_result``: whether the log ends with the metrics of all rounds.
 
     Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid training replies, and if the last round or the last
-    evaluation had not.
+    evaluation had not; ``TimeoutError`` if fewer clients than the strategy's minima connect in time; ``ValueError`` if strategy and
+    ``clients_per_round`` contradict each other.
     """
     client_grid = grid if isinstance(grid, ClientGrid) else ClientGrid(grid)
     patience = patience or Patience()
-    tally, result, arrays = _Tally(), Result(), initial_arrays
+    train_config = ConfigRecord() if train_config is None else train_config
+    if evaluate_config is None or evaluate_config is train_config:  # what a strategy writes into one is not for the other
+        evaluate_config = ConfigRecord({**(evaluate_config or {})})
+    log(INFO, "Starting %s strategy:", type(strategy).__name__)
+    log_strategy_start_info(num_rounds, initial_arrays, train_config, evaluate_config)
+    strategy.summary()
+    began, tally, result, arrays = time.monotonic(), _Tally(), Result(), initial_arrays
     result.arrays = initial_arrays
     now: Round | None = None
+    if evaluate_fn and first_round == 1:
+        score = evaluate_fn(0, initial_arrays)
+        log(INFO, "Initial global evaluation results: %s", score)
+        if score is not None:
+            result.evaluate_metrics_serverapp[0] = score
     client_grid.wait()
-    log(
-        INFO,
-        "%s: rounds %d to %d, %d clients",
-        type(strategy).__name__,
-        first_round,
-        num_rounds,
-        len(client_grid.client_ids),
-    )
+    log(INFO, "Rounds %d to %d with %d clients", first_round, num_rounds, len(client_grid.client_ids))
     for number in range(first_round, num_rounds + 1):
-        began = time.monotonic()
-        config = _for_round(train_config, number, num_rounds)
+        log(INFO, "[ROUND %s/%s]", number, num_rounds)
+        round_began = time.monotonic()
+        train_config.update({"server-round": number, "num-rounds": num_rounds})
+        _await_minimum(strategy, client_grid)
         client_grid.open_training(number)
         try:
-            messages = list(strategy.configure_train(number, arrays, config, client_grid))
+            messages = list(strategy.configure_train(number, arrays, train_config, client_grid))
         finally:
             client_grid.close_training()
         client_grid.rules.follow(strategy)  # every round: the rules of a strategy with phases change
         replies = client_grid.send_and_receive(messages, timeout=timeout)
         now = Round(number, num_rounds, arrays, client_grid.last, None)
         asked = bool(messages)
+        _log_replies("aggregate_train", strategy, now.trained)
         if replies:
             new_arrays, now.train_metrics = strategy.aggregate_train(number, replies)
             arrays = arrays if new_arrays is None else new_arrays
         now.arrays = result.arrays = arrays
         if now.train_metrics is not None:
+            log(INFO, AGGREGATED, now.train_metrics)
             result.train_metrics_clientapp[number] = now.train_metrics
 
         stopping = number == num_rounds or is_finished(strategy)
         if stopping or (evaluate_every and number % evaluate_every == 0):
-            config = _for_round(evaluate_config, number, num_rounds)
-            messages = list(strategy.configure_evaluate(number, arrays, config, client_grid))
+            evaluate_config.update({"server-round": number, "num-rounds": num_rounds})
+            messages = list(strategy.configure_evaluate(number, arrays, evaluate_config, client_grid))
             replies = client_grid.send_and_receive(messages, timeout=timeout)
             if messages:
                 now.evaluated = client_grid.last
+                _log_replies("aggregate_evaluate", strategy, now.evaluated)
             if replies:
                 now.evaluate_metrics = strategy.aggregate_evaluate(number, replies)
             if now.evaluate_metrics is not None:
+                log(INFO, AGGREGATED, now.evaluate_metrics)
                 result.evaluate_metrics_clientapp[number] = now.evaluate_metrics
-            if evaluate_fn and (score := evaluate_fn(number, arrays)) is not None:
-                result.evaluate_metrics_serverapp[number] = score
-        now.seconds = time.monotonic() - began
+            if evaluate_fn:
+                log(INFO, "Global evaluation")
+                score = evaluate_fn(number, arrays)
+                log(INFO, "\t└──> MetricRecord: %s", score)
+                if score is not None:
+                    result.evaluate_metrics_serverapp[number] = score
+        now.seconds = time.monotonic() - round_began
         now.fault = _fault(now, patience) if stopping or is_finished(strategy) else ""
-        log(INFO, "[ROUND %d/%d] %.2f s %s", number, num_rounds, now.seconds, dict(now.train_metrics or {}))
         tally.note(now.trained, asked, patience)
         wishes = [callback(now) for callback in callbacks]  # every callback runs, whatever the others return
         tally.check(patience, number)
@@ -171,6 +195,9 @@ def run_rounds(
         error = TooFewReplies(fault)
         error.result = result
         raise error
+    log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
+    if log_result:
+        _log_result(result)
     return result
 
 
@@ -184,6 +211,36 @@ def _fault(now: Round, patience: Patience) -> str:
     return ""
 
 
-def _for_round(config: ConfigRecord | None, number: int, num_rounds: int) -> ConfigRecord:
-    # A fresh record every round: Flower's strategies write into their argument.
-    return ConfigRecord({**(config or {}), "server-round": number, "num-rounds": num_rounds})
+def _log_result(result: Result) -> None:
+    """Log the result as Flower does; of a very long run only the last rounds, since Flower formats thousands in minutes."""
+    parts = [result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp]
+    last = [dict(list(part.items())[-MOST_TOLD:]) for part in parts]
+    long = any(len(part) > MOST_TOLD for part in parts)
+    log(INFO, "Final results:" if not long else f"Final results, of the last {MOST_TOLD} rounds:")
+    for line in io.StringIO(str(Result(result.arrays, *last))):
+        log(INFO, "\t%s", line.strip("\n"))
+
+
+def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
+    """Before the grid samples, wait for the nodes that the strategy asks for; raise ``ValueError`` if it asks for more."""
+    if not (sampled := grid.clients_per_round):
+        return  # the strategy samples, and waits
+    inner = innermost(strategy)
+    fraction, least = getattr(inner, "fraction_train", 1.0), getattr(inner, "min_train_nodes", 0)
+    available = getattr(inner, "min_available_nodes", 0)
+    if 0 < fraction < 1 or least > sampled:
+        wrong = f"fraction_train = {fraction:g}" if fraction < 1 else f"min_train_nodes = {least}"
+        raise ValueError(f"{wrong} and clients_per_round = {sampled} contradict each other: leave one of them out")
+    if available > sampled and not getattr(inner, "waits_for_clients", False):
+        raise ValueError(
+            f"min_available_nodes = {available} of Flower's {type(inner).__name__}, which sees only the sampled "
+            f"clients_per_round = {sampled}, would wait for ever: wait with ClientGrid(num_clients = {available})"
+        )
+    if fraction and (enough := max(least, available)):
+        grid.wait(enough)
+
+
+def _log_replies(phase: str, strategy: Strategy, exchange: Exchange) -> None:
+    """Count the replies in Flower's words, unless Flower's own code does so and there is no failure that it cannot see."""
+    if exchange.failures or (exchange.clients and not counts_replies(strategy, phase)):
+        log(INFO, "%s: Received %s results and %s failures", phase, len(exchange.clients), len(exchange.failures))

@@ -69,7 +69,7 @@ class Constrained(FedAvg):
         if self.fraction_evaluate == 0:
             return []
         config.update({"server-round": server_round, "phase": "evaluate"})
-        nodes = self._sample(grid, server_round, self.fraction_evaluate, self.min_evaluate_nodes)
+        nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         self._evaluated, self._asked = self.open_model(arrays), len(list(grid.get_node_ids()))
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 

@@ -1,12 +1,15 @@
 """Faults of clients, one by one: each costs that client's reply and nothing else."""
 
+import logging
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common import log
 from flwr.common.constant import ErrorCode
 
-from clients import to_client_app
+from clients import answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
 from strategies.base.messages import content_bytes
@@ -225,7 +228,7 @@ def test_bytes_are_those_of_the_contents():
     big = {"w": np.zeros(1000, np.float32)}
     simulate(FedAvg(), None, 3, big, 1, grid=ClientGrid(Spy(app, 3)), callbacks=[rounds.append])
     train, evaluate = rounds[0].trained, rounds[0].evaluated
-    assert seen[1:] == [(train.bytes_down, train.bytes_up), (evaluate.bytes_down, evaluate.bytes_up)]
+    assert seen[-2:] == [(train.bytes_down, train.bytes_up), (evaluate.bytes_down, evaluate.bytes_up)]
     assert 3 * 4000 < train.bytes_up < 3 * 4300
     assert evaluate.bytes_up < 300
 
@@ -250,6 +253,70 @@ def test_a_strangers_app_without_identity_still_runs():
     result = simulate(FedAvg(fraction_evaluate=0), None, 3, START, 2, grid=grid, callbacks=[rounds.append])
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
     assert rounds[0].trained.clients == [1000, 1001, 1002]  # known by node id
+
+
+class Asked(InlineGrid):
+    """A grid that counts the questions and logs failures as Flower's simulation does, with their tracebacks."""
+
+    questions = 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        self.questions += sum(message.metadata.message_type == "query.identity" for message in messages)
+        for reply in replies:
+            if reply.has_error():
+                log(logging.ERROR, reply.error.reason)
+        return replies
+
+
+def strangers_app():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        return Message(
+            RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}), reply_to=message
+        )
+
+    return app
+
+
+@pytest.mark.parametrize("app", [strangers_app(), ClientApp(client_fn=lambda context: EchoClient(1.0).to_client())])
+def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
+    grid = Asked(app, 40)
+    client_grid = ClientGrid(grid)
+    client_grid.wait()
+    assert client_grid.client_ids == list(grid.contexts)
+    assert grid.questions == 1
+    (record,) = [record for record in caplog.records if "connect" not in record.getMessage()]
+    assert "does not answer query.identity" in record.getMessage()
+    assert "clients.answer_identity(app)" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_one_line_makes_it_repeatable():
+    def run(seed):
+        rounds = []
+        grid = ClientGrid(Asked(answer_identity(strangers_app()), 20), seed=seed, clients_per_round=5)
+        simulate(FedAvg(fraction_evaluate=0), None, 20, START, 2, grid=grid, callbacks=[rounds.append])
+        return [now.trained.clients for now in rounds]
+
+    assert run(1) == run(1) != run(2)
+    assert max(max(run(1))) < 20  # partition ids
+
+
+def test_a_node_that_fails_first_does_not_speak_for_the_app(caplog):
+    class Broken(Asked):
+        def _answer(self, message):
+            if message.metadata.dst_node_id == 1000 and message.metadata.message_type == "query.identity":
+                return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="the disk is full"), reply_to=message)
+            return super()._answer(message)
+
+    client_grid = ClientGrid(Broken(to_client_app(lambda context: EchoClient(0)), 3))
+    client_grid.wait()
+    assert client_grid.clients == {1001: 1, 1002: 2, 1000: 1000}
+    assert "the disk is full" in caplog.text
 
 
 def test_two_nodes_with_one_name_are_refused():

@@ -38,4 +38,4 @@ def test_server_evaluation():
 
     score = {"evaluate_fn": lambda number, arrays: MetricRecord({"w": float(arrays["w"].numpy()[0])})}
     result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 4, evaluate_every=2, **score)
-    assert {n: m["w"] for n, m in result.evaluate_metrics_serverapp.items()} == {2: 2.0, 4: 4.0}
+    assert {n: m["w"] for n, m in result.evaluate_metrics_serverapp.items()} == {0: 0.0, 2: 2.0, 4: 4.0}

@@ -1,0 +1,311 @@
+"""A stranger changes one import: our FedAvg and Flower's, side by side on the same grid, say and return the same."""
+
+import logging
+import re
+from itertools import count
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from strategies import AAggFFD, ClientGrid, FedAvg, FedMGDA, FedProx, Scaffold, WarmStart, run_rounds
+from tests.helpers import EchoClient, arrays_of, simulate
+
+START = {"w": np.zeros(2, np.float32)}
+MINIMA = {"min_train_nodes": 2, "min_evaluate_nodes": 2, "min_available_nodes": 2}
+
+
+class Uneven(EchoClient):
+    """Client i counts i + 1 times; client 1 fails in round 2."""
+
+    def __init__(self, i):
+        super().__init__(0.5 * (i + 1), i + 1)
+        self.i = i
+
+    def fit(self, parameters, config):
+        if self.i == 1 and config["server-round"] == 2:
+            raise RuntimeError("the disk of site 1 is full")
+        arrays, n, metrics = super().fit(parameters, config)
+        return arrays, n, {**metrics, "curve": [float(self.i), config["rate"]]}
+
+
+def run(strategy, caplog, evaluate_fn=None, rounds=3, **options):
+    """Return the Result and the facts of the log: no durations, no empty lines, no branches of Flower's tree."""
+    app = to_client_app(lambda context: Uneven(int(context.node_config["partition-id"])))
+    start = ArrayRecord({name: Array(value) for name, value in START.items()})
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        result = strategy.start(
+            InlineGrid(app, 3),
+            start,
+            rounds,
+            train_config=ConfigRecord({"rate": 0.25}),
+            evaluate_config=ConfigRecord({"topic": "digits"}),
+            evaluate_fn=evaluate_fn,
+            **options,
+        )
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    lines = (re.sub(r"\d+\.\d+s$", "... s", re.sub(r"^[\s│├└─>]+", "", line)).strip() for line in said)
+    return result, [line for line in lines if line]
+
+
+def score(server_round, arrays):
+    w = float(arrays["w"].numpy()[0])
+    return MetricRecord({"w": w}) if server_round != 2 else None
+
+
+def same_records(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert a[key].keys() == b[key].keys()
+        for name, value in a[key].items():
+            assert value == pytest.approx(b[key][name])
+
+
+@pytest.mark.parametrize("evaluate_fn", [None, score])
+@pytest.mark.parametrize("fraction_evaluate", [1.0, 0.0])
+def test_the_result_is_flowers(evaluate_fn, fraction_evaluate, caplog):
+    options = {**MINIMA, "fraction_evaluate": fraction_evaluate}
+    theirs, _ = run(FlowerFedAvg(**options), caplog, evaluate_fn)
+    ours, _ = run(FedAvg(**options), caplog, evaluate_fn)
+    np.testing.assert_allclose(arrays_of(ours)["w"], arrays_of(theirs)["w"], rtol=1e-6)
+    for part in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        same_records(getattr(ours, part), getattr(theirs, part))
+    assert list(ours.evaluate_metrics_serverapp) == ([0, 1, 3] if evaluate_fn else [])
+
+
+NUMBER = re.compile(r"\d+\.\d+(?:e[+-]\d+)?")
+
+
+def alike(line, other):
+    """Compare two lines, their decimal fractions to rounding."""
+    numbers = [[float(number) for number in NUMBER.findall(text)] for text in (line, other)]
+    return NUMBER.sub("#", line) == NUMBER.sub("#", other) and numbers[0] == pytest.approx(numbers[1])
+
+
+def test_the_log_says_what_flowers_says_in_its_order(caplog):
+    _, theirs = run(FlowerFedAvg(**MINIMA), caplog, score)
+    _, ours = run(FedAvg(**MINIMA), caplog, score)
+    rest = iter(ours)
+    for line in theirs:
+        if not line.startswith("Received error in reply"):  # ours names the client beside the reason, as a warning
+            assert any(alike(line, own) for own in rest), f"{line!r} is missing, or not in its place, among {ours}"
+    assert sum("results and" in line for line in ours) == 6
+    assert "aggregate_train: Received 2 results and 1 failures" in ours
+
+
+def test_flowers_own_strategy_in_our_loop_counts_a_round_once(caplog):
+    app = to_client_app(lambda context: EchoClient(1.0))
+    start = ArrayRecord({name: Array(value) for name, value in START.items()})
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        run_rounds(FedAdam(), InlineGrid(app, 3), start, 1)
+    assert sum("aggregate_train: Received 3 results" in line for line in caplog.messages) == 1
+
+
+def test_a_resumed_run_does_not_evaluate_its_start_again():
+    asked = []
+    evaluate = {"evaluate_fn": lambda number, arrays: asked.append(number)}
+    simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 5, first_round=4, **evaluate)
+    assert asked == [4, 5]
+
+
+def test_what_a_strategy_changes_in_the_configuration_stays_as_in_flowers_loop():
+    """Flower's documentation halves a learning rate in ``configure_train`` every few rounds."""
+
+    class Halving(FlowerFedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            config["rate"] *= 0.5
+            return super().configure_train(server_round, arrays, config, grid)
+
+    def rates(loop):
+        seen = []
+
+        class Spy(EchoClient):
+            def fit(self, parameters, config):
+                seen.append(config["rate"])
+                return super().fit(parameters, config)
+
+        app = to_client_app(lambda context: Spy(1.0))
+        start = ArrayRecord({name: Array(value) for name, value in START.items()})
+        loop(Halving(**dict.fromkeys(MINIMA, 1)), InlineGrid(app, 1), start, 3, train_config=ConfigRecord({"rate": 1.0}))
+        return seen
+
+    assert rates(run_rounds) == rates(lambda strategy, *args, **kwargs: strategy.start(*args, **kwargs)) == [0.5, 0.25, 0.125]
+
+
+def test_the_second_half_of_a_warm_start_is_not_sent_the_firsts_options():
+    seen = []
+
+    class Spy(EchoClient):
+        def fit(self, parameters, config):
+            seen.append("proximal-mu" in config)
+            return super().fit(parameters, config)
+
+    simulate(WarmStart(FedProx(), 2, FedAvg()), lambda i, _: Spy(1.0), 1, START, 4)
+    assert seen == [True, True, False, False]
+
+
+# --- which nodes, how many, how weighted ------------------------------------------------------------------------------
+
+
+class Gathering(InlineGrid):
+    """A grid to which one more node connects each time that somebody looks."""
+
+    def __init__(self, app, num_clients):
+        super().__init__(app, num_clients)
+        self.looks = count(1)
+
+    def get_node_ids(self):
+        return list(self.contexts)[: next(self.looks)]
+
+
+def stranger(weight="num-examples", arrays="arrays", config="config"):
+    """Return a message-API app that knows nothing of this project; client i adds i + 1 and counts i + 1 times."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        size = context.node_config["partition-id"] + 1
+        assert message.content[config]["server-round"] > 0
+        new = {name: Array(array.numpy() + np.float32(size)) for name, array in message.content[arrays].items()}
+        content = {"my-model": ArrayRecord(new), "my-metrics": MetricRecord({weight: size, "size": float(size)})}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        size = context.node_config["partition-id"] + 1
+        assert message.content[config]["server-round"] > 0
+        return Message(RecordDict({"m": MetricRecord({weight: size, "size": float(size)})}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("minimum", ["min_available_nodes", "min_train_nodes"])
+def test_a_run_that_asks_for_eight_hospitals_waits_for_eight(minimum):
+    rounds = []
+    grid = ClientGrid(Gathering(stranger(), 8), start_timeout=30)
+    simulate(FedAvg(**{minimum: 8}), None, 8, START, 2, grid=grid, callbacks=[rounds.append])
+    assert [len(now.trained.clients) for now in rounds] == [8, 8]
+
+
+def test_a_run_that_asks_for_more_evaluating_clients_than_it_trains_waits_for_them():
+    rounds = []
+    grid = ClientGrid(Gathering(stranger(), 20), start_timeout=30)
+    simulate(FedAvg(min_evaluate_nodes=20), None, 20, START, 1, grid=grid, callbacks=[rounds.append])
+    assert len(rounds[0].evaluated.clients) == 20
+
+
+def test_waiting_for_nodes_that_never_come_ends_with_their_name():
+    grid = ClientGrid(InlineGrid(stranger(), 3), start_timeout=0.1)
+    with pytest.raises(TimeoutError, match=r"3 of 8 clients connected within 0\.1 s: .* min_available_nodes"):
+        simulate(FedAvg(min_available_nodes=8), None, 3, START, 2, grid=grid)
+
+
+@pytest.mark.parametrize("options", [{"fraction_train": 0.5}, {"min_train_nodes": 6}])
+@pytest.mark.parametrize("kind", [FedAvg, FlowerFedAvg])
+def test_two_answers_to_how_many_clients_train_are_refused(kind, options):
+    grid = ClientGrid(InlineGrid(stranger(), 8), clients_per_round=5)
+    start = ArrayRecord({name: Array(value) for name, value in START.items()})
+    with pytest.raises(ValueError, match=r"clients_per_round = 5"):
+        run_rounds(kind(**options), grid, start, 1)
+
+
+def test_flowers_strategy_that_would_wait_for_ever_is_refused():
+    grid = ClientGrid(InlineGrid(stranger(), 8), clients_per_round=5)
+    start = ArrayRecord({name: Array(value) for name, value in START.items()})
+    with pytest.raises(ValueError, match=r"min_available_nodes = 8 .*num_clients = 8"):
+        run_rounds(FlowerFedAvg(min_available_nodes=8), grid, start, 1)
+    rounds = []
+    simulate(FedAvg(min_available_nodes=8), None, 8, START, 1, grid=grid, callbacks=[rounds.append])
+    assert len(rounds[0].trained.clients) == 5
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"fraction_train": 1.5}, {"fraction_evaluate": -0.1}, {"min_train_nodes": -1}, {"min_available_nodes": 2.5}]
+)
+def test_impossible_numbers_are_refused(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{name} = {value}"):
+        FedAvg(**wrong)
+
+
+def test_training_and_evaluation_are_different_draws():
+    rounds = []
+    simulate(
+        FedAvg(fraction_train=0.5, fraction_evaluate=0.5), lambda i, _: EchoClient(1.0), 10, START, 6, callbacks=[rounds.append]
+    )
+    assert all(len(now.trained.clients) == len(now.evaluated.clients) == 5 for now in rounds)
+    assert sum(now.trained.clients == now.evaluated.clients for now in rounds) <= 1
+
+
+def test_no_training_means_no_training():
+    rounds = []
+    result = simulate(FedAvg(fraction_train=0.0), lambda i, _: EchoClient(1.0), 4, START, 2, callbacks=[rounds.append])
+    assert [now.trained.clients for now in rounds] == [[], []]
+    assert list(result.evaluate_metrics_clientapp) == [1, 2]
+    np.testing.assert_allclose(arrays_of(result)["w"], 0.0)
+
+
+def test_under_flowers_own_loop_the_fraction_counts_too():
+    """Flower's wrapper starts its own loop, on a grid without client ids."""
+    asked = []
+
+    class Counting(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            asked.append(len(messages))
+            return super().send_and_receive(messages)
+
+    wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_train=0.5, fraction_evaluate=0.25), 0.0, 1e9, 4)
+    simulate(wrapped, None, 8, START, 1, grid=Counting(to_client_app(lambda context: EchoClient(1.0)), 8))
+    assert asked == [4, 2]
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FlowerFedAvg])
+def test_the_keys_of_the_records_and_of_the_weight(kind):
+    keys = {"weighted_by_key": "n", "arrayrecord_key": "model", "configrecord_key": "settings"}
+    grid = ClientGrid(InlineGrid(stranger("n", "model", "settings"), 3))
+    start = ArrayRecord({name: Array(value) for name, value in START.items()})
+    result = run_rounds(kind(**MINIMA, **keys), grid, start, 1)
+    np.testing.assert_allclose(arrays_of(result)["w"], (1 + 4 + 9) / 6, rtol=1e-6)
+    assert result.evaluate_metrics_clientapp[1]["size"] == pytest.approx((1 + 4 + 9) / 6)
+
+
+def test_a_weighting_wrapper_uses_the_key_of_the_strategy_inside():
+    class Lossy(EchoClient):
+        def fit(self, parameters, config):
+            arrays, n, metrics = super().fit(parameters, config)
+            return arrays, n, {**metrics, "loss-before": 1.0, "mass": 3}
+
+    strategy = AAggFFD(FedAvg(weighted_by_key="mass", fraction_evaluate=0))
+    result = simulate(strategy, lambda i, _: Lossy(float(i)), 3, START, 1)
+    np.testing.assert_allclose(arrays_of(result)["w"], 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, Scaffold, FedAdam, FedMGDA])
+def test_arrays_in_another_order_are_matched_by_name(kind):
+    """Two arrays of one shape: by position they would be exchanged without a word."""
+
+    def moved(order):
+        app = ClientApp()
+
+        @app.train()
+        def train(message, context):
+            sent = message.content["arrays"]
+            new = {name: Array(sent[name].numpy() + np.float32(name[-1] == "a")) for name in order(list(sent))}
+            return Message(RecordDict({"arrays": ArrayRecord(new), "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+        start = ArrayRecord({"a": Array(np.zeros(2, np.float32)), "b": Array(np.full(2, 5, np.float32))})
+        return arrays_of(run_rounds(kind(fraction_evaluate=0), InlineGrid(app, 2), start, 2))
+
+    straight, reversed_ = moved(list), moved(lambda names: names[::-1])
+    assert list(straight) == list(reversed_) == ["a", "b"]
+    for name in straight:
+        np.testing.assert_array_equal(straight[name], reversed_[name])
+    assert (straight["a"] > 0).all()
+    np.testing.assert_array_equal(straight["b"], 5)
