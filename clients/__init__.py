@@ -34,6 +34,15 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from clients.ffgb import FFGBClient as FFGBClient
     from clients.ffgb_distill import FFGBDistillClient as FFGBDistillClient
     from clients.local import LocalClient as LocalClient
+    from clients.loops.base import Loop as Loop
+    from clients.loops.corrections import FedDynLoop as FedDynLoop
+    from clients.loops.corrections import FedProxLoop as FedProxLoop
+    from clients.loops.corrections import ScaffoldLoop as ScaffoldLoop
+    from clients.loops.personal import APFLLoop as APFLLoop
+    from clients.loops.personal import DittoLoop as DittoLoop
+    from clients.loops.personal import FedRepLoop as FedRepLoop
+    from clients.loops.personal import PartialLoop as PartialLoop
+    from clients.loops.personal import SuPerFedLoop as SuPerFedLoop
     from clients.partial_sharing import FedRepClient as FedRepClient
     from clients.partial_sharing import PartialClient as PartialClient
     from clients.pfedme import PFedMeClient as PFedMeClient

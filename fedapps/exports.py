@@ -28,6 +28,9 @@ SHARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "clients.base.data": ("ClientData", "Split"),
         "clients.base.options": ("TrainOptions",),
         "clients.base.store": ("DiskStore", "MessageStore", "Store"),
+        "clients.loops.base": ("Loop",),
+        "clients.loops.corrections": ("FedDynLoop", "FedProxLoop", "ScaffoldLoop"),
+        "clients.loops.personal": ("APFLLoop", "DittoLoop", "FedRepLoop", "PartialLoop", "SuPerFedLoop"),
     },
 }
 

@@ -60,6 +60,8 @@ def generated(root: Path) -> dict[Path, str]:
     project, docs = root / "pyproject.toml", root / "docs"
     if not project.is_file() or not docs.is_dir():
         raise UserError(f"--write: {root} holds no pyproject.toml with a folder docs beside it: run it in a checkout")
+    from fedapps.contracts import with_contracts
+    from fedapps.example_diffs import with_diffs
     from fedapps.exports import SHARED, exported, with_exports, with_rows
     from fedapps.methods import METHODS
 
@@ -67,7 +69,8 @@ def generated(root: Path) -> dict[Path, str]:
     tables = by_table(known)
     texts = {project: with_toml(project.read_text(encoding="utf-8"), toml_block(known, users))}
     for page in sorted(docs.glob("*.md")):
-        texts[page] = with_tables(page.read_text(encoding="utf-8"), lambda words: markdown_table(chosen(known, words), tables))
+        text = with_tables(page.read_text(encoding="utf-8"), lambda words: markdown_table(chosen(known, words), tables))
+        texts[page] = with_diffs(with_contracts(text, root / "strategies", METHODS), root)
     readme = root / "README.md"
     texts |= {docs / "settings.md": markdown_page(known, users), readme: with_rows(readme.read_text(encoding="utf-8"), METHODS)}
     for package in SHARED:

@@ -5,8 +5,8 @@ arXiv 2408.00050, Chapter III: responses (3.8); Algorithm 3.1 (AAggFF-S: full pa
 (AAggFF-D: samples of many clients, doubly robust responses (3.10), closed form (3.12)). The weights of a round's replies are decided
 from the losses of the same round. The weight rules are in ``algorithms/fairness/portfolio.py``.
 
-Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``): one more number per reply,
-no client state.
+Contract: that of the wrapped strategy; in addition the reply holds the metric ``loss-before``, the mean training loss of the model as
+it was received, which the training configuration requests by ``loss-before`` = true. Clients keep no state for it.
 """
 
 from dataclasses import KW_ONLY, dataclass

@@ -5,7 +5,8 @@ instead of a single gradient step: ``p <- Pi(p + gamma (F - Fbar))``, F being th
 answer (the paper's 0 lets the weight of a client sink while it is away) and Pi the projection onto the simplex. The weights of a round
 are the new p of its clients, renormalised.
 
-Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
+Contract: that of the wrapped strategy; in addition the reply holds the metric ``loss-before``, the mean training loss of the model as
+it was received, which the training configuration requests by ``loss-before`` = true.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,9 @@
 
 Source: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv 2003.13461, Algorithm 1.
 
-Contract: FedAvg's. A client's personal model is never sent.
+Contract: FedAvg's. The client also trains a model v of its own, which it keeps and never sends, at the mixture ``alpha v + (1 - alpha)
+w`` with the model w that it trains for the server; it is evaluated with the mixture of v and the received model. Both configurations
+hold ``apfl-alpha``; if that of training holds ``apfl-adaptive`` = true, the client learns its alpha from there on, and keeps it.
 """
 
 from dataclasses import dataclass

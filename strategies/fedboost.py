@@ -8,7 +8,9 @@ losses at these weights, and make one mirror descent step. The output is the run
 Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the predictors, stacked along their first axis, by the
 names in ``predictor-arrays`` (tables that are mostly zero are packed by ``algorithms.ensembles.sparse_tables``); its size does not
 grow with the size q of the library. The reply holds two arrays of length h, the gradient with respect to the sent weights and the mean
-squared norms of the predictors' outputs, and the metrics ``num-examples``, ``loss`` and ``draw`` (as received). Clients are stateless.
+squared norms of the predictors' outputs, and the metrics ``num-examples``, ``loss`` and ``draw`` (as received). Clients are stateless,
+unless the configuration holds ``cache``: then a client keeps that many predictors, by their ``hashes``, and only ``new`` ones are
+sent. If it holds ``phase`` = "train-predictor", the reply holds one predictor instead.
 """
 
 from collections import Counter

@@ -6,8 +6,9 @@ Every round the clients train their own classifiers and reply, for each sample, 
 makes one Langevin step along the gradient of the mixture (``algorithms.synthetic.mixture``). The communication cost of a round does not
 depend on the size of the networks.
 
-Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and its configuration the options of the client's steps
-(``evg-...``). The reply holds the energy gradients at x (M, ...) and ``log e`` (M,), in this order, and ``num-examples``. Evaluation:
+Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and its configuration the options of the client's steps:
+``evg-lambda``, ``evg-langevin-steps``, ``evg-step``, ``evg-noise``, ``evg-clip``, ``evg-weights``, ``evg-persistent``, ``evg-low``.
+The reply holds the energy gradients at x (M, ...) and ``log e`` (M,), in this order, and ``num-examples``. Evaluation:
 ``strategies.families.sample_sets``.
 """
 

@@ -12,10 +12,11 @@ does not grow with t.
 
 Contract. A training message holds the blocks of the function (``algorithms.boosting.additive.pack_blocks``) from version ``base`` to
 ``version`` and, in its configuration, the names of the learners' arrays (``learner-arrays``), the step sizes (``etas``) and the
-options of the local steps. The reply holds K stacked learners, their names in ``learner-arrays``, and the metrics ``num-examples`` and
-``holds``: the version of the values that the client now caches. A client without values to which the blocks can be added reports 0 and
-sends no arrays; its next message holds the whole function. Evaluation does not change the cached values, so that training traffic does
-not depend on it.
+options of the local steps (``variant``, ``loss``, ``mu``, ``residual``, ``lipschitz``, ``clip`` and ``clip-residual`` where they
+apply). The reply holds K stacked learners, their names in ``learner-arrays``, and the metrics ``num-examples`` and ``holds``: the
+version of the values that the client now caches. A client without values to which the blocks can be added reports 0 and sends no
+arrays; its next message holds the whole function. Evaluation does not change the cached values, so that training traffic does not
+depend on it.
 """
 
 from collections.abc import Iterable, Sequence

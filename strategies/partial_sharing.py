@@ -11,7 +11,7 @@
 The personal part is sent in neither direction. The model defines which arrays are the head (``model.head``).
 
 Contract: a training reply holds the arrays that were sent, and ``num-examples``. The configuration holds ``share`` ("body" or "head")
-and, for FedRep, ``fedrep-head-epochs`` and ``fedrep-body-epochs``.
+and, for FedRep, ``fedrep-head-epochs`` (0: as many as in other methods) and ``fedrep-body-epochs``. The client keeps the other part.
 """
 
 from collections.abc import Iterable, Sequence

@@ -2,7 +2,8 @@
 
 Source: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
 
-Contract: FedAvg's. A client's personal model is never sent.
+Contract: FedAvg's. The training configuration holds ``pfedme-lambda``, ``pfedme-inner-steps`` and ``pfedme-rate``, that of w (0: the
+learning rate). The client keeps its personal theta, is evaluated with it and never sends it.
 """
 
 from collections.abc import Iterable

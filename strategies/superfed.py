@@ -6,8 +6,9 @@ Algorithms 2.3 and 2.4, equations (2.3)-(2.6). The server averages the federated
 when mixing starts: after the first L = start * num_rounds rounds. Mixing "model" is SuPerFed-MM (one lambda per mini-batch), "layer" is
 SuPerFed-LM (one per layer and mini-batch). The proximal term is squared; see ``clients/superfed.py``.
 
-Contract: FedAvg's. A client's personal model is never sent; the training configuration holds ``proximal-mu``, ``superfed-nu`` and
-``superfed-mixing`` ("none" in the first L rounds).
+Contract: FedAvg's. The client trains the received theta_f, which it returns, and a theta_l of its own, which it keeps and never sends,
+at random mixtures of the two; the training configuration holds ``proximal-mu``, ``superfed-nu`` and ``superfed-mixing`` ("model",
+"layer", or "none" in the first L rounds).
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,8 @@ Source: Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 
 ``(1/lambda) log mean_k exp(lambda F_k)``, whose gradient weights client k by its share of ``exp(lambda F_k)``; with ``prior`` "samples"
 the mean is weighted by samples. lambda = 0 is the average by the prior. The strategy keeps no state between rounds.
 
-Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
+Contract: that of the wrapped strategy; in addition the reply holds the metric ``loss-before``, the mean training loss of the model as
+it was received, which the training configuration requests by ``loss-before`` = true.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,1 @@
+"""A torch app of Flower's message API."""

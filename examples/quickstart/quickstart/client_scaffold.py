@@ -1,0 +1,59 @@
+"""The client of a torch app of Flower's message API."""
+
+import torch
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients import ScaffoldLoop, answer_identity
+from quickstart.task import Net, load_data
+from quickstart.task import test as test_fn
+from quickstart.task import train as train_fn
+
+app = answer_identity(ClientApp())
+
+
+@app.train()
+def train(msg: Message, context: Context):
+    """Train the server's model on this client's data."""
+    method = ScaffoldLoop(Net, msg, context)
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+    partition_id = context.node_config["partition-id"]
+    num_partitions = context.node_config["num-partitions"]
+    trainloader, _ = load_data(partition_id, num_partitions, context.run_config["batch-size"])
+
+    train_loss = method.train(
+        train_fn,
+        trainloader,
+        context.run_config["local-epochs"],
+        msg.content["config"]["lr"],
+        device,
+    )
+
+    metrics = {
+        "train_loss": train_loss,
+        "num-examples": len(trainloader.dataset),
+    }
+    return method.reply(metrics)
+
+
+@app.evaluate()
+def evaluate(msg: Message, context: Context):
+    """Score the server's model on this client's data."""
+    model = Net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+    partition_id = context.node_config["partition-id"]
+    num_partitions = context.node_config["num-partitions"]
+    _, valloader = load_data(partition_id, num_partitions, context.run_config["batch-size"])
+
+    eval_loss, eval_acc = test_fn(model, valloader, device)
+
+    metrics = {
+        "eval_loss": eval_loss,
+        "eval_acc": eval_acc,
+        "num-examples": len(valloader.dataset),
+    }
+    content = RecordDict({"metrics": MetricRecord(metrics)})
+    return Message(content=content, reply_to=msg)

@@ -1,0 +1,142 @@
+"""A method in the place of FedAvg in a torch app of Flower's message API: what it costs in lines, and that every recipe runs."""
+
+import ast
+import importlib
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+import strategies
+from fedapps.assembly import build_strategy, build_task
+from fedapps.contracts import contract_of, modules_of
+from fedapps.engines.inline import InlineGrid
+from fedapps.example_diffs import changed
+from fedapps.methods import METHODS
+from fedapps.settings import read_settings
+from tests.test_docs import ROOT, STRATEGY_PAGE, prose
+
+FOLDER = ROOT / "examples" / "quickstart" / "quickstart"
+APP = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+CONFIG = APP["config"]
+PAGE = STRATEGY_PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Return a function that makes a module of a file of the example, with changes to its text."""
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    importlib.import_module("quickstart.task")
+
+    def make(name, change=lambda text: text):
+        found = ModuleType(name)
+        exec(compile(change((FOLDER / f"{name}.py").read_text(encoding="utf-8")), name, "exec"), found.__dict__)
+        return found
+
+    return make
+
+
+def accuracies(server, client, capsys, clients=10, **config):
+    grid = InlineGrid(client.app, clients, {**CONFIG, **config})
+    server.app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={**CONFIG, **config}))
+    return [float(number) for number in re.findall(r"accuracy (\d\.\d+)", capsys.readouterr().out)]
+
+
+@pytest.mark.parametrize("variant", ["scaffold", "superfed"])
+def test_a_swap_costs_few_lines(variant):
+    for half in ("server", "client"):
+        assert (FOLDER / f"{half}_{variant}.py").is_file()
+        assert APP["components"][f"{half}app"] == f"quickstart.{half}_app:app"
+    client, server = changed(FOLDER, f"client_{variant}"), changed(FOLDER, f"server_{variant}")
+    assert len(client) <= 20, "added and removed together"
+    assert len(server) <= 4
+    assert sum(line.startswith("+") for line in client) <= 10
+    assert "\n".join(client) in PAGE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "word"), [("app", "FedAvg"), ("scaffold", "SCAFFOLD"), ("superfed", "SuPerFed's mixture")])
+def test_the_example_ends_as_the_page_says(variant, word, module, capsys):
+    torch.manual_seed(5)  # FedAvg's clients shuffle with torch's generator; the loops do not depend on it
+    found = accuracies(module(f"server_{variant}"), module(f"client_{variant}"), capsys)
+    assert len(found) == CONFIG["num-server-rounds"]
+    said = float(re.search(rf"(\d\.\d+)\s+with\s+{word}", prose(STRATEGY_PAGE))[1])
+    assert found[-1] == pytest.approx(said, abs=0.02 if variant == "app" else 0.005)
+
+
+def recipes():
+    """Return (method, strategy, class) of every row of the page's table; of two classes or strategies in a row, the first."""
+    rows = re.findall(r"^\| ([\w ,-]+?) \| `(\w+\(.*?\))`.*? \| `(\w+Loop)`(.*?) \|$", PAGE, re.M)
+    return [pytest.param(*row[1:], id=row[0]) for row in rows]
+
+
+def test_the_recipes_are_found():
+    named = " ".join(param.id for param in recipes())
+    for method in ("SCAFFOLD", "SuPerFed", "Ditto", "APFL", "FedRep", "FedDyn"):
+        assert method in named
+
+
+@pytest.mark.parametrize(("strategy", "loop", "remark"), recipes())
+def test_every_recipe_runs(strategy, loop, remark, module, capsys):
+    """By the page: the names of one of the two variants are exchanged, nothing else."""
+    variant, old = ("scaffold", "ScaffoldLoop") if "as it was" in remark else ("superfed", "SuPerFedLoop")
+
+    def on_server(text):
+        names = sorted(set(re.findall(r"[A-Z]\w+", strategy)) - {"True"})
+        made = strategy.replace("()", "(").removesuffix(")") + (", " if not strategy.endswith("()") else "")
+        kind = {"scaffold": "Scaffold", "superfed": "SuPerFed"}[variant]
+        return text.replace(f"{kind}(", made).replace(f"import {kind}", f"import {', '.join(names)}")
+
+    client = module(f"client_{variant}", lambda text: text.replace(old, loop))
+    found = accuracies(module(f"server_{variant}", on_server), client, capsys, clients=4, **{"num-server-rounds": 2})
+    assert len(found) == 2
+    assert found[-1] > 0.2  # of ten classes
+
+
+# --- the contracts -----------------------------------------------------------------------------------------------------
+
+
+def rows():
+    block = PAGE.partition("<!-- contracts -->")[2].partition("<!-- /contracts -->")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block.strip().splitlines()[2:]]
+    return [(re.findall(r"`([\w-]+)`", methods), re.findall(r"`(\w+)`", kinds), text) for methods, kinds, text in cells]
+
+
+def test_the_contract_of_every_method_is_listed():
+    listed = {method: (kinds, text) for methods, kinds, text in rows() for method in methods}
+    assert sorted(listed) == sorted(METHODS)
+    assert all(text.endswith(".") for _, text in listed.values())
+    wrong = {}
+    for name in METHODS:
+        settings = read_settings({"method": name})
+        built = type(build_strategy(settings, build_task(settings))).__name__
+        if built not in listed[name][0]:
+            wrong[name] = built
+    assert wrong == {}
+
+
+def test_every_strategy_that_is_exported_has_its_contract():
+    listed = {kind for _, kinds, _ in rows() for kind in kinds}
+    found = {name: getattr(strategies, name) for name in strategies.__all__}
+    kinds = {name for name, kind in found.items() if inspect.isclass(kind) and issubclass(kind, Strategy)}
+    assert {name for name in kinds if not inspect.isabstract(found[name])} <= listed
+
+
+@pytest.mark.parametrize("name", modules_of(Path(strategies.__file__).parent))
+def test_a_contract_names_every_option_that_is_sent(name):
+    module = importlib.import_module(name)
+    text = contract_of(module)
+    hooks = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.FunctionDef) and node.name in ("train_options", "evaluate_options")
+    ]
+    dictionaries = [part for hook in hooks for part in ast.walk(hook) if isinstance(part, ast.Dict)]
+    keys = {key.value for part in dictionaries for key in part.keys if isinstance(key, ast.Constant)}
+    assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
