@@ -222,21 +222,22 @@ def _log_result(result: Result) -> None:
 
 
 def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
-    """Before the grid samples, wait for the nodes that the strategy asks for; raise ``ValueError`` if it asks for more."""
-    if not (sampled := grid.clients_per_round):
-        return  # the strategy samples, and waits
-    inner = innermost(strategy)
+    """Wait for the nodes that the strategy asks for, before it counts or the grid samples them.
+
+    Raises ``ValueError`` if it asks for more than the grid samples. Flower's strategies wait by themselves.
+    """
+    inner, sampled = innermost(strategy), grid.clients_per_round
     fraction, least = getattr(inner, "fraction_train", 1.0), getattr(inner, "min_train_nodes", 0)
-    available = getattr(inner, "min_available_nodes", 0)
-    if 0 < fraction < 1 or least > sampled:
+    available, waits = getattr(inner, "min_available_nodes", 0), getattr(inner, "waits_for_clients", False)
+    if sampled and (0 < fraction < 1 or least > sampled):
         wrong = f"fraction_train = {fraction:g}" if fraction < 1 else f"min_train_nodes = {least}"
         raise ValueError(f"{wrong} and clients_per_round = {sampled} contradict each other: leave one of them out")
-    if available > sampled and not getattr(inner, "waits_for_clients", False):
+    if 0 < sampled < available and not waits:
         raise ValueError(
             f"min_available_nodes = {available} of Flower's {type(inner).__name__}, which sees only the sampled "
             f"clients_per_round = {sampled}, would wait for ever: wait with ClientGrid(num_clients = {available})"
         )
-    if fraction and (enough := max(least, available)):
+    if fraction and (sampled or waits) and (enough := max(least, available)):
         grid.wait(enough)
 
 

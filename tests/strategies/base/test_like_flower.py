@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import AAggFFD, ClientGrid, FedAvg, FedMGDA, FedProx, Scaffold, WarmStart, run_rounds
+from strategies import AAggFFD, ClientGrid, FedAvg, FedDyn, FedMGDA, FedProx, Scaffold, WarmStart, run_rounds
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}
@@ -191,6 +191,14 @@ def test_a_run_that_asks_for_eight_hospitals_waits_for_eight(minimum):
     grid = ClientGrid(Gathering(stranger(), 8), start_timeout=30)
     simulate(FedAvg(**{minimum: 8}), None, 8, START, 2, grid=grid, callbacks=[rounds.append])
     assert [len(now.trained.clients) for now in rounds] == [8, 8]
+
+
+@pytest.mark.parametrize("kind", [FedMGDA, FedDyn])
+def test_who_is_waited_for_is_counted_in_the_first_round(kind):
+    """These two ask who there is, or how many, before they sample: a step along a share of the clients, names in the log."""
+    strategy = kind(min_available_nodes=8, fraction_evaluate=0)
+    simulate(strategy, None, 8, START, 1, grid=ClientGrid(Gathering(stranger(), 8), start_timeout=30))
+    assert (strategy._num_clients if kind is FedDyn else len(strategy._names)) == 8
 
 
 def test_a_run_that_asks_for_more_evaluating_clients_than_it_trains_waits_for_them():
