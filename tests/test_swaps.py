@@ -19,12 +19,12 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.example_diffs import changed
 from fedapps.methods import METHODS
 from fedapps.settings import read_settings
-from tests.test_docs import ROOT, STRATEGY_PAGE, prose
 
+ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "quickstart" / "quickstart"
 APP = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
 CONFIG = APP["config"]
-PAGE = STRATEGY_PAGE.read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "strategy-in-your-project.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_swap_costs_few_lines(variant):
 def test_the_example_ends_as_the_page_says(variant, word, module, capsys):
     found = accuracies(module(f"server_{variant}"), module(f"client_{variant}"), capsys)
     assert len(found) == CONFIG["num-server-rounds"]
-    said = float(re.search(rf"(\d\.\d+)\s+with\s+{word}", prose(STRATEGY_PAGE))[1])
+    said = float(re.search(rf"(\d\.\d+)\s+with\s+{word}", PAGE)[1])
     assert found[-1] == pytest.approx(said, abs=0.1)
 
 
