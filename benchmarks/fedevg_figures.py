@@ -33,6 +33,7 @@ from algorithms.common.seeds import generator
 from clients.base.data import Split
 from fedapps.assembly import build_strategy, build_task
 from fedapps.data.images import read_images
+from fedapps.data.options import DataOptions
 from fedapps.results.image_grids import grid
 from fedapps.results.reader import read_run
 from fedapps.settings import read_settings
@@ -170,7 +171,7 @@ def show(lines: list[Line], out: Path) -> None:
             line.label, *numbers, str(run.rounds_completed), f"{n['bytes-up'] / 1e6:.1f}", f"{n['seconds']:.0f}", line.printed
         )
         if (folder / "synthetic" / "set").exists():
-            made = read_images(str(folder / "synthetic" / "set"), "train")
+            made = read_images(DataOptions(source=str(folder / "synthetic" / "set")))
             pictures.append(grid(made.pixels.astype(np.float32) / 255, made.labels, line.label))
     Console(width=150).print(table)
     if pictures:

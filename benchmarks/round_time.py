@@ -37,6 +37,7 @@ from fedapps.client_app import app
 from fedapps.client_factory import prepare
 from fedapps.data import cache
 from fedapps.data.images import read_images
+from fedapps.data.options import DataOptions
 from fedapps.engines import flower
 from fedapps.engines.inline import InlineGrid
 from fedapps.models.image_nets import build_model
@@ -89,13 +90,13 @@ def prepare_data(source: Path | None, folder: Path) -> Path:
         pixels = rng.integers(0, 256, (number, *SHAPE), dtype=np.uint8)
         labels = rng.integers(0, CLASSES, number)
     else:
-        images = read_images(str(source), "train")
+        images = read_images(DataOptions(source=str(source)))
         rows = np.arange(number) % len(images.labels)
         pixels, labels = images.pixels[rows], images.labels[rows]
     (stand_in := folder / "images").mkdir()
     key = cache.fingerprint(stand_in, {"split": "train", "image": "", "label": "", "natural-id": ""})
     kept = cache.save(key, {"pixels": pixels, "labels": labels}, {"num-classes": CLASSES, "names": []})
-    if kept is None or read_images(str(stand_in), "train").pixels.shape != pixels.shape:
+    if kept is None or read_images(DataOptions(source=str(stand_in))).pixels.shape != pixels.shape:
         raise SystemExit(f"the images cannot be written to {cache.folder()}: is the disk full?")
     return stand_in
 

@@ -36,6 +36,7 @@ from clients import FedAvgClient
 from clients.base.adapter import client_id, to_client_app
 from clients.base.data import ClientData, Split
 from fedapps.data.images import Images, read_images
+from fedapps.data.options import DataOptions
 from fedapps.engines.inline import InlineGrid
 from fedapps.settings import read_settings
 from fedapps.tasks.classification import Classification
@@ -78,7 +79,7 @@ class Whole(Classification):
     @cached_property
     def test(self) -> Split:
         """The test images."""
-        images = read_images(self.context.data.source, "test")
+        images = read_images(DataOptions(source=self.context.data.source, split="test"))
         return split_of(images, np.arange(len(images.labels))).to(self.device)
 
     def accuracy(self, arrays: ArrayRecord) -> float:

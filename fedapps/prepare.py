@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.assembly import build_strategy, build_task
-from fedapps.data.sources import is_folder
+from fedapps.data.sources import is_local
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method
+from fedapps.models.image_nets import BY_SHAPE, net_for
 from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.settings import Settings, default_config, read_settings
 from fedapps.tasks.registry import TASKS, Task
@@ -23,15 +24,15 @@ def completed(given: Mapping[str, Any]) -> Settings:
     method = find_method(given.get("method", Settings.method))
     task = TASKS[read_settings(given).task]
     settings = read_settings({**method.defaults, **task.defaults, **given})
-    if settings.data.source != "digits" and is_folder(settings.data.source):  # workers run in another directory
+    if settings.data.source != "digits" and is_local(settings.data.source):  # workers run in another directory
         settings = replace(settings, data=with_absolute_source(settings.data))
     if settings.data.synthetic:
         settings = replace(
             settings, data=replace(settings.data, synthetic=str(Path(settings.data.synthetic).expanduser().absolute()))
         )
-    if is_folder(settings.public.source):
+    if is_local(settings.public.source):
         settings = replace(settings, public=with_absolute_source(settings.public))
-    if (source := getattr(settings.problem, "source", "")) and (is_folder(source) or Path(source).is_file()):
+    if (source := getattr(settings.problem, "source", "")) and is_local(source):
         settings = replace(settings, problem=with_absolute_source(settings.problem))
     return settings
 
@@ -45,6 +46,8 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
     task = build_task(settings)
     check_sizes(settings)
     task.check(settings.num_clients)
+    if settings.model.name == BY_SHAPE and hasattr(task, "image_shape"):  # so that results name the net
+        settings = replace(settings, model=replace(settings.model, name=net_for(task.image_shape)))
     check_strategy(settings, task)
     return settings, task
 

@@ -1,13 +1,14 @@
-"""Image sets as arrays: scikit-learn's digits, a local folder, or a hub data set (see ``fedapps.data.sources``)."""
+"""Samples with a class: scikit-learn's digits, or images or arrays of a local folder or a hub set (``fedapps.data.sources``)."""
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapps.data.cache import Entry
+from fedapps.data.options import DataOptions
 from fedapps.data.sources import cached, check_columns, column_of, digits_table, groups_of, label_column, labels_of
 from fedapps.errors import UserError
 
@@ -17,11 +18,12 @@ IMAGE_NAMES = ("image", "img", "images", "x")
 
 @dataclass(frozen=True)
 class Images:
-    """A labelled image set. Sounds are images with one row; texts have tokens in place of pixels.
+    """A labelled set of images. Sounds, windows of sensors and vectors are images with one row; texts have tokens in place of pixels.
 
-    ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 in [0, 1] or int16 (sound), or (N, length) is int64 (tokens); ``labels`` (N,) is
-    int64 in 0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``;
-    ``group`` (N,) likewise its group among ``group_names``, -1 for none.
+    ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 or int16 (sound), or (N, length) is int64 (tokens); ``labels`` (N,) is int64 in
+    0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``; ``group`` (N,)
+    likewise its group among ``group_names``, -1 for none. ``held_out`` (N,) says which samples are of the split ``data.test``; None
+    without one. ``numbers``: the floats are in units of their own, not in [0, 1]. ``classes``: what the labels were called.
     """
 
     pixels: npt.NDArray[Any]
@@ -31,40 +33,61 @@ class Images:
     names: tuple[str, ...] = ()
     group: npt.NDArray[np.int64] | None = None
     group_names: tuple[str, ...] = ()
+    held_out: npt.NDArray[np.bool_] | None = None
+    numbers: bool = False
+    classes: tuple[str, ...] = ()
+
+    def take(self, rows: npt.NDArray[Any]) -> "Images":
+        """Return the samples with these numbers, or where a mask is true."""
+        natural = None if self.natural is None else self.natural[rows]
+        held_out = None if self.held_out is None else self.held_out[rows]
+        group = None if self.group is None else self.group[rows]
+        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows], natural=natural, group=group, held_out=held_out)
+
+    @property
+    def dealt(self) -> npt.NDArray[np.int64]:
+        """The numbers of the samples that are dealt to clients: all but those of ``data.test``."""
+        return np.arange(len(self.labels)) if self.held_out is None else np.flatnonzero(~self.held_out)
 
 
-def read_images(source: str, split: str, image: str = "", label: str = "", natural_id: str = "", resize: int = 0) -> Images:
-    """Read one split of an image set; ``image``, ``label``, ``natural_id`` are column names ("": detect it, or none).
+def read_images(options: DataOptions) -> Images:
+    """Read the samples of ``data.split`` and ``data.test``; names of columns that are "" are detected, a natural id is then not read.
 
-    ``resize``: crop the largest centred square of every image and resize it to this side; 0: leave the images as they are.
     Raises UserError, naming the setting at fault, for problems the user can fix.
     """
-    if source == "digits":
-        if natural_id:
-            raise UserError(f"data.natural-id = {natural_id!r}: the digits have no such column")
-        if resize:
-            raise UserError(f"data.resize = {resize}: the digits stay 8 x 8: leave it 0")
-        return _digits()
-    asked = {"split": split, "image": image, "label": label, "natural-id": natural_id}
-    if resize:
-        asked["resize"] = str(resize)
-    arrays, facts = cached(source, asked, lambda data: _decode(data, source, image, label, natural_id, resize))
+    if options.source == "digits":
+        return _digits(options)
+    arrays, facts = cached(options.source, _asked(options), lambda data, first: _decode(data, first, options))
     return Images(
         arrays["pixels"],
         np.array(arrays["labels"]),
         facts["num-classes"],
-        np.array(arrays["natural"]) if natural_id else None,
+        np.array(arrays["natural"]) if options.natural_id else None,
         tuple(facts["names"]),
+        held_out=np.array(arrays["held-out"]) if options.test else None,
+        numbers=facts["numbers"],
+        classes=tuple(facts["classes"]),
     )
 
 
+def _asked(options: DataOptions) -> dict[str, str]:
+    """Return what the decoded arrays depend on beside the files."""
+    asked = {"split": options.split, "image": options.image, "label": options.label, "natural-id": options.natural_id}
+    others = {"test": options.test, "config": options.config, "features": options.features, "shape": options.shape}
+    if options.channels != "first":
+        others["channels"] = options.channels
+    if options.resize:
+        others["resize"] = str(options.resize)
+    return asked | {key: value for key, value in others.items() if value}
+
+
 def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> npt.NDArray[np.uint8]:
-    """Read only the images (N, C, H, W) of a public set; arguments as in :func:`read_images`.
+    """Read only the images (N, C, H, W) of a public set; ``image``: their column, "" to detect it.
 
     Raises UserError, naming the setting under ``public.`` at fault.
     """
 
-    def decode(data: Any) -> Entry:
+    def decode(data: Any, first: int) -> Entry:
         check_columns(data, source, {"data.image": image})
         return {"pixels": _pixels(data, _find_image(data.features, source, image), source, resize)}, {}
 
@@ -75,59 +98,91 @@ def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> np
     return arrays["pixels"]
 
 
-def read_named(source: str, split: str, image: str = "", label: str = "", resize: int = 0) -> tuple[npt.NDArray[Any], list[str]]:
-    """Read images (N, C, H, W) and the label name of each, as given in the data set; arguments as in :func:`read_images`."""
+def read_named(options: DataOptions) -> tuple[npt.NDArray[Any], list[str]]:
+    """Read samples (N, C, H, W) and the label name of each, as given in the data set; the split ``data.test`` is not read."""
 
-    def decode(data: Any) -> Entry:
+    def decode(data: Any, first: int) -> Entry:
         import datasets
 
-        check_columns(data, source, {"data.image": image, "data.label": label})
-        column = label_column(data.features, source, label)
+        check_columns(data, options.source, {"data.image": options.image, "data.label": options.label})
+        column = label_column(data.features, options.source, options.label)
         values, place = np.unique(column_of(data, column), return_inverse=True)
         declared = data.features[column]
         # The library numbers samples without a label -1.
         names = [declared.int2str(int(v)) if isinstance(declared, datasets.ClassLabel) and v >= 0 else str(v) for v in values]
-        pixels = _pixels(data, _find_image(data.features, source, image), source, resize)
-        return {"pixels": pixels, "labels": place.astype(np.int64)}, {"names": names}
+        return {"pixels": _inputs(data, options), "labels": place.astype(np.int64)}, {"names": names}
 
-    arrays, facts = cached(source, {"split": split, "image": image, "label": label, "resize": str(resize), "named": "1"}, decode)
+    arrays, facts = cached(
+        options.source, _asked(replace(options, test="", natural_id="", partition="iid")) | {"named": "1"}, decode
+    )
     return arrays["pixels"], [facts["names"][place] for place in arrays["labels"].tolist()]
 
 
-def _digits() -> Images:
+def _digits(options: DataOptions) -> Images:
+    for key, value in (("natural-id", options.natural_id), ("features", options.features), ("shape", options.shape)):
+        if value:
+            raise UserError(f"data.{key} = {value!r}: the digits have no such column: leave it ''")
+    if options.resize:
+        raise UserError(f"data.resize = {options.resize}: the digits stay 8 x 8: leave it 0")
+    if options.test:
+        raise UserError(f"data.test = {options.test!r}: the digits have one split: leave it ''")
     rows = digits_table()
     pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)  # (1797, 1, 8, 8), values 0..16
-    return Images(pixels, rows[:, -1].astype(np.int64), 10)
+    return Images(pixels, rows[:, -1].astype(np.int64), 10, classes=tuple(map(str, range(10))))
 
 
-def _decode(
-    data: Any, source: str, image: str, label: str, natural_id: str, resize: int
-) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Turn a `datasets.Dataset` into arrays (pixels, labels, natural) and facts (num-classes, names)."""
-    check_columns(data, source, {"data.image": image, "data.label": label, "data.natural-id": natural_id})
-    image = _find_image(data.features, source, image)
-    labels, num_classes = labels_of(data, source, label)
-    arrays: dict[str, npt.NDArray[Any]] = {"pixels": _pixels(data, image, source, resize), "labels": labels}
+def _decode(data: Any, first: int, options: DataOptions) -> Entry:
+    """Turn a `datasets.Dataset`, whose samples from ``first`` on are those of ``data.test``, into arrays and facts."""
+    source = options.source
+    named = {"data.image": options.image, "data.label": options.label, "data.natural-id": options.natural_id}
+    check_columns(data, source, named)
+    labels, classes = labels_of(data, source, options.label)
+    arrays: dict[str, npt.NDArray[Any]] = {"pixels": _inputs(data, options), "labels": labels}
     names: list[str] = []
-    if natural_id:
-        arrays["natural"], names = groups_of(data, natural_id)
-    return arrays, {"num-classes": num_classes, "names": names}
+    if options.natural_id:
+        arrays["natural"], names = groups_of(data, options.natural_id)
+    if options.test:
+        arrays["held-out"] = np.arange(len(data)) >= first
+    numbers = arrays["pixels"].dtype == np.float32
+    return arrays, {"num-classes": len(classes), "names": names, "numbers": numbers, "classes": classes}
+
+
+def _inputs(data: Any, options: DataOptions) -> npt.NDArray[Any]:
+    """Return the samples (N, C, H, W): the images of a set that has them, else its arrays or numbers."""
+    source = options.source
+    if not options.features and (options.image or any(_is_image(feature) for feature in data.features.values())):
+        if options.shape:
+            raise UserError(
+                f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave it '' (or set data.resize)"
+            )
+        return _pixels(data, _find_image(data.features, source, options.image), source, options.resize)
+    from fedapps.data.arrays import number_columns, read_numbers  # imported here: no other set needs it
+
+    if options.resize:
+        raise UserError(f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: leave it 0")
+    label = label_column(data.features, source, options.label)
+    columns = number_columns(data, source, options.features, tuple(filter(None, (label, options.natural_id))))
+    return read_numbers(data, columns, source, options.axes, options.channels)
+
+
+def _is_image(feature: Any) -> bool:
+    import datasets
+
+    # In Parquet files written without the library's metadata, an image is a struct of bytes and path.
+    return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)
 
 
 def _find_image(features: Any, source: str, name: str) -> str:
     """Return the image column: the named one, else the only one, else the one with a common name."""
-    import datasets
-
-    def is_image(feature: Any) -> bool:
-        # In Parquet files written without the library's metadata, an image is a struct of bytes and path.
-        return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)
-
     columns = ", ".join(features)
     if name:
-        if not is_image(features[name]):
-            raise UserError(f"data.image = {name!r}: is not an image column; {source} has the columns {columns}")
+        if not _is_image(features[name]):
+            raise UserError(
+                f"data.image = {name!r}: is not an image column; {source} has the columns {columns}; arrays and numbers are "
+                "named by data.features"
+            )
         return name
-    found = [column for column in features if is_image(features[column])]
+    found = [column for column in features if _is_image(features[column])]
     if not found:
         raise UserError(f"data.source = {source!r}: holds no images; its columns are {columns}")
     usual = [column for column in IMAGE_NAMES if column in found]

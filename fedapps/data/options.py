@@ -14,8 +14,10 @@ PARTITIONS = ("iid", "pathological", "dirichlet", "dirichlet-clients", "natural"
 class DataOptions(Options):
     """Options of the data set and its partition (table ``data``)."""
 
-    source: str = option("digits", "bundled digits, a hub name (owner/name), or a folder that datasets.load_dataset reads")
+    source: str = option("digits", "bundled digits, a hub name (owner/name), or a folder or file: parquet, csv, npz, npy, images")
+    config: str = option("", "configuration of a hub set that has several")
     split: str = option("train", "split that is dealt to the clients")
+    test: str = option("", 'split that clients are scored on; "": 20 % of their samples of the other')
     partition: str = option("pathological", "how samples are dealt to clients", choices=PARTITIONS)
     classes_per_client: int = option(2, "pathological: classes of a client", low=1)
     alpha: float = option(0.5, "dirichlet, dirichlet-clients: concentration; small is heterogeneous", low=0, open_low=True)
@@ -24,6 +26,15 @@ class DataOptions(Options):
     group: str = option("", 'column whose values (a sex, a site) are groups that the test samples are scored by, too; "": none')
     group_edges: str = option("", 'limits between groups of a column of numbers, separated by commas (40,60); "": its values')
     image: str = option("", 'column of the images; "": found')
+    features: str = option("", 'columns of arrays or numbers instead, separated by commas, * for any text; "": found')
+    shape: str = option("", 'axes of an array: 9,128 makes 9 channels of 128 steps of 1152 numbers; "": as stored')
+    channels: str = option("first", "axis of an array that holds its channels", choices=["first", "last"])
+    standardise: str = option(
+        "auto",
+        "mean 0 and deviation 1 a channel: by each client's own training samples, or by the sums over all clients'; auto: sums for "
+        "arrays and numbers, none for images",
+        choices=["auto", "none", "client", "sums"],
+    )
     label: str = option("", 'column of the labels; "": found')
     min_samples: int = option(5, "samples that a client needs", low=3)
     validation: float = option(
@@ -60,11 +71,23 @@ class DataOptions(Options):
             ascending = False
         if not ascending or len(self.edges) > 19:
             raise ValueError(f"group-edges = {self.group_edges!r}: must be up to 19 ascending numbers with commas between them")
+        if self.image and self.features:
+            raise ValueError(f"features = {self.features!r}: image = {self.image!r} is given, too: leave one of them ''")
+        if self.shape and not 1 <= len(self.axes) <= 3:
+            raise ValueError(f"shape = {self.shape!r}: must be one to three whole numbers, for example 9,128")
+        if self.test and self.test == self.split:
+            raise ValueError(f"test = {self.test!r}: is the split that is trained on: name another one, or leave it ''")
 
     @property
     def edges(self) -> tuple[float, ...]:
         """The limits between groups."""
         return tuple(float(part) for part in self.group_edges.split(",")) if self.group_edges else ()
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The numbers in ``shape``; () if they are not all positive."""
+        parts = [part.strip() for part in self.shape.split(",")]
+        return tuple(int(part) for part in parts) if all(part.isdigit() and int(part) for part in parts) else ()
 
 
 @dataclass(frozen=True)

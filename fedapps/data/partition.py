@@ -20,9 +20,9 @@ from clients.base.data import ClientData, Split
 from fedapps.data.images import Images, read_images
 from fedapps.data.options import DataOptions
 from fedapps.data.sample_groups import members, with_groups
+from fedapps.data.scaling import Scale, inputs
 from fedapps.errors import UserError
 
-PARTITIONS = ("iid", "pathological", "dirichlet", "dirichlet-clients", "natural", "sorted-share")
 # Values tried in order to suggest an alpha that would have worked.
 ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
@@ -32,49 +32,50 @@ logger = logging.getLogger(__name__)
 
 def load_images(options: DataOptions) -> Images:
     """Read the image set, from the cache if it has been decoded before. Raises UserError for problems the user can fix."""
-    natural_id = options.natural_id if options.partition == "natural" else ""
-    images = read_images(options.source, options.split, options.image, options.label, natural_id, options.resize)
-    if options.group:
-        images = with_groups(images, options)
-    return thinned(images, options)
+    options = options if options.partition == "natural" else replace(options, natural_id="")
+    images = read_images(options)
+    return thinned(with_groups(images, options) if options.group else images, options)
 
 
 def thinned(images: Images, options: DataOptions) -> Images:
-    """Return ``max_samples`` of the samples, evenly spaced, or all of them."""
-    total = len(images.labels)
-    if not 0 < options.max_samples < total:
+    """Return ``max_samples`` of the dealt samples, evenly spaced, or all of them; and all of ``data.test``."""
+    dealt = images.dealt
+    if not 0 < options.max_samples < len(dealt):
         return images
     # Evenly spaced: a set that is sorted by class keeps all its classes.
-    rows = np.arange(options.max_samples) * total // options.max_samples
-    natural = None if images.natural is None else images.natural[rows]
-    group = None if images.group is None else images.group[rows]
-    return replace(images, pixels=images.pixels[rows], labels=images.labels[rows], natural=natural, group=group)
+    rows = dealt[np.arange(options.max_samples) * len(dealt) // options.max_samples]
+    return images.take(rows if images.held_out is None else np.concatenate([rows, np.flatnonzero(images.held_out)]))
 
 
 def partition(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
     """Return the sample indices of each of ``num_clients`` clients: disjoint, ascending, at least ``min_samples`` each.
 
-    Raises UserError if the data cannot be partitioned in this way.
+    Samples of ``data.test`` are not among them. Raises UserError if the data cannot be partitioned in this way.
     """
-    total, source = len(images.labels), options.source
+    if options.partition == "natural":
+        return _natural(images, options, num_clients)
+    dealt = images.dealt
+    return [dealt[part] for part in _dealt(images.labels[dealt], options, num_clients, seed)]
+
+
+def _dealt(labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
+    total, source = len(labels), options.source
     if num_clients * options.min_samples > total:
         raise UserError(
             f"{num_clients} clients, but {source} has {total} samples and each client needs {options.min_samples}: "
             f"choose at most {total // options.min_samples} clients"
         )
     rng = generator(seed, "partition")
-    if options.partition == "natural":
-        return _natural(images, options, num_clients)
     if options.partition == "dirichlet":
-        return _dirichlet(images.labels, options, num_clients, derived_seed(seed, "partition") % 2**32)
+        return _dirichlet(labels, options, num_clients, derived_seed(seed, "partition") % 2**32)
     if options.partition == "iid":
         parts = iid(total, num_clients, rng)
     elif options.partition == "dirichlet-clients":
-        parts = dirichlet_clients(images.labels, num_clients, options.alpha, rng)
+        parts = dirichlet_clients(labels, num_clients, options.alpha, rng)
     elif options.partition == "sorted-share":
-        parts = sorted_share(images.labels, num_clients, options.share, rng)
+        parts = sorted_share(labels, num_clients, options.share, rng)
     else:
-        parts = _pathological(images.labels, options, num_clients, rng)
+        parts = _pathological(labels, options, num_clients, rng)
     smallest = int(np.argmin([len(part) for part in parts]))
     if len(parts[smallest]) < options.min_samples:
         raise UserError(
@@ -84,18 +85,31 @@ def partition(images: Images, options: DataOptions, num_clients: int, seed: int)
     return parts
 
 
-def client_data(images: Images, indices: Indices, client_id: int | str, seed: int, validation: float = 0.2) -> ClientData:
-    """Return client ``client_id``'s samples as tensors, split at random with the run's seed; 20 % are the test set.
+def split_rows(
+    indices: Indices, client_id: int | str, seed: int, validation: float = 0.2, test: Indices | None = None
+) -> tuple[Indices, Indices, Indices]:
+    """Return the rows of a client's training, validation and test sets, drawn with the run's seed; 20 % are the test set.
 
-    ``validation``: fraction of the validation set; with 0 the training set is used as validation set. Inputs are float32 in [0, 1] of
-    shape (n, C, H, W), sounds in [-1, 1], tokens int64 (n, length); labels int64 (n,).
+    ``validation``: fraction of the validation set; with 0 there is none. ``test``: rows of the test set, which then are not drawn.
     """
-    fractions = (round(0.8 - (validation or 0.2), 9), validation or 0.2, 0.2)
-    parts = train_validation_test(indices, generator(seed, "split", client=client_id), fractions)
-    if not validation:
-        train = _tensors(images, np.sort(np.concatenate(parts[:2])))
-        return ClientData(train, train, _tensors(images, parts[2]))
-    return ClientData(*(_tensors(images, part) for part in parts))
+    rng = generator(seed, "split", client=client_id)
+    if test is None:
+        fractions = (round(0.8 - (validation or 0.2), 9), validation or 0.2, 0.2)
+        train, held_back, test = train_validation_test(indices, rng, fractions)
+        return (train, held_back, test) if validation else (np.sort(np.concatenate([train, held_back])), held_back[:0], test)
+    rows = rng.permutation(indices)
+    cut = min(max(round((1 - validation) * len(rows)), 1), len(rows) - 1) if validation else len(rows)
+    return np.sort(rows[:cut]), np.sort(rows[cut:]), test
+
+
+def client_data(images: Images, rows: tuple[Indices, Indices, Indices], scale: Scale | None = None) -> ClientData:
+    """Return a client's samples as tensors, given the rows of its training, validation and test sets (:func:`split_rows`).
+
+    Without validation rows the training set is used as validation set. ``scale`` brings inputs to mean 0 and deviation 1. Inputs are
+    float32 of shape (n, C, H, W), images in [0, 1], sounds in [-1, 1], or tokens int64 (n, length); labels int64 (n,).
+    """
+    train = tensors(images, rows[0], scale)
+    return ClientData(train, tensors(images, rows[1], scale) if len(rows[1]) else train, tensors(images, rows[2], scale))
 
 
 def noisy(own: ClientData, options: DataOptions, num_classes: int, rng: np.random.Generator) -> ClientData:
@@ -107,14 +121,12 @@ def noisy(own: ClientData, options: DataOptions, num_classes: int, rng: np.rando
     return ClientData(train, train if own.validation is own.train else own.validation, own.test)
 
 
-def _tensors(images: Images, rows: Indices) -> Split:
-    pixels = images.pixels[rows]  # a copy, also of a memory-mapped file
+def tensors(images: Images, rows: Indices, scale: Scale | None = None) -> Split:
+    """Return these samples as tensors, scaled."""
+    x = inputs(images, rows)
+    if scale is not None:
+        x = scale.of(x)
     groups = members(None if images.group is None else images.group[rows], len(images.group_names))
-    if pixels.dtype == np.int64:  # tokens
-        return Split(torch.from_numpy(pixels), torch.from_numpy(images.labels[rows]), groups)
-    x = pixels.astype(np.float32)
-    if pixels.dtype != np.float32:  # in NumPy: torch would use all its threads, which is far slower on a busy machine
-        x /= 255 if pixels.dtype == np.uint8 else 2**15
     return Split(torch.from_numpy(x), torch.from_numpy(images.labels[rows]), groups)
 
 
@@ -138,10 +150,41 @@ def _pathological(
 
 
 def natural_groups(images: Images, options: DataOptions) -> list[Indices]:
-    """Return the samples of each natural client, by sorted id; those with fewer than ``min_samples`` samples are skipped."""
+    """Return the samples of each natural client, by sorted id; those with fewer than ``min_samples`` samples are skipped.
+
+    Raises ``UserError`` if all are.
+    """
     assert images.natural is not None  # load_images reads the column for this partition
-    groups = np.split(np.argsort(images.natural, kind="stable"), np.cumsum(np.bincount(images.natural))[:-1])
-    return [group for group in groups if len(group) >= options.min_samples]
+    dealt = images.dealt
+    ids = images.natural[dealt]
+    groups = np.split(dealt[np.argsort(ids, kind="stable")], np.cumsum(np.bincount(ids, minlength=len(images.names)))[:-1])
+    large = [group for group in groups if len(group) >= options.min_samples]
+    if not large:
+        raise UserError(
+            f"data.natural-id = {options.natural_id!r}: none of the {len(images.names)} values of this column has the "
+            f"{options.min_samples} samples that a client needs (data.min-samples): name the column of the client"
+        )
+    return large
+
+
+def remarks(images: Images, options: DataOptions) -> list[str]:
+    """Return a line for each thing that a user should know of the clients: who is left out."""
+    if images.natural is None:
+        return []
+    counts = np.bincount(images.natural[images.dealt], minlength=len(images.names))
+    small = [images.names[place] for place in np.flatnonzero((counts > 0) & (counts < options.min_samples))]
+    if not small:
+        return []
+    shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
+    verb = (
+        "have fewer than {} samples (data.min-samples) and are"
+        if len(small) > 1
+        else "has fewer than {} samples (data.min-samples) and is"
+    )
+    of = int((counts > 0).sum())
+    return [
+        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients {verb.format(options.min_samples)} left out: {shown}"
+    ]
 
 
 def _natural(images: Images, options: DataOptions, num_clients: int) -> list[Indices]:

@@ -24,6 +24,10 @@ def load_public(options: PublicOptions, shape: Shape, task: str, seed: int) -> n
             )
         source = "photos"
     if source == "photos":
+        if shape[0] not in (1, 3) or shape[1] == 1:
+            raise UserError(
+                f"public.source = 'photos': are images, but the task's samples are {_size(shape)}: name another source"
+            )
         if options.resize:
             raise UserError(f"public.resize = {options.resize}: patches of the photographs have the task's shape: leave it 0")
         return patches(options.samples or PATCHES, shape, generator(seed, "photos"))

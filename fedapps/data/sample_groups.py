@@ -78,7 +78,8 @@ def with_groups(images: Images, options: DataOptions) -> Images:
         group, names = grouping.number(values)
         return {"group": group}, {"names": list(names)}
 
-    asked = {"split": options.split, "group": grouping.column, "group-edges": options.group_edges}
+    asked = {"split": options.split, "test": options.test, "config": options.config}
+    asked |= {"group": grouping.column, "group-edges": options.group_edges}
     arrays, facts = cached(source, asked, decode)
     return replace(images, group=np.array(arrays["group"]), group_names=tuple(facts["names"]))
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.data.images import Images, read_images
+from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 
 
@@ -31,6 +32,6 @@ def save_set(folder: Path, x: NDArray[Any], y: NDArray[Any], num_classes: int) -
 def read_set(source: str) -> Images:
     """Return the set in a folder. ``UserError`` names the setting ``data.synthetic``."""
     try:
-        return read_images(source, "train")
+        return read_images(DataOptions(source=source))
     except UserError as error:
         raise UserError(str(error).replace("data.source", "data.synthetic")) from error

@@ -8,6 +8,7 @@ access; otherwise the hub must answer within seconds or the run stops.
 import difflib
 import importlib.util
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,55 +21,71 @@ from fedapps.data import cache
 from fedapps.errors import UserError
 
 # The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache avoids.
-LABEL_NAMES = ("label", "labels", "fine_label", "character", "y", "target", "class", "digit")
+LABEL_NAMES = ("label", "labels", "fine_label", "character", "y", "target", "class", "digit", "activity")
 HUB_SECONDS = 8.0
 
 
-def is_folder(source: str) -> bool:
-    """Return whether a source is a folder, not a hub name: it exists, or is written as a path."""
-    return source.startswith(("/", "./", "../", "~")) or source in (".", "..") or Path(source).is_dir()
+def is_local(source: str) -> bool:
+    """Return whether a source is a folder or file, not a hub name: it exists, or is written as a path."""
+    return source.startswith(("/", "./", "../", "~")) or source in (".", "..") or Path(source).exists()
 
 
-def load_split(source: str, split: str, table: str = "data") -> Any:
-    """Return one split of a folder or hub data set as a `datasets.Dataset`. ``table``: name of the settings table, for UserErrors."""
-    try:
-        if not is_folder(source):
-            return _from_hub(source, split)
-        folder = Path(source).expanduser().resolve()
-        if not folder.is_dir():
-            raise UserError(f"data.source = {source!r}: there is no such folder")
-        return _from_folder(folder, source, split)
-    except UserError as error:
-        raise UserError(str(error).replace("data.so", f"{table}.so").replace("data.sp", f"{table}.sp")) from error
-
-
-def cached(source: str, asked: dict[str, str], decode: Callable[[Any], cache.Entry]) -> cache.Entry:
+def cached(source: str, asked: dict[str, str], decode: Callable[[Any, int], cache.Entry]) -> cache.Entry:
     """Return the arrays and facts that ``decode`` makes of a split (a `datasets.Dataset`), from the cache if they are there.
 
-    ``asked``: the ``split`` and everything else the arrays depend on. Raises UserError if the set cannot be loaded.
+    ``asked``: the ``split`` and everything else the arrays depend on. ``test``, if it is among them, is a second split, appended to the
+    first: ``decode`` also gets the number of samples before it. Raises UserError if the set cannot be loaded.
     """
-    folder = _folder(source)
-    key = cache.fingerprint(folder if folder is not None else source, asked)
+    path = local_path(source)
+    key = cache.fingerprint(path if path is not None else source, asked)
     kept = cache.load(key)
     if kept is None:
-        arrays, facts = decode(open_split(source, asked["split"]))
+        data = open_split(source, asked["split"], asked.get("config", ""))
+        first = len(data)
+        if asked.get("test"):
+            data = _joined(data, open_split(source, asked["test"], asked.get("config", ""), "data.test"), source, asked)
+        arrays, facts = decode(data, first)
         kept = cache.save(key, arrays, facts) or (arrays, facts)
     return kept
 
 
-def open_split(source: str, split: str) -> Any:
-    """Return a split of a folder or hub data set as a `datasets.Dataset`. Raises UserError if it cannot be loaded."""
-    folder = _folder(source)
-    return _from_folder(folder, source, split) if folder is not None else _from_hub(source, split)
+def open_split(source: str, split: str, config: str = "", setting: str = "data.split") -> Any:
+    """Return a split of a local or hub data set as a `datasets.Dataset`. Raises UserError if it cannot be loaded.
+
+    ``setting``: the setting that names the split, for error messages; its table is that of the source, too.
+    """
+    try:
+        path = local_path(source)
+        return _from_hub(source, split, config) if path is None else _from_path(path, source, split, config)
+    except UserError as error:
+        table = setting.partition(".")[0]
+        raise UserError(str(error).replace("data.split", setting).replace("data.so", f"{table}.so")) from error
 
 
-def _folder(source: str) -> Path | None:
+def _joined(data: Any, test: Any, source: str, asked: dict[str, str]) -> Any:
+    import datasets
+
+    if differing := set(data.column_names) ^ set(test.column_names):
+        raise UserError(
+            f"data.test = {asked['test']!r}: column {min(differing)!r} of {source} is in only one of the splits {asked['split']!r} "
+            f"and {asked['test']!r}: give both the same"
+        )
+    try:
+        return datasets.concatenate_datasets([data, test])
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"data.test = {asked['test']!r}: its columns have other types than those of {asked['split']!r}: {_line(error)}"
+        ) from error
+
+
+def local_path(source: str) -> Path | None:
+    """Return the folder or file of a source; None for a hub name. Raises ``UserError`` if it does not exist."""
     if source == "digits":
         raise UserError("data.source = 'digits': this task cannot use them: name a folder or a hub data set")
-    folder = Path(source).expanduser().resolve() if is_folder(source) else None
-    if folder is not None and not folder.is_dir():
+    path = Path(source).expanduser().resolve() if is_local(source) else None
+    if path is not None and not path.exists():
         raise UserError(f"data.source = {source!r}: there is no such folder")
-    return folder
+    return path
 
 
 def digits_table() -> npt.NDArray[np.float64]:
@@ -83,24 +100,28 @@ def digits_table() -> npt.NDArray[np.float64]:
     return np.loadtxt(path, delimiter=",")
 
 
-def _from_folder(folder: Path, source: str, split: str) -> Any:
-    """Load a split from parquet files, a folder of images, or what `save_to_disk` wrote."""
+def _from_path(path: Path, source: str, split: str, config: str) -> Any:
+    """Load a split from a file, from files of one kind in a folder, or from what `save_to_disk` wrote."""
     import datasets
 
+    from fedapps.data.local_files import numpy_table, reader_of
+
     try:
-        if (folder / "dataset_dict.json").exists():
-            parts = datasets.load_from_disk(str(folder))
+        if path.is_file():
+            return numpy_table(path, split) or _load_dataset(reader_of(path), split, "", {split: str(path)})
+        if (path / "dataset_dict.json").exists():
+            parts = datasets.load_from_disk(str(path))
             if split not in parts:
                 raise UserError(f"data.split = {split!r}: {source} has {', '.join(parts)}")
             return parts[split]
-        if (folder / "state.json").exists():
-            return datasets.load_from_disk(str(folder))
-        return _load_dataset(str(folder), split)
+        if (path / "state.json").exists():
+            return datasets.load_from_disk(str(path))
+        return numpy_table(path, split) or _load_dataset(str(path), split, config)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(_unreadable(source, split, error)) from error
 
 
-def _from_hub(source: str, split: str) -> Any:
+def _from_hub(source: str, split: str, config: str) -> Any:
     """Load a split of a hub data set: from the library's own cache if it is there, else from the hub."""
     import datasets
 
@@ -109,7 +130,7 @@ def _from_hub(source: str, split: str) -> Any:
     if "/" in source:
         try:
             datasets.config.HF_HUB_OFFLINE = True
-            return _load_dataset(source, split)
+            return _load_dataset(source, split, config)
         except (ConnectionError, FileNotFoundError):
             pass  # not in the cache
         except Exception as error:
@@ -118,19 +139,19 @@ def _from_hub(source: str, split: str) -> Any:
             datasets.config.HF_HUB_OFFLINE = offline
     _ask_hub(source)
     try:
-        return _load_dataset(source, split)
+        return _load_dataset(source, split, config)
     except Exception as error:  # the library raises network, server and file errors of several types
         raise UserError(_unreadable(source, split, error)) from error
 
 
-def _load_dataset(path: str, split: str) -> Any:
+def _load_dataset(path: str, split: str, config: str = "", files: dict[str, str] | None = None) -> Any:
     """Call `datasets.load_dataset` without its progress bars, which would disturb the run's own."""
     import datasets
 
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(path, split=split)
+        return datasets.load_dataset(path, config or None, split=split, data_files=files)
     finally:
         if shown:
             datasets.enable_progress_bars()
@@ -170,8 +191,14 @@ def _ask_hub(name: str) -> None:
 
 
 def _unreadable(source: str, split: str, error: Exception) -> str:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return f"data.source = {source!r}, data.split = {split!r}: cannot be read: {reason[:300]}"
+    if "onfig name is missing" in str(error):
+        names = re.search(r"\[.*?\]", str(error))
+        return f"data.config = '': {source} has several configurations, name one of {names.group()[1:-1] if names else 'them'}"
+    return f"data.source = {source!r}, data.split = {split!r}: cannot be read: {_line(error)}"
+
+
+def _line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
 def check_columns(data: Any, source: str, columns: dict[str, str]) -> None:
@@ -183,8 +210,8 @@ def check_columns(data: Any, source: str, columns: dict[str, str]) -> None:
             raise UserError(f"{setting} = {column!r}: {source} has the columns {', '.join(data.column_names)}")
 
 
-def labels_of(data: Any, source: str, label: str) -> tuple[npt.NDArray[np.int64], int]:
-    """Return the class indices (N,) in a column ("": detected by name) and the number of classes."""
+def labels_of(data: Any, source: str, label: str) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Return the class indices (N,) in a column ("": detected by name) and what the classes are called."""
     import datasets
 
     label = label_column(data.features, source, label)
@@ -192,19 +219,34 @@ def labels_of(data: Any, source: str, label: str) -> tuple[npt.NDArray[np.int64]
     raw = column_of(data, label)
     declared = data.features[label]
     if isinstance(declared, datasets.ClassLabel):
-        labels, num_classes = raw.astype(np.int64), int(declared.num_classes)
-        if labels.min() < 0:
+        if raw.min() < 0:
             raise UserError(f"data.label = {label!r}: {source} has samples without a label in this split")
-    else:
-        values, labels = np.unique(raw, return_inverse=True)
-        num_classes = len(values)
-    return labels.astype(np.int64), num_classes
+        return raw.astype(np.int64), [str(name) for name in declared.names]
+    if raw.dtype.kind == "f" and (raw != np.floor(raw)).any():
+        raise UserError(f"data.label = {label!r}: holds fractions in {source}, which are no classes: name another column")
+    values, labels = np.unique(raw, return_inverse=True)
+    if len(values) > max(20, len(raw) // 2):
+        raise UserError(
+            f"data.label = {label!r}: has {len(values)} different values in {len(raw)} samples of {source}: name a column of classes"
+        )
+    return labels.astype(np.int64), _named(values)
 
 
 def groups_of(data: Any, column: str) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return the natural client (N,) of every sample, as an index into the list of names, and this list."""
+    import datasets
+
+    if not isinstance(data.features[column], datasets.ClassLabel | datasets.Value):
+        raise UserError(
+            f"data.natural-id = {column!r}: holds no plain value per sample, name another of {', '.join(data.features)}"
+        )
     ids, natural = np.unique(column_of(data, column), return_inverse=True)
-    return natural.astype(np.int64), [str(value) for value in ids]
+    return natural.astype(np.int64), _named(ids)
+
+
+def _named(values: npt.NDArray[Any]) -> list[str]:
+    """Return values as text, whole numbers among floats without a point: 1.0 is client 1."""
+    return [f"{value:.15g}" if values.dtype.kind == "f" else str(value) for value in values.tolist()]
 
 
 def label_column(features: Any, source: str, name: str) -> str:
@@ -223,7 +265,11 @@ def label_column(features: Any, source: str, name: str) -> str:
 
 def column_of(data: Any, name: str) -> npt.NDArray[Any]:
     """Return the values (N,) of a column. Raises ``UserError`` if some are missing."""
-    values = data[name][:]
-    if any(value is None for value in values):
-        raise UserError(f"column {name!r}: {sum(value is None for value in values)} samples have no value in it")
-    return np.asarray(values)
+    column = data.with_format("arrow")[name][:]
+    missing = column.null_count
+    values = np.asarray(column.to_pylist() if missing or column.type in ("string", "large_string") else column.to_numpy())
+    if values.dtype.kind == "f":
+        missing += int(np.isnan(values).sum())
+    if missing:
+        raise UserError(f"column {name!r}: {missing} samples have no value in it")
+    return values

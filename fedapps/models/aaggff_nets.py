@@ -117,7 +117,7 @@ class M5(Classifier):
 
     def __init__(self, shape: Shape, num_classes: int) -> None:
         if shape[:2] != (1, 1):
-            raise UserError("model.name = 'm5': a net for sound, not for images: use it with task = 'speech'")
+            raise UserError("model.name = 'm5': a net for sound in one channel: use it with task = 'speech'")
         layers: list[nn.Module] = [nn.Conv1d(1, 64, 80, stride=4)]
         for inputs, outputs in ((64, 64), (64, 128), (128, 256)):
             layers += [nn.BatchNorm1d(inputs), nn.ReLU(), nn.MaxPool1d(4), nn.Conv1d(inputs, outputs, 3, padding=1)]

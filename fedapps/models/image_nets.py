@@ -1,9 +1,9 @@
-"""Image networks by name; SuPerFed's deep ones are in ``superfed_nets.py``, AAggFF's in ``aaggff_nets.py``.
+"""Networks for images, windows of sensors and vectors by name; SuPerFed's deep ones: ``superfed_nets``, AAggFF's: ``aaggff_nets``.
 
 A model is a ``body`` followed by a ``classifier``. Methods that keep one part local ask the model which parameters are its head
 (``model.head``, prefixes of parameter names), which is declared explicitly. TwoNN and TwoCNN are the nets of SuPerFed, without biases;
 their head is the part that the source defines as the classifier. Every net accepts all images that are large enough for its
-convolutions.
+convolutions; those of dense layers accept windows (C, 1, L) and vectors (1, 1, d), too, and ``cnn-1d`` windows.
 
 Sources: ``mcmahan_2nn``: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017, arXiv 1602.05629. ``two_nn``, ``two_cnn``: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for
@@ -72,6 +72,19 @@ def small_cnn(shape: Shape, num_classes: int) -> Classifier:
     return Classifier(body, _dense(_features(body, shape), 64, num_classes))
 
 
+def cnn_1d(shape: Shape, num_classes: int) -> Classifier:
+    """For windows of sensors (C, 1, L): two convolutions over time that halve it, and a hidden layer of 64. Head: both dense layers.
+
+    71,942 parameters for 9 channels, 128 steps and 6 classes.
+    """
+    body = nn.Sequential(
+        *(nn.Flatten(2), nn.Conv1d(shape[0], 16, 9, padding=4), nn.ReLU(), nn.MaxPool1d(2)),
+        *(nn.Conv1d(16, 32, 9, padding=4), nn.ReLU(), nn.MaxPool1d(2)),
+        nn.Flatten(),
+    )
+    return Classifier(body, _dense(_features(body, shape), 64, num_classes))
+
+
 def mlp_32_32(shape: Shape, num_classes: int) -> Classifier:
     """The weak learner of FFGB for MNIST: two hidden layers of 32, LeakyReLU. 26,506 parameters for (1, 28, 28) and 10 classes."""
     body = nn.Sequential(nn.Flatten(), *_leaky_dense(_size(shape), 32, 32))
@@ -114,6 +127,7 @@ MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
     "two-nn": two_nn,
     "two-cnn": two_cnn,
     "small-cnn": small_cnn,
+    "cnn-1d": cnn_1d,
     "mlp-32-32": mlp_32_32,
     "tutorial-cnn": tutorial_cnn,
     "conv-384-192": conv_384_192,
@@ -129,14 +143,22 @@ MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
 # The same nets with a pretrained body.
 PRETRAINED: dict[str, Callable[[Shape, int], Classifier]] = {"efficientnet-b0": aaggff_nets.pretrained_efficientnet_b0}
 NAMES = tuple(MODELS)
+# Stands for cnn-1d if samples are windows of several channels, else for mlp.
+BY_SHAPE = "auto"
+# Nets without convolutions, which take samples of any shape.
+DENSE: tuple[str, ...] = ("logistic", "mlp", "mcmahan-2nn", "two-nn", "mlp-32-32")
+# Nets for samples with one row, and those that only take images of one or three channels.
+ONE_ROW = ("cnn-1d", "m5")
+ONE_OR_THREE = ("efficientnet-b0",)
 
 
 def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False) -> Classifier:
-    """Build model ``name`` for images (C, H, W) with weights drawn from ``seed`` (Xavier normal; biases 0, or by the net's own rule).
+    """Build model ``name`` for samples (C, H, W) with weights drawn from ``seed`` (Xavier normal; biases 0, or by the net's own rule).
 
     The same arguments give the same weights, and the global random state is not changed. ``pretrained``: use published weights for
-    the body. Raises UserError for an unknown name, missing pretrained weights, or images too small for the net.
+    the body. Raises UserError for an unknown name, missing pretrained weights, or samples of a shape that the net does not take.
     """
+    name = net_for(input_shape) if name == BY_SHAPE else name
     if name not in MODELS:
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -145,19 +167,39 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
         raise UserError(
             f"model.pretrained = true: there are no weights for {name!r}: choose {', '.join(PRETRAINED)}, or set it to false"
         )
+    _check_shape(name, input_shape)
     # Layers draw weights when they are constructed. They are replaced below, except in nets with a rule of their own, hence the seed.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             model = (PRETRAINED if pretrained else MODELS)[name](input_shape, num_classes)
         except RuntimeError as error:
-            size = " x ".join(map(str, input_shape[1:]))
-            raise UserError(
-                f"model.name = {name!r}: images of {size} pixels are too small for it: choose logistic or mlp"
-            ) from error
+            too_small = f"images of {input_shape[1]} x {input_shape[2]} pixels are too small"
+            if input_shape[1] == 1:
+                too_small = f"windows of {input_shape[2]} steps are too short"
+            raise UserError(f"model.name = {name!r}: {too_small} for it: choose logistic or mlp") from error
     if not model.initialised:
         draw_weights(model, seed)
     return model
+
+
+def net_for(shape: Shape) -> str:
+    """Return the net that ``auto`` stands for."""
+    return "cnn-1d" if shape[0] > 1 and shape[1] == 1 and shape[2] >= 4 else "mlp"
+
+
+def _check_shape(name: str, shape: Shape) -> None:
+    channels, height, width = shape
+    one_row = height == 1
+    if name in ("m5", *DENSE) or ((name in ONE_ROW) == one_row and not (name in ONE_OR_THREE and channels not in (1, 3))):
+        return
+    if one_row:
+        what = f"windows of {channels} channels x {width} steps" if channels > 1 else f"vectors or waveforms of {width} numbers"
+        others = ("cnn-1d", *DENSE) if name not in ONE_ROW else DENSE
+    else:
+        what = f"images of {height} x {width} pixels with {channels} channel{'s' if channels > 1 else ''}"
+        others = tuple(other for other in NAMES if other not in (*ONE_ROW, *ONE_OR_THREE))
+    raise UserError(f"model.name = {name!r}: does not take {what}: choose one of {', '.join(others)}")
 
 
 def _size(shape: Shape) -> int:

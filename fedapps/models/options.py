@@ -9,6 +9,9 @@ from algorithms.common.options import Options, option
 class ModelOptions(Options):
     """Options of the model (table ``model``)."""
 
-    name: str = option("auto", "a net of fedapps/models; auto: mlp for images, logistic for tables, char-lstm for text")
+    name: str = option(
+        "auto",
+        "a net of fedapps/models; auto: mlp for images and vectors, cnn-1d for windows, logistic for tables, char-lstm for text",
+    )
     pretrained: bool = option(False, "start from published weights (efficientnet-b0, and the DistilBERT of task text-pairs)")
     head: str = option("", 'fedper, lg-fedavg, fedrep: layers that are the head, separated by commas; "": as the net declares')

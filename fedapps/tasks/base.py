@@ -22,14 +22,15 @@ class TorchTask:
     """Base of tasks that train a torch model. Subclasses add ``check``, ``objective``, ``model_fn`` and ``prepare``."""
 
     name: str
-    #: Whether the task supports label noise (``data.noise``).
-    flips_labels = False
+    #: Whether the task deals samples with a class to its clients, and so supports data.noise, data.test and data.standardise.
+    deals_samples = False
 
     def __init__(self, options: Any, context: RunContext) -> None:
-        if context.data.noise != "none" and not self.flips_labels:
-            raise UserError(
-                f"data.noise = {context.data.noise!r}: flips classes of dealt images and sounds, not what this task has: choose none"
-            )
+        for key, usual in () if self.deals_samples else (("noise", "none"), ("test", ""), ("standardise", "auto")):
+            if (chosen := getattr(context.data, key)) != usual:
+                raise UserError(
+                    f"data.{key} = {chosen!r}: is for samples with a class, which this task does not deal: leave it {usual!r}"
+                )
         self.options = options
         self.context = context
         self.device = device_of(context.device)

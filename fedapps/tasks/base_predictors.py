@@ -3,7 +3,6 @@
 They are trained centrally before the first round, on samples that no client holds. The same settings and seed give the same networks.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +15,7 @@ from clients.base.training import SGD, TrainOptions, get_arrays, mini_batches
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
 from fedapps.data.options import DataOptions
+from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.predictor_library import Library
@@ -26,18 +26,14 @@ Indices = NDArray[np.int64]
 def divide(images: Images, share: float, seed: int) -> tuple[Images, Images]:
     """Return (samples for the base predictors, samples for the clients): a random ``share`` of each class, and the rest."""
     rng = generator(seed, "pre-training")
-    taken = []
+    taken, dealt = [], images.dealt
     for label in np.unique(images.labels):
-        rows = rng.permutation(np.flatnonzero(images.labels == label))
+        rows = rng.permutation(dealt[images.labels[dealt] == label])
         taken.append(rows[: max(1, round(share * len(rows)))])
     mine = np.zeros(len(images.labels), bool)
     mine[np.concatenate(taken)] = True
 
-    def part(rows: NDArray[np.bool_]) -> Images:
-        natural = None if images.natural is None else images.natural[rows]
-        return replace(images, pixels=images.pixels[rows], labels=images.labels[rows], natural=natural)
-
-    return part(mine), part(~mine)
+    return images.take(mine), images.take(~mine)
 
 
 def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -> list[Indices]:
@@ -60,7 +56,9 @@ def pretrained(
 ) -> Library:
     """Return the library of ``predictors`` networks trained on ``share`` of the samples; cached in the process."""
     images, _ = divide(partitions.load_images(source), share, seed)
-    x = images.pixels.astype(np.float32) / (255 if images.pixels.dtype == np.uint8 else 1)
+    x = inputs(images, np.arange(len(images.labels)))
+    if source.standardise != "none" and images.numbers:
+        x = Scale.of_sums([Moments.of(x)]).of(x)
     channels, height, width = images.pixels.shape[1:]
     nets, names = [], []
     for k, labels in enumerate(label_sets(images.num_classes, labels_each, predictors, seed)):

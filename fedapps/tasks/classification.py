@@ -1,8 +1,9 @@
-"""Image classification with a torch model: the task of the averaging and personalised methods.
+"""Classification of images, arrays or numbers with a torch model: the task of the averaging and personalised methods.
 
 The data set is loaded once per process; clients' tensors are cached.
 """
 
+import logging
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -20,7 +21,9 @@ from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
+from fedapps.data.held_out import scored_on, test_parts
 from fedapps.data.images import Images
+from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.models import image_nets
@@ -29,17 +32,19 @@ from fedapps.tasks.context import RunContext
 from fedapps.tasks.set_training import check_fits, fit, tensors
 from strategies.base.reply_validation import LONGEST_METRIC
 
+logger = logging.getLogger(__name__)
+
 
 class Classification(TorchTask):
-    """Classification of a data set of images, partitioned over clients according to the settings."""
+    """Classification of a data set of images, arrays or numbers, partitioned over clients according to the settings."""
 
     name = "classification"
-    flips_labels = True
+    deals_samples = True
 
     def __init__(self, options: Any, context: RunContext) -> None:
-        if context.model.name not in image_nets.NAMES:
+        if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES):
             near = nearest(context.model.name, image_nets.NAMES)
-            raise UserError(f"model.name = {context.model.name!r}: {near}choose one of {', '.join(image_nets.NAMES)}")
+            raise UserError(f"model.name = {context.model.name!r}: {near}choose one of auto, {', '.join(image_nets.NAMES)}")
         super().__init__(options, context)
 
     @cached_property
@@ -68,7 +73,36 @@ class Classification(TorchTask):
         found += (
             ["the class weights (data.class-weights), from the labels of all clients"] if self.context.data.class_weights else []
         )
+        if not self.context.sites.own and self.standardise == "sums":
+            found.append("mean and deviation of the inputs (data.standardise = 'sums'), from the samples of all clients")
         return " and ".join(found)
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def test_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
+        """Return the samples of ``data.test`` that each client is scored on; None without such a split."""
+        return test_parts(self.images, self.partition(num_clients), self.context.data, self.context.seed)
+
+    def split(self, client: int, num_clients: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of a client's training, validation (empty if the training set stands in) and test sets."""
+        tests = self.test_parts(num_clients)
+        d, test = self.context.data, None if tests is None else tests[client]
+        return partitions.split_rows(self.partition(num_clients)[client], client, self.context.seed, d.validation, test)
+
+    @property
+    def standardise(self) -> str:
+        """How inputs are brought to mean 0 and deviation 1: "none", "client" or "sums"."""
+        chosen = self.context.data.standardise
+        return chosen if chosen != "auto" else "sums" if self.images.numbers else "none"
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def common_scale(self, num_clients: int) -> Scale:
+        """Return the scale that follows from the sums of all clients over their training samples."""
+        rows = (self.split(client, num_clients)[0] for client in range(num_clients))
+        return Scale.of_sums(Moments.of(inputs(self.images, mine)) for mine in rows)
+
+    def scale_of(self, rows: NDArray[np.int64]) -> Scale | None:
+        """Return a client's own scale, by its training samples; None unless each client has one."""
+        return Scale.of_sums([Moments.of(inputs(self.images, rows))]) if self.standardise == "client" else None
 
     def natural_clients(self) -> int:
         """Return the number of clients in the column ``data.natural-id``; 0 for partitions over any number of clients."""
@@ -90,7 +124,13 @@ class Classification(TorchTask):
 
     def check(self, num_clients: int) -> None:
         """Load and partition the data and build the model, so that errors are reported before a run starts."""
-        self.partition(num_clients)
+        parts, tests = self.partition(num_clients), self.test_parts(num_clients)
+        if self.images.num_classes < 2:
+            raise UserError(f"data.label: all samples of {self.context.data.source} are of one class: name the column of classes")
+        for line in partitions.remarks(self.images, self.context.data):
+            logger.warning("%s", line)
+        if tests is not None:
+            logger.warning("%s", scored_on(self.images, parts, tests, self.context.data))
         _ = self.groups  # raises if they are too many
         if self.context.data.synthetic:  # without the pre-training, which would be done twice
             self.synthetic_set()
@@ -101,8 +141,7 @@ class Classification(TorchTask):
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model."""
         chosen = self.context.model
-        model = image_nets.build_model(chosen.name, self.image_shape, self.images.num_classes, seed, chosen.pretrained)
-        return model.to(self.device)
+        return image_nets.build_model(chosen.name, self.image_shape, self.num_outputs, seed, chosen.pretrained).to(self.device)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -132,9 +171,13 @@ class Classification(TorchTask):
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return a client's training, validation and test samples; a synthetic set to be mixed in is added to training."""
-        own = partitions.client_data(
-            self.images, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
-        )
+        rows = self.split(client, num_clients)
+        scale = self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(rows[0])
+        own = partitions.client_data(self.images, rows, scale)
+        if (
+            client and self.standardise != "client" and rows[2] is self.split(0, num_clients)[2]
+        ):  # all are scored on the same samples
+            own = replace(own, test=self.client_data(0, num_clients).test)
         own = partitions.noisy(own, self.context.data, self.num_outputs, generator(self.context.seed, "noise", client))
         if self.context.data.synthetic and self.context.data.synthetic_use == "mix":
             made = self.synthetic_set()

@@ -20,7 +20,7 @@ from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.matrix_domains import NuclearBall
 from algorithms.frank_wolfe.objectives import MatrixCompletion
 from clients.families.problems import ObjectiveProblem, Problem
-from fedapps.data.sources import check_columns, digits_table, load_split
+from fedapps.data.sources import check_columns, digits_table, open_split
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.convex import NON_ZERO, ConstrainedTask
@@ -129,7 +129,7 @@ def of_matrix(matrix: NDArray[np.float64], options: MatrixCompletionOptions, see
 
 def read_ratings(options: MatrixCompletionOptions) -> Observations:
     """Return the ratings of a table. Raises ``UserError`` if it is invalid."""
-    table = load_split(options.source, options.split, "matrix-completion")
+    table = open_split(options.source, options.split, setting="matrix-completion.split")
     names = {"user": options.user, "item": options.item, "rating": options.rating}
     try:
         check_columns(table, options.source, {f"matrix-completion.{key}": name for key, name in names.items()})

@@ -55,8 +55,8 @@ class Words(TorchTask):
         data, options = self.context.data, self.options
         user = data.natural_id if data.partition == "natural" else ""
         asked = {"split": data.split, "words": options.text, "vocabulary": str(options.vocabulary)}
-        asked |= {"length": str(options.length), "natural-id": user}
-        arrays, facts = sources.cached(data.source, asked, lambda split: _decode(split, data.source, options, user))
+        asked |= {"length": str(options.length), "natural-id": user, "config": data.config}
+        arrays, facts = sources.cached(data.source, asked, lambda split, _: _decode(split, data.source, options, user))
         rows = arrays["rows"]
         natural = np.array(arrays["natural"]) if user else None
         return partitions.thinned(Images(rows, np.zeros(len(rows), np.int64), 1, natural, tuple(facts["names"])), data)
@@ -78,9 +78,9 @@ class Words(TorchTask):
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return a client's samples: tokens (n, length) and the next token at each position (n, length)."""
-        parts = partitions.client_data(
-            self.texts, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
-        )
+        mine = self.partition(num_clients)[client]
+        rows = partitions.split_rows(mine, client, self.context.seed, self.context.data.validation)
+        parts = partitions.client_data(self.texts, rows)
         return ClientData(*(Split(part.x[:, :-1], part.x[:, 1:]) for part in (parts.train, parts.validation, parts.test)))
 
 

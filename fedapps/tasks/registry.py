@@ -86,7 +86,7 @@ TEXT_JOB = {
 }
 
 TASKS: dict[str, TaskKind] = {
-    "classification": TaskKind(lambda o, c: tasks.Classification(o, c)),
+    "classification": TaskKind(lambda o, c: tasks.Classification(o, c), model="auto"),
     "digits": TaskKind(lambda o, c: tasks.Digits(o, c), defaults=DIGITS_JOB),
     "tabular": TaskKind(lambda o, c: tasks.Tabular(o, c), TabularOptions, "tabular", "logistic", TABULAR_JOB),
     "text": TaskKind(lambda o, c: tasks.Text(o, c), TextOptions, "text", "char-lstm", TEXT_JOB),

@@ -56,6 +56,10 @@ class SetEvaluator:
         except ValueError as error:
             raise UserError(f"synthetic.{error}") from None
         name = self.options.reference
+        if not self.task.context.sites.own and self.task.images.numbers:
+            raise UserError(
+                f"data.source = {self.task.context.data.source!r}: holds arrays or numbers, but this method makes images"
+            )
         if name and self.task.context.sites.own:
             raise UserError(f"synthetic.reference = {name!r}: the sites keep their data, the server has none: leave it empty")
         if name and name != "clients":

@@ -6,6 +6,7 @@ round. A site is identified by its name, ``client-id``.
 """
 
 import csv
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from clients.base.data import ClientData
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images, read_named
-from fedapps.data.sources import load_split
+from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.classification import Classification
@@ -32,17 +33,28 @@ Floats = NDArray[np.float64]
 class SiteImages(Classification):
     """Classification of one site's images; ``source`` is "" on the server, which builds the model and sees no data."""
 
-    flips_labels = False
-
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
         super().__init__(options, context)
         self.source = source
+        for key, usual in (("noise", "none"), ("test", "")):
+            if (chosen := getattr(context.data, key)) != usual:
+                raise UserError(f"data.{key} = {chosen!r}: sites with data of their own do not have it: leave it {usual!r}")
+        if context.data.standardise == "sums":
+            raise UserError(
+                "data.standardise = 'sums': sites with data of their own send no sums of them: choose 'client' or 'none'"
+            )
+
+    @property
+    def standardise(self) -> str:
+        """How inputs are brought to mean 0 and deviation 1: "none" or "client", by the site's own training samples."""
+        chosen = self.context.data.standardise
+        return chosen if chosen != "auto" else "client" if self.images.numbers else "none"
 
     @cached_property
     def images(self) -> Images:
         """The site's own images, with labels numbered in the order of the settings."""
         o, d = self.context.sites, self.context.data
-        pixels, names = read_named(self.source, d.split, d.image, d.label, d.resize)
+        pixels, names = read_named(replace(d, source=self.source))
         if pixels.shape[1:] != o.image:
             shown = ",".join(map(str, pixels.shape[1:]))
             raise UserError(
@@ -55,7 +67,8 @@ class SiteImages(Classification):
                 f"{self.source}: label {strange[0]!r} is none of sites.labels = {o.labels!r}: mend the data or the settings"
             )
         labels = np.array([number[name] for name in names], np.int64)
-        return partitions.thinned(Images(pixels, labels, len(o.classes)), d)
+        images = Images(pixels, labels, len(o.classes), numbers=pixels.dtype == np.float32, classes=o.classes)
+        return partitions.thinned(images, d)
 
     @cached_property
     def objective(self) -> Objective:
@@ -92,8 +105,8 @@ class SiteImages(Classification):
         d, total = self.context.data, len(self.images.labels)
         if total < d.min_samples:
             raise UserError(f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)")
-        rows = np.arange(total)
-        return partitions.client_data(self.images, rows, client_id, self.context.seed, d.validation).to(self.device)
+        rows = partitions.split_rows(np.arange(total), client_id, self.context.seed, d.validation)
+        return partitions.client_data(self.images, rows, self.scale_of(rows[0])).to(self.device)
 
 
 class SiteTable(Tabular):
@@ -169,7 +182,7 @@ def read_columns(source: str, split: str) -> dict[str, list[Any]]:
     """Return the columns of a CSV file (empty cells as None, numbers as floats) or of a folder that ``datasets`` reads."""
     path = Path(source)
     if not path.is_file():
-        table = load_split(source, split, "tabular")
+        table = open_split(source, split, setting="tabular.split")
         return {name: list(table[name][:]) for name in table.column_names}
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))

@@ -51,20 +51,24 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
     """
     speaker = data.natural_id if data.partition == "natural" else ""
     asked = {"split": data.split, "audio": options.audio, "length": str(options.length)}
-    asked |= {"label": data.label, "natural-id": speaker}
-    arrays, facts = sources.cached(data.source, asked, lambda split: _decode(split, data, options, speaker))
+    asked |= {"label": data.label, "natural-id": speaker, "test": data.test, "config": data.config}
+    arrays, facts = sources.cached(data.source, asked, lambda split, first: _decode(split, first, data, options, speaker))
     natural = np.array(arrays["natural"]) if speaker else None
-    return Images(arrays["pixels"], np.array(arrays["labels"]), facts["num-classes"], natural, tuple(facts["names"]))
+    held_out = np.array(arrays["held-out"]) if data.test else None
+    labels, classes = np.array(arrays["labels"]), tuple(facts["classes"])
+    return Images(arrays["pixels"], labels, len(classes), natural, tuple(facts["names"]), held_out=held_out, classes=classes)
 
 
-def _decode(split: Any, data: DataOptions, options: SpeechOptions, speaker: str) -> Entry:
+def _decode(split: Any, first: int, data: DataOptions, options: SpeechOptions, speaker: str) -> Entry:
     source = data.source
     sources.check_columns(split, source, {"speech.audio": options.audio, "data.label": data.label, "data.natural-id": speaker})
+    rows = np.arange(len(split))
     if speaker:
-        split = split.select(np.flatnonzero([bool(name) or name == 0 for name in split[speaker][:]]))
+        rows = np.flatnonzero([bool(name) or name == 0 for name in split[speaker][:]])
+        split = split.select(rows)
         if len(split) == 0:
             raise UserError(f"data.natural-id = {speaker!r}: no sound of {source} has a speaker there: choose another column")
-    labels, _ = sources.labels_of(split, source, data.label)
+    labels, called = sources.labels_of(split, source, data.label)
     values, labels = np.unique(labels, return_inverse=True)
     waves = np.zeros((len(split), 1, 1, options.length), np.int16)
     for row, cell in enumerate(_cells(split, options.audio)):
@@ -80,7 +84,9 @@ def _decode(split: Any, data: DataOptions, options: SpeechOptions, speaker: str)
     names: list[str] = []
     if speaker:
         arrays["natural"], names = sources.groups_of(split, speaker)
-    return arrays, {"num-classes": len(values), "names": names}
+    if data.test:
+        arrays["held-out"] = rows >= first
+    return arrays, {"names": names, "classes": [called[value] for value in values]}
 
 
 def _cells(split: Any, column: str) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import BINARY
 from fedapps.data.sample_groups import Grouping, grouping_of, members
-from fedapps.data.sources import load_split
+from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.base import TorchTask
@@ -194,7 +194,7 @@ def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64])
 @lru_cache(maxsize=4)
 def read_table(options: TabularOptions, grouping: Grouping = NO_GROUPS) -> Table:
     """Return a table from a folder or the hub. Raises ``UserError`` if it is invalid."""
-    frame = load_split(options.source, options.split, "tabular").to_pandas()
+    frame = open_split(options.source, options.split, setting="tabular.split").to_pandas()
     return encode({str(name): frame[name].to_numpy() for name in frame.columns}, options, grouping)
 
 

@@ -62,15 +62,15 @@ class TextPairs(TorchTask):
     def _read(self) -> Images:
         data, options = self.context.data, self.options
         doctor = data.natural_id if data.partition == "natural" else ""
-        split = sources.open_split(data.source, data.split)
+        split = sources.open_split(data.source, data.split, data.config)
         columns = {"text-pairs.first": options.first, "text-pairs.second": options.second}
         sources.check_columns(split, data.source, columns | {"data.label": data.label, "data.natural-id": doctor})
-        labels, num_classes = sources.labels_of(split, data.source, data.label)
-        if num_classes != 2:
-            raise UserError(f"data.label: {data.source} has {num_classes} classes of pairs: task 'text-pairs' wants two")
+        labels, classes = sources.labels_of(split, data.source, data.label)
+        if len(classes) != 2:
+            raise UserError(f"data.label: {data.source} has {len(classes)} classes of pairs: task 'text-pairs' wants two")
         tokens, _ = tokenise(self.folder, list(split[options.first]), list(split[options.second]), options.length)
         natural, names = sources.groups_of(split, doctor) if doctor else (None, [])
-        return Images(tokens, labels, num_classes, natural, tuple(names))
+        return Images(tokens, labels, 2, natural, tuple(names))
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
@@ -88,9 +88,9 @@ class TextPairs(TorchTask):
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return a client's training, validation and test pairs."""
-        return partitions.client_data(
-            self.pairs, self.partition(num_clients)[client], client, self.context.seed, self.context.data.validation
-        )
+        mine = self.partition(num_clients)[client]
+        rows = partitions.split_rows(mine, client, self.context.seed, self.context.data.validation)
+        return partitions.client_data(self.pairs, rows)
 
 
 class PairClassifier(Classifier):

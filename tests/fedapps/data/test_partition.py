@@ -14,8 +14,8 @@ from PIL import Image
 
 from fedapps.assembly import build_task
 from fedapps.data import cache, images, sources
-from fedapps.data.options import DataOptions
-from fedapps.data.partition import PARTITIONS, client_data, load_images, partition
+from fedapps.data.options import PARTITIONS, DataOptions
+from fedapps.data.partition import client_data, load_images, partition, split_rows
 from fedapps.errors import UserError
 from fedapps.settings import read_settings
 
@@ -262,7 +262,7 @@ def test_natural_clients(folder):
 def test_client_data(folder):
     images = load_images(DataOptions(source=folder))
     indices = np.arange(3, 33)
-    data = client_data(images, indices, client_id=7, seed=1)
+    data = client_data(images, split_rows(indices, client_id=7, seed=1))
     assert [len(data.train), len(data.validation), len(data.test)] == [18, 6, 6]
     x = torch.cat([data.train.x, data.validation.x, data.test.x])
     y = torch.cat([data.train.y, data.validation.y, data.test.y])
@@ -271,20 +271,20 @@ def test_client_data(folder):
     rows = [next(i for i in indices if np.array_equal(np.round(sample.numpy() * 255), images.pixels[i])) for sample in x]
     assert sorted(rows) == indices.tolist()
     assert y.tolist() == images.labels[rows].tolist()
-    assert torch.equal(client_data(images, indices, 7, 1).test.x, data.test.x)
-    assert not torch.equal(client_data(images, indices, 8, 1).test.x, data.test.x)
-    assert not torch.equal(client_data(images, indices, 7, 2).test.x, data.test.x)
+    assert torch.equal(client_data(images, split_rows(indices, 7, 1)).test.x, data.test.x)
+    assert not torch.equal(client_data(images, split_rows(indices, 8, 1)).test.x, data.test.x)
+    assert not torch.equal(client_data(images, split_rows(indices, 7, 2)).test.x, data.test.x)
 
 
 def test_without_validation_the_training_part_is_larger_and_stands_in(digits):
     indices = np.arange(3, 38)
-    apart = client_data(digits, indices, 7, 1)
-    joined = client_data(digits, indices, 7, 1, validation=0.0)
+    apart = client_data(digits, split_rows(indices, 7, 1))
+    joined = client_data(digits, split_rows(indices, 7, 1, validation=0.0))
     assert torch.equal(joined.test.x, apart.test.x), "the same test samples"
     assert joined.validation is joined.train
     both = torch.cat([apart.train.x, apart.validation.x]).flatten(1)
     assert sorted(map(tuple, joined.train.x.flatten(1).tolist())) == sorted(map(tuple, both.tolist()))
-    assert [len(part) for part in vars(client_data(digits, indices, 7, 1, validation=0.4)).values()] == [14, 14, 7]
+    assert [len(part) for part in vars(client_data(digits, split_rows(indices, 7, 1, validation=0.4))).values()] == [14, 14, 7]
 
 
 CHAPTER = {  # the columns of the hub's sets: label column and classes, side, others
@@ -332,13 +332,13 @@ def test_noise_is_in_the_training_labels_only(validation):
 
 def test_tasks_whose_labels_cannot_be_flipped_say_so():
     for task in ("tabular", "text", "words"):
-        with pytest.raises(UserError, match=r"data.noise = 'pair': .* choose none"):
+        with pytest.raises(UserError, match=r"data.noise = 'pair': .* leave it 'none'"):
             build_task(read_settings({"task": task, "data.noise": "pair", "data.noise-ratio": 0.1}))
 
 
 def test_client_data_leaves_the_images_alone(digits):
     before = digits.pixels.copy()
-    client_data(digits, np.arange(10), 0, 0).train.x.zero_()
+    client_data(digits, split_rows(np.arange(10), 0, 0)).train.x.zero_()
     assert np.array_equal(before, digits.pixels)
 
 
@@ -419,8 +419,8 @@ def test_data_that_cannot_be_used(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"data.source = .*cannot be read"):
         load_images(DataOptions(source=str(tmp_path / "empty")))
-    table = write_parquet(tmp_path / "table", {"age": [63, 41], "label": [0, 1]})
-    with pytest.raises(UserError, match="holds no images; its columns are age, label"):
+    table = write_parquet(tmp_path / "table", {"name": ["a", "b"], "label": [0, 1]})
+    with pytest.raises(UserError, match="holds no images, arrays or numbers to learn from; its columns are name, label"):
         load_images(DataOptions(source=table))
     one = {"picture": [Image.fromarray(pictures(1)[0])]}
     no_label = write_parquet(tmp_path / "no-label", one, datasets.Features({"picture": datasets.Image()}))

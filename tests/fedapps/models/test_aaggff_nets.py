@@ -134,7 +134,7 @@ def test_every_parameter_learns_and_states_can_be_averaged(name, shape):
 
 
 def test_m5_is_for_sound_that_is_long_enough():
-    with pytest.raises(UserError, match="a net for sound, not for images: use it with task = 'speech'"):
+    with pytest.raises(UserError, match="a net for sound in one channel: use it with task = 'speech'"):
         build_model("m5", (1, 8, 8), 10, 0)
-    with pytest.raises(UserError, match="1 x 900 pixels are too small"):
+    with pytest.raises(UserError, match="900 steps are too short"):
         build_model("m5", (1, 1, 900), 10, 0)

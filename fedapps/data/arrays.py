@@ -1,0 +1,193 @@
+"""Arrays, windows of sensors and columns of numbers as samples, read from Arrow to NumPy without a Python object per value.
+
+A sample is one cell that holds a list, a nested list or an array (9 x 128, say), the cells of several such columns (one a sensor),
+or those of several columns of numbers. All become (C, H, W), as images are: a vector (1, 1, d), a window of C channels and L steps
+(C, 1, L).
+"""
+
+import fnmatch
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedapps.errors import UserError
+
+BATCH = 1000
+# Row numbers that pandas writes unless told otherwise.
+ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0", "")
+
+
+def depth_of(data: Any, column: str) -> int | None:
+    """Return how deep a column of a `datasets.Dataset` nests lists of numbers, 0 for plain numbers; None if it holds something else."""
+    import datasets
+
+    if isinstance(data.features[column], datasets.ClassLabel):
+        return None
+    kind, depth = data.data.schema.field(column).type, 0
+    while True:
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        elif _is_list(kind):
+            kind, depth = kind.value_type, depth + 1
+        else:
+            number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+            return depth if number else None
+
+
+def number_columns(data: Any, source: str, wanted: str, others: tuple[str, ...]) -> list[str]:
+    """Return the columns that make a sample: those ``wanted`` (names or patterns, separated by commas), else the ones found.
+
+    Found is the only column of arrays, or if there is none all columns of numbers, except the ``others``. Raises ``UserError``.
+    """
+    depths = {name: depth_of(data, name) for name in data.column_names}
+    have = f"{source} has the columns {_few(data.column_names)}"
+    if wanted:
+        chosen: list[str] = []
+        for pattern in filter(None, (part.strip() for part in wanted.split(","))):
+            matches = [pattern] if pattern in depths else fnmatch.filter(data.column_names, pattern)
+            if not matches:
+                raise UserError(f"data.features = {wanted!r}: no column is {pattern!r}; {have}")
+            chosen += [name for name in matches if name not in chosen]
+        for name in chosen:
+            if depths[name] is None:
+                raise UserError(f"data.features = {wanted!r}: column {name!r} holds {_kind(data, name)}, not numbers")
+            if name in others:
+                raise UserError(f"data.features = {wanted!r}: column {name!r} is the label or the client: leave it out")
+        return chosen
+    free = {name: depth for name, depth in depths.items() if depth is not None and name not in (*others, *ROW_NUMBERS)}
+    arrays = [name for name, depth in free.items() if depth]
+    if len(arrays) > 1:
+        raise UserError(
+            f"data.features: {source} has several columns of arrays, name one, or those that are channels: {_few(arrays)}"
+        )
+    if not free:
+        raise UserError(
+            f"data.source = {source!r}: holds no images, arrays or numbers to learn from; its columns are "
+            f"{_few(data.column_names)}"
+        )
+    return arrays or list(free)
+
+
+def read_numbers(data: Any, columns: list[str], source: str, shape: tuple[int, ...], channels: str) -> npt.NDArray[Any]:
+    """Return the samples (N, C, H, W) in ``columns``: uint8 if all of them are (pixels), else float32.
+
+    ``shape``: reshape each sample to this first; () is as stored. ``channels``: "first" or "last" axis of a sample. Raises
+    ``UserError`` for missing, ragged or non-finite values.
+    """
+    out: npt.NDArray[Any] | None = None
+    bad, start, first_bad = 0, 0, ""
+    for table in data.select_columns(columns).with_format("arrow").iter(batch_size=BATCH):
+        cells = [_values(table[name], name, source, start) for name in columns]
+        stored = cells[0].shape[1:]
+        for name, cell in zip(columns, cells, strict=True):
+            if cell.shape[1:] != stored:
+                raise UserError(
+                    f"data.features: column {name!r} of {source} holds {_size(cell.shape[1:])} a sample, {columns[0]!r} "
+                    f"{_size(stored)}: channels must be of one shape"
+                )
+        sample = stored if len(columns) == 1 else (len(columns), *stored)
+        if out is None:
+            kind = np.uint8 if all(cell.dtype == np.uint8 for cell in cells) else np.float32
+            out = np.empty((len(data), *sample), kind)
+        if out.shape[1:] != sample:
+            raise UserError(_ragged(columns[0], source, start, out.shape[out.ndim - len(stored) :], stored))
+        rows = out[start : start + len(table)]
+        with np.errstate(over="ignore"):  # reported below, as infinity
+            for number, cell in enumerate(cells):
+                (rows if len(columns) == 1 else rows[:, number])[...] = cell
+        if rows.dtype == np.float32:
+            finite = np.isfinite(rows).reshape(len(rows), -1)
+            wrong = np.flatnonzero(~finite.all(1))
+            if len(wrong) and not bad:
+                place = np.argmin(finite[wrong[0]]) // math.prod(stored) if len(columns) > 1 else 0
+                first_bad = f"column {columns[place]!r}, row {start + wrong[0]}"
+            bad += len(wrong)
+        start += len(table)
+    assert out is not None  # there is at least one row
+    if bad:
+        raise UserError(
+            f"data.source = {source!r}: {bad} of {len(out)} samples hold NaN, infinity or no value (first: {first_bad}): "
+            "fill or drop them, or name other columns (data.features)"
+        )
+    return _as_planes(out, columns, source, shape, channels)
+
+
+def _as_planes(out: npt.NDArray[Any], columns: list[str], source: str, shape: tuple[int, ...], channels: str) -> npt.NDArray[Any]:
+    stored = out.shape[1:]
+    if shape:
+        if math.prod(shape) != math.prod(stored):
+            raise UserError(
+                f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a sample of {source} "
+                f"({_few(columns)}) has {_size(stored)} = {math.prod(stored)}"
+            )
+        out = out.reshape(len(out), *shape)
+    if out.ndim > 4:
+        raise UserError(f"data.shape = '': a sample of {source} is {_size(stored)}: give the at most three axes it is to have")
+    if out[0].size == 0:
+        raise UserError(f"data.source = {source!r}: the samples in {_few(columns)} are empty")
+    if channels == "last" and out.ndim > 2:
+        out = np.moveaxis(out, -1, 1)
+    if out.ndim < 4:
+        out = out.reshape(len(out), out.shape[1] if out.ndim == 3 else 1, 1, -1)
+    return np.ascontiguousarray(out)
+
+
+def _values(column: Any, name: str, source: str, start: int) -> npt.NDArray[Any]:
+    """Return one batch of a column as (n, ...). Raises ``UserError`` for missing cells and ragged lists."""
+    chunk = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    chunk = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
+    shape, per_row = [len(chunk)], 1
+    while True:
+        if chunk.null_count and (shape[1:] or _is_list(chunk.type)):
+            row = start + int(np.flatnonzero(pc.is_null(chunk).to_numpy(zero_copy_only=False))[0]) // per_row
+            raise UserError(
+                f"column {name!r}: row {row} of {source} has no value in it, or misses one in its list: fill or drop it"
+            )
+        if not _is_list(chunk.type):
+            break
+        if pa.types.is_fixed_size_list(chunk.type):
+            size = chunk.type.list_size
+        else:
+            lengths = pc.list_value_length(chunk).to_numpy(zero_copy_only=False)
+            size = int(lengths[0]) if len(lengths) else 0
+            if len(odd := np.flatnonzero(lengths != size)):
+                row = start + int(odd[0]) // per_row
+                raise UserError(_ragged(name, source, row, (size,), (int(lengths[odd[0]]),)))
+        chunk = chunk.flatten()
+        shape.append(size)
+        per_row *= max(size, 1)
+    if chunk.null_count:  # of plain numbers: NaN, which is counted over all columns
+        chunk = chunk.cast(pa.float64())
+    return np.asarray(chunk.to_numpy(zero_copy_only=False)).reshape(shape)
+
+
+def _ragged(name: str, source: str, row: int, usual: tuple[int, ...], found: tuple[int, ...]) -> str:
+    return (
+        f"column {name!r}: the lists of {source} differ in length ({_size(usual)}, but {_size(found)} in row {row}): cut or fill "
+        "them to one length"
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _kind(data: Any, name: str) -> str:
+    import datasets
+
+    if isinstance(data.features[name], datasets.ClassLabel):
+        return "classes"
+    kind = data.data.schema.field(name).type
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "1"
+
+
+def _few(names: list[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
