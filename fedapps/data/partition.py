@@ -167,6 +167,11 @@ def natural_groups(images: Images, options: DataOptions) -> list[Indices]:
     return large
 
 
+def natural_clients(images: Images, options: DataOptions) -> int:
+    """Return the number of natural clients with enough samples; 0 for partitions over any number of clients."""
+    return len(natural_groups(images, options)) if options.partition == "natural" else 0
+
+
 def remarks(images: Images, options: DataOptions) -> list[str]:
     """Return a line for each thing that a user should know of the clients: who is left out."""
     if images.natural is None:

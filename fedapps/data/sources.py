@@ -108,7 +108,8 @@ def _from_path(path: Path, source: str, split: str, config: str) -> Any:
 
     try:
         if path.is_file():
-            return numpy_table(path, split) or _load_dataset(reader_of(path), split, "", {split: str(path)})
+            table = numpy_table(path, split)
+            return _load_dataset(reader_of(path), split, "", {split: str(path)}) if table is None else table
         if (path / "dataset_dict.json").exists():
             parts = datasets.load_from_disk(str(path))
             if split not in parts:
@@ -116,9 +117,21 @@ def _from_path(path: Path, source: str, split: str, config: str) -> Any:
             return parts[split]
         if (path / "state.json").exists():
             return datasets.load_from_disk(str(path))
-        return numpy_table(path, split) or _load_dataset(str(path), split, config)
+        table = numpy_table(path, split)
+        return _load_dataset(str(path), _renamed(path, split), config) if table is None else table
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(_unreadable(source, split, error)) from error
+
+
+def _renamed(path: Path, split: str) -> str:
+    """Return the name by which the library knows a split of a folder: files called valid, val or dev are its ``validation``.
+
+    Unless a README.md says which files are which split, as in a copy of a hub set with its card.
+    """
+    card = path / "README.md"
+    if card.is_file() and "configs:" in card.read_text(errors="replace"):
+        return split
+    return re.sub(r"\b(valid|val|dev)\b", "validation", split)
 
 
 def _from_hub(source: str, split: str, config: str) -> Any:

@@ -106,8 +106,7 @@ class Classification(TorchTask):
 
     def natural_clients(self) -> int:
         """Return the number of clients in the column ``data.natural-id``; 0 for partitions over any number of clients."""
-        natural = self.context.data.partition == "natural"
-        return len(partitions.natural_groups(self.images, self.context.data)) if natural else 0
+        return partitions.natural_clients(self.images, self.context.data)
 
     @property
     def groups(self) -> Groups | None:

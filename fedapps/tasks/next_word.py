@@ -1,8 +1,8 @@
 """Task ``words``: next-word prediction. The AAggFF chapter uses LEAF's Reddit data set and a stacked LSTM.
 
-A row is one text: a string, which is split at white space, or a list of words; ``data.natural-id`` names its user. The vocabulary is
-the most frequent words of the whole data set, as in LEAF. Unknown words and the tokens for beginning, end and padding are inputs but
-not targets: they count neither in the loss nor in the accuracy.
+A row is one text: a string, which is split at white space, a list of words or of lines of words; ``data.natural-id`` names its user.
+The vocabulary is the most frequent words of the whole data set, as in LEAF. Unknown words and the tokens for beginning, end and padding
+are inputs but not targets: they count neither in the loss nor in the accuracy.
 
 Sources: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for Federated Settings", 2018, arXiv 1812.01097;
 Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050,
@@ -32,6 +32,7 @@ from fedapps.tasks.options import WordsOptions
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
 MARKS = 4
+LEAF_MARKS = ("<PAD>", "<BOS>", "<EOS>")
 
 
 class Words(TorchTask):
@@ -65,6 +66,10 @@ class Words(TorchTask):
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
         """Return the sample indices of each client."""
         return partitions.partition(self.texts, self.context.data, num_clients, self.context.seed)
+
+    def natural_clients(self) -> int:
+        """Return the number of users; 0 for partitions over any number of clients."""
+        return partitions.natural_clients(self.texts, self.context.data)
 
     def check(self, num_clients: int) -> None:
         """Read the texts and build the model, so that errors are reported before a run starts."""
@@ -102,10 +107,13 @@ def _decode(split: Any, source: str, options: WordsOptions, user: str) -> Entry:
 
 
 def _words(text: Any, column: str) -> list[str]:
+    """Return the words of a text, a list of words, or a list of lines of words, as LEAF keeps them; its marks are left out."""
     if isinstance(text, str):
         return text.split()
+    if isinstance(text, list) and all(isinstance(line, list) for line in text):
+        text = [word for line in text for word in line]
     if isinstance(text, list) and all(isinstance(word, str) for word in text):
-        return text
+        return [word for word in text if word not in LEAF_MARKS]
     raise UserError(
         f"words.text = {column!r}: holds {type(text).__name__}, neither a text nor a list of words: name another column"
     )

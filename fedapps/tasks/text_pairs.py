@@ -77,6 +77,10 @@ class TextPairs(TorchTask):
         """Return the sample indices of each client."""
         return partitions.partition(self.pairs, self.context.data, num_clients, self.context.seed)
 
+    def natural_clients(self) -> int:
+        """Return the number of doctors; 0 for partitions over any number of clients."""
+        return partitions.natural_clients(self.pairs, self.context.data)
+
     def check(self, num_clients: int) -> None:
         """Read the pairs and build the model, so that errors are reported before a run starts."""
         self.partition(num_clients)
