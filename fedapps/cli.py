@@ -1,4 +1,4 @@
-"""The command `fedapps`: run, sweep, methods, settings, compare, deploy.
+"""The command `fedapps`: run, sweep, data, methods, settings, compare, deploy.
 
 Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -126,6 +126,16 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
     sweep.set_defaults(command=_sweep)
 
+    data = commands.add_parser(
+        "data",
+        help="show who gets what",
+        description="Show the partition that settings describe, before anything trains: samples by client and class, and what looks "
+        "wrong.",
+    )
+    data.add_argument("settings", nargs="*", metavar="FILE.toml | key=value", help="settings; later ones win")
+    data.add_argument("--png", type=Path, metavar="FILE", help="also draw it")
+    data.set_defaults(command=_data)
+
     methods = commands.add_parser("methods", help="list the methods")
     methods.add_argument("--names", action="store_true", help="only the names, one a line")
     methods.set_defaults(command=_methods)
@@ -180,6 +190,12 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from fedapps.sweep.command import sweep
 
     return sweep(arguments)
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    from fedapps.data_command import show
+
+    return show(arguments)
 
 
 def _methods(arguments: argparse.Namespace) -> int:

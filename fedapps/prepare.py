@@ -39,10 +39,7 @@ def completed(given: Mapping[str, Any]) -> Settings:
 
 def checked(settings: Settings) -> tuple[Settings, Task]:
     """Return the settings with the number of clients filled in, and the task. Raises ``UserError`` if the parts do not fit."""
-    if not settings.num_clients:
-        natural = getattr(build_task(settings), "natural_clients", None)
-        settings = replace(settings, num_clients=natural() if natural else 0)
-    settings = replace(settings, num_clients=settings.num_clients or DEFAULT_CLIENTS)
+    settings = with_clients(settings)
     task = build_task(settings)
     check_sizes(settings)
     task.check(settings.num_clients)
@@ -50,6 +47,14 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
         settings = replace(settings, model=replace(settings.model, name=net_for(task.image_shape)))
     check_strategy(settings, task)
     return settings, task
+
+
+def with_clients(settings: Settings) -> Settings:
+    """Return the settings with the number of clients: as given, else as many as the data have, else the default."""
+    if settings.num_clients:
+        return settings
+    natural = getattr(build_task(settings), "natural_clients", None)
+    return replace(settings, num_clients=(natural() if natural else 0) or DEFAULT_CLIENTS)
 
 
 def with_absolute_source(options: Any) -> Any:

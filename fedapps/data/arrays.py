@@ -21,13 +21,16 @@ BATCH = 1000
 ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0", "")
 
 
-def depth_of(data: Any, column: str) -> int | None:
-    """Return how deep a column of a `datasets.Dataset` nests lists of numbers, 0 for plain numbers; None if it holds something else."""
+def depths_of(data: Any) -> dict[str, int | None]:
+    """Return how deep each column of a `datasets.Dataset` nests lists of numbers, 0 for plain numbers; None for other things."""
     import datasets
 
-    if isinstance(data.features[column], datasets.ClassLabel):
-        return None
-    kind, depth = data.data.schema.field(column).type, 0
+    classes = {name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)}
+    return {field.name: None if field.name in classes else _depth(field.type) for field in data.data.schema}
+
+
+def _depth(kind: Any) -> int | None:
+    depth = 0
     while True:
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
@@ -43,7 +46,7 @@ def number_columns(data: Any, source: str, wanted: str, others: tuple[str, ...])
 
     Found is the only column of arrays, or if there is none all columns of numbers, except the ``others``. Raises ``UserError``.
     """
-    depths = {name: depth_of(data, name) for name in data.column_names}
+    depths = depths_of(data)
     have = f"{source} has the columns {_few(data.column_names)}"
     if wanted:
         chosen: list[str] = []

@@ -88,6 +88,12 @@ class Classification(TorchTask):
         d, test = self.context.data, None if tests is None else tests[client]
         return partitions.split_rows(self.partition(num_clients)[client], client, self.context.seed, d.validation, test)
 
+    def remarks(self, num_clients: int) -> list[str]:
+        """Return a line for each thing that a user should know of the partition: who is left out, what is scored."""
+        parts, tests = self.partition(num_clients), self.test_parts(num_clients)
+        lines = partitions.remarks(self.images, self.context.data)
+        return lines if tests is None else [*lines, scored_on(self.images, parts, tests, self.context.data)]
+
     @property
     def standardise(self) -> str:
         """How inputs are brought to mean 0 and deviation 1: "none", "client" or "sums"."""
@@ -123,13 +129,11 @@ class Classification(TorchTask):
 
     def check(self, num_clients: int) -> None:
         """Load and partition the data and build the model, so that errors are reported before a run starts."""
-        parts, tests = self.partition(num_clients), self.test_parts(num_clients)
+        self.test_parts(num_clients)
         if self.images.num_classes < 2:
             raise UserError(f"data.label: all samples of {self.context.data.source} are of one class: name the column of classes")
-        for line in partitions.remarks(self.images, self.context.data):
+        for line in self.remarks(num_clients):
             logger.warning("%s", line)
-        if tests is not None:
-            logger.warning("%s", scored_on(self.images, parts, tests, self.context.data))
         _ = self.groups  # raises if they are too many
         if self.context.data.synthetic:  # without the pre-training, which would be done twice
             self.synthetic_set()

@@ -217,6 +217,11 @@ def test_features_of_a_vector_are_scaled_one_by_one_and_pixels_not_at_all(tmp_pa
     assert build_task(read_settings({"device": "cpu"})).standardise == "none"
 
 
+def test_differential_privacy_refuses_sums_without_noise(tmp_path):
+    assert "standardise = 'sums'" in build_task(read_settings(har(tmp_path))).from_clients
+    assert build_task(read_settings(har(tmp_path, **{"data.standardise": "client"}))).from_clients == ""
+
+
 def test_other_tasks_do_not_standardise():
     for key, value in (("data.standardise", "sums"), ("data.test", "test")):
         with pytest.raises(UserError, match=rf"^{key} = '{value}': is for samples with a class"):

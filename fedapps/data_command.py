@@ -1,0 +1,169 @@
+"""`fedapps data`: who gets what, before anything trains: samples by client and class, what looks wrong, and a picture."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapps.errors import UserError
+
+#: So many classes have a column of their own, so many clients a row.
+MAX_CLASSES, MAX_CLIENTS = 12, 60
+#: A client with fewer test samples is a coin toss: one sample is a third of its accuracy.
+FEW_TESTS = 3
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What each of K clients gets: ``counts`` (K, 3, C), by class, samples to train on, to validate with and to be scored on.
+
+    A client that validates on its training samples has none of its own for that.
+    """
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: NDArray[np.int64]
+
+    @property
+    def trained(self) -> NDArray[np.int64]:
+        """Samples of each client and class that are not for scoring (K, C)."""
+        return np.asarray(self.counts[:, :2].sum(1))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of each client in its three parts (K, 3)."""
+        return np.asarray(self.counts.sum(2))
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print the partition that the settings describe, and draw it if asked to; return the exit status."""
+    from fedapps.assembly import build_task
+    from fedapps.prepare import with_clients
+    from fedapps.run_command import settings_of
+
+    arguments.resume, arguments.nodes, arguments.out, arguments.gpus_per_client = False, None, None, 0.0
+    settings = with_clients(settings_of(arguments))
+    if settings.sites.own:
+        raise UserError("fedapps data: the sites keep their data, which cannot be shown here")
+    task: Any = build_task(settings)
+    if not hasattr(task, "prepare") and not hasattr(task, "partition"):
+        raise UserError(f"fedapps data: task {settings.task!r} has no samples with a class to show")
+    deal = deal_of(task, settings.num_clients)
+    print_table(deal, settings)
+    for line in [*getattr(task, "remarks", lambda _: [])(settings.num_clients), *warnings_of(deal)]:
+        print(f"note: {line}")
+    if arguments.png:
+        arguments.png.write_bytes(picture(deal, settings.data.source))
+        print(f"picture: {arguments.png.resolve()}")
+    return 0
+
+
+def deal_of(task: Any, num_clients: int) -> Deal:
+    """Return what a task deals. Raises ``UserError`` if its samples have no class."""
+    labels = [_labels(task, client, num_clients) for client in range(num_clients)]
+    if any(part.ndim > 1 for parts in labels for part in parts):
+        raise UserError(f"fedapps data: the samples of task {task.name!r} are sequences, which have no class to show")
+    images = getattr(task, "images", None)
+    total = max((int(part.max()) + 1 for parts in labels for part in parts if len(part)), default=1)
+    classes = images.classes if images is not None and images.classes else tuple(map(str, range(total)))
+    names = tuple(map(str, range(num_clients)))
+    if images is not None and images.natural is not None:
+        parts = task.partition(num_clients)
+        names = tuple(images.names[images.natural[part[0]]] for part in parts)
+    elif hasattr(task, "table"):
+        names = task.table(num_clients).clients
+    counts = np.array([[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels])
+    return Deal(names, classes, counts)
+
+
+def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]:
+    if hasattr(task, "split"):  # without reading the inputs
+        return [task.images.labels[rows] for rows in task.split(client, num_clients)]
+    data = task.client_data(client, num_clients)
+    held_back = data.validation.y[:0] if data.validation is data.train else data.validation.y
+    return [part.cpu().numpy() for part in (data.train.y, held_back, data.test.y)]
+
+
+def warnings_of(deal: Deal) -> list[str]:
+    """Return a line for each thing in a partition that makes results mean less than they seem to."""
+    train, test = deal.trained, deal.counts[:, 2]
+    unseen = ((test > 0) & (train == 0)).any(1)
+    lonely = ((train > 0).sum(1) == 1) & (len(deal.classes) > 1)
+    few = test.sum(1) < FEW_TESTS
+    sizes = np.sort(train.sum(1))
+    out = []
+    for which, text in (
+        (lonely, "train on one class only: any model that always says it is right there"),
+        (few, f"are scored on fewer than {FEW_TESTS} samples: their accuracies are coin tosses"),
+        (unseen, "are scored on classes that they do not train on"),
+    ):
+        if which.any():
+            out.append(f"{_count(which, deal)} {text}")
+    if len(sizes) > 1 and sizes[-1] > 10 * max(1, sizes[0]):
+        out.append(f"the largest client has {sizes[-1]} samples to train on, the smallest {sizes[0]}")
+    if (nobody := [name for name, count in zip(deal.classes, train.sum(0), strict=True) if not count]) and len(nobody) < 20:
+        out.append(f"nobody trains on class {', '.join(nobody)}")
+    return out
+
+
+def _count(which: NDArray[np.bool_], deal: Deal) -> str:
+    chosen = [deal.names[place] for place in np.flatnonzero(which)]
+    shown = ", ".join(chosen[:6]) + (", ..." if len(chosen) > 6 else "")
+    return f"{len(chosen)} of {len(deal.names)} clients ({shown})"
+
+
+def print_table(deal: Deal, settings: Any) -> None:
+    """Print a row a client, with the classes that it trains on; of more clients than fit, the smallest and the largest."""
+    from rich.console import Console
+    from rich.table import Table
+
+    sizes, counts = deal.sizes, deal.trained
+    few = len(deal.classes) <= MAX_CLASSES
+    table = Table(box=None, pad_edge=False)
+    heads = ["client", "train", "validation", "test", "classes", *(deal.classes if few else ["largest class"])]
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if not place else "right")
+    order = list(range(len(deal.names)))
+    if len(deal.names) > MAX_CLIENTS:
+        by_size = np.argsort(counts.sum(1), kind="stable")
+        order = sorted([*by_size[: MAX_CLIENTS // 2].tolist(), *by_size[-MAX_CLIENTS // 2 :].tolist()])
+    for place in order:
+        most = int(counts[place].argmax())
+        by_class = [str(n or "·") for n in counts[place]] if few else [f"{deal.classes[most]}: {counts[place][most]}"]
+        table.add_row(deal.names[place], *map(str, sizes[place]), str(int((counts[place] > 0).sum())), *by_class)
+    dealt = f"{settings.data.partition}" + (f" by {settings.data.natural_id}" if settings.data.partition == "natural" else "")
+    source = getattr(settings.problem, "source", "") or settings.data.source
+    print(f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} classes")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if len(deal.names) > MAX_CLIENTS:
+        print(f"({MAX_CLIENTS} of {len(deal.names)} clients: the smallest and the largest)")
+    means = ", ".join(f"{name} {int(n.sum())}" for name, n in zip(("train", "validation", "test"), sizes.T, strict=True))
+    total = counts.sum(1)
+    print(f"samples: {means}; a client learns from {total.min()} to {total.max()}, {total.mean():.0f} on average")
+
+
+def picture(deal: Deal, source: str) -> bytes:
+    """Return a PNG: the share of each class in what each client learns from, and how many samples that is."""
+    from fedapps.results.drawing import heat, heat_key, panels, png, title
+    from fedapps.results.theme import LIGHT as theme
+
+    counts = deal.trained[:200]
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    figure, (axes,) = panels(1, 1, (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))), theme)
+    more = f", the first {len(counts)}" if len(counts) < len(deal.names) else ""
+    title(axes, f"{Path(source).name}: classes of {len(deal.names)} clients{more}")
+    colours = (theme.grid, theme.series[0], theme.ink)
+    edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
+    heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
+    names = [f"{name[:10]} ({total})" for name, total in zip(deal.names, counts.sum(1), strict=False)]
+    axes.y.ticks, axes.y.down, axes.y.label = (range(len(counts)), names), True, "client (samples)"
+    axes.y.size = 6.5 if len(counts) > 15 else 8.5
+    if len(deal.classes) <= 30:
+        axes.x.ticks = (range(len(deal.classes)), [name[:8] for name in deal.classes])
+    axes.x.label = "class"
+    heat_key(axes, (0.0, float(share.max())), colours, "share of the client's samples")
+    return png(figure)

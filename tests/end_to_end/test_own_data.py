@@ -1,0 +1,67 @@
+"""A user's own set, thirty windows of nine sensors a person, from a folder of parquet to the results, as docs/own-data.md says."""
+
+import csv
+import json
+import math
+
+import datasets
+import pytest
+
+from benchmarks.sensor_windows import windows, write
+from fedapps.cli import main
+
+PEOPLE = (3, 5, 8, 11, 20, 27)
+SETTINGS = [
+    "data.partition=natural", "data.natural-id=subject", "num-rounds=3", "evaluate-every=3", "clients-per-round=0",
+    "train.local-epochs=2", "train.learning-rate=0.05",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "set", windows(PEOPLE, 240, steps=32))
+    return tmp_path / "set"
+
+
+def run(method, source, out, *more, engine="inline"):
+    arguments = ["run", "--engine", engine, "--out", str(out), f"method={method}", f"data.source={source}", *SETTINGS, *more]
+    assert main(arguments) == 0
+    with (out / "clients.csv").open(newline="") as file:
+        clients = list(csv.DictReader(file))
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    return clients, rounds
+
+
+@pytest.mark.parametrize("method", ["fedavg", "superfed-mm", "fedper", "ditto", "local"])
+def test_a_folder_of_windows_by_person(method, folder, tmp_path):
+    clients, _ = run(method, folder, tmp_path / "out")
+    assert len(clients) == len(PEOPLE)
+    assert all(math.isfinite(float(row["loss"])) for row in clients)
+    mean = sum(float(row["accuracy"]) for row in clients) / len(clients)
+    assert mean > 0.4, "of six classes, after three rounds"
+    assert 'name = "cnn-1d"' in (tmp_path / "out" / "settings.toml").read_text(), "the net that auto stands for is on record"
+
+
+def test_people_that_nobody_trains_on_score_one_model_alike(folder, tmp_path):
+    write(folder, windows((1, 2), 50, "test", steps=32), "test")
+    clients, _ = run("fedavg", folder, tmp_path / "out", "data.test=test")
+    assert len(clients) == len(PEOPLE)
+    assert len({row["accuracy"] for row in clients}) == 1
+    hits = 50 * float(clients[0]["accuracy"])
+    assert hits == pytest.approx(round(hits), abs=1e-3), "of the fifty samples of the two others"
+
+
+@pytest.mark.ray
+def test_the_same_numbers_through_ray(folder, tmp_path):
+    inline, _ = run("fedavg", folder, tmp_path / "inline")
+    ray, _ = run("fedavg", folder, tmp_path / "ray", engine="ray")
+    for one, other in zip(inline, ray, strict=True):
+        assert one["client"] == other["client"]
+        assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)
