@@ -69,13 +69,13 @@ def _names(function: Any) -> Iterator[str]:
 
 
 def table(folder: Path, methods: Mapping[str, Method]) -> str:
-    """Return the Markdown table: methods, strategies, contract."""
+    """Return the Markdown table: strategies, methods, contract."""
     built = {name: strategies_of(name, method) for name, method in methods.items()}
-    rows = ["| method | strategy | contract |", "| --- | --- | --- |"]
+    rows = ["| strategy | method | contract |", "| --- | --- | --- |"]
     for module, kinds in modules_of(folder).items():
         own = [name for name, used in built.items() if set(used) & set(kinds)]
-        cells = (", ".join(f"`{word}`" for word in words) for words in (own, kinds))
-        rows.append(f"| {' | '.join(cells)} | {contract_of(import_module(module))} |".replace("|  |", "| |"))
+        cells = (", ".join(f"`{word}`" for word in words) or "(a wrapper)" for words in (kinds, own))
+        rows.append(f"| {' | '.join(cells)} | {contract_of(import_module(module))} |")
     return "\n".join(rows)
 
 

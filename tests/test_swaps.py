@@ -103,7 +103,7 @@ def test_every_recipe_runs(strategy, loop, remark, module, capsys):
 def rows():
     block = PAGE.partition("<!-- contracts -->")[2].partition("<!-- /contracts -->")[0]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block.strip().splitlines()[2:]]
-    return [(re.findall(r"`([\w-]+)`", methods), re.findall(r"`(\w+)`", kinds), text) for methods, kinds, text in cells]
+    return [(re.findall(r"`([\w-]+)`", methods), re.findall(r"`(\w+)`", kinds), text) for kinds, methods, text in cells]
 
 
 def test_the_contract_of_every_method_is_listed():
