@@ -187,7 +187,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["dp.delta=1.0"], "dp.delta = 1.0"),
         (["data.noise=pair", "data.noise-ratio=1.0"], "data.noise-ratio = 1.0: choose a value in [0, 1)"),
         (["data.noise-ratio=0.2"], "data.noise-ratio = 0.2, but noise = 'none': choose noise = pair or symmetric"),
-        (["task=tabular", "data.noise=pair"], "data.noise = 'pair': flips classes of dealt images and sounds"),
+        (["task=tabular", "data.noise=pair"], "data.noise = 'pair': is for samples with a class, which this task does not deal"),
         (["method=fedper", "model.name=logistic"], "model.name = 'logistic': the body is shared, which is 0 of 2 arrays"),
         (["method=fedrep", "model.head=output"], "model.head = 'output': there is no layer 'output': choose among body.1, "),
         (

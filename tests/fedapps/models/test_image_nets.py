@@ -8,7 +8,7 @@ from fedapps.errors import UserError
 from fedapps.models.image_nets import MODELS, NAMES, PRETRAINED, build_model
 
 # What runs on images without an extra, and fast; tests/fedapps/models/test_aaggff_nets.py has the others.
-IMAGE_NETS = [name for name in NAMES if name not in ("m5", "mobilevit-xxs", "efficientnet-b0")]
+IMAGE_NETS = [name for name in NAMES if name not in ("cnn-1d", "m5", "mobilevit-xxs", "efficientnet-b0")]
 # Two 5 x 5 convolutions without padding leave nothing of smaller images, and so do four halvings.
 LARGER = ("tutorial-cnn", "conv-384-192", "conv-120-84", "vgg9")
 IMAGE_NETS = [name for name in IMAGE_NETS if name not in LARGER]
