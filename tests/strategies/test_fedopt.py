@@ -125,7 +125,7 @@ def test_an_empty_round_changes_no_moment():
             return super().fit(parameters, config)
 
     strategy, seen = FedAdam(OPTIONS), []
-    simulate(strategy, lambda i, _: Fails(i), 2, START, 2, callbacks=[lambda now: seen.append((strategy.m, strategy.v))])
+    simulate(strategy, lambda i, _: Fails(i), 2, START, 3, callbacks=[lambda now: seen.append((strategy.m, strategy.v))])
     assert seen[0][0] is seen[1][0]
     assert seen[0][1] is seen[1][1]
 

@@ -18,7 +18,6 @@ from strategies import (
     FedDyn,
     PrivacyOptions,
     Private,
-    QFedAvg,
     Robust,
     RobustOptions,
     Scaffold,
@@ -66,7 +65,7 @@ def test_the_geometric_median_is_one_mean_for_all_arrays():
 
 
 @pytest.mark.parametrize("rule", ["trimmed-mean", "multi-krum"])
-@pytest.mark.parametrize("make", [lambda: FedAvg(weights="uniform"), FedAdam, QFedAvg])
+@pytest.mark.parametrize("make", [lambda: FedAvg(weights="uniform"), FedAdam])
 def test_without_attackers_to_bear_the_method_is_what_it_was(rule, make):
     """f = 0: the trimmed mean is the mean, and Multi-Krum chooses all."""
     strategy = make()
