@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from clients.base.store import DiskStore as DiskStore
     from clients.base.store import MessageStore as MessageStore
     from clients.base.store import Store as Store
+    from clients.dfw_trace import DFWTraceClient as DFWTraceClient
     from clients.ditto import DittoClient as DittoClient
     from clients.fedavg import FedAvgClient as FedAvgClient
     from clients.fedboost import FedBoostClient as FedBoostClient

@@ -37,8 +37,8 @@ class FedFWClient(ConstrainedClient):
         """Take apart x_bar and, if it was sent (``dual-mean``), the mean of the dual variables."""
         self._dual_mean = None
         if config.get("dual-mean"):
-            half = len(parameters) // 2
-            parameters, self._dual_mean = parameters[:half], self.domain.join(parameters[half:])
+            last = -self.domain.num_layers
+            parameters, self._dual_mean = parameters[:last], self.domain.join(parameters[last:])
         return super().fit(parameters, config)
 
     def step(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.base.rounds import Round as Round
     from strategies.base.rounds import TooFewReplies as TooFewReplies
     from strategies.base.rounds import run_rounds as run_rounds
+    from strategies.dfw_trace import DFWTrace as DFWTrace
+    from strategies.dfw_trace import DFWTraceOptions as DFWTraceOptions
     from strategies.ditto import Ditto as Ditto
     from strategies.ditto import DittoOptions as DittoOptions
     from strategies.families.reweighting import Reweighting as Reweighting

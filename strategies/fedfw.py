@@ -32,10 +32,11 @@ from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, dual_step, server_step, server_step_partial
+from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, automatic_lambda_0, dual_step, server_step, server_step_partial
 from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
-from strategies.families.consensus import Constrained, Measure
+from strategies.base.records import to_record
+from strategies.families.consensus import Constrained
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 DUAL = "dual."
@@ -48,6 +49,7 @@ class FedFWOptions(Options):
     """Options of FedFW, FedFW+ and naive federated Frank-Wolfe."""
 
     lambda_0: float = option(0.0, "penalty on the distance from consensus; 0: the task's", low=0)
+    offset: int = option(0, "the schedule starts as if so many steps had been taken: keeps more of a good start", low=0)
     schedule: str = option(
         "convex", "schedule of steps and penalty; non-convex: fixed steps, stochastic: averaged gradients", choices=SCHEDULES
     )
@@ -68,7 +70,6 @@ class _Round:
     """What was sent in a round, as aggregate_train needs it."""
 
     x_bar: Array = field(default_factory=lambda: np.zeros(0))
-    names: Sequence[str] = ()
     etas: Sequence[float] = ()
     ids: dict[int, ClientId] = field(default_factory=dict)  # all connected clients, by node
     asked: list[ClientId] = field(default_factory=list)
@@ -85,9 +86,11 @@ class _Reply:
 
 
 class FedFW(Constrained):
-    """FedFW strategy; ``variant``: fedfw, fedfw-plus or naive-fw. ``lambda_0``: the penalty weight if it is 0 in the options."""
+    """FedFW strategy; ``variant``: fedfw, fedfw-plus or naive-fw.
 
-    capabilities = Constrained.capabilities  # it tracks every client's point
+    ``lambda_0``: the penalty weight if it is 0 in the options; if both are, it follows from the ``curvature`` of every f_i in the
+    directions in which it is not flat (:func:`~algorithms.frank_wolfe.steps.automatic_lambda_0`).
+    """
 
     def __init__(
         self,
@@ -96,14 +99,17 @@ class FedFW(Constrained):
         variant: str = "fedfw",
         *,
         lambda_0: float = 1.0,
-        measure: Measure | None = None,
+        curvature: float = 0.0,
         **kwargs: Any,
     ) -> None:
         self.options = options or FedFWOptions()
-        super().__init__(domain, tolerance=self.options.tolerance, measure=measure, **kwargs)
+        super().__init__(domain, tolerance=self.options.tolerance, **kwargs)
         check_choice("variant", variant, VARIANTS)
+        if not self.options.lambda_0 and not lambda_0 and not curvature > 0:
+            raise ValueError("lambda_0 = 0: give a penalty above 0, or the curvature from which it follows")
         self.variant = variant
-        self.lambda_0 = self.options.lambda_0 or lambda_0
+        self.given_lambda_0, self.curvature = self.options.lambda_0 or lambda_0, curvature
+        self.lambda_0 = self.given_lambda_0
         self.members: list[ClientId] = []  # while all answer: the clients whose points have the mean x_bar
         self.suspects: set[ClientId] = set()  # clients whose state the server does not know
         self.points: dict[ClientId, Array] = {}  # otherwise: copies of the clients' points
@@ -113,16 +119,21 @@ class FedFW(Constrained):
 
     # --- a round ---------------------------------------------------------------------------------------------------
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_step(
+        self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send x_bar and the step sizes and penalties of the round."""
         ids = clients_of(grid)
-        if not (nodes := self._sample(grid, server_round, MessageType.TRAIN)):
+        if not (nodes := self._sample(grid, int(str(config["server-round"])), MessageType.TRAIN)):
             return []
-        now = _Round(self.open_model(arrays, server_round), list(arrays), (), ids, [ids[node] for node in nodes])
-        config["server-round"] = server_round  # Flower's own loop leaves this to the strategy
-        local, num_rounds = self.options.local_steps, int(str(config.get("num-rounds", server_round)))
-        schedule = Schedule(self.lambda_0, self.options.schedule, num_rounds * local, len(nodes) / len(ids))
-        steps = [schedule.at((server_round - 1) * local + k + 1) for k in range(local)]
+        now = _Round(self.open_model(arrays), (), ids, [ids[node] for node in nodes])
+        local = self.options.local_steps
+        share = len(nodes) / len(ids)
+        self.lambda_0 = self.given_lambda_0 or automatic_lambda_0(
+            self.curvature, len(ids), num_steps * local, self.options.schedule, share, self.options.offset
+        )
+        schedule = Schedule(self.lambda_0, self.options.schedule, num_steps * local, share, self.options.offset)
+        steps = [schedule.at((step - 1) * local + k + 1) for k in range(local)]
         now.etas = [step.eta for step in steps]
         config.update(
             {
@@ -142,7 +153,8 @@ class FedFW(Constrained):
         if self.variant != "naive-fw" and (self.points or len(nodes) < len(ids)):
             arrays = self._track(now, arrays)
             if self.variant == "fedfw-plus":
-                mean = self.model(self._dual_mean(now), [DUAL + name for name in arrays])
+                names = [DUAL + name for name in self.layer_names]
+                mean = to_record(names, self.domain.split(self._dual_mean(now)))
                 arrays, config["dual-mean"] = ArrayRecord({**arrays, **mean}), True
         told = [node for node in nodes if ids[node] not in self.suspects]
         messages = self._messages(arrays, config, told, MessageType.TRAIN)
@@ -151,7 +163,7 @@ class FedFW(Constrained):
             messages += self._messages(arrays, ConfigRecord({**config, "resync": True}), asked, MessageType.TRAIN)
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_step(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Move x_bar along the atoms; a reply that holds no atoms of the domain is left out."""
         now = self._sent
         valid = [reply for reply in replies if not reply.has_error()]
@@ -165,7 +177,7 @@ class FedFW(Constrained):
             self._replay(now, used)
         else:
             self._move(now, used)
-        return self.model(now.x_bar, now.names), self.train_metrics_aggr_fn([r.content for r in valid], self.weighted_by_key)
+        return self.model(now.x_bar), self.train_metrics_aggr_fn([r.content for r in valid], self.weighted_by_key)
 
     def _open(self, reply: Message, now: _Round) -> _Reply | None:
         client = now.ids[reply.metadata.src_node_id]
@@ -241,7 +253,7 @@ class FedFW(Constrained):
         if not gone or not self.points:
             return arrays
         now.x_bar[...] = self._mean(self.points)
-        return self.model(now.x_bar, now.names)
+        return self.model(now.x_bar)
 
     def _remember(self, client: ClientId, point: Array | None, dual: Array | None) -> None:
         assert point is not None
@@ -287,7 +299,7 @@ class FedFW(Constrained):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the members, the clients with unknown state, and the copies of the states."""
-        state: dict[str, NDArray[Any]] = {}
+        state = super().state_dict()
         for name, clients in (("members", self.members), ("suspects", list(self.suspects)), ("clients", list(self.points))):
             if clients:
                 state[name] = pack_ids(clients)
@@ -298,6 +310,8 @@ class FedFW(Constrained):
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
+        if self.preparation:
+            super().load_state_dict(state)
         members, suspects, clients = (unpack_ids(state[k]) if k in state else [] for k in ("members", "suspects", "clients"))
         self.members, self.suspects = members, set(suspects)
         self.points = {client: point.copy() for client, point in zip(clients, state.get("points", []), strict=True)}

@@ -12,7 +12,7 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -20,7 +20,7 @@ from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.domain import Domain
 from strategies.base.messages import arrays_of
-from strategies.families.consensus import Constrained, Measure
+from strategies.families.consensus import Constrained
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,16 @@ class ProjectedFedAvg(Constrained):
     ``learning_rate``: used if it is 0 in the options.
     """
 
-    capabilities = Constrained.capabilities  # the average is projected, and evaluated with the clients' gradients
-
     def __init__(
         self,
         domain: Domain,
         options: ProjectedOptions | None = None,
         *,
         learning_rate: float = 0.1,
-        measure: Measure | None = None,
         **kwargs: Any,
     ) -> None:
         self.options = options or ProjectedOptions()
-        super().__init__(domain, tolerance=self.options.tolerance, measure=measure, **kwargs)
+        super().__init__(domain, tolerance=self.options.tolerance, **kwargs)
         if not domain.projects:
             raise ValueError(f"{type(domain).__name__} has no projection: choose method = 'fedfw' or 'fedfw-plus'")
         self.learning_rate = self.options.learning_rate or learning_rate
@@ -64,13 +61,16 @@ class ProjectedFedAvg(Constrained):
             "batch-size": self.options.batch_size,
         }
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Check the initial model in round 1, then send as FedAvg does."""
-        if server_round == 1:
-            self.open_model(arrays, server_round)
-        return super().configure_train(server_round, arrays, config, grid)
+    def configure_step(
+        self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the point to the sampled clients."""
+        server_round = int(str(config["server-round"]))
+        config.update(self.train_options(server_round, num_steps))
+        nodes = self._sample(grid, server_round, MessageType.TRAIN)
+        return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_step(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the points and project the mean, since received points may lie outside the domain."""
         used, points = [], []
         for reply in replies:
@@ -89,5 +89,5 @@ class ProjectedFedAvg(Constrained):
         if not points:
             return None, None
         mean = np.asarray(np.mean(points, axis=0, dtype=np.float64))
-        model = self.model(self.domain.project(mean).astype(points[0].dtype), arrays_of(used[0])[0])
+        model = self.model(self.domain.project(mean).astype(points[0].dtype))
         return model, self.train_metrics_aggr_fn(used, self.weighted_by_key)

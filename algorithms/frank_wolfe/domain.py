@@ -23,6 +23,7 @@ class Domain(ABC):
     shape: tuple[int, ...]
     projects: ClassVar[bool] = True  # whether `project` is implemented
     num_arrays: int = 1  # arrays in a packed atom
+    num_layers: int = 1  # arrays of a point: one, or one per factor of a product
 
     @abstractmethod
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Atom:

@@ -8,6 +8,7 @@ Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIP
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -160,10 +161,16 @@ class MatrixCompletion:
         if len(repeated):
             row, column = divmod(int(self._indices[repeated[0]]), shape[1])
             raise ValueError(f"{len(repeated)} observations repeat an entry, the first one ({row}, {column}): keep one of each")
-        self._values = observed[order]
+        self._order, self._values = order, observed[order]
         self._columns = (self._indices % shape[1]).astype(np.int32)
         self._starts = np.searchsorted(self._indices, np.arange(shape[0] + 1, dtype=np.int64) * shape[1]).astype(np.int32)
         self.shape, self.num_examples = (int(shape[0]), int(shape[1])), len(observed)
+
+    def with_values(self, values: Float64) -> "MatrixCompletion":
+        """Return the same entries with other ``values`` (m,), in the constructor's order."""
+        other = copy(self)
+        other._values = np.asarray(values, np.float64)[self._order]
+        return other
 
     def residual(self, x: Array) -> Float64:
         """Return ``X - values`` at the observed entries, row by row."""

@@ -44,6 +44,11 @@ class Product(Domain):
         return sum(domain.num_arrays for domain in self.domains)
 
     @property
+    def num_layers(self) -> int:  # type: ignore[override]
+        """The number of factors."""
+        return len(self.domains)
+
+    @property
     def projects(self) -> bool:  # type: ignore[override]
         """Whether every factor has a projection."""
         return all(domain.projects for domain in self.domains)

@@ -8,7 +8,7 @@ Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIP
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
 
 SCHEDULES = ("convex", "non-convex", "stochastic")
+#: The last penalty, in units of the curvature of f_i / n, if it is chosen automatically.
+PULL = 3.0
 
 
 class Step(NamedTuple):
@@ -38,13 +40,15 @@ class Schedule:
     - stochastic: ``eta = 9/(t+8)``, ``lambda = lambda_0 sqrt(t+8)``, ``rho = 4/(t+7)^(2/3)``.
 
     With a fraction p = ``participation`` of the clients in a round, t - 1 is replaced by p (t - 1), the expected number of steps a
-    client has taken: ``eta = 2/(p(t-1)+2)``, ``lambda = lambda_0 sqrt(p(t-1)+2)``.
+    client has taken: ``eta = 2/(p(t-1)+2)``, ``lambda = lambda_0 sqrt(p(t-1)+2)``. ``offset`` is added to that number: the first step
+    of the convex schedule is then 2/(offset + 2) instead of 1, which forgets the start.
     """
 
     lambda_0: float
     kind: str = "convex"
     rounds: int = 0
     participation: float = 1.0
+    offset: int = 0
 
     def __post_init__(self) -> None:
         check_range("lambda_0", self.lambda_0, 0)
@@ -57,10 +61,22 @@ class Schedule:
         """Return the parameters of round t = 1, 2, ..."""
         if self.kind == "non-convex":
             return Step(self.rounds ** (-2 / 3), self.lambda_0 * self.rounds ** (1 / 3))
-        steps = self.participation * (t - 1)
+        steps = self.offset + self.participation * (t - 1)
         if self.kind == "stochastic":
             return Step(9 / (steps + 9), self.lambda_0 * math.sqrt(steps + 9), 4 / (steps + 8) ** (2 / 3))
         return Step(2 / (steps + 2), self.lambda_0 * math.sqrt(steps + 2))
+
+
+def automatic_lambda_0(
+    curvature: float, num_clients: int, num_steps: int, kind: str = "convex", participation: float = 1.0, offset: int = 0
+) -> float:
+    """Return the lambda_0 with which the penalty ends at ``PULL`` times the curvature of f_i / n.
+
+    The clients agree once the penalty outweighs what pulls them apart, the curvature of f_i / n: a penalty that never gets there
+    leaves every client at a solution of its own, a much larger one leaves all of them near the start.
+    """
+    last = Schedule(1.0, kind, max(1, num_steps), participation, offset).at(max(1, num_steps)).lambda_
+    return PULL * curvature / num_clients / last
 
 
 def client_step(
@@ -143,8 +159,3 @@ def duality_gap(domain: Domain, x: Array, gradient: Any, warm: Atom | None = Non
     """
     here = gradient.inner(x) if hasattr(gradient, "inner") else float(np.vdot(gradient, x))
     return float(here - domain.lmo(gradient, warm).inner(gradient))
-
-
-def consensus_distance(points: Iterable[Array], x_bar: Array) -> float:
-    """Return ``sqrt(sum_i ||x_i - x_bar||^2)``, the distance of the clients' points from consensus (equation (6))."""
-    return math.sqrt(sum(float(np.sum(np.square(x - x_bar, dtype=np.float64))) for x in points))

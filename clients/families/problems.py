@@ -6,7 +6,7 @@ The message formats are documented in ``strategies/families/consensus.py``.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,6 +45,17 @@ class Problem(Protocol):
 
     def score(self, x: Array) -> Mapping[str, float]:
         """Return further metrics at x, on test samples for example."""
+
+
+@runtime_checkable
+class PreparedProblem(Problem, Protocol):
+    """A problem with constants that the server finds out from all clients before the first step."""
+
+    def answer(self, stage: str, told: Arrays) -> Arrays:
+        """Return sums over this client's samples, for a question of the server."""
+
+    def given(self, constants: Arrays) -> Problem:
+        """Return the problem with the constants that came with a message, or with none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +152,12 @@ class ConstrainedClient(NumPyClient):
         self.store = store if store is not None else MessageStore(RecordDict())
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the method's training reply, or gradient and metrics at x_bar if the message is an evaluation."""
+        """Return the method's training reply; gradient and metrics at x_bar, or sums, if the message asks for these."""
+        layers, problem = self.domain.num_layers, self.problem
+        if isinstance(problem, PreparedProblem):
+            if config.get("phase") == "prepare":
+                return problem.answer(str(config["stage"]), parameters), problem.num_examples, {}
+            self.problem, parameters = problem.given(parameters[layers:]), parameters[:layers]
         x_bar = self.domain.join(parameters)
         answer = self.report if config.get("phase") == "evaluate" else self.step
         arrays, metrics = answer(x_bar, config)

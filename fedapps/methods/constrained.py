@@ -9,6 +9,7 @@ import clients
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.tasks.context import RunContext
 from strategies import FedFW, FedFWOptions, ProjectedFedAvg, ProjectedOptions
+from strategies.dfw_trace import DFWTrace, DFWTraceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,17 @@ def constrained_client(kind: "Callable[[], type[ConstrainedClient]]") -> ClientF
     return build
 
 
+def parts(task: Any) -> dict[str, Any]:
+    """Return what every strategy takes from a constrained task beside the domain."""
+    return {"measure": task.measure, "preparation": task.preparation()}
+
+
 def frank_wolfe(variant: str) -> StrategyFactory:
     """Return a factory of the strategy of a FedFW variant; the task supplies defaults for the options."""
 
     def build(options: FedFWOptions, task: Any, context: RunContext) -> Strategy:
-        lambda_0 = task.lambda_0[variant == "fedfw-plus"]
-        return FedFW(task.domain, options, variant, lambda_0=lambda_0, measure=task.measure)
+        penalty = {"lambda_0": task.lambda_0[variant == "fedfw-plus"], "curvature": task.curvature}
+        return FedFW(task.domain, options, variant, **penalty, **parts(task))
 
     return build
 
@@ -72,6 +78,18 @@ METHODS: dict[str, Method] = {
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,
     ),
+    "dfw-trace": Method(
+        summary="Frank-Wolfe for low-rank matrices by power iterations over the clients: one vector each, only sums are needed",
+        paper="Zheng, Bellet, Gallinari 2018",
+        trait="constrains",
+        page="fedfw",
+        strategy=lambda options, task, context: DFWTrace(task.domain, options, **parts(task)),
+        client=constrained_client(lambda: clients.DFWTraceClient),
+        options=DFWTraceOptions,
+        table="dfw-trace",
+        tasks=("matrix-completion",),
+        defaults=CONSTRAINED_JOB,
+    ),
     "naive-fw": Method(
         summary="local Frank-Wolfe steps, averaged: a baseline that fails",
         paper="Dadras, Prakhya, Yurtsever 2022 (equation 3)",
@@ -90,7 +108,7 @@ METHODS: dict[str, Method] = {
         trait="constrains",
         page="fedfw",
         strategy=lambda options, task, context: ProjectedFedAvg(
-            task.domain, options, learning_rate=task.learning_rate, measure=task.measure
+            task.domain, options, learning_rate=task.learning_rate, **parts(task)
         ),
         client=constrained_client(lambda: clients.ProjectedClient),
         options=ProjectedOptions,

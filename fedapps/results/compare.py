@@ -189,7 +189,7 @@ def _table(rows: list[Row], columns: list[Column]) -> Table:
     lines = [line for row in rows for line in _label(row).plain.split("\n")]
     longest = max(len(word) for line in lines for word in line.split())
     table.add_column("method", min_width=min(24, longest), overflow="fold")
-    rounds = {row.values["rounds-completed"][0] for row in rows}
+    rounds = {row.values["rounds-completed"][0] for row in rows if "rounds-completed" in row.values}
     shown = [column for column in columns if column.key != "rounds-completed" or len(rounds) > 1]
     for column in shown:
         table.add_column(_header(rows, column).replace(" ", "\n", 1), justify="right", no_wrap=True)
@@ -268,4 +268,5 @@ def _write_csv(path: Path, rows: list[Row]) -> None:
                 mean, std = row.values.get(key, (None, None))
                 cells += [mean, std] if key in spread else [mean]
             seeds = " ".join(one_line(str(run.seed)) for run in row.runs)
-            writer.writerow([row.label, row.runs[0].method, seeds, row.runs[0].state, *cells])
+            method, state = (row.runs[0].method, row.runs[0].state) if row.runs else ("", "")
+            writer.writerow([row.label, method, seeds, state, *cells])

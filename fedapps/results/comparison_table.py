@@ -52,13 +52,18 @@ AUROC_COLUMNS = (
 _OF_ACCURACY = ("accuracy-mean", "accuracy-std", "accuracy-worst10", "accuracy-best10", "accuracy-worst", "parity-gap", "gini")
 
 
+#: In the name of a metric, between a measure and the trivial predictor that it was measured of.
+REFERENCE = "-of-"
 # Settings that make no name for a run: how often it was looked at changes nothing in it.
 _NO_NAME = ("seed", "evaluate-every", "checkpoint-every")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: its runs (more than one: other seeds), and per metric the mean and, over seeds, the std."""
+    """One setting: its runs (more than one: other seeds), and per metric the mean and, over seeds, the std.
+
+    Without runs: a predictor that needs no training, measured by the runs of the other rows.
+    """
 
     label: str
     runs: tuple[RunFolder, ...]
@@ -113,7 +118,24 @@ def rows_of(runs: list[RunFolder]) -> list[Row]:
             spread = _std(samples) if len(samples) > 1 else None
             values[key] = math.fsum(samples) / len(samples), spread
         rows.append(Row(label, tuple(group), values))
-    return rows
+    return rows + _references(rows)
+
+
+def _references(rows: list[Row]) -> list[Row]:
+    """One row per predictor that nobody had to train: what a run calls ``MEASURE-of-NAME`` is NAME's value of MEASURE."""
+    found: dict[str, dict[str, list[tuple[float, float | None]]]] = {}
+    for row in rows:
+        for key, value in row.values.items():
+            measure, of, name = key.partition(REFERENCE)
+            if of and measure in row.values:
+                found.setdefault(name, {}).setdefault(measure, []).append(value)
+
+    def agree(values: list[tuple[float, float | None]]) -> bool:
+        return all(math.isclose(value[0], values[0][0], rel_tol=1e-6) for value in values)
+
+    # Where runs disagree they were of different data: then the number belongs to none of the table.
+    same = {name: {key: v[0] for key, v in measures.items() if agree(v)} for name, measures in found.items()}
+    return [Row(f"{name} (not trained)", (), values) for name, values in same.items() if values]
 
 
 def _std(samples: list[float]) -> float:
@@ -154,9 +176,9 @@ def columns_of(rows: list[Row]) -> list[Column]:
     # Another kind of task: what its evaluations measure, before the costs. Only of a loss it is known what is better.
     known = {column.key for column in COLUMNS}
     keys = dict.fromkeys(k for row in rows for run in row.runs for k in run.evaluation if k not in known)
-    of_tests = [key for key in keys if "train" not in key.split("-")]
+    of_tests = [key for key in keys if "train" not in key.split("-") and REFERENCE not in key]
     return [
-        *(Column(key, metric_name(key), min if "loss" in key.split("-") else None) for key in of_tests[:6]),
+        *(Column(key, metric_name(key), min if {"loss", "rmse"} & set(key.split("-")) else None) for key in of_tests[:6]),
         *columns,
     ]
 

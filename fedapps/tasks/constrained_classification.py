@@ -26,6 +26,7 @@ class ConstrainedClassification(Classification):
 
     name = "constrained-classification"
     lambda_0 = (1e-3, 1e-3)
+    curvature = 0.0
     learning_rate = 0.1
 
     def __init__(self, options: Any, context: RunContext) -> None:
@@ -57,6 +58,9 @@ class ConstrainedClassification(Classification):
     def problem(self, client_id: int | str, num_clients: int) -> Problem:
         """Return a client's f_i, its mean training loss."""
         return TorchProblem(self.work_model(), self.client_data(client_id, num_clients), self.objective)
+
+    def preparation(self) -> None:
+        """Return ``None``: nothing is asked before the first step."""
 
     def measure(self, x: Array, means: Any, num_clients: int) -> dict[str, float]:
         """Return the number of non-zero weights, or for nuclear balls the sum of the layers' ranks."""

@@ -1,7 +1,8 @@
 """Constrained tasks: ``lasso`` (generated) and ``qap``, whose optimum is known, and ``sparse-logistic`` (digits).
 
 A task of a constrained method has ``domain``; ``problem(client_id, num_clients)``, a client's f_i; ``lambda_0`` for FedFW and for
-FedFW+ and ``learning_rate``, the defaults of the methods' options; ``measure``, the server's metrics of x_bar. More such tasks:
+FedFW+ and ``learning_rate``, the defaults of the methods' options; ``preparation()``, what the clients are asked first, if anything;
+``measure``, the server's metrics of x_bar. More such tasks:
 ``fedapps/tasks/matrix_completion.py``, ``fedapps/tasks/constrained_classification.py``.
 
 Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, section 5.
@@ -26,6 +27,7 @@ from clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.sources import digits_table
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
+from strategies.families.consensus import Preparation
 
 # An entry counts as non-zero from this fraction of the largest entry: Frank-Wolfe shrinks earlier atoms but never removes them.
 NON_ZERO = 1e-3
@@ -35,7 +37,8 @@ class ConstrainedTask:
     """Base of the constrained tasks; caches the clients' objectives in the process."""
 
     name: str
-    lambda_0: tuple[float, float]  # for FedFW and FedFW+
+    lambda_0: tuple[float, float]  # for FedFW and FedFW+; 0: from the curvature
+    curvature: float = 0.0
     learning_rate: float = 0.1
 
     def __init__(self, options: Any, context: RunContext) -> None:
@@ -63,6 +66,10 @@ class ConstrainedTask:
         if (client_id, num_clients) not in self._problems:
             self._problems[client_id, num_clients] = self.make(client_id, num_clients)
         return self._problems[client_id, num_clients]
+
+    def preparation(self) -> Preparation | None:
+        """Return what to ask the clients before the first step, or ``None``."""
+        return None
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the initial point, which lies in the domain."""

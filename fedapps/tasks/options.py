@@ -155,17 +155,30 @@ class SparseLogisticOptions(Options):
 class MatrixCompletionOptions(Options):
     """Options of task ``matrix-completion``."""
 
-    source: str = option("", '"": a generated low-rank matrix; digits: rows are pictures; a folder or hub name: a ratings table')
+    source: str = option(
+        "",
+        '"": a generated low-rank matrix; ratings: generated ones; digits: rows are pictures; a folder or hub name: a ratings table',
+    )
+    center: str = option(
+        "auto",
+        "subtracted first, from sums over the clients: the mean, or biases of rows and columns; auto: bias, of a generated matrix none",
+        choices=["auto", "none", "mean", "bias"],
+    )
+    clip: bool = option(True, "clip predictions to the range of a client's training observations")
     split: str = option("train", "split of the table")
     user: str = option("user_id", "column of the users, whole numbers from 0 or 1 on")
     item: str = option("movie_id", "column of the items, likewise")
     rating: str = option("rating", "column of the ratings")
-    rows: int = option(0, "of the matrix; 0: 60 generated ones, of a table as many as it has", low=0)
-    columns: int = option(0, "of the matrix; 0: 80 generated ones, of a table as many as it has", low=0)
-    observations: int = option(0, "observed entries, training and test; 0: half of them, of a table all", low=0)
-    rank: int = option(3, "of the generated matrix", low=1)
-    noise: float = option(0.1, "in its observations", low=0)
-    radius: float = option(0.0, "of the nuclear-norm ball; 0: the norm of the whole matrix; a table needs one", low=0)
+    rows: int = option(0, "of the matrix; 0: 60 generated ones (943 users), of a table as many as it has", low=0)
+    columns: int = option(0, "of the matrix; 0: 80 generated ones (1682 items), of a table as many as it has", low=0)
+    observations: int = option(0, "observed entries, training and test; 0: half of them (100,000 ratings), of a table all", low=0)
+    rank: int = option(3, "of the generated matrix, or of the users' tastes", low=1)
+    noise: float = option(0.1, "in the observations of a generated matrix", low=0)
+    radius: float = option(
+        0.0,
+        "of the nuclear-norm ball; centred: in standard deviations; 0: chosen, not centred: the norm of the whole matrix",
+        low=0,
+    )
     test: float = option(0.2, "part of the observations for testing", low=0, high=1, open_low=True, open_high=True)
 
 

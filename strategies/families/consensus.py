@@ -5,12 +5,16 @@ arrays: the gradient of f_i at x_bar (one array of the domain's shape, or the va
 metrics are ``num-examples``, ``loss`` = f_i(x_bar) and, if the client has a point of its own, ``distance`` = ||x_i - x_bar||. From the
 replies of all clients the server reports ``objective`` = F(x_bar), ``gap`` = <grad F, x_bar - lmo(grad F)>, which bounds
 F(x_bar) - min F if F is convex, and ``consensus`` = sqrt(sum_i ||x_i - x_bar||^2). A gap of at most ``tolerance`` ends the run.
+
+A problem may need constants that only the clients' data tell (``Preparation``, for example the centring of a matrix). The first rounds
+then ask for them: the configuration holds ``phase = "prepare"`` and ``stage``, the arrays are what the server knows, and all clients
+reply with sums over their samples, as float64 arrays. From then on the constants follow the point in every message, and in the model.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -23,50 +27,169 @@ from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.steps import duality_gap
 from strategies.base.capabilities import Capabilities
+from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
 from strategies.fedavg import FedAvg
 
 Measure = Callable[[Array, Mapping[str, float], int], Mapping[str, float]]
+PREPARATION = "preparation."
+
+
+class Preparation(Protocol):
+    """Questions whose answers, summed over the clients, give the constants of a problem (``algorithms/frank_wolfe/centering.py``)."""
+
+    @property
+    def stage(self) -> str:
+        """The next question, or "" when all are answered."""
+
+    def told(self) -> list[NDArray[np.float64]]:
+        """Return the arrays that go with the question."""
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of an answer's arrays."""
+
+    def take(self, sums: list[NDArray[np.float64]]) -> None:
+        """Take the sums of the answers and go on to the next question."""
+
+    def constants(self) -> Mapping[str, NDArray[Any]]:
+        """Return the constants by name."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers to be reported beside every evaluation."""
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the answers so far."""
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
 
 
 class Constrained(FedAvg):
-    """Base strategy of a method over ``domain``; clients have equal weights.
+    """Base strategy of a method over ``domain``; clients have equal weights. Subclasses: ``configure_step`` and ``aggregate_step``.
 
     ``tolerance``: stop once the gap is at most this (0: never). ``measure(x_bar, means, num_clients)`` returns further metrics to
-    report; ``means``: the clients' metrics, averaged uniformly, and ``objective``. Keyword arguments as in FedAvg.
+    report; ``means``: the clients' metrics, averaged uniformly, and ``objective``. ``preparation``: what to ask the clients first.
+    Keyword arguments as in FedAvg.
     """
 
     capabilities = Capabilities(replies="other", aggregation="single replies", any_scale=True)
 
-    def __init__(self, domain: Domain, *, tolerance: float = 0.0, measure: Measure | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        *,
+        tolerance: float = 0.0,
+        measure: Measure | None = None,
+        preparation: Preparation | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**({"weights": "uniform"} | kwargs))
         self.domain = domain
         self.tolerance = tolerance
         self.measure = measure
+        self.preparation = preparation
         self.finished = False
         self.own_measures: Mapping[str, float] = {}
         self._asked = 0
         self._evaluated: Array = np.zeros(0)
+        self._prepared_rounds = 0
+        self._model = ArrayRecord()  # what this round began with
+
+    # --- a round: preparation, then steps --------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Ask all clients the next question of the preparation; when there is none, configure a step of the method."""
+        config["server-round"] = server_round  # Flower's own loop leaves this to the strategy
+        if server_round == 1:
+            self.open_model(arrays, server_round)
+        self._model = arrays
+        if self.preparation and self.preparation.stage:
+            config.update({"phase": "prepare", "stage": self.preparation.stage})
+            told = self.preparation.told()
+            content = to_record([str(i) for i in range(len(told))], told)
+            return self._messages(content, config, list(clients_of(grid)), MessageType.TRAIN)
+        steps = int(str(config.get("num-rounds", server_round))) - self._prepared_rounds
+        return self.configure_step(server_round - self._prepared_rounds, steps, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Take the answers to a question, or aggregate a step."""
+        if self.preparation and self.preparation.stage:
+            return self._take_answers(replies, self.preparation), None
+        return self.aggregate_step(server_round, replies)
+
+    def configure_step(
+        self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of round ``step`` = 1, 2, ... of ``num_steps``, counted without the preparation."""
+        raise NotImplementedError
+
+    def aggregate_step(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the new model and metrics."""
+        raise NotImplementedError
+
+    def _take_answers(self, replies: Iterable[Message], preparation: Preparation) -> ArrayRecord | None:
+        """Add up the answers; return the model with the constants once the last question is answered."""
+        self._prepared_rounds += 1
+        shapes, answers = preparation.shapes(), []
+        for reply in replies:
+            if reply.has_error():
+                continue
+            arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+            if [array.shape for array in arrays] == shapes and all(array.dtype == np.float64 for array in arrays):
+                answers.append(arrays)
+            else:
+                log(WARNING, "node %d left out: its sums have other shapes than %s", reply.metadata.src_node_id, shapes)
+        if answers:  # otherwise the question is asked again
+            preparation.take([np.sum(parts, axis=0) for parts in zip(*answers, strict=True)])
+        constants = {} if preparation.stage else preparation.constants()
+        return ArrayRecord({**self._model, **to_record(list(constants), list(constants.values()))}) if constants else None
+
+    # --- the model -------------------------------------------------------------------------------------------------
 
     def open_model(self, arrays: ArrayRecord, server_round: int = 0) -> Array:
         """Return a copy of x_bar. Raises ``ValueError`` if it does not fit the domain or, in round 1, lies outside."""
-        x_bar = np.array(self.domain.join([read(array) for array in arrays.values()]))
+        layers = [read(array) for array in arrays.values()][: self.domain.num_layers]
+        x_bar = np.array(self.domain.join(layers))
         if server_round == 1 and not self.domain.contains(x_bar, 1e-5):
             raise ValueError(
                 f"the start lies outside of the {type(self.domain).__name__}: begin with domain.start() or a projected point"
             )
         return x_bar
 
-    def model(self, x_bar: Array, names: Iterable[str]) -> ArrayRecord:
-        """Return x_bar as an array record with these names."""
-        return to_record(list(names), self.domain.split(x_bar))
+    def model(self, x_bar: Array) -> ArrayRecord:
+        """Return the model of the round with another x_bar: its layers, under their names, and the constants."""
+        return ArrayRecord({**self._model, **to_record(self.layer_names, self.domain.split(x_bar))})
+
+    @property
+    def layer_names(self) -> list[str]:
+        """The names of the arrays of x_bar."""
+        return list(self._model)[: self.domain.num_layers]
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the preparation's state."""
+        if self.preparation is None:
+            return {}
+        state = {f"{PREPARATION}{name}": array for name, array in self.preparation.state_dict().items()}
+        return state | {f"{PREPARATION}rounds": np.array(self._prepared_rounds)}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        if self.preparation is None:
+            return super().load_state_dict(state)
+        own = {name.removeprefix(PREPARATION): array for name, array in state.items() if name.startswith(PREPARATION)}
+        if not own:
+            raise ValueError("the checkpoint is of an older version, which asked the clients nothing: start again")
+        self._prepared_rounds = int(own.pop("rounds"))
+        return self.preparation.load_state_dict(own)
 
     # --- evaluation ------------------------------------------------------------------------------------------------
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Request the loss and gradient at x_bar."""
-        if self.fraction_evaluate == 0:
+        if self.fraction_evaluate == 0 or (self.preparation and self.preparation.stage):
             return []
         config.update({"server-round": server_round, "phase": "evaluate"})
         nodes = self._sample(grid, server_round, MessageType.EVALUATE)
@@ -79,33 +202,45 @@ class Constrained(FedAvg):
         valid = [reply for reply in replies if not reply.has_error()]
         if not valid:
             return None
-        contents = [reply.content for reply in valid]
-        metrics = self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key)
+        metrics = self.evaluate_metrics_aggr_fn([reply.content for reply in valid], self.weighted_by_key)
+        own = self._at_the_mean(valid)
+        self.finished = self.tolerance > 0 and own.get("gap", math.inf) <= self.tolerance
+        self.own_measures = own | dict(self.preparation.metrics() if self.preparation else {})
+        return MetricRecord({**metrics, **self.own_measures})
+
+    def _at_the_mean(self, valid: list[Message]) -> dict[str, float]:
+        """Return objective, gap, consensus and the metrics of ``measure`` at x_bar; nothing unless all clients replied."""
+        if not (means := self._means(valid)):
+            return {}
+        found = {"objective": means["objective"]} | self._gap(valid)
+        if "distance" in means:
+            found["consensus"] = math.sqrt(sum(float(metrics_of(reply.content)["distance"]) ** 2 for reply in valid))
+        if self.measure:
+            found |= {name: float(value) for name, value in self.measure(self._evaluated, means, len(valid)).items()}
+        return found
+
+    def _means(self, valid: list[Message]) -> dict[str, float]:
+        """Return the metrics that all clients reported, averaged uniformly, and ``objective``."""
+        if len(valid) < self._asked:  # F is known only from all clients
+            return {}
+        listed = [metrics_of(reply.content) for reply in valid]
+        names = [name for name in listed[0] if all(isinstance(row.get(name), int | float) for row in listed)]
+        if "loss" not in names:
+            log(WARNING, "no gap: a client did not say its loss")
+            return {}
+        means = {name: sum(float(row[name]) for row in listed) / len(listed) for name in names}
+        return means | {"objective": means["loss"]}
+
+    def _gap(self, valid: list[Message]) -> dict[str, float]:
+        """Return the duality ``gap`` by the clients' gradients; nothing if one does not fit."""
         gradient = np.zeros(self.domain.shape)
         try:
             for reply in valid:
                 _add(gradient, [read(array) for array in arrays_of(reply.content)[0].values()])
         except (ValueError, IndexError, TypeError) as error:
             log(WARNING, "no gap: the gradient of node %d does not fit: %s", reply.metadata.src_node_id, error)
-            return metrics
-        if len(valid) < self._asked:  # F is known only from all clients
-            return metrics
-        n, x_bar = len(valid), self._evaluated
-        listed = [metrics_of(content) for content in contents]
-        names = [name for name in listed[0] if all(isinstance(row.get(name), int | float) for row in listed)]
-        if "loss" not in names:
-            log(WARNING, "no gap: a client did not say its loss")
-            return metrics
-        means = {name: sum(float(row[name]) for row in listed) / n for name in names}
-        means["objective"] = means["loss"]
-        own = {"objective": means["loss"], "gap": duality_gap(self.domain, x_bar, gradient / n)}
-        if "distance" in means:
-            own["consensus"] = math.sqrt(sum(float(row["distance"]) ** 2 for row in listed))
-        if self.measure:
-            own |= {name: float(value) for name, value in self.measure(x_bar, means, n).items()}
-        self.own_measures = own
-        self.finished = self.tolerance > 0 and own["gap"] <= self.tolerance
-        return MetricRecord({**metrics, **own})
+            return {}
+        return {"gap": duality_gap(self.domain, self._evaluated, gradient / len(valid))}
 
 
 def _add(total: NDArray[np.float64], packed: list[Array]) -> None:

@@ -10,7 +10,6 @@ from algorithms.frank_wolfe.steps import (
     Schedule,
     average_gradient,
     client_step,
-    consensus_distance,
     dual_step,
     duality_gap,
     move,
@@ -313,11 +312,3 @@ def test_averaging_noisy_gradients_takes_the_noise_out():
         left[averaged] = np.linalg.norm(x - target)
     assert left[True] < 0.15
     assert left[True] < 0.6 * left[False]
-
-
-def test_consensus_distance_is_the_norm_of_all_deviations():
-    rng = np.random.default_rng(8)
-    points = rng.normal(size=(5, 3, 2))
-    mean = points.mean(axis=0)
-    assert consensus_distance(list(points), mean) == pytest.approx(np.linalg.norm(points - mean))
-    assert consensus_distance([mean, mean], mean) == 0

@@ -85,7 +85,22 @@ def test_observations_are_dealt_once_and_test_ones_never_trained_on():
         everything = task.observed.rows * task.domain.shape[1] + task.observed.columns
         assert len(np.unique(everything)) == len(everything)
     assert task.domain.shape == (1797, 64)
-    assert task.domain.radius == pytest.approx(task.observed.norm)
+    for center, radius in (("none", task.observed.norm), ("bias", np.sqrt(round(0.8 * len(task.observed.values))))):
+        task = task_of("matrix-completion", matrix_completion__source="digits", matrix_completion__center=center)
+        assert task.domain.radius == pytest.approx(radius)
+
+
+def test_generated_ratings_look_like_those_of_films():
+    """Few users and items have most of the ratings; a mean leaves 1.07, biases 0.92 of them, as in the largest public tables."""
+    task = task_of("matrix-completion", matrix_completion__source="ratings")
+    o = task.observed
+    assert o.shape == (943, 1682)
+    assert len(o.values) == 100_000
+    assert set(o.values) == {1, 2, 3, 4, 5}
+    for at, size in ((o.rows, 943), (o.columns, 1682)):
+        counts = np.sort(np.bincount(at, minlength=size))[::-1]
+        assert counts[: size // 10].sum() > 0.25 * 100_000
+    assert 1.0 < o.values.std() < 1.15
 
 
 def test_large_matrices_are_single_precision():
@@ -133,7 +148,8 @@ def prepared(**settings):
         ({"movie_id": "a"}, {}, "matrix-completion.item = 'movie_id': holds other values than whole numbers"),
         ({"rating": float("nan")}, {}, "matrix-completion.rating = 'rating': holds other values than finite numbers"),
         ({}, {"user": "reader"}, "matrix-completion.user = 'reader'"),
-        ({}, {"radius": 0.0}, "matrix-completion.radius = 0: of a table of ratings the norm is not known"),
+        ({}, {"radius": 0.0, "center": "none"}, "matrix-completion.radius = 0: the norm of a table of ratings is not known"),
+        ({}, {"center": "median"}, "matrix-completion.center = 'median'"),
         ({}, {"radius": -1.0}, "matrix-completion.radius = -1"),
     ],
 )

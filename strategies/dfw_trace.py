@@ -1,0 +1,162 @@
+"""DFW-Trace: Frank-Wolfe over a nuclear-norm ball or a spectrahedron by distributed power iterations. Clients send one vector.
+
+All clients work at one common point x. The oracle of these domains wants the top singular pair of G = (1/n) sum_i G_i, which
+power iterations find from products with vectors, and a product with a sum is a sum of products:
+
+    u <- sum_i G_i v, normalised;    v <- sum_i G_i' u, normalised                   (nuclear norm; a half step each)
+    v <- sum_i (c v - G_i v), normalised                                             (spectrahedron, symmetric G_i; a whole step)
+    after ``power-iterations`` of them:   x <- (1 - eta_t) x + eta_t atom(u, v),   eta_t = 2/(t + offset + 1)
+
+The next step's iteration begins with the last v. There is no consensus to wait for, and no state at the clients.
+
+Contract. Down: the arrays of x (and its constants), the vector as array ``vector``; ``config``: ``side`` = ``right`` (reply with G_i v)
+or ``left`` (G_i' u). Up: one array, the product, float64; ``metrics``: ``num-examples`` and ``inner`` = <G_i, x>. Only sums of
+the products and of ``inner`` are used, so a secure sum suffices.
+
+A half step is complete when every client has answered it: who has is not asked again, so sampling and lost replies cost rounds, not
+accuracy. A client that fails to answer ``PATIENCE`` times is left out of this half step: were it more often, the rounds that wait for
+it alone would look like a run in which nobody answers.
+
+Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning Low-Rank Matrices with the Trace Norm", Machine
+Learning 107, 2018, DOI 10.1007/s10994-018-5713-5, arXiv 1712.07495, Algorithm 2. There workers keep x and receive
+atoms; here x is sent, so that a client may come and go.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from algorithms.common.options import Options, option
+from algorithms.common.wire import read
+from algorithms.frank_wolfe.atoms import Float64
+from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.power_iteration import PowerIteration
+from algorithms.frank_wolfe.steps import move
+from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.records import to_record
+from strategies.families.consensus import Constrained
+
+VECTOR, GAP = "vector", "gap-estimate"
+#: A client that fails to answer so many times is left out of a half step.
+PATIENCE = 2
+
+
+@dataclass(frozen=True)
+class DFWTraceOptions(Options):
+    """Options of DFW-Trace."""
+
+    power_iterations: int = option(1, "power iterations a step, each from the last one's vector", low=1)
+    offset: int = option(2, "the schedule starts as if so many steps had been taken: keeps more of a good start", low=0)
+
+
+class DFWTrace(Constrained):
+    """DFW-Trace strategy. Raises ``ValueError`` for another domain than a nuclear-norm ball or a spectrahedron."""
+
+    def __init__(self, domain: Domain, options: DFWTraceOptions | None = None, **kwargs: Any) -> None:
+        self.options = options or DFWTraceOptions()
+        super().__init__(domain, **kwargs)
+        self.power = PowerIteration(domain, self.options.power_iterations)
+        self.steps_taken = 0
+        self.gap: float | None = None  # of the last step, from below: a power iteration finds at most the largest singular value
+        self._sum: Float64 | None = None  # of the half step's products
+        self._inner = 0.0
+        self._answered: set[ClientId] = set()
+        self._lost: dict[ClientId, int] = {}
+        self._ids: dict[int, ClientId] = {}
+        self._called: list[ClientId] = []
+
+    def configure_step(
+        self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask clients that have not answered this half step, as many as a round has."""
+        self._ids = clients_of(grid)
+        nodes = self._sample(grid, int(str(config["server-round"])), MessageType.TRAIN)
+        waiting = [node for node in self._ids if self._waits_for(self._ids[node])]
+        drawn = [node for node in nodes if node in waiting]
+        nodes = drawn + [node for node in waiting if node not in drawn][: len(nodes) - len(drawn)]
+        self._called = [self._ids[node] for node in nodes]
+        config["side"] = self.power.side
+        content = ArrayRecord({**arrays, **to_record([VECTOR], [self.power.vector])})
+        return self._messages(content, config, sorted(nodes, key=list(self._ids).index), MessageType.TRAIN)
+
+    def _waits_for(self, client: ClientId) -> bool:
+        return client not in self._answered and self._lost.get(client, 0) < PATIENCE
+
+    def aggregate_step(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the products; when all clients have answered, finish the half step, and move x if it ends the iteration."""
+        for reply in replies:
+            if reply.has_error():
+                continue
+            try:
+                self._add(reply)
+            except ValueError as error:
+                log(WARNING, "node %d left out: %s", reply.metadata.src_node_id, error)
+        for client in self._called:
+            if client not in self._answered:
+                self._lost[client] = self._lost.get(client, 0) + 1
+        if self._sum is None or any(map(self._waits_for, self._ids.values())):
+            return None, None
+        total, inner, count = self._sum, self._inner, len(self._answered)
+        if absent := [client for client in self._ids.values() if client not in self._answered]:
+            log(WARNING, "clients left out of this half step, after %d lost replies: %s", PATIENCE, absent[:5])
+        self._sum, self._inner, self._answered, self._lost = None, 0.0, set(), {}
+        atom = self.power.take(total / count)
+        if atom is None:
+            return None, None
+        self.steps_taken += 1
+        self.gap = inner / count + self.power.value  # <G, x> - <G, atom>
+        x = self.open_model(self._model)
+        move(x, atom, 2 / (self.steps_taken + self.options.offset + 1))
+        return self.model(x), MetricRecord({GAP: self.gap, "steps": self.steps_taken})
+
+    def _add(self, reply: Message) -> None:
+        client = self._ids[reply.metadata.src_node_id]
+        arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+        inner = metrics_of(reply.content).get("inner")
+        wanted = self.power.size
+        if [array.shape for array in arrays] != [(wanted,)] or arrays[0].dtype != np.float64:
+            raise ValueError(f"its product is not one array of {wanted} float64 numbers")
+        if not isinstance(inner, int | float):
+            raise ValueError("its metric inner is missing")
+        if client in self._answered:
+            return
+        self._sum = arrays[0].copy() if self._sum is None else self._sum + arrays[0]
+        self._inner += float(inner)
+        self._answered.add(client)
+
+    def _gap(self, valid: list[Message]) -> dict[str, float]:
+        """Return the estimate of the last step, at the x before it: no gradient travels."""
+        return {} if self.gap is None else {GAP: self.gap}
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the iteration's vectors and the sum of an unfinished half step."""
+        state = super().state_dict() | {f"power.{name}": array for name, array in self.power.state_dict().items()}
+        state["steps"] = np.array([self.steps_taken, np.nan if self.gap is None else self.gap, self._inner])
+        if self._sum is not None:
+            answered = sorted(self._answered, key=str)
+            state |= {"sum": self._sum, "answered": pack_ids(answered)}
+        if self._lost:
+            state |= {"losers": pack_ids(list(self._lost)), "lost": np.array(list(self._lost.values()))}
+        return state
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        if self.preparation:
+            super().load_state_dict(state)
+        prefix = "power."
+        self.power.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        steps, gap, self._inner = (float(value) for value in state["steps"])
+        self.steps_taken, self.gap = int(steps), None if math.isnan(gap) else gap
+        self._sum = state.get("sum")
+        self._answered = set(unpack_ids(state["answered"])) if "answered" in state else set()
+        losers = unpack_ids(state["losers"]) if "losers" in state else []
+        self._lost = {client: int(state["lost"][k]) for k, client in enumerate(losers)}

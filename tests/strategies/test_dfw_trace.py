@@ -1,0 +1,221 @@
+"""DFW-Trace through real messages: the optimum known from a projection, whoever answers; only sums are used; state, faults, traffic."""
+
+import numpy as np
+import pytest
+
+from algorithms.frank_wolfe.matrix_domains import NuclearBall, Spectrahedron
+from algorithms.frank_wolfe.power_iteration import PowerIteration
+from algorithms.frank_wolfe.steps import duality_gap, move
+from algorithms.frank_wolfe.vector_domains import L1Ball
+from clients.dfw_trace import DFWTraceClient
+from strategies.dfw_trace import DFWTrace
+from tests.strategies.test_fedfw import World
+
+BALL = NuclearBall((7, 5), 2.0)
+CONE = Spectrahedron((6, 6), 1.5)
+
+
+class Distance:
+    """``f_i(X) = ||X - M_i||^2``: the minimum over a set is the projection of the mean of the M_i onto it."""
+
+    num_examples = 3
+
+    def __init__(self, target):
+        self.target = target
+
+    def value(self, x):
+        return float(np.sum((x - self.target) ** 2))
+
+    def gradient(self, x):
+        return 2 * (x - self.target)
+
+    def score(self, x):
+        return {}
+
+
+def problems(domain, n=6, seed=0):
+    rng = np.random.default_rng(seed)
+    targets = rng.normal(size=(n, *domain.shape))
+    if isinstance(domain, Spectrahedron):
+        targets = targets + targets.transpose(0, 2, 1)
+    return [Distance(target) for target in targets]
+
+
+def solution(domain, parts):
+    return domain.project(np.mean([part.target for part in parts], axis=0))
+
+
+def value(parts, x):
+    return float(np.mean([part.value(x) for part in parts]))
+
+
+def lost(client, server_round):
+    """One reply in ten."""
+    return np.random.default_rng((int(client), int(server_round))).random() < 0.1
+
+
+SETTINGS = {
+    "all": {},
+    "half sampled": {"clients_per_round": 3},
+    "one sampled": {"clients_per_round": 1},
+    "lost": {"fail": lost},
+    "half sampled, lost": {"clients_per_round": 3, "fail": lost, "late": True},
+}
+
+
+def run(domain, parts, rounds, strategy=None, kind=DFWTraceClient, **options):
+    world = World(domain, parts, kind, fail=options.pop("fail", None), late=options.pop("late", False))
+    strategy = strategy or DFWTrace(domain)
+    x, result = world.run(strategy, rounds, **options)
+    return x, strategy, world, result
+
+
+@pytest.mark.parametrize("domain", [BALL, CONE], ids=["nuclear ball", "spectrahedron"])
+@pytest.mark.parametrize("setting", [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS])
+def test_the_solution_is_reached_whoever_answers(domain, setting):
+    parts, options = problems(domain), dict(SETTINGS[setting])
+    rounds = 400 * {"all": 1, "one sampled": 6}.get(setting, 3) // (1 if domain is BALL else 2)
+    x, strategy, _, _ = run(domain, parts, rounds, **options)
+    assert strategy.steps_taken >= 200
+    assert domain.contains(x, 1e-9)
+    best = value(parts, solution(domain, parts))
+    assert -1e-9 <= value(parts, x) - best < 0.03 * (value(parts, domain.start()) - best)
+
+
+@pytest.mark.parametrize("setting", ["half sampled", "one sampled", "lost", "half sampled, lost"])
+def test_who_answers_when_changes_the_number_of_rounds_and_nothing_else(setting):
+    parts = problems(BALL)
+    plain, reference, _, _ = run(BALL, parts, 40)
+    strategy = DFWTrace(BALL)
+
+    class UntilEqual(list):
+        def append(self, now):
+            super().append(now)
+            strategy.finished = strategy.steps_taken == reference.steps_taken
+
+    options = dict(SETTINGS[setting])
+    if "fail" in options:  # never twice in a row
+        options["fail"] = lambda client, t: (int(client) + t) % 7 == 0
+    world = World(BALL, parts, DFWTraceClient, fail=options.pop("fail", None), late=options.pop("late", False))
+    world.rounds = UntilEqual()
+    x, _ = world.run(strategy, 400, **options)
+    assert strategy.steps_taken == reference.steps_taken == 20
+    assert len(world.rounds) > 40
+    np.testing.assert_allclose(x, plain, atol=1e-9)
+
+
+def by_hand(domain, parts, products, iterations=1):
+    """Return x, the number of steps and the last gap after so many products with the mean gradient, without messages."""
+    power, x, steps, gap = PowerIteration(domain, iterations), domain.start(), 0, 0.0
+    for _ in range(products):
+        gradient = np.mean([part.gradient(x) for part in parts], axis=0)
+        if atom := power.take(gradient @ power.vector if power.side == "right" else power.vector @ gradient):
+            steps, gap = steps + 1, float(np.vdot(gradient, x)) + power.value
+            move(x, atom, 2 / (steps + 3))
+    return x, steps, gap
+
+
+@pytest.mark.parametrize("domain", [BALL, CONE], ids=["nuclear ball", "spectrahedron"])
+def test_the_messages_carry_the_algorithm(domain):
+    found, strategy, _, _ = run(domain, problems(domain), 31)
+    x, steps, gap = by_hand(domain, problems(domain), 31)
+    assert strategy.steps_taken == steps == (15 if domain is BALL else 31)
+    assert strategy.gap == pytest.approx(gap)
+    np.testing.assert_allclose(found, x, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "domain", [NuclearBall((7, 5), 2.0, 1e-12), Spectrahedron((6, 6), 1.5, 1e-12)], ids=["nuclear ball", "spectrahedron"]
+)
+def test_with_many_power_iterations_it_is_frank_wolfe_on_the_mean(domain):
+    parts = problems(domain)
+    halves = 2 if isinstance(domain, NuclearBall) else 1
+    found, steps, found_gap = by_hand(domain, parts, 6 * 500 * halves, 500)
+    x = domain.start()
+    for t in range(1, 7):
+        gradient = np.mean([part.gradient(x) for part in parts], axis=0)
+        gap = duality_gap(domain, x, gradient)
+        move(x, domain.lmo(gradient), 2 / (t + 3))
+    assert steps == 6  # one of them to another eigenvector than the last, of which the first was an exact one
+    np.testing.assert_allclose(found, x, atol=1e-6)
+    assert found_gap == pytest.approx(gap, rel=1e-6)
+
+
+def test_only_sums_of_the_replies_are_used():
+    """Clients that mask their products and scalars, so that only the sums are what they were, give the same run."""
+    masks = {size: np.random.default_rng(size).normal(size=(6, size)) for size in (7, 5)}
+
+    class Masked(DFWTraceClient):
+        def step(self, x_bar, config):
+            (product,), metrics = super().step(x_bar, config)
+            mask = masks[len(product)] - masks[len(product)].mean(axis=0)
+            return [product + mask[self.client_id]], {"inner": metrics["inner"] + float(mask[self.client_id, 0])}
+
+    plain, strategy, _, _ = run(BALL, problems(BALL), 60)
+    masked, other, _, _ = run(BALL, problems(BALL), 60, kind=Masked)
+    np.testing.assert_allclose(masked, plain, atol=1e-10)
+    assert other.gap == pytest.approx(strategy.gap)
+
+
+def test_a_client_sends_a_vector_and_never_a_gradient():
+    class Listening(DFWTraceClient):
+        def fit(self, parameters, config):
+            arrays, n, metrics = super().fit(parameters, config)
+            sent.append((config.get("phase"), [a.shape for a in arrays]))
+            return arrays, n, metrics
+
+    sent = []
+    _, _, _, result = run(BALL, problems(BALL), 8, kind=Listening, evaluate_every=4)
+    assert {phase for phase, _ in sent} == {None, "evaluate"}
+    assert all(shapes == [] if phase else shapes in ([(7,)], [(5,)]) for phase, shapes in sent)
+    last = result.evaluate_metrics_clientapp[8]
+    assert "gap-estimate" in last
+    assert last["objective"] > 0
+
+
+@pytest.mark.slow
+def test_a_client_that_is_gone_for_good_is_left_out(caplog):
+    parts = problems(BALL, 4)
+    x, strategy, _, _ = run(BALL, parts, 1200, fail=lambda client, t: client == 0)
+    best = value(parts[1:], solution(BALL, parts[1:]))
+    assert value(parts[1:], x) - best < 0.03 * (value(parts[1:], BALL.start()) - best)
+    assert "left out of this half step" in caplog.text
+    assert strategy.steps_taken == 1200 // 4
+
+
+def test_a_reply_that_is_no_product_costs_its_client_alone(caplog):
+    class Odd(DFWTraceClient):
+        def step(self, x_bar, config):
+            arrays, metrics = super().step(x_bar, config)
+            if self.client_id == 1 and config["server-round"] % 5 == 0:
+                return ([arrays[0][:-1]], metrics) if config["server-round"] % 2 else (arrays, {})
+            return arrays, metrics
+
+    _, reference, _, _ = run(BALL, problems(BALL), 20)
+    _, strategy, _, _ = run(BALL, problems(BALL), 20, kind=Odd)
+    assert "its product is not one array" in caplog.text
+    assert "its metric inner is missing" in caplog.text
+    assert 6 <= strategy.steps_taken < reference.steps_taken
+
+
+@pytest.mark.parametrize("cut", [1, 6, 7, 11])
+def test_an_interrupted_run_goes_on_to_the_same_numbers(cut):
+    parts, options = problems(BALL), {"clients_per_round": 4}
+    whole, _, _, _ = run(BALL, parts, 30, **options)
+    first, before, world, _ = run(BALL, parts, cut, **options)
+    after = DFWTrace(BALL)
+    after.load_state_dict(before.state_dict())
+    x, _ = world.run(after, 30, start=first, first_round=cut + 1, **options)
+    np.testing.assert_array_equal(x, whole)
+
+
+def test_other_domains_are_refused():
+    with pytest.raises(ValueError, match="L1Ball has no power iteration: choose a nuclear-norm ball"):
+        DFWTrace(L1Ball((4,), 1.0))
+
+
+def test_a_zero_gradient_gives_an_atom_of_the_domain():
+    for domain in (BALL, CONE):
+        power = PowerIteration(domain)
+        atoms = [power.take(np.zeros(power.size)) for _ in range(2)]
+        assert domain.contains(atoms[-1].dense())
