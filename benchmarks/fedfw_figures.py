@@ -58,7 +58,10 @@ def studies(data: str) -> dict[str, Study]:
     """Return the experiments by name."""
     large: Config = {f"matrix-completion.{key}": value for key, value in
                      {"rows": 943, "columns": 1682, "observations": 100_000, "rank": 10}.items()}  # fmt: skip
+    large["fedfw.lambda-0"] = 1e-3
     real: Config = {"matrix-completion.source": data, "matrix-completion.radius": 7000.0, "fedfw.lambda-0": 1e-5}
+    paper: Config = {"task": "matrix-completion", "matrix-completion.center": "none", "matrix-completion.clip": False}
+    digits: Config = {"matrix-completion.source": "digits", "fedfw.lambda-0": 1e-3}
     return {
         "lasso": Study(
             "LASSO, 200 x 400, 20 non-zeros", 100_000, 10, {"task": "lasso"}, "objective", "F(x̄) - F*",
@@ -70,11 +73,11 @@ def studies(data: str) -> dict[str, Study]:
         ),
         "completion": Study(
             "Matrix completion, MovieLens-100k" if data else "Matrix completion, pixels of digits, 1797 x 64", 2000, 40,
-            {"task": "matrix-completion", **(real if data else {"matrix-completion.source": "digits"})}, "test-rmse", "test RMSE",
+            {**paper, **(real if data else digits)}, "test-rmse", "test RMSE",
             ("objective", "gap", "consensus", "rmse", "rank"), "rank",
         ),
         "completion-large": Study(
-            "Matrix completion, generated, 943 x 1682", 2000, 40, {"task": "matrix-completion", **large}, "test-rmse", "test RMSE",
+            "Matrix completion, generated, 943 x 1682", 2000, 40, {**paper, **large}, "test-rmse", "test RMSE",
             ("objective", "gap", "consensus", "rmse", "rank"), "rank",
         ),
         "qap": Study(

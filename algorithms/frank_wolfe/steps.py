@@ -20,7 +20,7 @@ from algorithms.frank_wolfe.domain import Domain
 
 SCHEDULES = ("convex", "non-convex", "stochastic")
 #: The last penalty, in units of the curvature of f_i / n, if it is chosen automatically.
-PULL = 3.0
+PULL = 1.0
 
 
 class Step(NamedTuple):
@@ -70,10 +70,10 @@ class Schedule:
 def automatic_lambda_0(
     curvature: float, num_clients: int, num_steps: int, kind: str = "convex", participation: float = 1.0, offset: int = 0
 ) -> float:
-    """Return the lambda_0 with which the penalty ends at ``PULL`` times the curvature of f_i / n.
+    """Return the lambda_0 with which the penalty ends at the curvature of f_i / n (times ``PULL``).
 
-    The clients agree once the penalty outweighs what pulls them apart, the curvature of f_i / n: a penalty that never gets there
-    leaves every client at a solution of its own, a much larger one leaves all of them near the start.
+    The clients agree once the penalty matches what pulls them apart, the curvature of f_i / n: one that never gets there leaves every
+    client at a solution of its own, a much larger one leaves all of them near the start. On generated ratings 0.3 and 3 are worse.
     """
     last = Schedule(1.0, kind, max(1, num_steps), participation, offset).at(max(1, num_steps)).lambda_
     return PULL * curvature / num_clients / last
