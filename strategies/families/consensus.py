@@ -100,7 +100,9 @@ class Constrained(FedAvg):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask all clients the next question of the preparation; when there is none, configure a step of the method."""
-        config["server-round"] = server_round  # Flower's own loop leaves this to the strategy
+        # A copy: the loop keeps its record, and what is said in this round must not be said in the next. Flower's own loop leaves the
+        # round's number to the strategy.
+        config = ConfigRecord({**config, "server-round": server_round})
         if server_round == 1:
             self.open_model(arrays, server_round)
         self._model = arrays
