@@ -16,8 +16,8 @@ from strategies import ClientGrid
 from strategies.dfw_trace import DFWTrace
 from strategies.fedfw import FedFW, FedFWOptions
 from strategies.projected_fedavg import ProjectedFedAvg
+from tests.constrained import World
 from tests.helpers import arrays_of
-from tests.strategies.test_fedfw import World
 
 RATINGS = observations(MatrixCompletionOptions(source="ratings", rows=120, columns=150, observations=4000), 0)
 BALL = NuclearBall(RATINGS.shape, 40.0)

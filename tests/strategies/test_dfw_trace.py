@@ -9,7 +9,7 @@ from algorithms.frank_wolfe.steps import duality_gap, move
 from algorithms.frank_wolfe.vector_domains import L1Ball
 from clients.dfw_trace import DFWTraceClient
 from strategies.dfw_trace import DFWTrace
-from tests.strategies.test_fedfw import World
+from tests.constrained import World
 
 BALL = NuclearBall((7, 5), 2.0)
 CONE = Spectrahedron((6, 6), 1.5)
