@@ -17,7 +17,7 @@ OTHERS = (
     "base", "cache", "cache-holds", "checkpoint-round", "clip", "clip-residual", "draw", "dual-mean", "etas", "first-round",
     "hashes", "lambda-0", "lambdas", "learner-arrays", "lipschitz", "local-steps", "loss", "loss-before", "mixtures", "mu",
     "new", "num-clients", "num-rounds", "phase", "predictor-arrays", "residual", "resync", "rhos", "seed", "server-round",
-    "share", "stochastic", "variant", "version",
+    "share", "side", "stage", "stochastic", "variant", "version",
 )  # fmt: skip
 OF_METHODS = (
     "apfl-", "ditto-", "evg-", "feddyn-", "fedrep-", "oracle-", "pfedme-", "propfair-", "proximal-", "superfed-", "warm-start-",
