@@ -218,7 +218,12 @@ class Constrained(FedAvg):
         if "distance" in means:
             found["consensus"] = math.sqrt(sum(float(metrics_of(reply.content)["distance"]) ** 2 for reply in valid))
         if self.measure:
-            found |= {name: float(value) for name, value in self.measure(self._evaluated, means, len(valid)).items()}
+            try:
+                measured = self.measure(self._evaluated, means, len(valid))
+            except KeyError as missing:
+                log(WARNING, "an evaluation without the task's measures: a client did not say its %s", missing)
+            else:
+                found |= {name: float(value) for name, value in measured.items()}
         return found
 
     def _means(self, valid: list[Message]) -> dict[str, float]:

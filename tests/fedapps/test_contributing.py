@@ -32,7 +32,7 @@ def test_it_takes_less_than_ninety_lines_of_code():
 def extended(tmp_path_factory):
     """A copy of the project with the method added as the text says."""
     copy = tmp_path_factory.mktemp("extended")
-    for name in (*PACKAGES, "tests", "docs"):
+    for name in (*PACKAGES, "tests", "docs", "examples"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, copy)
@@ -58,6 +58,7 @@ def test_the_rest_follows_from_five_places(extended):
         "pyproject.toml": "[tool.flwr.app.config.fednova]\nserver-learning-rate = 1.0",
         "README.md": "| [`fednova`](docs/fednova.md) | averages updates per local step",
         "docs/settings.md": "| `fednova.server-learning-rate` | `1.0` | above 0 |",
+        "docs/strategy-in-your-project.md": "`fednova`",
         PAGE: "| `fednova.server-learning-rate` | `1.0` | above 0 |",
         "strategies/__init__.py": "    from strategies.fednova import FedNovaOptions as FedNovaOptions\n",
         "clients/__init__.py": "    from clients.fednova import FedNovaClient as FedNovaClient\n",
