@@ -84,6 +84,9 @@ class DFWTrace(Constrained):
         drawn = [node for node in nodes if node in waiting]
         nodes = drawn + [node for node in waiting if node not in drawn][: len(nodes) - len(drawn)]
         self._called = [self._ids[node] for node in nodes]
+        if all(self._lost.get(client, 0) for client in self._called):
+            # A round in which only they are asked may have no reply, and is then not aggregated: somebody who has answered comes along.
+            nodes += [node for node, client in self._ids.items() if client in self._answered][:1]
         config["side"] = self.power.side
         content = ArrayRecord({**arrays, **to_record([VECTOR], [self.power.vector])})
         return self._messages(content, config, sorted(nodes, key=list(self._ids).index), MessageType.TRAIN)
