@@ -362,8 +362,8 @@ def test_several_local_steps_and_stochastic_gradients_converge():
     zero = sum(p.value(domain.start()) for p in problems) / 4
     for options in (
         FedFWOptions(20.0, local_steps=5),
-        FedFWOptions(5.0, "stochastic", batch_size=6),
-        FedFWOptions(5.0, "non-convex"),
+        FedFWOptions(5.0, schedule="stochastic", batch_size=6),
+        FedFWOptions(5.0, schedule="non-convex"),
     ):
         world = World(domain, [batch_of(p) for p in problems])
         _, result = world.run(FedFW(domain, options, "fedfw"), 600)
