@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from algorithms.common.averaging import Arrays
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.power_iteration import product
-from clients.base.training import Arrays, Config
+from clients.base.options import Config
 from clients.families.problems import ConstrainedClient
 
 

@@ -12,10 +12,11 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
+from algorithms.common.averaging import Arrays
 from algorithms.ensembles.predictor_cache import remember
 from algorithms.ensembles.sparse_tables import is_packed, unpack
+from clients.base.options import Config
 from clients.base.store import MessageStore, Store
-from clients.base.training import Arrays, Config
 
 
 class EnsembleData(Protocol):

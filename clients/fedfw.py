@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from algorithms.common.averaging import Arrays
 from algorithms.frank_wolfe.atoms import Array, Atom, Parts, RankOne
 from algorithms.frank_wolfe.steps import Step, average_gradient, client_step, dual_step
-from clients.base.training import Arrays, Config
+from clients.base.options import Config
 from clients.families.problems import ConstrainedClient
 
 NAME = "frank-wolfe"

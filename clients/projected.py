@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from algorithms.common.averaging import Arrays
 from algorithms.frank_wolfe.atoms import Array
-from clients.base.training import Arrays, Config
+from clients.base.options import Config
 from clients.families.problems import ConstrainedClient
 
 

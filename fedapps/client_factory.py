@@ -1,10 +1,10 @@
 """Construction of a run's clients: the task, built once per process and shared by its clients, and the stores of client state."""
 
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
 
@@ -20,9 +20,16 @@ from fedapps.tasks.registry import Task
 @lru_cache(maxsize=4)
 def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
     """Return the settings and task of a run configuration; ``site_data``: location of this site's own data, or ""."""
-    torch.set_num_threads(1)  # a virtual client has one CPU; more threads would compete for shared cores
     settings = read_settings(dict(config))
-    return settings, build_task(settings, site_data)
+    task = build_task(settings, site_data)
+    one_thread()
+    return settings, task
+
+
+def one_thread() -> None:
+    """Let PyTorch, if this client needs it, use one thread: a virtual client has one CPU, more would compete for shared cores."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 def client_of(context: Context) -> NumPyClient:
@@ -30,7 +37,9 @@ def client_of(context: Context) -> NumPyClient:
     settings, task = task_of(context)
     name = client_id(context)
     num_clients = int(str(context.node_config.get("num-partitions", settings.num_clients)))
-    return build_client(settings, task, name, num_clients, store_of(settings, context, name))
+    client = build_client(settings, task, name, num_clients, store_of(settings, context, name))
+    one_thread()  # again: the client half of the method may be what imported PyTorch
+    return client
 
 
 def task_of(context: Context) -> tuple[Settings, Task]:

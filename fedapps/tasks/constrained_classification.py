@@ -13,7 +13,8 @@ from algorithms.frank_wolfe.matrix_domains import NuclearBall
 from algorithms.frank_wolfe.product_domain import Product
 from algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from clients.base.training import trainable
-from clients.families.problems import Problem, TorchProblem
+from clients.families.problems import Problem
+from clients.families.torch_problem import TorchProblem
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext

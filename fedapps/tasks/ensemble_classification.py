@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from clients.base.data import Split
 from clients.base.training import TrainOptions
-from clients.families.ensemble_data import TorchEnsembleData
+from clients.families.torch_ensemble_data import TorchEnsembleData
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
 from fedapps.errors import UserError

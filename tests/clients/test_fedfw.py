@@ -10,7 +10,8 @@ from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
 from algorithms.frank_wolfe.product_domain import Product
 from algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
 from clients import DiskStore, FedFWClient, MessageStore, ProjectedClient
-from clients.families.problems import ObjectiveProblem, TorchProblem
+from clients.families.problems import ObjectiveProblem
+from clients.families.torch_problem import TorchProblem
 from tests.helpers import blobs, small_net
 
 RNG = np.random.default_rng(0)

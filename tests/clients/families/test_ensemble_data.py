@@ -5,7 +5,8 @@ import torch
 from algorithms.ensembles.best_mixture import best_mixture
 from algorithms.ensembles.sparse_tables import compact, is_packed, pack, unpack
 from clients.base.data import Split
-from clients.families.ensemble_data import DensityData, Histogram, TorchEnsembleData
+from clients.families.ensemble_data import DensityData, Histogram
+from clients.families.torch_ensemble_data import TorchEnsembleData
 from tests.helpers import blobs, small_net
 
 COUNTS = {0: 3, 2: 1, 4: 4}
