@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
+from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
 from clients.base.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, mini_batches, set_arrays, trainable
 
@@ -139,8 +140,3 @@ class FedAvgClient(NumPyClient):
     def round(config: Config) -> int:
         """Return the server round of a message."""
         return int(config.get("server-round", 1))
-
-
-def as_global(scores: Scores) -> dict[str, float]:
-    """Return accuracy and loss under the names for the global model (personalised methods report both models)."""
-    return {"global-accuracy": scores["accuracy"], "global-loss": scores["loss"]}

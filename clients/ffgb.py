@@ -7,24 +7,26 @@ Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", 
 and FFGB.L Algorithms 3 and 4 of its first version (2021, arXiv 2103.06972v1).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
-from torch import Tensor, nn
 
 from algorithms.boosting.additive import unpack_blocks
-from algorithms.boosting.additive_values import advance
-from algorithms.boosting.functional import LOSSES, LipschitzExtension, Plan, boost, check_labels, coded, lipschitz_constant
-from algorithms.boosting.weak_learners import Learner, Oracle, Target, combined
+from algorithms.boosting.additive_values import advance, zeros
+from algorithms.boosting.functional import LOSSES, Plan, Values, boost, check_labels, coded, like, module_of
+from algorithms.boosting.oracle import Learner, Oracle, Target
+from algorithms.common.averaging import Arrays
 from algorithms.common.seeds import generator
-from clients.base.data import ClientData, Split
-from clients.base.evaluation import CLASSIFICATION, Objective
+from clients.base.data import ArrayData, ClientData
+from clients.base.options import Config
+from clients.base.scores import Scores, as_global, binary_scores
 from clients.base.store import MessageStore, Store
-from clients.base.training import Arrays, Config
-from clients.fedavg import as_global
+
+if TYPE_CHECKING:  # a client with trees has its samples as arrays, and does without PyTorch
+    from algorithms.boosting.lipschitz import LipschitzExtension
+    from clients.base.evaluation import Objective
 
 
 class LostValues(RuntimeError):
@@ -39,20 +41,26 @@ class LostValues(RuntimeError):
 class FFGBClient(NumPyClient):
     """Client of FFGB, FFGB.C and FFGB.L.
 
-    ``oracle`` fits the weak learners; ``outputs``: number of outputs of the function (1: binary classification). ``objective`` scores
-    the function's values as a model's outputs. Raises ``ValueError`` for labels that so many outputs cannot distinguish.
+    ``oracle`` fits the weak learners; ``outputs``: number of outputs of the function (1: binary classification). ``data``: tensors or,
+    for an oracle that takes them, arrays. ``objective`` scores the function's values as a model's outputs, by default as those of a
+    classifier; values in arrays are scored as logits of label 1. Raises ``ValueError`` for labels that so many outputs cannot
+    distinguish.
     """
 
     def __init__(
         self,
-        data: ClientData,
+        data: ClientData | ArrayData,
         oracle: Oracle,
         outputs: int,
         client_id: int | str = 0,
         store: Store | None = None,
-        objective: Objective = CLASSIFICATION,
+        objective: "Objective | None" = None,
     ) -> None:
         check_labels(data.train.y, outputs)
+        if isinstance(data, ArrayData) and outputs != 1:
+            raise ValueError(
+                f"{outputs} outputs: samples given as arrays are scored with one, the logit of label 1: give tensors"
+            )
         self.data, self.oracle, self.outputs = data, oracle, outputs
         self.client_id = client_id
         self.store = store if store is not None else MessageStore(RecordDict())
@@ -75,46 +83,64 @@ class FFGBClient(NumPyClient):
         """Return loss, number of test samples and metrics of the function on them; does not change the stored values."""
         held, (_, kept) = self._kept(config, before=False)
         values, y = self._advanced(held, kept, self.data.test.x, parameters, config), self.data.test.y
-        scores = self.objective.score(nn.Identity(), Split(values, y, self.data.test.groups))
+        scores = self._scores(values)
         if config["loss"] == "square":  # the outputs are not logits, so they have no calibration
             scores = {name: value for name, value in scores.items() if name not in ("ece", "mce", "group-sums")}
             scores["loss"] = float(LOSSES["square"].mean(values, y))
         return scores["loss"], len(y), {**scores, **as_global(scores)}
 
+    def _scores(self, values: Values) -> Scores:
+        data = self.data.test
+        if isinstance(values, np.ndarray):
+            groups = None if data.groups is None else np.asarray(data.groups)
+            loss = float(LOSSES["cross-entropy"].mean(values, data.y))
+            return binary_scores(values[:, 0].astype(np.float64), np.asarray(data.y), loss, groups)
+        from torch import nn
+
+        from clients.base.data import Split
+        from clients.base.evaluation import CLASSIFICATION
+
+        return (self.objective or CLASSIFICATION).score(nn.Identity(), Split(values, data.y, data.groups))  # type: ignore[arg-type]
+
     # --- the stored values ------------------------------------------------------------------------------------------
 
-    def catch_up(self, parameters: Arrays, config: Config) -> Tensor:
+    def catch_up(self, parameters: Arrays, config: Config) -> Values:
         """Update the stored values to the message's version; return those at the training points."""
         held, kept = self._kept(config, before=True)
         points = (self.data.train.x, self.data.test.x)
         current = [self._advanced(held, values, x, parameters, config) for values, x in zip(kept, points, strict=True)]
         self.store.save(
-            "values", [np.array([config["version"]], np.int64), *(values.cpu().numpy() for values in current)], config
+            "values",
+            [
+                np.array([config["version"]], np.int64),
+                *(np.asarray(values if isinstance(values, np.ndarray) else values.cpu()) for values in current),
+            ],
+            config,
         )
         return current[0]
 
-    def _advanced(self, held: int, values: Tensor, x: Tensor, parameters: Arrays, config: Config) -> Tensor:
+    def _advanced(self, held: int, values: Values, x: Values, parameters: Arrays, config: Config) -> Values:
         """Return the values at x of the message's version, given those of version ``held``."""
         for block in unpack_blocks(parameters, config.get("learner-arrays", []))[held - int(config["base"]) :]:
             values = advance(values, block, x, self.oracle.predict, config.get("clip"))
         return values
 
-    def _kept(self, config: Config, before: bool) -> tuple[int, list[Tensor]]:
+    def _kept(self, config: Config, before: bool) -> tuple[int, list[Values]]:
         """Return the stored version and its values at training and test points. Raises ``LostValues`` if they are too old."""
         parts, base = (self.data.train, self.data.test), int(config["base"])
         (version, *arrays) = self.store.load("values", config, before) or [np.zeros(1, np.int64)]
-        held, device = int(version[0]), self.data.train.x.device
+        held = int(version[0])
         if arrays and [array.shape for array in arrays] != [(len(part), self.outputs) for part in parts]:
             raise ValueError(f"client {self.client_id} keeps values of other samples: use another results folder")
         if arrays and base <= held <= int(config["version"]):
-            return held, [torch.tensor(array, device=device) for array in arrays]
+            return held, [like(array, self.data.train.x) for array in arrays]
         if base:
             raise LostValues(base)
-        return 0, [torch.zeros((len(part), self.outputs), device=device) for part in parts]
+        return 0, [zeros(part.x, self.outputs) for part in parts]
 
     # --- the local steps --------------------------------------------------------------------------------------------
 
-    def boost(self, values: Tensor, config: Config) -> tuple[list[Learner], list[float]]:
+    def boost(self, values: Values, config: Config) -> tuple[list[Learner], list[float]]:
         """Run the round's steps from ``values`` (n, outputs) at the training points; return the learners and their relative errors.
 
         The relative error is ``||h - target|| / ||target||``; an oracle with edge gamma guarantees at most 1 - gamma.
@@ -124,18 +150,17 @@ class FFGBClient(NumPyClient):
         loss, residual = LOSSES[config["loss"]], bool(config["residual"])
         # FFGB.L needs the same learners in every round: its random draws must not depend on the round.
         seed, place = int(config.get("seed", 0)), 0 if extension else int(config["server-round"])
+        norm = module_of(values).linalg.norm
         learners: list[Learner] = []
         errors: list[float] = []
 
-        def fit(target: Tensor) -> tuple[Learner, Tensor]:
+        def fit(target: Values) -> tuple[Learner, Values]:
             function = None if extension is None else Remaining(extension, self.oracle, learners if residual else [])
             rng = generator(seed, f"learner {len(learners)}", self.client_id, place)
             learner = self.oracle.fit(x, Target(target, function), rng)
-            found = self.oracle.predict({name: torch.tensor(array, device=x.device)[None] for name, array in learner.items()}, x)[
-                0
-            ]
+            found = self.oracle.predict({name: like(array[None], x) for name, array in learner.items()}, x)[0]
             learners.append(learner)
-            errors.append(float((found - target).norm() / target.norm().clamp(min=1e-30)))
+            errors.append(float(norm(found - target)) / max(float(norm(target)), 1e-30))
             return learner, found
 
         plan = Plan(
@@ -144,20 +169,25 @@ class FFGBClient(NumPyClient):
         boost(values, lambda g: coded(y, self.outputs) if extension else loss.gradient(g, y), fit, plan)
         return learners, errors
 
-    def _extension(self, config: Config) -> LipschitzExtension:
+    def _extension(self, config: Config) -> "LipschitzExtension":
         """Return u, the Lipschitz extension of the coded labels, which FFGB.L's learners approximate."""
-        x, targets = self.data.train.x, coded(self.data.train.y, self.outputs)
+        from algorithms.boosting.lipschitz import LipschitzExtension, lipschitz_constant
+
+        x: Any = self.data.train.x
+        targets = coded(self.data.train.y, self.outputs)
         return LipschitzExtension(x, targets, lipschitz_constant(x, targets, float(config["lipschitz"])))
 
 
 class Remaining:
     """``u + Delta^{k-1} = k u - h^1 - ... - h^{k-1}``: the target of FFGB.L's next learner as a function of the inputs."""
 
-    def __init__(self, extension: LipschitzExtension, oracle: Oracle, learners: list[Learner]) -> None:
+    def __init__(self, extension: "LipschitzExtension", oracle: Oracle, learners: list[Learner]) -> None:
         self.extension, self.times = extension, len(learners) + 1
+        from algorithms.boosting.weak_learners import combined
+
         self.fitted = combined(oracle, list(learners)) if learners else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Values) -> Values:
         """Return the values (n, outputs) at x (n, ...)."""
         values = self.times * self.extension(x)
         return values - self.fitted(x) if self.fitted else values

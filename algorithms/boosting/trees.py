@@ -2,49 +2,69 @@
 
 A tree of depth d is laid out as a full binary tree: ``feature`` and ``threshold`` (2^d - 1,) of the inner nodes, node i with children
 2 i + 1 (x[feature] <= threshold) and 2 i + 2, and ``value`` (2^d, outputs) of the leaves. Below a node that was not split, all leaves
-are equal. Trees are fitted elsewhere and passed in this layout (``fedapps.tasks.boosting_oracles``), so this module depends on no
-tree library.
+are equal. The trees are CART's: the split that leaves the least squared error, over all features and all values half-way between two
+neighbours. Fitted here in NumPy, so that a small device needs neither a tree library (four seconds to import) nor PyTorch.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from algorithms.boosting.weak_learners import Learner, Target, in_chunks
+from algorithms.boosting.functional import Values, module_of, on_cpu
+from algorithms.boosting.oracle import Learner, Target, in_chunks
 
 Tree = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]
-#: (x (n, features) float32, targets (n, outputs), depth, generator) -> feature, threshold, value
-FitTree = Callable[[NDArray[np.float32], NDArray[np.float64], int, np.random.Generator], Tree]
+NAMES = ("feature", "threshold", "value")
+# Values of a feature that are as close as this count as equal.
+EQUAL = 1e-7
 
 
-def full_tree(
-    left: NDArray[Any], right: NDArray[Any], feature: NDArray[Any], threshold: NDArray[Any], value: NDArray[Any], depth: int
-) -> Tree:
-    """Convert a tree given by the children of its nodes (-1: leaf) to the layout of this module.
-
-    Thresholds are rounded down to float32, which leaves every decision on float32 inputs unchanged.
-    """
+def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int) -> Tree:
+    """Return the regression tree of this depth for x (n, features) and y (n, outputs). Ties: the first feature, its least value."""
     inner = 2**depth - 1
     features, thresholds = np.zeros(inner, np.int32), np.zeros(inner, np.float32)
-    values = np.zeros((inner + 1, value.shape[1]))
-    places = [(0, 0)]  # (node, place in the full tree)
+    values = np.zeros((inner + 1, y.shape[1]))
+    places = [(0, np.arange(len(x)))]
     while places:
-        node, place = places.pop()
+        place, rows = places.pop()
         if place >= inner:
-            values[place - inner] = value[node]
-        elif left[node] < 0:
-            places += [(node, 2 * place + 1), (node, 2 * place + 2)]
-        else:
-            features[place], thresholds[place] = feature[node], _float32_below(float(threshold[node]))
-            places += [(int(left[node]), 2 * place + 1), (int(right[node]), 2 * place + 2)]
+            values[place - inner] = y[rows].mean(0)
+            continue
+        split = _best_split(x[rows], y[rows])
+        if split is None:  # both halves get all rows, so that all leaves below are equal
+            places += [(2 * place + 1, rows), (2 * place + 2, rows)]
+            continue
+        features[place], thresholds[place] = split
+        right = x[rows, split[0]] > split[1]
+        places += [(2 * place + 1, rows[~right]), (2 * place + 2, rows[right])]
     return features, thresholds, values
 
 
+def _best_split(x: NDArray[np.float32], y: NDArray[np.float64]) -> tuple[int, np.float32] | None:
+    """Return feature and threshold of the split with the least squared error, None if none is left to make.
+
+    With the outputs centred, the error falls by ``|S_l|^2 / n_l + |S_r|^2 / n_r``, S being the sums on both sides, S_r = -S_l.
+    """
+    y = y - y.mean(0)
+    if len(x) < 2 or not (np.square(y).sum() > len(x) * np.finfo(np.float64).eps):
+        return None
+    order = np.argsort(x, axis=0, kind="stable")
+    ordered = np.take_along_axis(x, order, axis=0)
+    left = np.arange(1, len(x))[:, None]
+    gain = np.square(np.cumsum(y[order], axis=0)[:-1]).sum(2) * (1 / left + 1 / (len(x) - left))
+    gain[ordered[1:] <= ordered[:-1] + EQUAL] = -1.0
+    best = gain.max(0)
+    feature = int(best.argmax())
+    if best[feature] < 0:
+        return None
+    at = int(gain[:, feature].argmax())
+    low, high = (float(ordered[i, feature]) for i in (at, at + 1))
+    return feature, _float32_below(low / 2 + high / 2)
+
+
 def _float32_below(threshold: float) -> np.float32:
+    """Return the threshold rounded down: that leaves every decision on float32 inputs as it was."""
     near = np.float32(threshold)
     return near if float(near) <= threshold else np.nextafter(near, np.float32(-np.inf))
 
@@ -52,40 +72,41 @@ def _float32_below(threshold: float) -> np.float32:
 class TreeOracle:
     """L2 oracle: boosts ``trees`` trees, each fitted to the residual of the ones before it and scaled by ``rate``."""
 
-    def __init__(self, fit_tree: FitTree, trees: int = 1, depth: int = 3, rate: float = 1.0) -> None:
-        self.fit_tree, self.trees, self.depth, self.rate = fit_tree, trees, depth, rate
+    def __init__(self, trees: int = 1, depth: int = 3, rate: float = 1.0) -> None:
+        self.trees, self.depth, self.rate = trees, depth, rate
 
-    def fit(self, x: Tensor, target: Target, rng: np.random.Generator) -> Learner:
+    def fit(self, x: Values, target: Target, rng: np.random.Generator) -> Learner:
         """Return the arrays ``feature``, ``threshold`` (trees, 2^d - 1) and ``value`` (trees, 2^d, outputs)."""
-        points, rest = x.flatten(1).cpu().numpy(), target.values.cpu().double().numpy()
+        points, rest = (np.asarray(on_cpu(part)) for part in (x.reshape(len(x), -1), target.values))
         found = []
+        rest = rest.astype(np.float64)
         for _ in range(self.trees):
-            feature, threshold, value = self.fit_tree(points, rest, self.depth, rng)
+            feature, threshold, value = fit_tree(points, rest, self.depth)
             found.append((feature, threshold, (self.rate * value).astype(np.float32)))
-            feature_, threshold_, value_ = (torch.from_numpy(array)[None] for array in found[-1])
-            rest = rest - walk(feature_, threshold_, value_, x.flatten(1).cpu())[0].double().numpy()
+            rest = rest - walk(feature[None], threshold[None], found[-1][2][None], points)[0]
         features, thresholds, values = (np.stack(column) for column in zip(*found, strict=True))
         return {"feature": features, "threshold": thresholds, "value": values}
 
-    def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def predict(self, learners: Mapping[str, Values], x: Values) -> Values:
         """Return the values (m, n, outputs) of m learners, each the sum of its trees."""
 
-        def some(group: Mapping[str, Tensor], points: Tensor) -> Tensor:
-            trees = [group[name].flatten(0, 1) for name in ("feature", "threshold", "value")]
-            values: Tensor = walk(trees[0], trees[1], trees[2], points)
-            return values.unflatten(0, tuple(group["feature"].shape[:2])).sum(1)  # type: ignore[no-any-return]
+        def some(group: Mapping[str, Values], points: Values) -> Values:
+            m, trees = group["feature"].shape[:2]
+            feature, threshold, value = (group[name].reshape(m * trees, *group[name].shape[2:]) for name in NAMES)
+            values = walk(feature, threshold, value, points)
+            return values.reshape(m, trees, *values.shape[1:]).sum(axis=1)
 
         trees, _, outputs = learners["value"].shape[1:]
-        return in_chunks(some, learners, x.flatten(1), trees * (8 + outputs))
+        return in_chunks(some, learners, x.reshape(len(x), -1), trees * (8 + outputs))
 
 
-def walk(feature: Tensor, threshold: Tensor, value: Tensor, x: Tensor) -> Tensor:
+def walk(feature: Values, threshold: Values, value: Values, x: Values) -> Values:
     """Return the values (m, n, outputs) of m trees at x (n, features), descending one level at a time for all trees and points."""
+    xp = module_of(x)
     trees, inner = feature.shape
-    rows = torch.arange(len(x), device=x.device)
-    at = torch.zeros((trees, len(x)), dtype=torch.int64, device=x.device)
+    rows, tree = xp.arange(len(x), device=x.device), xp.arange(trees, device=x.device)[:, None]
+    at = xp.zeros((trees, len(x)), dtype=xp.int64, device=x.device)
     for _ in range((inner + 1).bit_length() - 1):
-        seen = x[rows, feature.gather(1, at).long()]
-        at = 2 * at + 1 + (seen > threshold.gather(1, at)).long()
-    leaves = (at - inner)[:, :, None].expand(-1, -1, value.shape[2])
-    return value.gather(1, leaves)
+        seen = x[rows, feature[tree, at]]
+        at = 2 * at + 1 + (seen > threshold[tree, at])
+    return value[tree, at - inner]

@@ -9,42 +9,22 @@ equations (20) and (21).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from algorithms.boosting.fit_options import FitOptions
+from algorithms.boosting.oracle import Learner as Learner
+from algorithms.boosting.oracle import Oracle as Oracle
+from algorithms.boosting.oracle import Target as Target
+from algorithms.boosting.oracle import in_chunks
 from algorithms.boosting.regression import Adam, Diverged, fit_network
 from algorithms.common.checks import check_choice, check_range
 
-#: A packed learner: arrays by name, the same names and shapes for every learner of an oracle.
-Learner = dict[str, NDArray[Any]]
-#: Numbers held in memory at once while learners are evaluated.
-BATCH = 16_000_000
 # The L-infinity oracle minimises the mean squared error over this fraction of the points, the worst ones.
 WORST = 0.1
-
-
-@dataclass(frozen=True)
-class Target:
-    """The target of an oracle: ``values`` (n, outputs) at the points and, where it is known, the ``function`` itself."""
-
-    values: Tensor
-    function: Callable[[Tensor], Tensor] | None = None
-
-
-class Oracle(Protocol):
-    """A weak-learning oracle Q."""
-
-    def fit(self, x: Tensor, target: Target, rng: np.random.Generator) -> Learner:
-        """Return a learner fitted to the target at the points x (n, ...). Raises ``Diverged`` if values become non-finite."""
-
-    def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the values (m, n, outputs) of m learners, stacked along their first axis, at the points x (n, ...)."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +41,6 @@ class NetOptions:
     def __post_init__(self) -> None:
         check_choice("oracle", self.kind, ["l2", "linf", "lipschitz"])
         check_range("sobolev", self.sobolev, 0)
-
-
-def in_chunks(
-    one: Callable[[Mapping[str, Tensor], Tensor], Tensor], learners: Mapping[str, Tensor], x: Tensor, width: int
-) -> Tensor:
-    """Return ``one(learners, x)`` (m, n, outputs), computed in chunks of about ``BATCH`` numbers.
-
-    ``width``: how many numbers one learner needs for one point.
-    """
-    points = max(1, BATCH // width)
-    some = max(1, BATCH // (width * max(1, min(len(x), points))))
-    parts = zip(*(array.split(some) for array in learners.values()), strict=True)
-    groups = [dict(zip(learners, part, strict=True)) for part in parts]
-    return torch.cat([torch.cat([one(group, part) for part in x.split(points)], 1) for group in groups])
 
 
 class NetOracle:
@@ -107,7 +73,8 @@ class NetOracle:
             found: Tensor = torch.vmap(one, in_dims=(0, None))(dict(states), points)
             return found
 
-        return in_chunks(some, learners, x, self.width(x))
+        found: Tensor = in_chunks(some, learners, x, self.width(x))
+        return found
 
     def width(self, x: Tensor) -> int:
         """Return the size of the largest layer output for one point."""
@@ -185,6 +152,7 @@ def combined(oracle: Oracle, learners: list[Learner]) -> Callable[[Tensor], Tens
 
     def values(x: Tensor) -> Tensor:
         stacks = {name: torch.tensor(np.stack([h[name] for h in learners]), device=x.device) for name in learners[0]}
-        return oracle.predict(stacks, x).sum(0)
+        total: Tensor = oracle.predict(stacks, x).sum(0)
+        return total
 
     return values

@@ -1,8 +1,13 @@
-"""A client's data: its samples as tensors, split into training, validation and test sets."""
+"""A client's data: its samples as tensors, or arrays, split into training, validation and test sets."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # a client with trees has its samples as arrays, and does without PyTorch
+    import torch
 
 
 @dataclass(frozen=True)
@@ -12,15 +17,15 @@ class Split:
     ``groups`` (n, G), bool, if measures by group are wanted: whether a sample is of a group; it may be of none.
     """
 
-    x: torch.Tensor
-    y: torch.Tensor
-    groups: torch.Tensor | None = None
+    x: "torch.Tensor"
+    y: "torch.Tensor"
+    groups: "torch.Tensor | None" = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
         return int(self.y.shape[0])
 
-    def to(self, device: torch.device) -> "Split":
+    def to(self, device: "torch.device") -> "Split":
         """Return the split on a device."""
         return Split(self.x.to(device), self.y.to(device), self.groups)  # which only the measures need, in NumPy
 
@@ -39,8 +44,42 @@ class ClientData:
         parts = {id(part): part for part in (self.train, self.validation, self.test)}
         return sum(part.x.nbytes + part.y.nbytes for part in parts.values())
 
-    def to(self, device: torch.device) -> "ClientData":
+    def to(self, device: "torch.device") -> "ClientData":
         """Return all splits on a device; a split that is used in two places stays shared."""
         parts = (self.train, self.validation, self.test)
         moved = {id(part): part.to(device) for part in parts}
         return ClientData(*(moved[id(part)] for part in parts))
+
+
+@dataclass(frozen=True)
+class ArraySplit:
+    """One part of a client's samples as NumPy arrays, like :class:`Split`."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    groups: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.y)
+
+    def tensors(self) -> Split:
+        """Return the same as tensors."""
+        import torch
+
+        return Split(*(None if part is None else torch.from_numpy(part) for part in (self.x, self.y, self.groups)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class ArrayData:
+    """A client's samples as NumPy arrays, like :class:`ClientData`."""
+
+    train: ArraySplit
+    validation: ArraySplit
+    test: ArraySplit
+
+    def tensors(self) -> ClientData:
+        """Return the same as tensors; a split that is used in two places stays shared."""
+        parts = (self.train, self.validation, self.test)
+        made = {id(part): part.tensors() for part in parts}
+        return ClientData(*(made[id(part)] for part in parts))

@@ -8,19 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import exp
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.common.measures import FloatArray, IntArray, auroc, calibration_errors, topk_accuracy
+from algorithms.common.measures import FloatArray, IntArray, calibration_errors, topk_accuracy
 from algorithms.common.modules import outputs_of
 from algorithms.fairness.groups import group_sums
 from clients.base.data import Split
-
-Scores = dict[str, Any]
+from clients.base.scores import Scores as Scores
+from clients.base.scores import binary_scores
 
 # Targets with this value are ignored by torch's cross-entropy.
 IGNORED = -100
@@ -74,18 +72,10 @@ def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def score_binary(model: nn.Module, data: Split) -> Scores:
-    """Return accuracy, loss and auroc over all samples; auroc is omitted if it is undefined (a single class, or NaN).
-
-    A logit of 0 predicts class 0, as ties go to the first class elsewhere. A NaN logit counts as wrong.
-    """
+    """Return accuracy, loss and auroc over all samples (:func:`clients.base.scores.binary_scores`)."""
     logits = outputs_of(model, data.x).reshape(-1)
-    labels, scores = data.y.cpu().numpy(), logits.cpu().double().numpy()
-    right = ((scores > 0) == (labels == 1)) & ~np.isnan(scores)
-    out: Scores = {"accuracy": float(right.mean()), "loss": float(binary_loss(logits, data.y)), "test-samples": len(labels)}
-    if 0 < labels.sum() < len(labels) and not np.isnan(scores).any():
-        out["auroc"] = auroc(scores, labels)
-    likely = logits.abs().double().sigmoid().cpu().numpy()  # the probability of the predicted class
-    return out | _by_group(data, (scores > 0).astype(np.int64), likely, 2)
+    groups = None if data.groups is None else data.groups.numpy()
+    return binary_scores(logits.cpu().double().numpy(), data.y.cpu().numpy(), float(binary_loss(logits, data.y)), groups)
 
 
 BINARY = Objective(binary_loss, score_binary)

@@ -16,7 +16,7 @@ import torch
 from algorithms.common.label_noise import flipped
 from algorithms.common.partitioners import dirichlet_clients, iid, pathological, sorted_share, train_validation_test
 from algorithms.common.seeds import derived_seed, generator
-from clients.base.data import ClientData, Split
+from clients.base.data import ArraySplit, ClientData, Split
 from fedapps.data.images import Images, read_images
 from fedapps.data.options import DataOptions
 from fedapps.data.sample_groups import members, with_groups
@@ -127,7 +127,7 @@ def tensors(images: Images, rows: Indices, scale: Scale | None = None) -> Split:
     if scale is not None:
         x = scale.of(x)
     groups = members(None if images.group is None else images.group[rows], len(images.group_names))
-    return Split(torch.from_numpy(x), torch.from_numpy(images.labels[rows]), groups)
+    return ArraySplit(x, images.labels[rows], groups).tensors()
 
 
 def _pathological(

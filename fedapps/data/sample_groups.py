@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedapps.data.cache import Entry
 from fedapps.data.images import Images
@@ -84,6 +83,6 @@ def with_groups(images: Images, options: DataOptions) -> Images:
     return replace(images, group=np.array(arrays["group"]), group_names=tuple(facts["names"]))
 
 
-def members(group: npt.NDArray[np.int64] | None, count: int) -> torch.Tensor | None:
+def members(group: npt.NDArray[np.int64] | None, count: int) -> npt.NDArray[np.bool_] | None:
     """Return whether each sample (n,) is of each of ``count`` groups, (n, count); None without groups."""
-    return None if group is None else torch.from_numpy(group[:, None] == np.arange(count))
+    return None if group is None else group[:, None] == np.arange(count)

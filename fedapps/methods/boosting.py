@@ -35,9 +35,13 @@ def boosting_client(variant: str) -> ClientFactory:
     """Return a factory of clients that fit the weak learners of a variant of FFGB."""
 
     def build(options: FFGBOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
-        from fedapps.tasks.boosting_oracles import oracle_of
+        from fedapps.tasks.boosting_oracles import learner_of, oracle_of
 
-        data, oracle = task.client_data(client_id, num_clients), oracle_of(task, options, variant)
+        oracle = oracle_of(task, options, variant)
+        # Trees on a table need no PyTorch, but what the clients of FFGB.L check, the Lipschitz constant, does.
+        if learner_of(task, options) == "trees" and hasattr(task, "arrays") and variant != "ffgb-l":
+            return clients.FFGBClient(task.arrays(client_id, num_clients), oracle, task.num_outputs, client_id, store)
+        data = task.client_data(client_id, num_clients)
         return clients.FFGBClient(data, oracle, task.num_outputs, client_id, store, task.objective)
 
     return build

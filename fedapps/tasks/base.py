@@ -1,18 +1,19 @@
 """Base of the tasks with a torch model: one working model per process, the initial model, and a cache of the clients' tensors."""
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from algorithms.common.seeds import derived_seed
 from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData
-from clients.base.training import get_arrays
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
+
+if TYPE_CHECKING:  # imported where it is needed: trees on a table do without
+    import torch
+    from torch import nn
 
 #: Bytes of clients' samples that a process caches as tensors; beyond this, the least recently used are dropped and rebuilt on demand.
 KEPT_BYTES = 2**30
@@ -33,11 +34,15 @@ class TorchTask:
                 )
         self.options = options
         self.context = context
-        self.device = device_of(context.device)
         self._client_data: dict[int, ClientData] = {}
         self._kept_bytes = 0
 
-    def model_fn(self, seed: int) -> nn.Module:
+    @cached_property
+    def device(self) -> "torch.device":
+        """The device of the net and of the clients' tensors. Raises ``UserError`` for one that is not there."""
+        return device_of(self.context.device)
+
+    def model_fn(self, seed: int) -> "nn.Module":
         """Return a newly initialised model on the device."""
         raise NotImplementedError
 
@@ -55,12 +60,12 @@ class TorchTask:
         """Return the data of client ``client`` of ``num_clients``, on any device; deterministic."""
         raise NotImplementedError
 
-    def work_model(self) -> nn.Module:
+    def work_model(self) -> "nn.Module":
         """Return the module shared by the clients of this process for training and evaluation."""
         return self._work_model
 
     @cached_property
-    def _work_model(self) -> nn.Module:
+    def _work_model(self) -> "nn.Module":
         model = self.model_fn(0)
         if self.context.model.head:
             named: Any = model
@@ -69,13 +74,14 @@ class TorchTask:
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the initial model by name."""
+        from algorithms.common.modules import get_arrays
+
         model = self.model_fn(derived_seed(self.context.seed, "model"))
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return a client's training, validation and test samples, on the device."""
-        if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
-            raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
+        client_id = dealt(client_id, num_clients)
         kept = self._client_data
         data = kept.pop(client_id, None)
         if data is None:
@@ -87,7 +93,14 @@ class TorchTask:
         return data
 
 
-def head_of(model: nn.Module, names: str) -> tuple[str, ...]:
+def dealt(client_id: int | str, num_clients: int) -> int:
+    """Return the id of a client to whom data are dealt. Raises ``UserError`` for another one."""
+    if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
+        raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
+    return client_id
+
+
+def head_of(model: "nn.Module", names: str) -> tuple[str, ...]:
     """Return the comma-separated layers of a setting as prefixes of array names. Raises ``UserError`` if one does not exist."""
     head = tuple(f"{name.strip().rstrip('.')}." for name in names.split(","))
     for prefix in head:
@@ -99,8 +112,10 @@ def head_of(model: nn.Module, names: str) -> tuple[str, ...]:
     return head
 
 
-def device_of(name: str) -> torch.device:
+def device_of(name: str) -> "torch.device":
     """Return the device of a setting; ``auto`` is the GPU if one is visible."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():

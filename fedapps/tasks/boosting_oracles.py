@@ -1,4 +1,4 @@
-"""Weak-learning oracles of a run, chosen by the options; scikit-learn's trees; loading and saving of learned functions.
+"""Weak-learning oracles of a run, chosen by the options; loading and saving of learned functions.
 
 A run stores the learned function as ``model.safetensors``: ``load_function(folder)`` reads it.
 """
@@ -8,16 +8,15 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
 
 from algorithms.boosting.additive import Additive
 from algorithms.boosting.additive_values import values_at
-from algorithms.boosting.regression import FitOptions
-from algorithms.boosting.trees import Tree, TreeOracle, full_tree
-from algorithms.boosting.weak_learners import NetOptions, NetOracle, Oracle, RidgeOracle
+from algorithms.boosting.fit_options import FitOptions
+from algorithms.boosting.functional import Values
+from algorithms.boosting.oracle import Oracle
+from algorithms.boosting.trees import TreeOracle
 from fedapps.errors import UserError
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.tabular import Tabular
@@ -30,14 +29,21 @@ PROVED = {"ffgb": "l2", "ffgb-c": "linf", "ffgb-l": "lipschitz"}
 @lru_cache(maxsize=4)
 def oracle_of(task: TorchTask, options: FFGBOptions, method: str) -> Oracle:
     """Return the weak-learning oracle of a run, cached per task and options."""
-    learner = options.learner if options.learner != "auto" else "trees" if isinstance(task, Tabular) else "net"
+    learner = learner_of(task, options)
     if learner == "trees":
-        return TreeOracle(fit_tree, options.trees, options.depth, options.tree_rate)
+        return TreeOracle(options.trees, options.depth, options.tree_rate)
+    from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle  # which need PyTorch
+
     if learner == "ridge":
         return RidgeOracle(options.ridge)
     kind = PROVED[method] if options.oracle == "auto" else options.oracle
     fit = FitOptions(steps=options.fit_steps, learning_rate=options.fit_rate, batch_size=options.fit_batch, clip=0.0)
     return NetOracle(task.model_fn, NetOptions(kind, fit, options.sobolev))
+
+
+def learner_of(task: TorchTask, options: FFGBOptions) -> str:
+    """Return the kind of the learners; ``auto``: trees on tables, nets elsewhere."""
+    return options.learner if options.learner != "auto" else "trees" if isinstance(task, Tabular) else "net"
 
 
 def check_learner(options: FFGBOptions, method: str) -> None:
@@ -46,14 +52,6 @@ def check_learner(options: FFGBOptions, method: str) -> None:
         raise ValueError(f"oracle = 'lipschitz': needs the target as a function, which {method} has not: choose l2 or linf")
     if options.oracle in ("linf", "lipschitz") and options.learner in ("trees", "ridge"):
         raise ValueError(f"oracle = {options.oracle!r}, learner = {options.learner!r}: only nets have it, choose oracle = 'l2'")
-
-
-def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int, rng: np.random.Generator) -> Tree:
-    """Return a regression tree fitted by scikit-learn to x (n, features) and y (n, outputs), as arrays."""
-    from sklearn.tree import DecisionTreeRegressor
-
-    tree = DecisionTreeRegressor(max_depth=depth, random_state=int(rng.integers(2**31))).fit(x, y).tree_
-    return full_tree(tree.children_left, tree.children_right, tree.feature, tree.threshold, tree.value[:, :, 0], depth)
 
 
 # --- learned functions -----------------------------------------------------------------------------------------------
@@ -76,7 +74,7 @@ def save_function(function: Additive, path: Path | str) -> None:
     save_file({name: np.asarray(array, order="C") for name, array in function.to_arrays().items()}, path)
 
 
-def predictor(task: TorchTask, function: Additive, options: FFGBOptions, method: str) -> Callable[[Tensor], Tensor]:
+def predictor(task: TorchTask, function: Additive, options: FFGBOptions, method: str) -> Callable[[Values], Values]:
     """Return x (n, ...) -> values (n, outputs) for a function learned on a task."""
     oracle = oracle_of(task, options, method)
     return lambda x: values_at(function, x, task.num_outputs, oracle.predict)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from algorithms.common.seeds import generator
-from clients.base.data import ClientData
+from clients.base.data import ArrayData, ClientData
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images, read_named
@@ -159,9 +159,13 @@ class SiteTable(Tabular):
         width = sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in self.context.sites.features.values())
         return build_model(self.context.model.name, (1, 1, width), 1, seed).to(self.device)
 
-    def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
+    def arrays(self, client_id: int | str, num_clients: int) -> ArrayData:
         """Return the site's rows, split with a seed that depends on its name, and scaled."""
-        return split_rows(self.rows, 0, self.options, generator(self.context.seed, "split", client_id)).to(self.device)
+        return split_rows(self.rows, 0, self.options, generator(self.context.seed, "split", client_id))
+
+    def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
+        """Return the same as tensors."""
+        return self.arrays(client_id, num_clients).tensors().to(self.device)
 
 
 def site_task(name: str, options: Any, context: RunContext, source: str) -> SiteImages | SiteTable:

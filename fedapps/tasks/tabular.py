@@ -15,25 +15,26 @@ Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcar
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from algorithms.common.partitioners import stratified
 from algorithms.common.seeds import generator
 from algorithms.fairness.groups import Groups
-from clients.base.data import ClientData, Split
-from clients.base.evaluation import BINARY
+from clients.base.data import ArrayData, ArraySplit, ClientData
 from fedapps.data.sample_groups import Grouping, grouping_of, members
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError
-from fedapps.models.image_nets import build_model
-from fedapps.tasks.base import TorchTask
+from fedapps.tasks.base import TorchTask, dealt
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import TabularOptions
+
+if TYPE_CHECKING:  # trees on tables need no PyTorch
+    from torch import nn
+
+    from clients.base.evaluation import Objective
 
 Columns = dict[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -102,13 +103,20 @@ class Tabular(TorchTask):
     """Binary classification with natural clients, in sorted order; if ``num-clients`` is smaller, the first ones are used."""
 
     name = "tabular"
-    objective = BINARY
     num_outputs = 1
 
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)
         self.options: TabularOptions = options
         self.grouping = grouping_of(context.data)
+        self._arrays: dict[int, ArrayData] = {}
+
+    @property
+    def objective(self) -> "Objective":
+        """The loss and the scores of one logit."""
+        from clients.base.evaluation import BINARY
+
+        return BINARY
 
     @property
     def from_clients(self) -> str:
@@ -143,20 +151,29 @@ class Tabular(TorchTask):
             self.client_data(client, num_clients)
         self.initial_arrays()
 
-    def model_fn(self, seed: int) -> nn.Module:
+    def model_fn(self, seed: int) -> "nn.Module":
         """Return a newly initialised model with one logit."""
+        from fedapps.models.image_nets import build_model
+
         chosen = self.context.model
         return build_model(chosen.name, (1, 1, len(self.table(1).features)), 1, seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return the rows of a client, split and scaled."""
+        """Return the rows of a client as tensors."""
+        return self.arrays(client, num_clients).tensors()
+
+    def arrays(self, client_id: int | str, num_clients: int) -> ArrayData:
+        """Return the rows of a client, split and scaled, for a method that needs no tensors."""
+        client = dealt(client_id, num_clients)
         table, o = self.table(num_clients), self.options
         if client >= len(table.clients):
             raise UserError(f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so many nodes")
-        return split_rows(table, client, o, generator(self.context.seed, "split", client))
+        if client not in self._arrays:
+            self._arrays[client] = split_rows(table, client, o, generator(self.context.seed, "split", client))
+        return self._arrays[client]
 
 
-def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator) -> ClientData:
+def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator) -> ArrayData:
     """Return the rows of the client at position ``place``, split at random and scaled. Raises ``UserError`` if they are too few."""
     x, y = table.x[place], table.y[place]
     needed = 3 if options.validation else 2
@@ -167,10 +184,10 @@ def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random
             f"data needs one of both: name it in tabular.drop-clients"
         )
     rows = stratified(y, rng, options.test, options.validation)
-    inputs, labels = torch.tensor(standardised(x, table.scaled, rows[0]), dtype=torch.float32), torch.tensor(y)
+    inputs = standardised(x, table.scaled, rows[0]).astype(np.float32)
     group = members(table.group[place] if table.group else None, len(table.group_names))
-    train, validation, test = (Split(inputs[part], labels[part], None if group is None else group[part]) for part in rows)
-    return ClientData(train, validation if options.validation else train, test)
+    train, validation, test = (ArraySplit(inputs[part], y[part], None if group is None else group[part]) for part in rows)
+    return ArrayData(train, validation if options.validation else train, test)
 
 
 def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64]) -> Floats:

@@ -5,18 +5,21 @@ import sys
 import pytest
 
 from benchmarks.small_devices import measure
-from tests.fedapps.test_imports import LATE
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["fedfw:lasso", "fedfw-plus:matrix-completion", "dfw-trace:matrix-completion", "fedboost:point-mass", "aflboost:unigram"]
+HEAVY = {"torch", "scipy", "sklearn", "pandas", "datasets", "matplotlib", "PIL", "ray"}
+SMALL = [
+    *("fedfw:lasso", "fedfw-plus:matrix-completion", "dfw-trace:matrix-completion", "fedboost:point-mass", "aflboost:unigram"),
+    *("ffgb:tabular", "ffgb-c:tabular"),
+]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("job", SMALL)
 def test_a_client_without_a_net_answers_a_training_message_without_what_nets_need(job, tmp_path):
     found = measure(job, tmp_path)
-    assert LATE & set(found["modules"]) == set()
+    assert HEAVY & set(found["modules"]) == set()
     assert found["peak"] < 150  # MB; with PyTorch 600
     assert found["up"] > 0
 

@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.boosting import functional
+from algorithms.boosting import lipschitz
 from algorithms.boosting.functional import (
     LOSSES,
-    LipschitzExtension,
     Plan,
     boost,
     check_labels,
     coded,
-    least_lipschitz,
-    lipschitz_constant,
 )
+from algorithms.boosting.lipschitz import LipschitzExtension, least_lipschitz, lipschitz_constant
 from algorithms.boosting.step_sizes import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
 
 
@@ -159,7 +157,7 @@ def test_ffgb_l_is_the_printed_recursion():
 
 @pytest.mark.parametrize("block", [7, 4_000_000])
 def test_the_extension_is_the_printed_minimum(block, monkeypatch):
-    monkeypatch.setattr(functional, "BLOCK", block)
+    monkeypatch.setattr(lipschitz, "BLOCK", block)
     x, y, points = randn(20, 3), randn(20, 2, seed=1), randn(11, 3, seed=2)
     u = LipschitzExtension(x, y, 1.7)
     wanted = [[min(float(y[j, c] + 1.7 * (p - x[j]).norm()) for j in range(20)) for c in range(2)] for p in points]
@@ -180,7 +178,7 @@ def test_it_passes_through_labels_that_are_lipschitz_and_has_no_steeper_slope():
 
 @pytest.mark.parametrize("block", [13, 4_000_000])
 def test_the_least_constant_by_brute_force(block, monkeypatch):
-    monkeypatch.setattr(functional, "BLOCK", block)
+    monkeypatch.setattr(lipschitz, "BLOCK", block)
     x, y = randn(15, 4), randn(15, 3, seed=1)
     slopes = {(i, j): float((y[i] - y[j]).abs().max() / (x[i] - x[j]).norm()) for i in range(15) for j in range(15) if i != j}
     worst = max(slopes, key=slopes.get)
@@ -199,3 +197,13 @@ def test_equal_points_with_different_labels_have_no_constant():
     with pytest.raises(ValueError, match="samples 1 and 2 are the same point with different labels"):
         lipschitz_constant(x, y, 0.0)
     assert least_lipschitz(x[:1], y[:1])[0] == 0
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_arrays_are_treated_as_tensors_are(loss, outputs):
+    values, labels = randn(9, outputs) * 40, torch.arange(9) % max(2, outputs)  # large values: nothing overflows
+    for name in ("gradient", "mean"):
+        ours, theirs = (getattr(LOSSES[loss], name)(*pair) for pair in ((values.numpy(), labels.numpy()), (values, labels)))
+        assert ours.dtype == np.float32
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

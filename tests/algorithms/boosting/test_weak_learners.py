@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import nn
 
-from algorithms.boosting import weak_learners
+from algorithms.boosting import oracle as oracles
 from algorithms.boosting.regression import Diverged, FitOptions
 from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle, Target, combined, gradient_gap, points_between
 from tests.helpers import small_net
@@ -34,7 +34,7 @@ def conv_net(seed):
 
 @pytest.mark.parametrize("batch", [16_000_000, 5])
 def test_networks_side_by_side_are_networks_one_by_one(batch, monkeypatch):
-    monkeypatch.setattr(weak_learners, "BATCH", batch)
+    monkeypatch.setattr(oracles, "BATCH", batch)
     oracle, x = NetOracle(conv_net), torch.randn(11, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     nets = [conv_net(seed).eval() for seed in range(5)]
     learners = [{name: t.numpy() for name, t in net.state_dict().items()} for net in nets]

@@ -1,5 +1,7 @@
 """Weak learners of a run: trees against scikit-learn's own, the oracle that options name, functions that come back from a folder."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,13 @@ from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 from algorithms.boosting.functional import LOSSES
-from algorithms.boosting.trees import TreeOracle, walk
+from algorithms.boosting.trees import TreeOracle, fit_tree, walk
 from algorithms.boosting.weak_learners import NetOracle, RidgeOracle, Target
 from fedapps.assembly import build_strategy, build_task
 from fedapps.cli import main
 from fedapps.errors import UserError
 from fedapps.settings import read_settings
-from fedapps.tasks.boosting_oracles import fit_tree, load_function, oracle_of, predictor, save_function
+from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor, save_function
 from fedapps.toml_text import read_toml
 
 
@@ -34,21 +36,49 @@ def no_report(monkeypatch):
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
 
 
-@pytest.mark.parametrize("depth", [1, 3, 7])
-def test_a_tree_predicts_what_scikit_learns_does(depth):
-    x, y = table()
-    feature, threshold, value = fit_tree(x, y, depth, np.random.default_rng(1))
+@pytest.mark.parametrize("depth", [1, 3, 5])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_tree_predicts_what_scikit_learns_does(depth, outputs):
+    x, y = table(n=2000, outputs=outputs)  # nodes of many samples: no two splits of them are equally good
+    feature, threshold, value = fit_tree(x, y, depth)
     assert feature.shape == threshold.shape == (2**depth - 1,)
-    seed = int(np.random.default_rng(1).integers(2**31))
-    reference = DecisionTreeRegressor(max_depth=depth, random_state=seed).fit(x, y)
+    reference = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(x, y)
     unseen = np.concatenate([x, table(seed=1)[0], (x[:1] + x[1:]) / 2])
-    found = walk(*(torch.tensor(a)[None] for a in (feature, threshold, value)), torch.tensor(unseen))
-    np.testing.assert_allclose(found[0], reference.predict(unseen), atol=1e-12)
+    found = walk(*(a[None] for a in (feature, threshold, value)), unseen)
+    np.testing.assert_allclose(found[0], reference.predict(unseen).reshape(len(unseen), -1), atol=1e-12)
+
+
+def test_a_split_is_the_best_of_all():
+    """Brute force over features and thresholds; the tie between two equal features goes to the first."""
+    x, y = table(n=30)
+    x = np.concatenate([x, x[:, :1]], 1)
+
+    def error(feature, threshold):
+        sides = (y[x[:, feature] <= threshold], y[x[:, feature] > threshold])
+        return sum(np.square(side - side.mean(0)).sum() for side in sides if len(side))
+
+    (feature,), (threshold,), _ = fit_tree(x, y, 1)
+    candidates = [(k, (low + high) / 2) for k in range(6) for low, high in itertools.pairwise(np.unique(x[:, k]))]
+    assert error(feature, threshold) == pytest.approx(min(error(*one) for one in candidates))
+    (feature,), (threshold,), _ = fit_tree(x[:, [0, 5]], x[:, :1].astype(float), 1)
+    assert feature == 0
+
+
+def test_trees_on_arrays_are_trees_on_tensors():
+    x, y = table()
+    oracle, rng = TreeOracle(3, 3, 0.5), np.random.default_rng(0)
+    one, other = oracle.fit(x, Target(y), rng), oracle.fit(torch.tensor(x), Target(torch.tensor(y)), rng)
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name])
+    stacked = {name: np.stack([array, array]) for name, array in one.items()}
+    found = oracle.predict(stacked, x)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, oracle.predict({name: torch.tensor(a) for name, a in stacked.items()}, torch.tensor(x)))
 
 
 def test_a_tree_that_stops_early_fills_its_layout():
     x, y = np.array([[0.0], [1.0]], np.float32), np.array([[2.0], [5.0]])
-    trees = [fit_tree(x, y, 4, np.random.default_rng(0)), fit_tree(x, 0 * y + 3, 4, np.random.default_rng(0))]
+    trees = [fit_tree(x, y, 4), fit_tree(x, 0 * y + 3, 4)]
     for tree, wanted in zip(trees, ([2.0, 5.0], [3.0, 3.0]), strict=True):
         found = walk(*(torch.tensor(a)[None] for a in tree), torch.tensor([[-9.0], [9.0]]))
         np.testing.assert_allclose(found[0, :, 0], wanted)
@@ -60,7 +90,7 @@ def test_boosted_trees_are_scikit_learns_gradient_boosting():
     reference = GradientBoostingRegressor(
         n_estimators=8, max_depth=3, learning_rate=0.4, init="zero", criterion="squared_error", random_state=0
     ).fit(x, y[:, 0])
-    oracle = TreeOracle(fit_tree, trees=8, depth=3, rate=0.4)
+    oracle = TreeOracle(trees=8, depth=3, rate=0.4)
     learner = oracle.fit(torch.tensor(x), Target(torch.tensor(y)), np.random.default_rng(0))
     found = oracle.predict(side_by_side([learner, learner]), torch.tensor(x))
     np.testing.assert_allclose(found[0, :, 0], reference.predict(x), atol=1e-5)
@@ -74,7 +104,7 @@ def test_one_client_with_trees_is_gradient_boosting():
 
     x, y = table(outputs=1)
     labels = torch.tensor(y[:, 0] > 0).long()
-    oracle, loss = TreeOracle(fit_tree, depth=2), LOSSES["cross-entropy"]
+    oracle, loss = TreeOracle(depth=2), LOSSES["cross-entropy"]
 
     def fit(target):
         learner = oracle.fit(torch.tensor(x), Target(target), np.random.default_rng(0))

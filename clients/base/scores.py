@@ -1,0 +1,33 @@
+"""Scores of clients that need no PyTorch, and the names under which a client reports two models."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.measures import auroc
+from algorithms.fairness.groups import group_sums
+
+Scores = dict[str, Any]
+
+
+def as_global(scores: Scores) -> dict[str, float]:
+    """Return accuracy and loss under the names for the global model (personalised methods report both models)."""
+    return {"global-accuracy": scores["accuracy"], "global-loss": scores["loss"]}
+
+
+def binary_scores(
+    logits: NDArray[np.float64], labels: NDArray[np.int64], loss: float, groups: NDArray[np.bool_] | None
+) -> Scores:
+    """Return accuracy, loss and auroc of logits (n,) of label 1; auroc is omitted if it is undefined (a single class, or NaN).
+
+    A logit of 0 predicts class 0, as ties go to the first class elsewhere. A NaN logit counts as wrong.
+    """
+    right = ((logits > 0) == (labels == 1)) & ~np.isnan(logits)
+    out: Scores = {"accuracy": float(right.mean()), "loss": loss, "test-samples": len(labels)}
+    if 0 < labels.sum() < len(labels) and not np.isnan(logits).any():
+        out["auroc"] = auroc(logits, labels)
+    if groups is None:
+        return out
+    likely = 0.5 + 0.5 * np.tanh(0.5 * np.abs(logits))  # the probability of the predicted class
+    return out | {"group-sums": group_sums(labels, (logits > 0).astype(np.int64), likely, groups, 2).ravel().tolist()}
