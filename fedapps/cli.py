@@ -96,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
     run.add_argument("--workers", type=int, metavar="N", help="one-CPU worker processes (ray; default: the CPUs of the machine)")
+    run.add_argument(
+        "--node-per-client",
+        action="store_true",
+        help="a Flower node of its own for every client, instead of one a worker that clients share: same numbers, slower (ray)",
+    )
     run.add_argument("--port", type=int, help="port of the run's own SuperLink on 127.0.0.1 (ray; default: a free one)")
     run.add_argument(
         "--no-wall",

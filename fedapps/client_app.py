@@ -13,6 +13,7 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from clients.base.adapter import to_client_app
+from fedapps.engines.node_app import answer_for_many
 
 
 def client_fn(context: Context) -> NumPyClient:
@@ -31,4 +32,4 @@ def check(context: Context) -> None:
         check_data(context)
 
 
-app = to_client_app(client_fn, writable=False, check=check)
+app = answer_for_many(to_client_app(client_fn, writable=False, check=check))

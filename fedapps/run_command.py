@@ -110,10 +110,11 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
     if warning:
         print(f"fedapps: {warning}", file=sys.stderr)
     progress.note("starting Flower and Ray")
+    clients, share = settings.num_clients, arguments.gpus_per_client
     outcome = flower.run_simulation(
         None,
         settings.flat(),
-        num_nodes=settings.num_clients,
+        num_nodes=clients if arguments.node_per_client else flower.nodes_for(clients, 1, share, arguments.workers),
         gpus_per_client=arguments.gpus_per_client,
         ray_cpus=arguments.workers,
         port=arguments.port,

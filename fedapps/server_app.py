@@ -14,6 +14,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedapps.engines.fast_polling import PollingGrid
+from fedapps.engines.node_grid import shared
 from fedapps.results.report import write_report
 from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
@@ -30,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         settings = with_folder(replace(settings, checkpoint_every=0), Path.home() / "fedapps-results" / str(context.run_id))
     if hasattr(grid, "pull_interval"):
         grid.pull_interval = 0.01  # the simulation's grid polls for replies every 0.1 s, which is most of a short round
+        grid = shared(grid, settings.num_clients)
     else:
         grid, settings = PollingGrid(grid), settings.deployed()
     try:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from algorithms.common.mirror import MIRRORS
 from algorithms.common.options import option
-from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
 from strategies.base.records import to_record
+from strategies.base.roster import ClientId
 from strategies.fedboost import FedBoost, FedBoostOptions, Floats, PredictorLibrary, Reply
 
 
@@ -44,7 +45,7 @@ class AFLBoost(FedBoost):
         self.lambda_options: AFLBoostOptions = options or AFLBoostOptions()
         super().__init__(library, self.lambda_options, seed, **kwargs)
         self.domains: list[ClientId] = []
-        self._names: dict[int, ClientId] = {}
+        self._names: Mapping[int, ClientId] = {}
         self.lambda_: Floats = np.zeros(0)
         self.lambda_average: Floats = np.zeros(0)
 

@@ -23,7 +23,7 @@ atoms; here x is sent, so that a client may come and go.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
@@ -40,9 +40,10 @@ from algorithms.frank_wolfe.atoms import Float64
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.power_iteration import PowerIteration
 from algorithms.frank_wolfe.steps import move
-from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
+from strategies.base.roster import ClientId
 from strategies.families.consensus import Constrained
 
 VECTOR, GAP = "vector", "gap-estimate"
@@ -71,7 +72,7 @@ class DFWTrace(Constrained):
         self._inner = 0.0
         self._answered: set[ClientId] = set()
         self._lost: dict[ClientId, int] = {}
-        self._ids: dict[int, ClientId] = {}
+        self._ids: Mapping[int, ClientId] = {}
         self._called: list[ClientId] = []
 
     def configure_step(

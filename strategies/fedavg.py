@@ -146,7 +146,7 @@ class FedAvg(FlowerFedAvg):
     def _weight(self, content: RecordDict) -> float:
         return float(metrics_of(content)[self.weighted_by_key]) if self.weights == "samples" else 1.0
 
-    def _sample(self, grid: Grid, server_round: int, kind: str) -> list[int]:
+    def _sample(self, grid: Grid, server_round: int, kind: str) -> Sequence[int]:
         """Return the nodes of a phase, by its fraction and minima, once there are enough; none if the fraction is 0."""
         train = kind == MessageType.TRAIN
         fraction = self.fraction_train if train else self.fraction_evaluate

@@ -12,7 +12,7 @@ The reply holds the energy gradients at x (M, ...) and ``log e`` (M,), in this o
 ``strategies.families.sample_sets``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
@@ -28,9 +28,10 @@ from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
 from strategies.base.capabilities import Capabilities, Named
-from strategies.base.client_grid import ClientId, clients_of
+from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
 from strategies.base.records import to_record
+from strategies.base.roster import ClientId
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
@@ -80,7 +81,7 @@ class FedEvg(Synthetic):
         self.options = options or FedEvgOptions()
         self.shape = tuple(shape)
         self._x: NDArray[np.float32] = np.zeros((0,), np.float32)
-        self._names: dict[int, ClientId] = {}
+        self._names: Mapping[int, ClientId] = {}
         self._num_rounds = 1
 
     # --- privacy: the update is e_i grad E_i, which includes the weights -----------------------------------------

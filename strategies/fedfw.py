@@ -16,7 +16,7 @@ the mean over all of them, and the mean of the y_i is sent. A client whose reply
 left out of the means after ``PATIENCE`` lost replies in a row, until it answers again. Derivation: ``docs/fedfw.md``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
@@ -33,9 +33,10 @@ from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, automatic_lambda_0, dual_step, server_step, server_step_partial
-from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
+from strategies.base.roster import ClientId
 from strategies.families.consensus import Constrained
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
@@ -71,7 +72,7 @@ class _Round:
 
     x_bar: Array = field(default_factory=lambda: np.zeros(0))
     etas: Sequence[float] = ()
-    ids: dict[int, ClientId] = field(default_factory=dict)  # all connected clients, by node
+    ids: Mapping[int, ClientId] = field(default_factory=dict)  # all connected clients, by node
     asked: list[ClientId] = field(default_factory=list)
     resync: list[ClientId] = field(default_factory=list)
 

@@ -19,7 +19,7 @@ arrays; its next message holds the whole function. Evaluation does not change th
 depend on it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
@@ -36,9 +36,10 @@ from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
+from strategies.base.roster import ClientId
 from strategies.fedavg import FedAvg
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")
@@ -109,7 +110,7 @@ class FFGB(FedAvg):
         self._record: dict[str, Array] = {}  # the blocks as arrays of the model, each converted once
         self._holds: dict[ClientId, int] = {}  # the version of the values that a client caches
         self._unscored: set[ClientId] = set()  # clients that did not answer the last evaluation: they may have lost their values
-        self._names: dict[int, ClientId] = {}
+        self._names: Mapping[int, ClientId] = {}
         self._learners_sent = 0
         self.models_sent: dict[str, int] = {}
 

@@ -94,6 +94,19 @@ def run_simulation(
     return outcome
 
 
+def nodes_for(num_clients: int, cpus_per_client: int, gpus_per_client: float, ray_cpus: int | None) -> int:
+    """Return how many nodes the clients of a simulation share: as many as run at a time, so that each worker gets one message."""
+    cores = os.cpu_count() or 1
+    at_once = min(32, cores + 4)  # threads that Flower feeds its workers with
+    if os.environ.get("RAY_ADDRESS", "local") == "local":  # otherwise what the cluster has is not known here
+        at_once = min(at_once, (ray_cpus or cores) // cpus_per_client)
+        if gpus_per_client > 0:
+            import torch  # imported here: it takes seconds, and a run on CPUs does not need it
+
+            at_once = min(at_once, int(torch.cuda.device_count() / gpus_per_client))
+    return min(num_clients, max(1, at_once))
+
+
 def wall_wanted(refused: bool = False) -> tuple[bool, str]:
     """Return whether a simulation shall run behind a wall, and a warning for the user, or ""."""
     joins = os.environ.get("RAY_ADDRESS", "local") != "local"

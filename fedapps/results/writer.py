@@ -1,7 +1,8 @@
 """Write a run's folder during the run: settings.toml, rounds.jsonl, clients.csv, weights.csv, curves.json, summary.json, the model.
 
 Every file is complete after every round, so that an interrupted run can be read, reported and resumed. ``bytes-up`` and ``bytes-down``
-count the training phases (the method's cost); evaluation is counted separately.
+count the training phases (the method's cost); evaluation is counted separately. They are what clients with nodes of their own would
+send; where clients share nodes, ``travelled-up`` and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
 """
 
 import csv
@@ -25,6 +26,7 @@ from fedapps.results.reader import read_table
 from fedapps.results.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
 from strategies.base.capabilities import DecidingWeights, SpendingPrivacy, counted_models, own_measures, replies_of
+from strategies.base.client_grid import Exchange
 from strategies.base.records import most_common
 from strategies.base.rounds import Round
 
@@ -96,6 +98,7 @@ class Recorder:
             "train": {**(now.train_metrics or {})},
             "bytes-up": now.trained.bytes_up,
             "bytes-down": now.trained.bytes_down,
+            **_travelled("", now.trained),
             "seconds": round(now.seconds, 4),
             **self._models(now),
             **({"capped": now.trained.capped} if now.trained.capped else {}),
@@ -110,6 +113,7 @@ class Recorder:
                 if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
                     row["evaluate"][f"{name}-weighted"] = value
             row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
+            row |= _travelled("evaluate-", now.evaluated)
             self._write_clients(now.evaluated.metrics)
             if self.groups is not None:
                 gaps, left_out = write_groups(self.folder / "groups.csv", self.groups, now.evaluated.metrics)
@@ -205,6 +209,18 @@ class Recorder:
         with partial.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(kept)
         partial.replace(path)
+
+
+def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
+    """Return what went to nodes and back in a phase, if it is not what the clients sent and received."""
+    if exchange.travel is None:
+        return {}
+    facts = {
+        "travelled-up": exchange.travel.up,
+        "travelled-down": exchange.travel.down,
+        "node-messages": exchange.travel.messages,
+    }
+    return {prefix + name: value for name, value in facts.items()}
 
 
 MODELS = ("models-up", "models-down")

@@ -167,7 +167,8 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ende
             settings = read_settings({**run.config, "out": str(run.folder), "resume": resume})
             prepare_folder(settings, overwrite=not resume)
             outcome = flower.run_simulation(
-                None, settings.flat(), num_nodes=settings.num_clients, gpus_per_client=gpus_per_client,
+                None, settings.flat(), num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None),
+                gpus_per_client=gpus_per_client,
                 log_path=run.folder / "run.log", ended=_ended(run.folder), walled=walled,
             )  # fmt: skip
         except (UserError, RunFailed) as error:

@@ -16,7 +16,7 @@ but a simulation is not repeatable.
 import logging
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from algorithms.common.seeds import generator
 from strategies.base.messages import content_bytes, metrics_of
 from strategies.base.reply_validation import Rules, UpdateBound
+from strategies.base.roster import ClientId, KnowingClients, Packing, Travel
 from strategies.base.weights import capped
 
-ClientId = int | str
 IDENTITY = f"{MessageType.QUERY}.identity"
 LATECOMER_TIMEOUT = 60.0  # seconds that a run waits for the identity of a node that connects after the start
 LONGEST_NAME, LONGEST_FAULT = 100, 500
@@ -54,7 +54,7 @@ class Failure:
 class Exchange:
     """Record of one phase: bytes of message contents, ids and metrics of the clients with a valid reply, and the failures.
 
-    ``capped``: clients whose weight was lowered.
+    ``capped``: clients whose weight was lowered. ``travel``: what went to nodes and back, where many clients share one.
     """
 
     kind: str = ""
@@ -64,6 +64,7 @@ class Exchange:
     capped: list[ClientId] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
+    travel: Travel | None = None
 
 
 class ClientGrid(Grid):
@@ -97,14 +98,14 @@ class ClientGrid(Grid):
         self._ids: dict[int, ClientId] = {}
         self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
         self._unfit: set[int] = set()  # nodes that report that they cannot take part
-        self._active: list[int] | None = None
+        self._active: Sequence[int] | None = None
         self._announced: dict[int, int] = {}  # how many clients there are, as the nodes say
         self._met = False  # whether the start is over
         self._mute = False  # whether the app of the nodes has no answer to the question who they are
 
     # --- identity -----------------------------------------------------------------------------------------------
 
-    def wait(self, minimum: int = 0) -> list[int]:
+    def wait(self, minimum: int = 0) -> Sequence[int]:
         """Wait until all nodes, or ``minimum`` of them if it is given, are connected and identified; return all that are.
 
         Raises ``TimeoutError`` after ``start_timeout`` seconds.
@@ -124,10 +125,14 @@ class ClientGrid(Grid):
 
     def _expected(self) -> int:
         # The median: a single node that tells a wrong number must neither end the run nor start it too early.
+        if isinstance(self.grid, KnowingClients):
+            return self.num_clients or len(self.grid.known_clients())
         return self.num_clients or (statistics.median_low(self._announced.values()) if self._announced else 1)
 
-    def _connected(self) -> list[int]:
+    def _connected(self) -> Sequence[int]:
         """Return the connected nodes that have a name, sorted by it; asks new nodes for their identity."""
+        if isinstance(self.grid, KnowingClients):
+            return self.grid.known_clients().nodes
         nodes = list(self.grid.get_node_ids())
         unknown = sorted(node for node in nodes if node not in self._ids and node not in self._unfit)
         if unknown:
@@ -205,19 +210,22 @@ class ClientGrid(Grid):
 
     def client_id(self, node_id: int) -> ClientId:
         """Return the stable id of a node (its node id while it is unknown)."""
-        return self._ids.get(node_id, node_id)
+        known = self.grid.known_clients() if isinstance(self.grid, KnowingClients) else self._ids
+        return known.get(node_id, node_id)
 
     @property
-    def clients(self) -> dict[int, ClientId]:
+    def clients(self) -> Mapping[int, ClientId]:
         """Node -> id of every connected client, sampled or not, sorted by id."""
+        if isinstance(self.grid, KnowingClients):
+            return self.grid.known_clients()
         return {node: self._ids[node] for node in self._connected()}
 
     @property
     def client_ids(self) -> list[ClientId]:
         """The ids of the connected clients, sorted."""
-        return [self._ids[node] for node in self._connected()]
+        return list(self.clients.values())
 
-    def sample(self, server_round: int, num_clients: int, purpose: str = "sampling") -> list[int]:
+    def sample(self, server_round: int, num_clients: int, purpose: str = "sampling") -> Sequence[int]:
         """Return the nodes of ``num_clients`` clients (all if there are fewer), sampled with the seed for this round and purpose."""
         nodes = self._connected()
         if num_clients >= len(nodes):
@@ -234,7 +242,7 @@ class ClientGrid(Grid):
         """Let ``get_node_ids`` return every client again."""
         self._active = None
 
-    def get_node_ids(self) -> list[int]:
+    def get_node_ids(self) -> Sequence[int]:
         """Return the sampled nodes while a training phase is being configured, else all; sorted by client id."""
         return self._connected() if self._active is None else list(self._active)
 
@@ -250,6 +258,7 @@ class ClientGrid(Grid):
                 sizes[id(message.content)] = content_bytes(message.content)
             exchange.bytes_down += sizes[id(message.content)]
         replies = list(self.grid.send_and_receive(sent, timeout=timeout)) if sent else []
+        exchange.travel = self.grid.travel if sent and isinstance(self.grid, Packing) else None
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
         valid: list[tuple[ClientId, Message]] = []
         dead: list[Failure] = []
@@ -316,7 +325,7 @@ class ClientGrid(Grid):
         return self.grid.pull_messages(message_ids)
 
 
-def clients_of(grid: Grid) -> dict[int, ClientId]:
+def clients_of(grid: Grid) -> Mapping[int, ClientId]:
     """Return node -> id of every connected client; on another kind of grid the id is the node id."""
     return grid.clients if isinstance(grid, ClientGrid) else {node: node for node in sorted(grid.get_node_ids())}
 

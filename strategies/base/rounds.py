@@ -136,7 +136,7 @@ def run_rounds(
         if score is not None:
             result.evaluate_metrics_serverapp[0] = score
     client_grid.wait()
-    log(INFO, "Rounds %d to %d with %d clients", first_round, num_rounds, len(client_grid.client_ids))
+    log(INFO, "Rounds %d to %d with %d clients", first_round, num_rounds, len(client_grid.clients))
     for number in range(first_round, num_rounds + 1):
         log(INFO, "[ROUND %s/%s]", number, num_rounds)
         round_began = time.monotonic()

@@ -21,7 +21,7 @@ is negative or not finite is left out.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,8 +38,9 @@ from algorithms.common.options import Options, option
 from algorithms.fairness.rule import WeightRule, check_cap
 from algorithms.fairness.simplex import bounded, normalise
 from strategies.base.capabilities import Capabilities, declarer, load_state, require_declaration, state_of
-from strategies.base.client_grid import ClientId, clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
 from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
+from strategies.base.roster import ClientId
 from strategies.base.updates import moved, updates
 from strategies.base.weights import weight_key, with_weight
 from strategies.base.wrapper import Wrapper
@@ -127,7 +128,7 @@ class Reweighting(Wrapper):
         self.rule: WeightRule | None = None
         self._away: dict[ClientId, int] = {}  # rounds in a row without a connection
         self._met = 0  # the last round in which these were counted
-        self._names: dict[int, ClientId] = {}
+        self._names: Mapping[int, ClientId] = {}
         self._sent = ArrayRecord()
 
     # --- hooks ---------------------------------------------------------------------------------------------------

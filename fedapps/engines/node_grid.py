@@ -1,0 +1,258 @@
+"""A Grid of many clients behind few nodes: what goes to the clients of a node goes in one message (client half: ``node_app``).
+
+Flower pays some milliseconds for every message, and sends a client's whole state both ways with it. Here a simulation has as many
+nodes as workers, and the clients of a round are dealt to them so that all have the same number of samples to work on, as far as it is
+known from earlier replies. A message holds the shared model once, and beside it what differs; it is cut where it, or the replies to
+it, would exceed ``most_bytes``. Whoever uses the grid sees clients: their messages, replies, failures. Any node can run any client:
+the state that a client keeps in its context stays here and travels when it is not empty.
+"""
+
+import heapq
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from logging import INFO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from fedapps.engines.node_app import FIRST_NODE
+from fedapps.engines.packing import MANY, Part, pack, unpack
+from strategies.base.client_grid import IDENTITY
+from strategies.base.messages import content_bytes, trains
+from strategies.base.roster import Numbered, Travel
+
+#: Most bytes of a message, or of what is expected in return: enough to hide what a message costs, little beside a worker's memory.
+MOST_BYTES = 32 * 2**20
+
+
+class NodeGrid(Grid):
+    """``num_clients`` virtual clients behind ``nodes`` of ``grid``, whose app answers for many (``answer_for_many``)."""
+
+    def __init__(self, grid: Grid, num_clients: int, nodes: Sequence[int], most_bytes: int = MOST_BYTES) -> None:
+        self.grid, self.nodes, self.most_bytes = grid, sorted(nodes), most_bytes
+        self.roster = Numbered(FIRST_NODE, num_clients)
+        #: What travelled in the last phase.
+        self.travel = Travel()
+        #: States of the clients that keep one in their context.
+        self.states: dict[int, RecordDict] = {}
+        self._samples = np.zeros(num_clients, np.float32)  # of the clients that have replied
+
+    def known_clients(self) -> Numbered:
+        """Return all clients: none has to be asked who it is."""
+        return self.roster
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids of the virtual clients."""
+        return self.roster.nodes
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send clients' messages in packages and return the clients' replies that arrive within ``timeout`` seconds."""
+        packages = self._packages(list(messages))
+        sent = [package for package, _ in packages]
+        replies = {reply.metadata.reply_to_message_id: reply for reply in self.grid.send_and_receive(sent, timeout=timeout)}
+        down, up = sum(_bytes(package.content) for package in sent), 0
+        out: list[Message] = []
+        for package, inside in packages:
+            reply = replies.get(package.metadata.message_id)
+            if reply is not None:
+                up += 0 if reply.has_error() else _bytes(reply.content)
+                out += self._opened(inside, reply)
+        self.travel = Travel(len(sent), down, up)
+        return out
+
+    # --- packing -------------------------------------------------------------------------------------------------
+
+    def _packages(self, messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
+        """Return the packages for the nodes, each with the messages inside."""
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+        clients = [self._client(message) for message in messages]
+        shares = deal(clients, self._costs(clients), len(self.nodes))
+        out = []
+        for node, share in zip(self.nodes, shares, strict=True):
+            for chunk in self._chunks([messages[place] for place in share]):
+                content = pack((self._part(message) for message in chunk), **{"num-clients": len(self.roster)})
+                group = chunk[0].metadata.group_id
+                out.append((Message(content, node, MANY, ttl=chunk[0].metadata.ttl, group_id=group), chunk))
+        return out
+
+    def _client(self, message: Message) -> int:
+        return int(self.roster[message.metadata.dst_node_id])
+
+    def _part(self, message: Message) -> Part:
+        client = self._client(message)
+        facts = {"client": client, "type": message.metadata.message_type, "group": message.metadata.group_id}
+        return Part(facts, message.content, self.states.get(client))
+
+    def _costs(self, clients: Sequence[int]) -> list[float]:
+        """Return what each client is expected to cost: its samples, or the mean of the others if they are not known."""
+        known = self._samples[clients].astype(float)
+        usual = known[known > 0].mean() if (known > 0).any() else 1.0
+        return [float(cost) for cost in np.where(known > 0, known, usual)]
+
+    def _chunks(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
+        """Cut a node's messages where the package, or the replies to it, would exceed ``most_bytes``."""
+        chunk: list[Message] = []
+        load, answers = _Load(), 0
+        for message in messages:
+            contents = [message.content, *([state] if (state := self.states.get(self._client(message))) else [])]
+            returned = sum(load.whole(content) for content in contents[0 if trains(message) else 1 :])
+            most = max(load.bytes + sum(load.more(content) for content in contents), answers + returned)
+            if chunk and most > self.most_bytes:
+                yield chunk
+                chunk, load, answers = [], _Load(), 0
+            for content in contents:
+                load.add(content)
+            answers += returned
+            chunk.append(message)
+        if chunk:
+            yield chunk
+
+    def _opened(self, inside: Sequence[Message], reply: Message) -> list[Message]:
+        """Return the clients' replies in a node's reply; a node's error is one of each of its clients."""
+        if reply.has_error():
+            return [Message(reply.error, reply_to=message) for message in inside]
+        try:
+            parts = unpack(reply.content)[1]
+            if len(parts) != len(inside):
+                raise ValueError(f"{len(parts)} replies to {len(inside)} messages of a node")
+        except ValueError as error:
+            return [_failed(message, str(error)) for message in inside]
+        return [self._reply(message, part) for message, part in zip(inside, parts, strict=True)]
+
+    def _reply(self, message: Message, part: Part) -> Message:
+        client = self._client(message)
+        if part.state:
+            self.states[client] = part.state
+        if part.content is None:
+            return _failed(message, str(part.facts.get("reason", "")))
+        if not part.state:
+            self.states.pop(client, None)
+        for record in part.content.values():
+            if isinstance(record, MetricRecord) and isinstance(samples := record.get("num-examples"), int | float):
+                self._samples[client] = min(max(samples, 0), 1e9)
+        return Message(part.content, reply_to=message)
+
+    # --- the rest of the Grid interface --------------------------------------------------------------------------
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Not offered: replies come in packages."""
+        raise NotImplementedError("clients that share nodes are reached by send_and_receive")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Not offered: replies come in packages."""
+        raise NotImplementedError("clients that share nodes are reached by send_and_receive")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Create a message as the wrapped grid does."""
+        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def set_run(self, run: Any) -> None:
+        """Set the run of the wrapped grid."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run of the wrapped grid."""
+        return self.grid.run
+
+
+def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
+    """Return the grid of ``num_clients`` clients of a simulation that has fewer nodes, or ``grid`` itself if it has as many.
+
+    A simulation never gets more nodes than it says, so waiting for the others would be in vain. Raises ``TimeoutError`` if its nodes
+    are not connected after ``patience`` seconds.
+    """
+    deadline = time.monotonic() + patience
+    while not (nodes := list(grid.get_node_ids())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if len(nodes) >= num_clients or not nodes:
+        return grid
+    question = Message(RecordDict({"config": ConfigRecord()}), nodes[0], IDENTITY)
+    answers = [answer.content for answer in grid.send_and_receive([question], timeout=patience) if answer.has_content()]
+    count = answers[0].config_records["config"].get("num-clients") if answers else None
+    if not isinstance(count, int) or count >= num_clients:
+        return grid
+    while len(nodes := list(grid.get_node_ids())) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(nodes)} of the {count} nodes of the simulation connected within {patience:g} s")
+        time.sleep(0.05)
+    log(INFO, "%d clients share %d nodes", num_clients, len(nodes))
+    return NodeGrid(grid, num_clients, nodes)
+
+
+def deal(clients: Sequence[int], costs: Sequence[float], hands: int) -> list[list[int]]:
+    """Return ``hands`` lists of places in ``clients``, of about the same cost: the largest first, each to the least loaded hand.
+
+    The messages of one client stay in one hand, in their order.
+    """
+    together: dict[int, list[int]] = {}
+    for place, client in enumerate(clients):
+        together.setdefault(client, []).append(place)
+    order = sorted(together.values(), key=lambda places: -sum(costs[place] for place in places))
+    loads = [(0.0, hand) for hand in range(hands)]
+    out: list[list[int]] = [[] for _ in range(hands)]
+    for places in order:
+        load, hand = heapq.heappop(loads)
+        out[hand] += places
+        heapq.heappush(loads, (load + sum(costs[place] for place in places), hand))
+    return [sorted(hand) for hand in out]
+
+
+def _failed(message: Message, reason: str) -> Message:
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+class _Load:
+    """Bytes of contents that travel together: what several of them share counts once."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._seen: dict[int, object] = {}  # holds what it counts, so that nothing else gets its identity
+        self._sizes: dict[int, int] = {}
+
+    def more(self, content: RecordDict) -> int:
+        """Return how many bytes ``content`` would add."""
+        if id(content) in self._seen:
+            return 0
+        return sum(size for thing, size in _things(content) if id(thing) not in self._seen)
+
+    def whole(self, content: RecordDict) -> int:
+        """Return the bytes of ``content`` alone."""
+        if id(content) not in self._sizes:
+            self._sizes[id(content)] = sum(size for _, size in _things(content))
+        return self._sizes[id(content)]
+
+    def add(self, content: RecordDict) -> None:
+        """Add ``content``."""
+        if id(content) in self._seen:
+            return
+        self._seen[id(content)] = content
+        for thing, size in _things(content):
+            if id(thing) not in self._seen:
+                self._seen[id(thing)] = thing
+                self.bytes += size
+
+
+def _things(content: RecordDict) -> list[tuple[Array | ConfigRecord | MetricRecord, int]]:
+    """Return what a content holds, with its bytes: arrays one by one, other records whole."""
+    out: list[tuple[Array | ConfigRecord | MetricRecord, int]] = []
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            out += [(array, len(name) + len(array.data)) for name, array in record.items()]
+        else:
+            out.append((record, content_bytes(RecordDict({"": record}))))
+    return out
+
+
+def _bytes(content: RecordDict) -> int:
+    load = _Load()
+    load.add(content)
+    return load.bytes

@@ -1,0 +1,53 @@
+"""Who is connected: node -> client id, sorted by id, and grids that know it without asking.
+
+A grid that makes its clients itself (a simulation) offers ``known_clients``; then starting needs no message a client, and a million
+clients that are numbered from 0 take no memory.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+ClientId = int | str
+
+
+class Numbered(Mapping[int, ClientId]):
+    """The clients 0 to ``count`` - 1, at the nodes ``first`` to ``first + count - 1``."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.nodes = range(first, first + count)
+
+    def __getitem__(self, node: int) -> ClientId:
+        if node not in self.nodes:
+            raise KeyError(node)
+        return int(node) - self.nodes.start
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True)
+class Travel:
+    """What travelled in one phase: messages to nodes, and the bytes of their contents and of the replies'."""
+
+    messages: int = 0
+    down: int = 0
+    up: int = 0
+
+
+@runtime_checkable
+class KnowingClients(Protocol):
+    """A grid that knows its clients."""
+
+    def known_clients(self) -> Numbered:
+        """Return the connected clients."""
+
+
+@runtime_checkable
+class Packing(Protocol):
+    """A grid whose messages to nodes are not one for each client."""
+
+    travel: Travel

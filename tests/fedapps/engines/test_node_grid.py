@@ -1,0 +1,238 @@
+"""Many clients behind one node: whoever uses the grid must not notice, and what travels must be less."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients import to_client_app
+from fedapps.client_app import app
+from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_app import answer_for_many
+from fedapps.engines.node_grid import NodeGrid, deal, shared
+from fedapps.engines.packing import MANY, Part, pack, unpack
+from fedapps.prepare import completed
+from fedapps.run import execute
+from strategies import ClientGrid, FedAvg
+from strategies.base.messages import content_bytes
+from tests.helpers import EchoClient, arrays_of, simulate
+
+START = {"w": np.zeros(200, np.float32)}
+JOB = {"num-clients": 7, "clients-per-round": 4, "num-rounds": 4, "evaluate-every": 2, "checkpoint-every": 2, "seed": 5}
+SMALL = {"train.local-epochs": 1, "train.batch-size": 32}
+
+
+def settings_of(out, **config):
+    return completed({**JOB, **config, "out": str(out)})
+
+
+def behind(nodes, settings, **options):
+    """Return a grid of the settings' clients behind so many nodes."""
+    inner = InlineGrid(app, nodes, settings.flat())
+    return NodeGrid(inner, settings.num_clients, inner.get_node_ids(), **options)
+
+
+def files_of(folder):
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for row in rows:
+        for key in [key for key in row if key == "seconds" or "travelled" in key or "node-messages" in key]:
+            del row[key]
+    names = ("clients.csv", "model.safetensors", "weights.csv")
+    return rows, [(folder / name).read_bytes() for name in names if (folder / name).exists()]
+
+
+METHODS = {
+    "fedavg": SMALL,
+    "scaffold": SMALL,
+    "scaffold-in-messages": {**SMALL, "method": "scaffold", "client-store": "message", "checkpoint-every": 0},
+    "superfed-mm": {**SMALL, "superfed.start": 0.3},
+    "aaggff-d": SMALL,
+    "fedboost": {"task": "unigram", "fedboost.library": "clients", "fedboost.cache": 3, "fedboost.budget": 2},
+    "fedfw-plus": {"task": "sparse-logistic", "clients-per-round": 0},
+    "ffgb": {"ffgb.local-steps": 2},
+}
+
+
+@pytest.mark.parametrize("job", METHODS)
+def test_the_same_bits_with_clients_that_share_nodes(job, tmp_path):
+    config = {"method": job, **METHODS[job]}
+    alone = settings_of(tmp_path / "inline", **config)
+    execute(alone, InlineGrid(app, alone.num_clients, alone.flat()))
+    for nodes in (1, 3):
+        together = settings_of(tmp_path / f"nodes-{nodes}", **config)
+        execute(together, behind(nodes, together))
+        assert files_of(tmp_path / f"nodes-{nodes}") == files_of(tmp_path / "inline")
+
+
+def test_a_run_that_stops_goes_on_with_other_nodes(tmp_path):
+    whole = settings_of(tmp_path / "whole", method="scaffold", **SMALL)
+    execute(whole, behind(2, whole))
+    first = settings_of(tmp_path / "parts", method="scaffold", **SMALL)
+    execute(first, behind(3, first), callbacks=[lambda now: now.number == 3])  # its checkpoint is that of round 2
+    again = settings_of(tmp_path / "parts", method="scaffold", **SMALL, resume=True)
+    execute(again, behind(1, again))
+    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+
+
+class Counting(EchoClient):
+    """Counts its messages in its context; client 1 fails in round 2, after it has counted."""
+
+    def __init__(self, i, context):
+        super().__init__(1.0, num_examples=i + 1)
+        self.i, self.context = i, context
+
+    def fit(self, parameters, config):
+        seen = self.context.state.setdefault("seen", ConfigRecord({"count": 0}))
+        self.context.state["seen"] = ConfigRecord({"count": seen["count"] + 1})
+        if self.i == 1 and config["server-round"] == 2:
+            raise RuntimeError("the disk of site 1 is full")
+        arrays, n, metrics = super().fit(parameters, config)
+        return arrays, n, {**metrics, "seen": self.context.state["seen"]["count"]}
+
+
+def counting_grid(nodes, clients, **options):
+    inner = InlineGrid(answer_for_many(to_client_app(lambda c: Counting(c.node_config["partition-id"], c))), nodes)
+    return NodeGrid(inner, clients, inner.get_node_ids(), **options)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_what_one_client_raises_is_its_own_failure_and_its_state_stays_the_one_before(nodes):
+    rounds = []
+    result = simulate(FedAvg(), None, 5, START, 3, grid=ClientGrid(counting_grid(nodes, 5)), callbacks=[rounds.append])
+    np.testing.assert_array_equal(arrays_of(result)["w"], 3.0)
+    assert [r.trained.clients for r in rounds] == [[0, 1, 2, 3, 4], [0, 2, 3, 4], [0, 1, 2, 3, 4]]
+    (failure,) = [f for r in rounds for f in r.failures]
+    assert (failure.client, failure.reason) == (1, "RuntimeError: the disk of site 1 is full")
+    assert {c: values["seen"] for c, values in rounds[2].trained.metrics.items()} == {0: 3, 1: 2, 2: 3, 3: 3, 4: 3}
+
+
+def test_the_shared_model_travels_once_a_node_and_both_counts_are_told():
+    rounds = []
+    simulate(FedAvg(), None, 50, START, 1, grid=ClientGrid(counting_grid(2, 50)), callbacks=[rounds.append])
+    trained, model = rounds[0].trained, 4 * 200
+    assert trained.bytes_down > 50 * model
+    assert trained.travel.messages == 2
+    assert 2 * model < trained.travel.down < 2 * model + 50 * 200
+    assert trained.travel.up > trained.bytes_up  # every client's own model, and who it is from
+
+
+def test_clients_are_not_asked_who_they_are():
+    kinds = []
+
+    class Listening(InlineGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            kinds.extend(message.metadata.message_type for message in messages)
+            return super().push_messages(messages)
+
+    inner = Listening(answer_for_many(to_client_app(lambda c: EchoClient(1.0))), 2)
+    simulate(FedAvg(), None, 100, START, 2, grid=ClientGrid(NodeGrid(inner, 100, inner.get_node_ids())))
+    assert kinds == [MANY] * 8  # two nodes, two rounds, two phases
+
+
+@pytest.mark.parametrize("most", [1000, 2500, 10_000])
+def test_no_message_and_no_expected_answer_is_larger_than_the_bound(most):
+    sizes = []
+
+    class Weighing(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            replies = super().send_and_receive(messages, timeout=timeout)
+            for message, reply in zip(messages, replies, strict=True):
+                arrays = [
+                    content_bytes(RecordDict({n: r for n, r in m.content.items() if n != "index"})) for m in (message, reply)
+                ]
+                sizes.append((len(unpack(message.content)[1]), *arrays))
+            return replies
+
+    inner = Weighing(answer_for_many(to_client_app(lambda c: EchoClient(1.0))), 2)
+    grid = NodeGrid(inner, 20, inner.get_node_ids(), most_bytes=most)
+    result = simulate(FedAvg(), None, 20, START, 1, grid=ClientGrid(grid))
+    np.testing.assert_allclose(arrays_of(result)["w"], 1.0, rtol=1e-6)
+    trained = sizes[: len(sizes) - 2]  # the evaluation needs one message a node: its answers are small
+    assert sum(count for count, *_ in trained) == 20
+    assert all(count == 1 or max(down, up) <= most for count, down, up in trained)
+    assert max(count for count, *_ in trained) == max(1, min(10, most // 950))
+
+
+def test_what_a_node_garbles_costs_its_clients_and_no_others():
+    def garbled(message, context):
+        reply = genuine(message, context)
+        if context.node_id == 1001 and "train" in json.dumps(unpack(message.content)[1][0].facts):
+            reply.content = RecordDict({"index": ConfigRecord({"json": b"[]"})})
+        return reply
+
+    genuine = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
+    client_app = ClientApp()
+    client_app.query("many")(garbled)
+    inner, rounds = InlineGrid(client_app, 2), []
+    simulate(FedAvg(), None, 6, START, 1, grid=ClientGrid(NodeGrid(inner, 6, inner.get_node_ids())), callbacks=[rounds.append])
+    assert len(rounds[0].trained.clients) == 3
+    assert all("cannot be read" in failure.reason for failure in rounds[0].failures)
+
+
+@pytest.mark.parametrize(
+    "index", [b"", b"{}", b'{"facts":{},"layouts":[[["a","7"]]],"parts":[{"facts":{},"content":0}]}', b"\xff", b"[1]"]
+)
+def test_a_malformed_package_is_a_value_error(index):
+    with pytest.raises(ValueError, match="cannot be read"):
+        unpack(RecordDict({"index": ConfigRecord({"json": index}), "0": MetricRecord({"a": 1})}))
+
+
+def test_parts_come_back_as_they_were_and_share_nothing_that_can_change():
+    model = ArrayRecord({"w": Array(np.array([1.0, 2.0], np.float32))})
+    one, two = (RecordDict({"arrays": model, "config": ConfigRecord({"rate": rate})}) for rate in (0.1, 0.2))
+    kept = RecordDict({"m": MetricRecord({"x": 1})})
+    packed = pack([Part({"client": 1}, one), Part({"client": "two"}, two, kept), Part({})], n=3)
+    assert len(packed) == 5  # the model once, two configurations, a state, the index
+    facts, parts = unpack(packed)
+    assert facts == {"n": 3}
+    assert [part.facts for part in parts] == [{"client": 1}, {"client": "two"}, {}]
+    assert [part.content for part in parts] == [one, two, None]
+    assert parts[1].state == kept
+    del parts[0].content["arrays"]["w"]  # as mods and clients may
+    assert "w" in parts[1].content["arrays"]
+    assert "w" in packed["0"]
+
+
+def test_the_largest_clients_are_dealt_first_and_loads_are_even():
+    costs = [100.0, 1, 1, 1, 60, 40, 1, 1]
+    hands = deal(range(8), costs, 2)
+    assert sorted(place for hand in hands for place in hand) == list(range(8))
+    assert {sum(costs[place] for place in hand) for hand in hands} <= {102.0, 103.0}
+    assert deal([5, 6, 5, 7], [1.0] * 4, 3)[0] == [0, 2]  # what goes to one client stays together, in its order
+
+
+def test_samples_that_replies_tell_even_the_loads():
+    grid = counting_grid(2, 10)  # client i has i + 1 samples: 55 in all
+    shares = []
+    send = grid.grid.send_and_receive
+
+    def listen(messages, *, timeout=None):
+        messages = list(messages)
+        shares.append([sum(part.facts["client"] + 1 for part in unpack(m.content)[1]) for m in messages])
+        return send(messages, timeout=timeout)
+
+    grid.grid.send_and_receive = listen
+    simulate(FedAvg(), None, 10, START, 2, grid=ClientGrid(grid), evaluate_every=0)
+    assert sorted(shares[1]) == [27, 28]
+
+
+def test_a_simulation_with_fewer_nodes_than_clients_is_shared_and_another_is_not():
+    echo = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
+    grid = shared(InlineGrid(echo, 3), 12)
+    assert isinstance(grid, NodeGrid)
+    assert len(grid.nodes) == 3
+    assert len(list(grid.get_node_ids())) == 12
+    for clients in (0, 2, 3):
+        assert isinstance(shared(InlineGrid(echo, 3), clients), InlineGrid)
+
+
+def test_a_part_without_a_client_is_not_run():
+    reply = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
+    inner = InlineGrid(reply, 1)
+    bad = Message(pack([Part({})], **{"num-clients": 1}), 1000, MANY)
+    (answer,) = inner.send_and_receive([bad])
+    assert answer.has_error()
