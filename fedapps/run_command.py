@@ -87,7 +87,7 @@ def run_inline(settings: Settings, progress: Progress, arguments: argparse.Names
 
     folder = Path(settings.out)
     _log_to(folder / "run.log")
-    grid = InlineGrid(app, settings.num_clients, settings.flat())
+    grid = InlineGrid(app, settings.num_clients, settings.flat(), numbered=True)
 
     try:
         execute(settings, grid, callbacks=[lambda _: show(progress, folder)])

@@ -112,7 +112,7 @@ class AAggFFD(Reweighting):
         places, losses = replies.places, replies.losses
         self.rule.ratio = len(places) / self._connected
         self.rule.high = self.options.c2 or (self.rule.ratio if self.rule.ratio > self.options.c1 else self._asked)
-        before = self.rule.p[places]
+        before = self.rule.at(places)
         responses = respond(losses, self.options.cdf, self.rule.low, self.rule.high)
         mean = responses.mean()
         wealth = mean + before @ (responses - mean) / self.rule.ratio  # <p, r> with the doubly robust r

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from algorithms.common.mirror import MIRRORS
 from algorithms.common.options import option
-from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
+from strategies.base.slots import pack_ids, unpack_ids
 from strategies.fedboost import FedBoost, FedBoostOptions, Floats, PredictorLibrary, Reply
 
 

@@ -33,10 +33,11 @@ from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, automatic_lambda_0, dual_step, server_step, server_step_partial
-from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
+from strategies.base.slots import pack_ids, unpack_ids
 from strategies.families.consensus import Constrained
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")

@@ -36,10 +36,11 @@ from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
+from strategies.base.slots import pack_ids, unpack_ids
 from strategies.fedavg import FedAvg
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")

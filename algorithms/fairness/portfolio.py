@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from algorithms.common.checks import check_choice, check_range
-from algorithms.common.mirror import project_simplex_entropy
+from algorithms.common.mirror import LOWEST_LOG_WEIGHT, project_simplex_entropy
 from algorithms.fairness.responses import check_bounds, decision_gradient
 from algorithms.fairness.rule import Relative, Weights, join
-from algorithms.fairness.simplex import check_values, minimise_on_simplex, normalise, staying
+from algorithms.fairness.simplex import Positions, check_values, minimise_on_simplex, normalise, share, staying
 
 Array = NDArray[np.float64]
 
@@ -146,7 +146,8 @@ class LinearisedFTRL(Relative):
 
     The term of (3.11) with p adds the same number to all coordinates, and all coordinates outside the sample are equal: both cancel
     in the softmax. So only the scores of sampled clients change, by ``(r_i - rbar) / (C (1 + rbar))``: O(|S|) per round and eight
-    bytes per client. With a sample of one client the score does not change: the response is the sample mean.
+    bytes per client. Weights of a few are computed by :meth:`at` from the scores that are not 0; all that are 0 count as one. With a
+    sample of one client the score does not change: the response is the sample mean.
 
     With ``ratio`` 1 and full participation nothing is estimated: the gradient is exact and ``L = C2 / (1 + C1)``, the setting of
     Theorem 3.2 (in which linearised gradients can have linear regret).
@@ -203,6 +204,23 @@ class LinearisedFTRL(Relative):
         """Weights (K,) of all clients, computed in O(K)."""
         return self.capped(project_simplex_entropy(np.log(self.prior) + self.rate * self.scores))
 
+    def at(self, positions: Positions) -> Array:
+        """Return the weights ``p[positions]`` (m,) without computing all: clients with score 0 have the same share of their prior.
+
+        ``p = prior min(c exp(rate score), cap)``, c such that the sum over all is 1.
+        """
+        everyone = np.count_nonzero(self.scores) == self.count
+        moved = slice(None) if everyone else np.flatnonzero(self.scores)
+        masses, ratios = self.prior[moved], self.rate * self.scores[moved]
+        still = 0.0 if everyone else max(0.0, 1.0 - float(masses.sum()))  # the prior of all with score 0
+        if still:
+            masses, ratios = np.append(masses, still), np.append(ratios, 0.0)
+        ratios -= (top := ratios.max())
+        np.exp(np.maximum(ratios, LOWEST_LOG_WEIGHT, out=ratios), out=ratios)
+        scale = share(ratios, masses, self.cap)
+        own = scale * np.exp(np.maximum(self.rate * self.scores[positions] - top, LOWEST_LOG_WEIGHT))
+        return np.asarray(self.prior[positions] * (np.minimum(own, self.cap) if self.cap else own))
+
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
         """Update with the responses (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1.
 
@@ -216,7 +234,7 @@ class LinearisedFTRL(Relative):
         self.scores[positions] += (responses - mean) / (self.ratio * (1 + wealth))
         self.rounds += 1
         if self.cap:
-            return normalise(self.p[positions])
+            return normalise(self.at(positions))
         return project_simplex_entropy(np.log(self.prior[positions]) + self.rate * self.scores[positions])
 
     def add(self, n: int) -> None:

@@ -33,6 +33,25 @@ def bounded(weights: ArrayLike, limits: ArrayLike) -> Array:
     return _filled(p, most, share)
 
 
+def share(ratios: Array, masses: Array, cap: float) -> float:
+    """Return c with ``sum masses min(c ratios, cap) = 1``: the one number on which all of :func:`bounded` depends.
+
+    ``ratios`` (n,) > 0: of weights to ``masses`` (n,), which sum to 1. ``cap``: at least 1, or 0 for none.
+    """
+    scale = 1 / float(masses @ ratios)
+    full = np.zeros(0, bool)
+    while cap and scale * ratios.max() > cap * (1 + EXCESS):
+        over = scale * ratios > cap * (1 + EXCESS)
+        if len(full) and not (over & ~full).any():
+            break
+        full = over if not len(full) else full | over
+        if full.all():
+            break
+        left = ~full
+        scale = max(0.0, 1 - cap * float(masses[full].sum())) / float(masses[left] @ ratios[left])
+    return scale
+
+
 def shifted(values: ArrayLike, prior: ArrayLike, limits: ArrayLike | None = None) -> Array:
     """Return ``argmin sum (w - values)^2 / prior`` (n,) over the simplex with w <= ``limits`` (n,), ``prior`` (n,) > 0 with sum 1.
 

@@ -6,7 +6,7 @@ other engines. Limitation: a client that never returns cannot be ended, since it
 
 import traceback
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -17,29 +17,67 @@ from flwr.supercore.run import Run
 # A private API, but Flower offers no other way to create messages outside its own processes.
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedapps.engines.node_app import FIRST_NODE
+from strategies.base.roster import Numbered
+
 CLIENT_APP_RAISED = 2
 
 
+class Contexts(Mapping[int, Context]):
+    """The contexts of virtual nodes, made when they are needed and kept when they hold something."""
+
+    def __init__(self, num_clients: int, run_config: Mapping[str, Any], run_id: int) -> None:
+        self.nodes = range(FIRST_NODE, FIRST_NODE + num_clients)
+        self.run_config, self.run_id = dict(run_config), run_id
+        self._kept: dict[int, Context] = {}
+
+    def now(self, node: int) -> Context:
+        """Return the context of a node, without keeping a new one."""
+        if node not in self.nodes:
+            raise KeyError(node)
+        config: dict[str, Any] = {"partition-id": node - FIRST_NODE, "num-partitions": len(self.nodes)}
+        return self._kept.get(node) or Context(self.run_id, node, config, RecordDict(), self.run_config)
+
+    def keep(self, context: Context) -> None:
+        """Keep a context, unless it is as it was made."""
+        if context.state or context.node_id in self._kept:
+            self._kept[context.node_id] = context
+
+    def __getitem__(self, node: int) -> Context:
+        """Return the context of a node, and keep it: the caller may change it."""
+        return self._kept.setdefault(node, self.now(node))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
 class InlineGrid(Grid):
-    """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0 to ``num_clients`` - 1."""
+    """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0 to ``num_clients`` - 1.
+
+    ``numbered``: the app knows its clients by these numbers, so that none has to be asked who it is.
+    """
 
     def __init__(
-        self, client_app: ClientApp, num_clients: int, run_config: Mapping[str, Any] | None = None, run_id: int = 1
+        self,
+        client_app: ClientApp,
+        num_clients: int,
+        run_config: Mapping[str, Any] | None = None,
+        run_id: int = 1,
+        *,
+        numbered: bool = False,
     ) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 1, 1
-        self.client_app = client_app
+        self.client_app, self.numbered = client_app, numbered
         self._replies: dict[str, Message] = {}
         self._run: Run | None = None
-        self.contexts = {
-            1000 + i: Context(
-                run_id=run_id,
-                node_id=1000 + i,
-                node_config={"partition-id": i, "num-partitions": num_clients},
-                state=RecordDict(),
-                run_config=dict(run_config or {}),
-            )
-            for i in range(num_clients)
-        }
+        self.contexts = Contexts(num_clients, run_config or {}, run_id)
+
+    def known_clients(self) -> Numbered | None:
+        """Return all clients, if they are known by their numbers."""
+        return Numbered(FIRST_NODE, len(self.contexts)) if self.numbered else None
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Run the ClientApp on each message immediately; return the message ids."""
@@ -52,14 +90,14 @@ class InlineGrid(Grid):
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        kept = self.contexts[node]
+        kept = self.contexts.now(node)
         # The state after a failed message is discarded, as in Flower's simulation: work on a copy and keep it on success.
         private = Context(kept.run_id, node, kept.node_config, RecordDict(dict(kept.state)), kept.run_config)
         try:
             reply = self.client_app(message, private)
         except Exception:  # a client may fail in any way, which must not end the run
             return Message(Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc(limit=-3)), reply_to=message)
-        self.contexts[node] = private
+        self.contexts.keep(private)
         return reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -70,9 +108,9 @@ class InlineGrid(Grid):
         """Run the ClientApp on each message and return the replies; ``timeout`` is ignored."""
         return self.pull_messages(self.push_messages(messages))
 
-    def get_node_ids(self) -> list[int]:
+    def get_node_ids(self) -> Sequence[int]:
         """Return the ids of the virtual nodes."""
-        return list(self.contexts)
+        return self.contexts.nodes
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None

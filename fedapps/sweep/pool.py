@@ -130,7 +130,7 @@ def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) 
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
+        summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat(), numbered=True))
     finally:
         logger.setLevel(level)  # this process may log other runs
     if after:

@@ -22,12 +22,10 @@ from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
 from typing import Any, cast
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from algorithms.common.seeds import generator
 from strategies.base.messages import content_bytes, metrics_of
@@ -99,6 +97,7 @@ class ClientGrid(Grid):
         self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
         self._unfit: set[int] = set()  # nodes that report that they cannot take part
         self._active: Sequence[int] | None = None
+        self._known = grid.known_clients() if isinstance(grid, KnowingClients) else None  # of a grid that need not ask
         self._announced: dict[int, int] = {}  # how many clients there are, as the nodes say
         self._met = False  # whether the start is over
         self._mute = False  # whether the app of the nodes has no answer to the question who they are
@@ -125,14 +124,14 @@ class ClientGrid(Grid):
 
     def _expected(self) -> int:
         # The median: a single node that tells a wrong number must neither end the run nor start it too early.
-        if isinstance(self.grid, KnowingClients):
-            return self.num_clients or len(self.grid.known_clients())
+        if known := self._known:
+            return self.num_clients or len(known)
         return self.num_clients or (statistics.median_low(self._announced.values()) if self._announced else 1)
 
     def _connected(self) -> Sequence[int]:
         """Return the connected nodes that have a name, sorted by it; asks new nodes for their identity."""
-        if isinstance(self.grid, KnowingClients):
-            return self.grid.known_clients().nodes
+        if known := self._known:
+            return known.nodes
         nodes = list(self.grid.get_node_ids())
         unknown = sorted(node for node in nodes if node not in self._ids and node not in self._unfit)
         if unknown:
@@ -210,14 +209,13 @@ class ClientGrid(Grid):
 
     def client_id(self, node_id: int) -> ClientId:
         """Return the stable id of a node (its node id while it is unknown)."""
-        known = self.grid.known_clients() if isinstance(self.grid, KnowingClients) else self._ids
-        return known.get(node_id, node_id)
+        return (self._known or self._ids).get(node_id, node_id)
 
     @property
     def clients(self) -> Mapping[int, ClientId]:
         """Node -> id of every connected client, sampled or not, sorted by id."""
-        if isinstance(self.grid, KnowingClients):
-            return self.grid.known_clients()
+        if known := self._known:
+            return known
         return {node: self._ids[node] for node in self._connected()}
 
     @property
@@ -328,17 +326,6 @@ class ClientGrid(Grid):
 def clients_of(grid: Grid) -> Mapping[int, ClientId]:
     """Return node -> id of every connected client; on another kind of grid the id is the node id."""
     return grid.clients if isinstance(grid, ClientGrid) else {node: node for node in sorted(grid.get_node_ids())}
-
-
-def pack_ids(clients: Sequence[ClientId]) -> NDArray[np.uint8]:
-    """Return client ids as bytes, for a checkpoint."""
-    return np.frombuffer("\n".join(f"{type(c).__name__}:{c}" for c in clients).encode(), np.uint8)
-
-
-def unpack_ids(packed: NDArray[Any]) -> list[ClientId]:
-    """Return the client ids that :func:`pack_ids` packed."""
-    lines = [line.partition(":") for line in packed.tobytes().decode().split("\n") if line]
-    return [int(name) if kind == "int" else name for kind, _, name in lines]
 
 
 def _error(reply: Message) -> str | None:

@@ -150,17 +150,23 @@ def _metric_fault(metrics: dict[str, Any], weight: str | None) -> str | None:
     for name, value in metrics.items():
         if len(name) > LONGEST_METRIC_NAME or not name.isprintable() or not name.strip():
             return f"a metric is called {name[:30]!r}...: a name has up to {LONGEST_METRIC_NAME} printable characters"
-        numbers = np.asarray(value, dtype=np.float64)
-        if numbers.size > LONGEST_METRIC:
-            return f"metric {name!r} holds {numbers.size} numbers: at most {LONGEST_METRIC}"
-        if not np.isfinite(numbers).all():
-            return f"metric {name!r} is not finite"
-        if numbers.size and np.abs(numbers).max() > LIMIT:
-            return f"metric {name!r} holds {np.abs(numbers).max():.3g}: a number beyond {LIMIT:g} counts as broken"
+        if not (type(value) in (int, float) and -LIMIT <= value <= LIMIT) and (fault := _value_fault(name, value)):
+            return fault
         if name in ("num-examples", weight) and (isinstance(value, list) or value <= 0):
             return f"{name} = {str(value)[:60]}: must be a number above 0"
     if weight is not None and weight not in metrics:
         return f"the reply has no {weight!r} metric"
+    return None
+
+
+def _value_fault(name: str, value: Any) -> str | None:
+    numbers = np.asarray(value, dtype=np.float64)
+    if numbers.size > LONGEST_METRIC:
+        return f"metric {name!r} holds {numbers.size} numbers: at most {LONGEST_METRIC}"
+    if not np.isfinite(numbers).all():
+        return f"metric {name!r} is not finite"
+    if numbers.size and np.abs(numbers).max() > LIMIT:
+        return f"metric {name!r} holds {np.abs(numbers).max():.3g}: a number beyond {LIMIT:g} counts as broken"
     return None
 
 

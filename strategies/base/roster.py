@@ -15,7 +15,7 @@ class Numbered(Mapping[int, ClientId]):
     """The clients 0 to ``count`` - 1, at the nodes ``first`` to ``first + count - 1``."""
 
     def __init__(self, first: int, count: int) -> None:
-        self.nodes = range(first, first + count)
+        self.nodes, self.clients = range(first, first + count), range(count)
 
     def __getitem__(self, node: int) -> ClientId:
         if node not in self.nodes:
@@ -42,8 +42,8 @@ class Travel:
 class KnowingClients(Protocol):
     """A grid that knows its clients."""
 
-    def known_clients(self) -> Numbered:
-        """Return the connected clients."""
+    def known_clients(self) -> Numbered | None:
+        """Return the connected clients; ``None``: they have to be asked after all."""
 
 
 @runtime_checkable

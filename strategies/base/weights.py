@@ -53,9 +53,10 @@ def with_weight(reply: Message, key: str, weight: float, model: ArrayRecord | No
     content = RecordDict()
     for name, record in reply.content.items():
         if isinstance(record, MetricRecord) and key in record:
-            content[name] = MetricRecord({**record, key: max(float(weight), TINY)})
+            content[name] = weighted = record.copy()
+            weighted[key] = max(float(weight), TINY)
         else:
-            content[name] = ArrayRecord({**(model or record)}) if isinstance(record, ArrayRecord) else record
+            content[name] = (model or record).copy() if isinstance(record, ArrayRecord) else record
     twin = copy.copy(reply)
     twin.content = content
     return twin

@@ -38,9 +38,10 @@ from algorithms.common.options import Options, option
 from algorithms.fairness.rule import WeightRule, check_cap
 from algorithms.fairness.simplex import bounded, normalise
 from strategies.base.capabilities import Capabilities, declarer, load_state, require_declaration, state_of
-from strategies.base.client_grid import clients_of, pack_ids, unpack_ids
+from strategies.base.client_grid import clients_of
 from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
 from strategies.base.roster import ClientId
+from strategies.base.slots import Slots, pack_ids
 from strategies.base.updates import moved, updates
 from strategies.base.weights import weight_key, with_weight
 from strategies.base.wrapper import Wrapper
@@ -122,11 +123,11 @@ class Reweighting(Wrapper):
         #: The weights of the last round by client, summing to 1.
         self.last_weights: dict[ClientId, float] = {}
         #: Client ids by position: the weight rule identifies clients by position.
-        self.clients: list[ClientId] = []
+        self.clients = Slots()
         #: Training samples (K,) by position; NaN before a client's first reply.
         self.samples: Floats = np.zeros(0)
         self.rule: WeightRule | None = None
-        self._away: dict[ClientId, int] = {}  # rounds in a row without a connection
+        self._away = np.zeros(0, np.int32)  # rounds in a row without a connection, by position
         self._met = 0  # the last round in which these were counted
         self._names: Mapping[int, ClientId] = {}
         self._sent = ArrayRecord()
@@ -165,14 +166,15 @@ class Reweighting(Wrapper):
         """Decide the weights from this round's replies and let the wrapped strategy aggregate with them."""
         heard = list(replies)
         failed = [reply for reply in heard if reply.has_error()]
-        at = {client: place for place, client in enumerate(self.clients)}
         named = [(self._names[reply.metadata.src_node_id], reply) for reply in heard if not reply.has_error()]
         rows = valid_losses(named) if self.asks_losses else [(client, reply, np.nan) for client, reply in named]
-        valid = sorted(((at[client], reply, loss) for client, reply, loss in rows), key=lambda row: row[0])
-        if not valid:
+        if not rows:
             self.last_weights = {}
             return None, None
-        places, whole = np.array([row[0] for row in valid]), [row[1] for row in valid]
+        unsorted = self.clients.at(client for client, _, _ in rows)
+        order = np.argsort(unsorted, kind="stable")
+        valid, places = [rows[place] for place in order], unsorted[order]
+        whole = [row[1] for row in valid]
         contents, key = [reply.content for reply in whole], weight_key(self.strategy)
         self.samples[places] = [float(metrics_of(content)[key]) for content in contents]
         if self.rule is not None and self.prior == "samples":
@@ -182,7 +184,7 @@ class Reweighting(Wrapper):
         losses = np.array([row[2] for row in valid]) if self.asks_losses else np.zeros(0)
         made = self.decide(Replies(places, losses, prior, rows_of))
         weights = bounded(made.weights, self.cap * prior) if self.cap else made.weights
-        self.last_weights = {self.clients[place]: float(w) for place, w in zip(places, weights, strict=True)}
+        self.last_weights = {client: float(w) for (client, _, _), w in zip(valid, weights, strict=True)}
         models = [None] * len(whole) if made.factors is None else self._scaled(contents, made.factors)
         weighted = [with_weight(reply, key, w, model) for reply, w, model in zip(whole, weights, models, strict=True)]
         with _metrics_as_replied(self.strategy, contents):
@@ -193,16 +195,16 @@ class Reweighting(Wrapper):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the client ids by position, the state of the weight rule and that of the wrapped strategy, if it has one."""
-        away = np.array([self._away.get(client, 0) for client in self.clients], np.int64)
-        state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients), "away": away, "samples": self.samples.copy()}
+        state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients), "away": self._away.copy()}
+        state["samples"] = self.samples.copy()
         if self.rule is not None:
             state |= {f"maker.{name}": value for name, value in self.rule.state_dict().items()}
         return state | {f"strategy.{name}": value for name, value in state_of(self.strategy).items()}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.clients = unpack_ids(state["clients"])
-        self._away = dict(zip(self.clients, state.get("away", np.zeros(len(self.clients), np.int64)).tolist(), strict=True))
+        self.clients = Slots.unpacked(state["clients"])
+        self._away = np.array(state.get("away", np.zeros(len(self.clients))), np.int32)
         self.samples = np.array(state.get("samples", np.full(len(self.clients), np.nan)), np.float64)
         self.rule = self.new_rule(len(self.clients)) if self.clients else None
         if self.rule is not None:
@@ -231,24 +233,28 @@ class Reweighting(Wrapper):
     def _meet(self, grid: Grid, server_round: int) -> None:
         """Give new clients a position and forget those that have been away for too long."""
         self._names = clients_of(grid)
-        present, known = set(self._names.values()), set(self.clients)
-        if server_round != self._met:
+        everyone = self.clients.has_all(self._names)
+        if server_round != self._met and self.clients:
             self._met = server_round
-            self._away = {client: 0 if client in present else self._away.get(client, 0) + 1 for client in self.clients}
-        gone = [place for place, client in enumerate(self.clients) if self._away.get(client, 0) > self.forget_after]
+            self._away += 1
+            here = (client for client in self._names.values() if client in self.clients)
+            self._away[... if everyone else self.clients.at(here)] = 0
+        gone = np.flatnonzero(self._away > self.forget_after)
         if len(gone) == len(self.clients):  # the first round, or no known client is left
-            self.clients, self._away = list(self._names.values()), {}
+            self.clients = Slots.of(self._names)
+            self._away = np.zeros(len(self.clients), np.int32)
             self.samples = np.full(len(self.clients), np.nan)
-            self.rule = self.new_rule(len(present)) if present else None
+            self.rule = self.new_rule(len(self.clients)) if self.clients else None
             return
-        new = [client for client in self._names.values() if client not in known]
-        if self.rule is not None and gone:
-            self.rule.drop(np.array(gone))
+        new = [] if everyone else self.clients.newcomers(self._names)
+        if self.rule is not None and len(gone):
+            self.rule.drop(gone)
         if self.rule is not None and new:
             self.rule.add(len(new))
-        if gone or new:
+        if len(gone) or new:
             self.samples = np.append(np.delete(self.samples, gone), np.full(len(new), np.nan))
-            self.clients = [client for place, client in enumerate(self.clients) if place not in set(gone)] + new
+            self._away = np.append(np.delete(self._away, gone), np.zeros(len(new), np.int32))
+            self.clients = self.clients.changed(gone.tolist(), new)
 
 
 @contextmanager

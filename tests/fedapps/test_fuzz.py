@@ -23,8 +23,8 @@ from fedapps.results.writer import Recorder, read_rounds
 from fedapps.settings import Settings
 from fedapps.tasks.predictor_library import Library
 from strategies import FedAdam, PrivacyOptions, Private
-from strategies.base.client_grid import pack_ids, unpack_ids
 from strategies.base.records import to_record
+from strategies.base.slots import pack_ids, unpack_ids
 from tests.domains import ALL
 from tests.strange import mutate_bytes
 

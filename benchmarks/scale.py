@@ -1,0 +1,302 @@
+"""How large: seconds to round 1, seconds a round and peak memory by the number of registered clients, and what the server adds.
+
+    python benchmarks/scale.py [--clients 1000 10000 100000 1000000] [--sampled 100 1000] [--engines inline ray] [--rounds 5]
+    python benchmarks/scale.py --server 1500000 [--sampled 1000]
+
+Logistic regression (ten numbers, two classes) on twenty samples of each client, which it draws from its own number: one pass of SGD is
+0.1 ms, so that what is left is the framework. AAggFF-D, which keeps numbers for every client, around FedAvg. Each line is a fresh
+process. "To round 1" is from the start of the engine to the end of the first round, "all scored" an evaluation of every client, where
+there are up to ``--score`` of them. Memory is the largest resident set of the process with the server, and of a worker.
+
+``--server``: what a round costs the server beside the clients' messages (CPU time outside of the grid), and what it keeps for a client,
+by the first rounds and once every client has been heard.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+from rich.table import Table
+
+from algorithms.common.seeds import generator
+from clients.base.adapter import to_client_app
+from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_app import answer_for_many
+from fedapps.engines.node_grid import shared
+from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
+from strategies.base.rounds import Round
+
+SAMPLES, FEATURES = 20, 10
+MEGA = 1e6
+
+
+class Logistic(NumPyClient):
+    """Logistic regression on the client's own samples."""
+
+    def __init__(self, client: int) -> None:
+        rng = generator(0, "scale", client)
+        self.x = rng.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
+        self.y = (self.x[:, 0] + 0.3 * rng.normal(size=SAMPLES) > 0).astype(np.float32)
+
+    def loss(self, w: Any) -> float:
+        """Return the mean loss at w (FEATURES,)."""
+        return float(np.logaddexp(0, (1 - 2 * self.y) * (self.x @ w)).mean())
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Make one pass in batches of five."""
+        w, before = parameters[0].copy(), self.loss(parameters[0])
+        for rows in np.arange(SAMPLES).reshape(-1, 5):
+            x, y = self.x[rows], self.y[rows]
+            w -= np.float32(0.1) * x.T @ (1 / (1 + np.exp(-(x @ w))) - y) / np.float32(5)
+        return [w], SAMPLES, {"loss-before": before, "memory": peak()}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        """Return the loss."""
+        return self.loss(parameters[0]), SAMPLES, {}
+
+
+def peak() -> int:
+    """Return the largest resident set of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+client_app = answer_for_many(to_client_app(lambda context: Logistic(int(str(context.node_config["partition-id"])))))
+server_app = ServerApp()
+
+
+def carry_out(grid: Grid, sampled: int, rounds: int, score: bool, began: float) -> dict[str, float]:
+    """Run the rounds; return seconds and bytes."""
+    ends, trained, workers = [], [], [0.0]
+
+    def note(now: Round) -> None:
+        ends.append(time.time())
+        trained.append(now.seconds)
+        workers[0] = max(workers[0], *(float(values["memory"]) for values in now.trained.metrics.values()))
+        assert not now.failures, now.failures[0]
+
+    start = ArrayRecord({"w": Array(np.zeros(FEATURES, np.float32))})
+    client_grid = ClientGrid(grid, seed=0, clients_per_round=sampled)
+    fraction = 1.0 if score else 0.0
+    strategy = AAggFFD(FedAvg(fraction_evaluate=fraction))
+    run_rounds(
+        strategy,
+        client_grid,
+        start,
+        rounds + 1,
+        train_config=ConfigRecord(),
+        evaluate_every=0,
+        callbacks=[note],
+        log_result=False,
+    )
+    middle = trained[1:-1]
+    out = {"first": ends[0] - began, "round": sum(middle) / len(middle), "server": peak(), "worker": workers[0]}
+    return {**out, "score": trained[-1] - out["round"]} if score else out
+
+
+@server_app.main()
+def main_of_server(grid: Grid, context: Context) -> None:
+    """Run as Flower's ServerApp."""
+    config = context.run_config
+    clients, sampled = int(str(config["clients"])), int(str(config["sampled"]))
+    grid.pull_interval = 0.01  # type: ignore[attr-defined]
+    if config["shared"]:
+        grid = shared(grid, clients)
+    found = carry_out(grid, sampled, int(str(config["rounds"])), bool(config["score"]), float(str(config["began"])))
+    Path(str(config["out"])).write_text(json.dumps(found), encoding="utf-8")
+
+
+PROJECT = """[project]
+name = "scale"
+version = "0.1.0"
+description = "x"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "benchmarks"
+[tool.flwr.app.components]
+serverapp = "scaleapp.apps:server"
+clientapp = "scaleapp.apps:client"
+[tool.flwr.app.config]
+clients = 0
+sampled = 0
+rounds = 0
+score = true
+shared = true
+began = 0.0
+out = ""
+"""
+
+
+def by_ray(clients: int, sampled: int, rounds: int, score: bool, workers: int, together: bool) -> dict[str, float]:
+    """Run through Flower's Ray simulation."""
+    from fedapps.engines import flower
+
+    with tempfile.TemporaryDirectory(prefix="fedapps-scale-") as name:
+        app, out = Path(name) / "app", Path(name) / "out.json"
+        (app / "scaleapp").mkdir(parents=True)
+        (app / "scaleapp" / "__init__.py").touch()
+        text = "from benchmarks import scale\nclient = scale.client_app\nserver = scale.server_app\n"
+        (app / "scaleapp" / "apps.py").write_text(text)
+        (app / "pyproject.toml").write_text(PROJECT)
+        config = {"clients": clients, "sampled": sampled, "rounds": rounds, "score": score, "out": str(out)}
+        config |= {"shared": together, "began": time.time()}
+        nodes = flower.nodes_for(clients, 1, 0.0, workers) if together else clients
+        root = str(Path(__file__).resolve().parent.parent)
+        outcome = flower.run_simulation(
+            app, config, num_nodes=nodes, ray_cpus=workers, log_path=Path(name) / "log", env={"PYTHONPATH": root}
+        )
+        if outcome.status != "completed":
+            raise SystemExit(f"the Ray run {outcome.status}: {outcome.details}\n{(Path(name) / 'log').read_text()[-3000:]}")
+        return dict(json.loads(out.read_text(encoding="utf-8")))
+
+
+def inline(clients: int, sampled: int, rounds: int, score: bool) -> dict[str, float]:
+    """Run in this process."""
+    began = time.time()
+    return carry_out(InlineGrid(client_app, clients, numbered=True), sampled, rounds, score, began)
+
+
+# --- the server alone ------------------------------------------------------------------------------------------------
+
+
+class Aside(InlineGrid):
+    """An inline grid that knows how much CPU time the clients took."""
+
+    spent = 0.0
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Run the clients and note the time."""
+        began = time.process_time()
+        replies = super().send_and_receive(list(messages), timeout=timeout)
+        self.spent += time.process_time() - began
+        return replies
+
+
+def server(clients: int, sampled: int, rounds: int) -> dict[str, float]:
+    """Return CPU milliseconds a round beside the clients' messages, and bytes kept for a client."""
+    before = peak()
+    grid, marks = Aside(client_app, clients, numbered=True), [(time.process_time(), 0.0)]
+    strategy = AAggFFD(FedAvg(fraction_evaluate=0.0))
+
+    def note(now: Round) -> None:
+        marks.append((time.process_time(), grid.spent))
+        if now.number == rounds:  # from here on as if every client had been heard
+            assert strategy.rule is not None
+            strategy.rule.scores += 1e-6 * np.random.default_rng(0).normal(size=clients)
+
+    start = ArrayRecord({"w": Array(np.zeros(FEATURES, np.float32))})
+    client_grid = ClientGrid(grid, seed=0, clients_per_round=sampled)
+    run_rounds(
+        strategy,
+        client_grid,
+        start,
+        2 * rounds,
+        train_config=ConfigRecord(),
+        evaluate_every=0,
+        callbacks=[note],
+        log_result=False,
+    )
+    cost = [1e3 * ((b - a) - (d - c)) for (a, c), (b, d) in itertools.pairwise(marks)]
+    state = sum(value.nbytes for value in strategy.state_dict().values())
+    return {
+        "first": cost[0], "early": float(np.median(cost[1:rounds])), "late": float(np.median(cost[rounds + 1 :])),
+        "peak": (peak() - before) / clients, "state": state / clients,
+    }  # fmt: skip
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def fresh(*arguments: str) -> dict[str, float]:
+    """Run this file in a fresh process and return what it prints."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--one", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def one(kind: str, *numbers: str) -> dict[str, float]:
+    """Carry out one line."""
+    clients, sampled, rounds, score, workers, together = (int(number) for number in numbers)
+    if kind == "server":
+        return server(clients, sampled, rounds)
+    if kind == "inline":
+        return inline(clients, sampled, rounds, bool(score))
+    return by_ray(clients, sampled, rounds, bool(score), workers, bool(together))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000], metavar="N")
+    parser.add_argument("--sampled", type=int, nargs="+", default=[100, 1_000], metavar="N", help="clients a round")
+    parser.add_argument("--engines", nargs="+", default=["inline", "ray"], choices=["inline", "ray", "ray-node-per-client"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2, help="of Ray")
+    parser.add_argument("--score", type=int, default=10_000, help="most clients that are all evaluated")
+    parser.add_argument("--server", type=int, default=0, metavar="N", help="only the server's share, with so many clients")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        import logging
+
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        print(json.dumps(one(*args.one)))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    if args.server:
+        table = Table(
+            "clients", "a round", "first round, ms", "ms", "all heard, ms", "peak, bytes a client", "saved, bytes a client"
+        )
+        for sampled in args.sampled:
+            found = fresh("server", str(args.server), str(sampled), str(args.rounds), "0", "0", "0")
+            cells = [f"{found[key]:.1f}" for key in ("first", "early", "late", "peak", "state")]
+            table.add_row(f"{args.server:,}", f"{sampled:,}", *cells)
+        console.print("CPU time of the server beside the clients' messages", table)
+        return
+    columns = [
+        "engine",
+        "clients",
+        "a round",
+        "to round 1, s",
+        "a round, s",
+        "ms a client",
+        "all scored, s",
+        "server, MB",
+        "worker, MB",
+    ]
+    table = Table(*columns)
+    for engine in args.engines:
+        for clients in args.clients:
+            for sampled in args.sampled:
+                score = clients <= args.score
+                rest = (args.rounds, int(score), args.workers, int(engine == "ray"))
+                found = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
+                table.add_row(
+                    engine, f"{clients:,}", f"{sampled:,}", f"{found['first']:.1f}", f"{found['round']:.3f}",
+                    f"{1e3 * found['round'] / sampled:.2f}", f"{found['score']:.1f}" if score else "",
+                    f"{found['server'] / MEGA:.0f}", "" if engine == "inline" else f"{found['worker'] / MEGA:.0f}",
+                )  # fmt: skip
+                console.print(f"{engine} {clients:,} {sampled:,}: {found}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
