@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.common.seeds import generator
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
+from algorithms.personal.shared_layer import SharedFirstLayer
+from clients.base.data import Split
+from clients.base.scores import as_global
 from clients.base.training import SGD, Arrays, Config, Tensors, TrainOptions, flatten, get_arrays, set_arrays, trainable
-from clients.fedavg import as_global
 from clients.fedprox import FedProxClient
 
 # Below this value of lambda (1 - lambda) the two models are stepped separately.
@@ -57,11 +59,22 @@ class SuPerFedClient(FedProxClient):
         set_arrays(self.model, parameters)
         mixed = [p.detach() for p in trainable(self.model).values()]
         federated, personal = [t.clone() for t in mixed], self.personal(config, before=False)
+        splits = (self.data.validation, self.data.test)
+        shared = SharedFirstLayer.of(self.model, mixed, federated, personal, [split.x for split in splits])
+        at = [i for i in range(len(mixed)) if shared is None or i not in shared.at]
+        same = nn.Identity().eval()
         validated, tested = [], []
         for value in LAMBDAS:
-            _mix(mixed, federated, personal, [value] * len(mixed))
-            validated.append(self.score(self.data.validation))
-            tested.append(self.score(self.data.test))
+            _mix([mixed[i] for i in at], [federated[i] for i in at], [personal[i] for i in at], [value] * len(at))
+            if shared is None:
+                found = [self.score(split) for split in splits]
+            else:  # outputs are scored as those of a net that changes nothing
+                found = [
+                    self.objective.score(same, Split(outputs, split.y, split.groups))
+                    for outputs, split in zip(shared.outputs(value), splits, strict=True)
+                ]
+            validated.append(found[0])
+            tested.append(found[1])
         best = max(range(len(LAMBDAS)), key=lambda i: (validated[i]["accuracy"], -validated[i]["loss"]))
         curves = {f"lambda-{name}": [scores[name] for scores in tested] for name in CURVES if name in tested[0]}
         half = {"half-accuracy": tested[5]["accuracy"], "half-loss": tested[5]["loss"]}

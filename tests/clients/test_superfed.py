@@ -164,3 +164,13 @@ def test_state_of_another_architecture_is_refused():
     client.store.save("personal", [np.zeros((2, 2), np.float32)], {"server-round": 1})
     with pytest.raises(ValueError, match="client 6 keeps a personal model of another architecture"):
         client.evaluate(list(INITIAL.values()), {"server-round": 1})
+
+
+def test_an_evaluation_is_the_same_with_the_first_layer_computed_once(monkeypatch):
+    client = superfed(0, None)
+    parameters = [array + 0.1 for array in INITIAL.values()]
+    loss, count, found = client.evaluate(parameters, CONFIG)
+    monkeypatch.setattr("clients.superfed.SharedFirstLayer.of", lambda *_: None)
+    assert (pytest.approx(loss, abs=1e-6), count) == client.evaluate(parameters, CONFIG)[:2]
+    for name, value in client.evaluate(parameters, CONFIG)[2].items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
