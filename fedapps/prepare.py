@@ -98,7 +98,10 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
     present = sorted(path.name for path in folder.iterdir())
     if settings.resume:
         check_resumable(folder, settings.flat(), default_config())
-        set_status(folder, "running")
+        try:
+            set_status(folder, "running")
+        except OSError as error:
+            raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
         return
     if not present:
         return

@@ -1,6 +1,7 @@
 """Execution of one run on a Grid of any engine: builds task and strategy, runs the rounds, writes the results folder."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     recorder = Recorder(folder, settings.flat(), task.name, done, strategy, getattr(task, "groups", None))
+    checkpoints.record = recorder.files
     image_grids = (
         ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)
         if isinstance(inner, MakingSamples)
@@ -66,10 +68,11 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     except BaseException as error:
         if isinstance(error, TooFewReplies):  # raised between two rounds, so the current state can be resumed
             checkpoints.keep_last()
-            if error.result is not None:
-                recorder.save_model(error.result.arrays)
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # a full disk, maybe: what ended the run is to be told, not that
+            recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
+            if isinstance(error, TooFewReplies) and error.result is not None:
+                recorder.save_model(error.result.arrays)
         raise
     recorder.save_model(result.arrays)
     if image_grids:

@@ -42,7 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
         engine = {"inline": run_inline, "ray": run_ray, "deployment": run_deployment}[arguments.engine]
         status, reason = engine(settings, progress, arguments)
     if status_of(folder) is None:
-        set_status(folder, status, reason)
+        try:
+            set_status(folder, status, reason)
+        except OSError as error:
+            print(f"fedapps: summary.json is not up to date: {error}", file=sys.stderr)
     if (folder / "rounds.jsonl").exists() and not (status == "completed" and (folder / "report.html").exists()):
         try:
             write_report(folder)
@@ -164,12 +167,17 @@ def show(progress: Progress, folder: Path) -> None:
     progress.poll(folder)
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Do without lines for which there is no room on the disk, instead of a traceback on the terminal for each."""
+
+
 def _log_to(path: Path) -> None:
     """Redirect Flower's log to a file: the terminal is used by the progress bar."""
     logger = logging.getLogger("flwr")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.propagate = False

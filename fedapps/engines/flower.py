@@ -5,6 +5,7 @@ a run gets its own SuperLink (`superlink.py`), its log is passed on line by line
 or folder is ever left behind.
 """
 
+import contextlib
 import math
 import os
 import queue
@@ -195,27 +196,30 @@ class SubmittedRun:
         self.reader.start()
         started, deadline = False, time.monotonic() + START_SECONDS
         end_seen = math.inf
-        with self.log_path.open("a", encoding="utf-8") as log:
-            while True:
-                ended = not self.reader.is_alive()  # checked first, so that the queue is complete if it has ended
-                while not arrived.empty():
-                    line = arrived.get()
-                    started = True
-                    self.lines.append(line)
-                    log.write(line + "\n")
-                    log.flush()
-                    self.on_line(line)
-                if ended:
+        while True:
+            ended = not self.reader.is_alive()  # checked first, so that the queue is complete if it has ended
+            while not arrived.empty():
+                line = arrived.get()
+                started = True
+                self.lines.append(line)
+                self.note(line)
+                self.on_line(line)
+            if ended:
+                return
+            self.superlink.check_alive()
+            if not started and time.monotonic() > deadline:
+                raise RunFailed(f"the run did not start within {START_SECONDS:.0f} s; see {self.log_path}")
+            if status := self.ended():
+                end_seen = min(end_seen, time.monotonic())
+                if time.monotonic() > end_seen + LINGER_SECONDS:
+                    self.lingered = status
                     return
-                self.superlink.check_alive()
-                if not started and time.monotonic() > deadline:
-                    raise RunFailed(f"the run did not start within {START_SECONDS:.0f} s; see {self.log_path}")
-                if status := self.ended():
-                    end_seen = min(end_seen, time.monotonic())
-                    if time.monotonic() > end_seen + LINGER_SECONDS:
-                        self.lingered = status
-                        return
-                self.superlink.tick()
+            self.superlink.tick()
+
+    def note(self, text: str) -> None:
+        """Append to the log; where there is no room on the disk the run goes on without."""
+        with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
+            log.write(text + "\n")
 
     def outcome(self) -> Outcome:
         """Return how the run ended, as Flower reports it: exit codes do not tell."""
@@ -243,8 +247,7 @@ class SubmittedRun:
 
     def keep_superlink_log(self) -> None:
         """Append the end of the SuperLink's log to the run's: it may hold the reason, and its folder is removed."""
-        with self.log_path.open("a", encoding="utf-8") as log:
-            log.write(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}\n")
+        self.note(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}")
 
 
 def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, environment: Mapping[str, str]) -> None:

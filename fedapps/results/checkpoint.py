@@ -19,19 +19,24 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedapps.errors import UserError
+from fedapps.results.files import Files
 from strategies.base.capabilities import Stateful
 from strategies.base.rounds import Round
 
 
 @dataclass
 class Checkpoints:
-    """Callback that writes a checkpoint every ``every`` rounds (0: never) into ``folder``."""
+    """Callback that writes a checkpoint every ``every`` rounds (0: never) into ``folder``.
+
+    ``record``: of the rounds; while it waits for room on the disk there are no checkpoints, or a resumed run would lack rounds in it.
+    """
 
     folder: Path
     strategy: Any
     every: int
     last: int = 0
     latest: Round | None = None
+    record: Files | None = None
 
     def __call__(self, now: Round) -> None:
         """Write a checkpoint if this round is due; a failure to write is logged and does not end the run.
@@ -48,6 +53,9 @@ class Checkpoints:
             self._try(self.latest)
 
     def _try(self, now: Round) -> None:
+        if self.record is not None and self.record.behind:
+            log(WARNING, "no checkpoint after round %d, which is not recorded. The run goes on.", now.number)
+            return
         try:
             self.save(now.number, now.arrays)
         except (OSError, SafetensorError) as error:

@@ -1,12 +1,10 @@
-"""Measures by group of samples, from the sums that clients report: groups.csv, and the gaps for the round's record.
+"""Measures by group of samples, from the sums that clients report: the rows of groups.csv, and the gaps for the round's record.
 
 Sums are untrusted. Those that no samples could add up to are left out, and the client is named with the reason.
 """
 
-import csv
 from collections.abc import Mapping
 from logging import WARNING
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,15 @@ SUMS = "group-sums"
 COLUMNS = ("clients", "samples", "right", "accuracy", "selected", "tpr", "fpr", "ece", "tp", "fp", "fn", "tn")
 
 
-def write_groups(
-    path: Path, groups: Groups, metrics: Mapping[int | str, Mapping[str, Any]]
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Write the table of the groups; return the gaps between them, and of each client left out its id and the reason.
+def group_table(
+    groups: Groups, metrics: Mapping[int | str, Mapping[str, Any]]
+) -> tuple[list[list[Any]], dict[str, float], list[dict[str, Any]]]:
+    """Return the table of the groups, the gaps between them, and of each client left out its id and the reason.
 
-    ``metrics``: those of every client. Without any sums nothing is written.
+    ``metrics``: those of every client. Without any sums all is empty.
     """
     if not any(SUMS in values for values in metrics.values()):
-        return {}, []
+        return [], {}, []
     sound, left_out = [], []
     for client, values in metrics.items():
         fault = groups.fault(values[SUMS]) if SUMS in values else "none reported"
@@ -40,10 +38,8 @@ def write_groups(
     total = add_up(sound, groups)
     members = sum((groups.parts(sums).actual.sum(1) > 0 for sums in sound), np.zeros(len(groups.names), int))
     rows = [{"clients": int(count), **row} for count, row in zip(members, group_measures(total, groups), strict=True)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["group", *COLUMNS])
-        for name, row in zip(groups.names, rows, strict=True):
-            cells = [row.get(column, "") for column in COLUMNS]
-            writer.writerow([name, *(int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells)])
-    return group_gaps(total, groups), left_out
+    table: list[list[Any]] = [["group", *COLUMNS]]
+    for name, row in zip(groups.names, rows, strict=True):
+        cells = [row.get(column, "") for column in COLUMNS]
+        table.append([name, *(int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells)])
+    return table, group_gaps(total, groups), left_out

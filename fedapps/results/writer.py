@@ -1,8 +1,9 @@
 """Write a run's folder during the run: settings.toml, rounds.jsonl, clients.csv, weights.csv, curves.json, summary.json, the model.
 
-Every file is complete after every round, so that an interrupted run can be read, reported and resumed. ``bytes-up`` and ``bytes-down``
-count the training phases (the method's cost); evaluation is counted separately. They are what clients with nodes of their own would
-send; where clients share nodes, ``travelled-up`` and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
+Every file is complete after every round, so that an interrupted run can be read, reported and resumed. What finds no room on the disk
+waits for a later round, and a run that ends without it has not completed. ``bytes-up`` and ``bytes-down`` count the training phases
+(the method's cost); evaluation is counted separately. They are what clients with nodes of their own would send; where clients share
+nodes, ``travelled-up`` and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
 """
 
 import csv
@@ -10,18 +11,22 @@ import json
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
+from flwr.common import log
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from algorithms.common.measures import describe_clients, gini, parity_gap
 from algorithms.fairness.groups import Groups
 from fedapps import __version__
 from fedapps.errors import UserError
-from fedapps.results.group_writer import SUMS, write_groups
+from fedapps.results.files import Files, csv_text, replace, write_text
+from fedapps.results.group_writer import SUMS, group_table
 from fedapps.results.reader import read_table
 from fedapps.results.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
@@ -64,11 +69,14 @@ class Recorder:
     ) -> None:
         """Open the folder; ``done``: number of rounds in the checkpoint being resumed (records of later rounds are dropped).
 
+        Raises ``OSError`` if it cannot be written; what it holds is then as it was, or dropped.
+
         ``config``: the run's settings, with dotted keys.
         ``strategy``: if it decides weights (``last_weights``), these are recorded.
         ``groups``: of the test samples, if clients report sums for groups.
         """
         self.folder = folder
+        self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
         self.num_rounds = int(config["num-rounds"])
@@ -82,15 +90,13 @@ class Recorder:
             self._count(row)
         self.facts = {"method": config["method"], "task": task, "seed": config["seed"], "num-rounds": self.num_rounds}
         stored = {k: v for k, v in config.items() if k not in ("out", "resume")}
-        (folder / "settings.toml").write_text(
-            to_toml(stored | {f"versions.{k}": v for k, v in versions().items()}), encoding="utf-8"
-        )
-        (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        self.files.replace("settings.toml", to_toml(stored | {f"versions.{k}": v for k, v in versions().items()}))
+        self.files.replace("rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         self._keep_weights(done)
         self.finish("running")
 
     def __call__(self, now: Round) -> None:
-        """Record a round."""
+        """Record a round; a failure to write is logged and does not end the run."""
         row: dict[str, Any] = {
             "round": now.number,
             "clients": now.trained.clients,
@@ -116,15 +122,19 @@ class Recorder:
             row |= _travelled("evaluate-", now.evaluated)
             self._write_clients(now.evaluated.metrics)
             if self.groups is not None:
-                gaps, left_out = write_groups(self.folder / "groups.csv", self.groups, now.evaluated.metrics)
+                table, gaps, left_out = group_table(self.groups, now.evaluated.metrics)
+                if table:
+                    self.files.replace("groups.csv", csv_text(table))
                 row["evaluate"] |= gaps
                 row |= {"left-out": left_out} if left_out else {}
         self._count(row)
-        with (self.folder / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self.files.append("rounds.jsonl", json.dumps(row) + "\n")
         if now.trained.clients:  # without replies the strategy's weights are still those of an earlier round
             self._write_weights(now.number, self.strategy.last_weights if isinstance(self.strategy, DecidingWeights) else {})
-        self.finish("running")
+        try:
+            self.finish("running")
+        except OSError as error:
+            log(WARNING, "round %d cannot be recorded yet: %s. The run goes on.", now.number, error)
 
     def _models(self, now: Round) -> dict[str, int]:
         """Return the number of models sent in training: counted by the method, or one per message if messages are models."""
@@ -149,7 +159,12 @@ class Recorder:
                 self.models[key] = self.models.get(key, 0) + row[key]
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
-        """Write summary.json with this status (running, completed, failed, interrupted) and return it."""
+        """Write summary.json with this status (running, completed, failed, interrupted), and what waits to be written; return it.
+
+        Raises ``OSError`` if something could not be written.
+        """
+        if status != "running":
+            self.files.write()  # tables are read again below
         summary = {
             **self.facts,
             "status": status,
@@ -164,36 +179,38 @@ class Recorder:
             **(self.strategy.privacy_spent() if isinstance(self.strategy, SpendingPrivacy) else {}),
             **({"error": error} if error else {}),
         }
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
+        self.files.replace("summary.json", json.dumps(summary, indent=1))
+        self.files.write()
         return summary
 
     def _uncertainty(self) -> dict[str, float]:
         return as_numbers(of_clients(read_table(self.folder / "clients.csv", "client"), self.facts["seed"]))
 
     def save_model(self, arrays: ArrayRecord) -> None:
-        """Write the final global model."""
-        if arrays:
-            save_file({name: np.asarray(a.numpy(), order="C") for name, a in arrays.items()}, self.folder / "model.safetensors")
+        """Write the final global model. Raises ``OSError``."""
+        if not arrays:
+            return
+        model = {name: np.asarray(array.numpy(), order="C") for name, array in arrays.items()}
+        try:
+            replace(self.folder / "model.safetensors", lambda path: save_file(model, path))
+        except SafetensorError as error:  # as it calls an OSError
+            raise OSError(f"the model cannot be written: {error}") from error
 
     def _write_clients(self, metrics: Mapping[int | str, Mapping[str, Any]]) -> None:
         # A client may lack a metric that others have: AUROC, for example, if it has a single class.
         scalars = list(dict.fromkeys(n for values in metrics.values() for n, v in values.items() if not isinstance(v, list)))
-        with (self.folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["client", *scalars])
-            writer.writerows([client, *(values.get(name, "") for name in scalars)] for client, values in metrics.items())
+        rows = [[client, *(values.get(name, "") for name in scalars)] for client, values in metrics.items()]
+        self.files.replace("clients.csv", csv_text([["client", *scalars], *rows]))
         if curves := mean_curves(metrics):
-            write_text(self.folder / "curves.json", json.dumps(curves))
+            self.files.replace("curves.json", json.dumps(curves))
 
     def _write_weights(self, number: int, weights: Mapping[int | str, float]) -> None:
         every = -(-self.num_rounds * len(weights) // MAX_WEIGHTS)  # the same after a resume
         if not weights or (number - 1) % every:
             return
-        path = self.folder / "weights.csv"
-        rows: list[list[Any]] = [] if path.exists() else [["round", "client", "weight"]]
+        rows: list[list[Any]] = [] if self.files.begun("weights.csv") else [["round", "client", "weight"]]
         rows += [[number, client, f"{weight:.6g}"] for client, weight in weights.items()]
-        with path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(rows)
+        self.files.append("weights.csv", csv_text(rows))
 
     def _keep_weights(self, done: int) -> None:
         """Truncate weights.csv after round ``done``."""
@@ -205,10 +222,7 @@ class Recorder:
         if len(kept) < 2:
             path.unlink()
             return
-        partial = path.with_name("weights.csv.partial")
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(kept)
-        partial.replace(path)
+        self.files.replace("weights.csv", csv_text(kept))
 
 
 def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
@@ -291,13 +305,6 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
     path = folder / "rounds.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: a reader sees the old or the new text, never a part of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def status_of(folder: Path) -> str | None:

@@ -1,0 +1,87 @@
+"""Files of a results folder. A full disk costs neither what is there nor what was to be written: that waits until there is room."""
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+class Files:
+    """Texts for files in ``folder``: what has been given to ``replace`` and ``append`` is there after a ``write`` without error."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._whole: dict[str, str] = {}
+        self._more: dict[str, str] = {}
+
+    @property
+    def behind(self) -> bool:
+        """Whether anything waits to be written."""
+        return bool(self._whole or self._more)
+
+    def begun(self, name: str) -> bool:
+        """Return whether a file has been written or is about to be."""
+        return name in self._whole or name in self._more or (self.folder / name).exists()
+
+    def replace(self, name: str, text: str) -> None:
+        """Let a file hold ``text`` and nothing else."""
+        self._whole[name] = text
+        self._more.pop(name, None)
+
+    def append(self, name: str, text: str) -> None:
+        """Let a file end with ``text``."""
+        where = self._whole if name in self._whole else self._more
+        where[name] = where.get(name, "") + text
+
+    def write(self) -> None:
+        """Write what waits. Raises ``OSError`` if some of it could not be written: it goes on waiting."""
+        failed: OSError | None = None
+        for waiting, put in ((self._whole, write_text), (self._more, append_text)):
+            for name, text in list(waiting.items()):
+                try:
+                    put(self.folder / name, text)
+                    del waiting[name]
+                except OSError as error:
+                    failed = failed or error
+        if failed:
+            raise failed
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: a reader sees the old or the new text, never a part of it."""
+    replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a file beside ``path``, and put it in its place; without success nothing of it stays."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        write(partial)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    partial.replace(path)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a file; without success it is as long as before."""
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        data = memoryview(text.encode())
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as the text of a CSV file."""
+    out = io.StringIO()
+    csv.writer(out).writerows(rows)
+    return out.getvalue()
