@@ -1,9 +1,9 @@
 """A million fuzzed replies through the wire format and the checks of a phase: none may raise, and none that passes may spoil a mean.
 
-    python benchmarks/fuzz_messages.py [--messages 1000000] [--seed 0]
+    python benchmarks/fuzz_messages.py [--messages 1000000] [--seconds S] [--seed 0]
 
 Every step takes the replies of four clients, changes one at random (``tests/strange.py``: bytes, headers, values, structure, metrics,
-configuration), checks it alone and all four together, caps weights and averages what is left, by turns as for a method whose replies
+configuration), checks it alone and, if it passes, all four together, caps weights and averages, by turns as for a method whose replies
 are models (with and without a bound), updates or something else, and as for a strategy of Flower's own. Prints the counts by reason.
 An exception ends the script with the seed and number of the message that raised it.
 """
@@ -11,6 +11,7 @@ An exception ends the script with the seed and number of the message that raised
 import argparse
 import copy
 import logging
+import math
 import re
 import sys
 import time
@@ -31,7 +32,7 @@ from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import average_arrays, average_metrics, to_record
 from strategies.base.reply_validation import Rules, UpdateBound
 from strategies.base.weights import capped
-from tests.strange import mutate
+from tests.strange import copied, mutate
 
 CLIENTS = 4
 MODEL = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "b": np.zeros(3), "count": np.array(7)}
@@ -54,40 +55,43 @@ def valid_content(client: int) -> RecordDict:
     return RecordDict({"arrays": arrays, "metrics": metrics})
 
 
+VALID = [valid_content(client) for client in range(CLIENTS)]
+
+
 @cache
-def checked(kind: str, sent: Message) -> list[RecordDict]:
-    """Return the contents of clients that mean well, as they pass the checks."""
-    replies = [Message(valid_content(client), reply_to=sent) for client in range(CLIENTS)]
-    assert not any(RULES[kind].fault(sent, reply) for reply in replies)
-    return [reply.content for reply in replies]
+def checked(kind: str, client: int, sent: Message) -> RecordDict:
+    """Return the content of a client that means well, as it passes the checks."""
+    reply = Message(valid_content(client), reply_to=sent)
+    assert not RULES[kind].fault(sent, reply)
+    return reply.content
 
 
-def well_meant(kind: str, sent: Message) -> list[Message]:
-    """Return fresh replies with these contents."""
-    return [Message(content, reply_to=sent) for content in checked(kind, sent)]
+@cache
+def envelope(client: int, sent: Message) -> Message:
+    """Return a reply of a client, for any content."""
+    return Message(valid_content(client), reply_to=sent)
 
 
 def try_one(rules: Rules, kind: str, number: int, seed: int, sent: Message, reasons: Counter[str]) -> None:
-    """Mutate one of the replies, check all and average what is left."""
+    """Mutate one of the replies, check it, compare all and average them. Of one that is left out nothing gets any further."""
     rng = np.random.default_rng([seed, number])
     victim = int(rng.integers(CLIENTS))
-    kept: list[tuple[int | str, Message]] = []
-    for client, reply in enumerate(well_meant(kind, sent)):
-        if client == victim:
-            reply.content = mutate(valid_content(client), rng)
-            if reason := rules.fault(sent, reply):
-                reasons[_kind_of(reason)] += 1
-                continue
-        else:  # its metrics are changed by the cap, its arrays are checked once
-            metrics_record = next(iter(reply.content.metric_records.values()))
-            reply.content = RecordDict({"arrays": arrays_of(reply.content)[0], "metrics": MetricRecord({**metrics_record})})
-        kept.append((client, reply))
+    replies = [envelope(client, sent) for client in range(CLIENTS)]
+    replies[victim].content = mutate(VALID[victim], rng)
+    if reason := rules.fault(sent, replies[victim]):
+        reasons[_kind_of(reason)] += 1
+        return
+    for client, reply in enumerate(replies):
+        if client != victim:  # metrics are changed by what follows, arrays are not
+            reply.content = copied(checked(kind, client, sent))
+    kept: list[tuple[int | str, Message]] = list(enumerate(replies))
     odd = rules.agreement.odd(kept, rules.alike)
     for place, reason in odd.items():
         reasons[_kind_of(reason)] += 1
         assert kept[place][0] == victim, f"client {kept[place][0]}, who means well, is left out: {reason}"
-    kept = [pair for place, pair in enumerate(kept) if place not in odd]
-    reasons["used"] += any(client == victim for client, _ in kept)
+    if odd:
+        return
+    reasons["used"] += 1
     capped(kept, "num-examples", 10.0)
     contents = [reply.content for _, reply in kept]
     assert all(np.isfinite(np.asarray(value)).all() for value in average_metrics(contents, "num-examples").values())
@@ -101,9 +105,8 @@ def try_one(rules: Rules, kind: str, number: int, seed: int, sent: Message, reas
         }
         assert all(np.isfinite(read(array)).all() for array in mean.values())
     else:
-        for content in contents:
-            for record in arrays_of(content):
-                assert all(np.isfinite(read(array)).all() for array in record.values())
+        for record in arrays_of(contents[victim]):
+            assert all(np.isfinite(read(array)).all() for array in record.values())
 
 
 def _kind_of(reason: str) -> str:
@@ -115,6 +118,9 @@ def main() -> None:
     """Run and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="stop after so many seconds, before all messages are tried"
+    )
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -126,15 +132,16 @@ def main() -> None:
     sent = Message(RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})}), 2, MessageType.TRAIN)
     sent.metadata.__dict__["_message_id"] = "1"
     reasons: Counter[str] = Counter()
-    began, kinds = time.process_time(), list(RULES)
-    for number in range(chosen.messages):
+    began, deadline, kinds, number = time.process_time(), time.monotonic() + chosen.seconds, list(RULES), 0
+    while number < chosen.messages and time.monotonic() < deadline:
         kind = kinds[number % len(kinds)]
         try:
             try_one(copy.copy(RULES[kind]), kind, number, chosen.seed, sent, reasons)
         except Exception:
             print(f"message {number} of seed {chosen.seed}, as for {kind}:", file=sys.stderr)
             raise
-    print(f"{chosen.messages} messages, {time.process_time() - began:.0f} s of CPU time, no exception")
+        number += 1
+    print(f"{number} messages, {time.process_time() - began:.0f} s of CPU time, no exception")
     for reason, count in reasons.most_common(25):
         print(f"{count:9d}  {reason}")
 
