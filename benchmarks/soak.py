@@ -1,0 +1,275 @@
+"""Runs under faults: one in every other round. What is lost, what passes as sound that is not, what is left out that is.
+
+    python benchmarks/soak.py [--engine inline] [--rounds 1000] [--seed 0]
+    python benchmarks/soak.py --engine deployment [--rounds 100]
+
+FedAvg on digits by the command. ``inline``: five clients, a checkpoint every five rounds. ``deployment``: a SuperLink and three
+SuperNodes of this machine, a checkpoint every round; clients take a step without training. The seed draws who is hit, where and in
+which order:
+
+- client: the process of an answer is killed; inline, where it has none, it raises.
+- node: the SuperNode is killed and started again; inline the node is gone for the round, then comes back under another number.
+- late: the answer comes after the time is over. Inline it comes with those of the next round.
+- nan, shape, weight: one NaN among a model's values; another shape; ``num-examples`` = 1e15, which ``max-weight`` caps.
+- duplicate: another node says that it is this client.
+- disk: until the next round (SuperNodes: for some seconds) no file may grow beyond a few bytes, by RLIMIT_FSIZE: a full disk, EFBIG for
+  ENOSPC. The limit hits what writes the results folder; sites and SuperLink, whose disks are others, keep theirs.
+- restart: the SuperLink is killed, with the ServerApp; inline the process of the run, before one of its next file operations, drawn at
+  random. Then the run is gone on with.
+
+Where a run ends it is gone on with (``--resume``) until it has completed. A false success: a round that used or did not cap what it had
+to, or is missing from a run that says it is complete; a model that is not finite. A false failure: a client left out that did nothing
+wrong. The difference is that of the final model to a clean one, made without the strategy, the round loop and the engine: every round
+asks only the clients that the record names as used, and the mean of their models is the next model.
+"""
+
+import argparse
+import contextlib
+import math
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from safetensors.numpy import load_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+
+from algorithms.common.averaging import weighted_average
+from algorithms.common.wire import read
+from benchmarks.soak_faults import KINDS, fault, walk
+from fedapps.engines.inline import InlineGrid
+from fedapps.results.writer import read_rounds
+from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.records import to_record
+
+CLIENTS = {"inline": 5, "deployment": 3}
+EVERY = {"inline": 5, "deployment": 1}
+ROUNDS = {"inline": 1000, "deployment": 100}
+JOB = [
+    "method=fedavg",
+    "model.name=logistic",
+    "data.partition=iid",
+    "train.local-epochs=1",
+    "evaluate-every=0",
+    "clients-per-round=0",
+]
+JOB += ["max-weight=10", "timeout=45"]
+LEFT_OUT = ("client", "node", "late", "nan", "shape")
+CERTAIN = {"inline": LEFT_OUT, "deployment": ("client", "nan", "shape")}  # a site may have answered before it is killed
+COLUMNS = ("times", "left out or capped", "false successes", "false failures", "lost on the way back", "rounds repeated")
+
+
+@dataclass
+class Soak:
+    """A soak and what is counted in it; ``allowed``: client -> rounds in which it may be missing, since its site is on its way back."""
+
+    engine: str
+    rounds: int
+    seed: int
+    work: Path
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in ("none", *KINDS)})
+    allowed: dict[int, set[int]] = field(default_factory=dict)
+    starts: int = 0
+    ended: str = ""
+    difference: float = math.nan
+
+    @property
+    def out(self) -> Path:
+        """The results folder."""
+        return self.work / "run"
+
+    def fault(self, number: int) -> tuple[str, int]:
+        """Return kind and client of the fault of a round."""
+        return fault(self.seed, number, CLIENTS[self.engine])
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def start(self, *engine: str) -> Any:
+        """Start the command, or go on with what is in the folder."""
+        job = [*JOB, f"num-rounds={self.rounds}", f"seed={self.seed}", f"num-clients={CLIENTS[self.engine]}"]
+        job += [f"checkpoint-every={EVERY[self.engine]}"]
+        again = (self.out / "settings.toml").exists()
+        arguments = ["run", *(["--resume"] if again else job), "--engine", self.engine, *engine, "--out", str(self.out)]
+        kind = multiprocessing.get_context("fork" if self.engine == "inline" else "spawn")
+        process = kind.Process(target=command, args=(self.engine, arguments))
+        process.start()
+        self.starts += 1
+        return process
+
+    def over(self, code: int | None, hit: int) -> bool:
+        """Return whether the run is over; else count the rounds that are to be repeated, of round ``hit`` or of the record's last."""
+        if code == 0:
+            self.ended = "completed"
+        elif self.starts > 2 + self.rounds // 4:
+            self.ended = f"given up after {self.starts} starts"
+        elif code == 2:
+            self.ended = "refused to be gone on with"
+        else:
+            done = max((int(path.name) for path in (self.out / "checkpoint").glob("*") if path.name.isdigit()), default=0)
+            last = max(hit, *(row["round"] for row in read_rounds(self.out)), 0)
+            kind = "restart" if code == -9 else self.fault(hit)[0] or "none"
+            self.counts[kind]["rounds repeated"] += last - done
+            print(f"start {self.starts} ended with {code} in round {last}, {kind}; {done} done", file=sys.stderr)
+        return bool(self.ended)
+
+    def inline(self) -> None:
+        """Run in processes of this one."""
+        import fedapps.client_factory
+        import fedapps.run_command  # noqa: F401 - once, for all processes
+
+        os.environ["SOAK_WORK"] = str(self.work)
+        while True:
+            process = self.start()
+            process.join()
+            if self.over(process.exitcode, max((int(p.name.partition("-")[2]) for p in self.work.glob("once-*")), default=0)):
+                return
+
+    def deployment(self) -> None:
+        """Run on SuperNodes."""
+        from benchmarks.soak_sites import Attacker
+        from fedapps.deployment.local import Deployment
+
+        sites = {f"site-{i}": {"partition-id": i, "num-partitions": CLIENTS["deployment"]} for i in range(CLIENTS["deployment"])}
+        with Deployment.create(self.work / "deployment", sites) as deployment:
+            deployment.start()
+            attacker = Attacker(deployment, self.out)
+            self.allowed = attacker.away
+            process, met = self.start("--deployment", str(deployment.folder)), 0
+            while True:
+                last = max((row["round"] for row in read_rounds(self.out)), default=0)
+                attacker.after(last)
+                if met <= last and (self.out / "settings.toml").exists():
+                    met = last + 1
+                    attacker.act(met, *self.fault(met), process.pid)
+                if not process.is_alive():
+                    attacker.settle()
+                    if self.over(process.exitcode, attacker.hit):
+                        return
+                    deployment.start()
+                    process = self.start("--deployment", str(deployment.folder))
+                time.sleep(0.2)
+
+    # --- judging ----------------------------------------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """Count what was right and wrong in the record of the rounds."""
+        rows = read_rounds(self.out)
+        found, last = Counter(row["round"] for row in rows), "none"
+        for number in range(1, self.rounds + 1):
+            kind, _ = self.fault(number)
+            self.counts[kind or "none"]["times"] += 1
+            self.counts[kind or "none"]["false successes"] += found[number] != 1 and self.ended == "completed"
+        for row in rows:
+            kind, victim = self.fault(row["round"])
+            last = kind or last
+            used, capped = set(row["clients"]), set(row.get("capped", ()))
+            missing = set(range(CLIENTS[self.engine])) - used
+            if kind in LEFT_OUT:
+                self.counts[kind]["left out or capped"] += victim in missing
+                self.counts[kind]["false successes"] += victim in used and kind in CERTAIN[self.engine]
+            elif kind == "weight":
+                self.counts[kind]["left out or capped"] += capped == {victim}
+                self.counts[kind]["false successes"] += capped != {victim} and victim in used
+            for client in missing - ({victim} if kind in LEFT_OUT else set()):
+                word = "lost on the way back" if row["round"] in self.allowed.get(client, ()) else "false failures"
+                self.counts[kind or last][word] += 1
+        model = load_file(self.out / "model.safetensors") if (self.out / "model.safetensors").exists() else {}
+        if self.ended == "completed":
+            clean = self.clean(rows)
+            self.counts["none"]["false successes"] += not model or not all(np.isfinite(a).all() for a in model.values())
+            self.difference = (
+                max(float(np.abs(model[name] - array).max()) for name, array in clean.items()) if model else math.inf
+            )
+
+    def clean(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the model of rounds that ask only the clients which ``rows`` name as used."""
+        from fedapps.assembly import build_task
+        from fedapps.client_app import app
+        from fedapps.settings import read_settings
+        from fedapps.toml_text import read_toml
+
+        stored = {key: value for key, value in read_toml(self.out / "settings.toml").items() if not key.startswith("versions.")}
+        settings = read_settings(stored | {"out": str(self.work / "clean")})
+        grid, model = InlineGrid(app, settings.num_clients, settings.flat()), build_task(settings).initial_arrays()
+        config: dict[str, Any] = {"seed": settings.seed, "first-round": 1, "checkpoint-round": 0, **settings.train.to_config()}
+        for row in rows:
+            told = ConfigRecord(config | {"server-round": row["round"], "num-rounds": self.rounds})
+            content = RecordDict({"arrays": to_record(list(model), list(model.values())), "config": told})
+            messages = [Message(content, 1000 + i, MessageType.TRAIN) for i in row["clients"]]
+            if self.engine == "inline":
+                replies = [grid.send_and_receive([message])[0].content for message in messages]
+            else:
+                replies = [walk(message, grid.contexts[message.metadata.dst_node_id]).content for message in messages]
+            weights = [int(metrics_of(reply)["num-examples"]) for reply in replies]
+            for client in row.get("capped", ()):  # its own weight is still honest here, as is the median with it in its place
+                others = [weight for i, weight in zip(row["clients"], weights, strict=True) if i != client]
+                weights[row["clients"].index(client)] = 10 * statistics.median_low([*others, 10**15])
+            models = [[read(array) for array in arrays_of(reply)[0].values()] for reply in replies]
+            model = dict(zip(model, weighted_average(models, weights), strict=True))
+        return model
+
+    def table(self) -> str:
+        """Return the counts as a table in Markdown, and what is said of the run as a whole."""
+        total = sum(self.counts.values(), Counter())
+        lines = [f"| fault | {' | '.join(COLUMNS)} |", "| --- |" + " --- |" * len(COLUMNS)]
+        for name, counts in [*self.counts.items(), ("all", total)]:
+            lines.append(f"| {name} | {' | '.join(str(counts[column]) for column in COLUMNS)} |")
+        lines += ["", f"{self.engine}: {self.rounds} rounds, seed {self.seed}; {self.starts} starts; the run {self.ended}"]
+        lines += [f"runs lost: {int(self.ended != 'completed')}; difference from the clean model: {self.difference:.3g}"]
+        return "\n".join(lines)
+
+
+def command(engine: str, arguments: list[str]) -> None:
+    """Run ``fedapps``, with the faults of clients in its app; run.log has what it says."""
+    from benchmarks import soak_faults
+    from fedapps import cli
+    from fedapps.deployment import site_run
+    from fedapps.engines import app_folder, inline
+
+    def faulty_copy(folder: Path) -> Path:
+        app = app_folder.copy_app(folder)
+        shutil.copy(soak_faults.__file__, app / "fedapps")
+        with (app / "fedapps" / "client_app.py").open("a") as file:
+            file.write("\nfrom fedapps.soak_faults import Faulty\n\napp = Faulty(app)\n")
+        return app
+
+    if engine == "inline":
+        inline.InlineGrid = soak_faults.FaultyGrid  # type: ignore[misc]
+    site_run.copy_app = faulty_copy  # type: ignore[attr-defined]
+    with open(os.devnull, "w") as sys.stdout, contextlib.redirect_stderr(sys.stdout):
+        sys.exit(cli.main(arguments))
+
+
+def main() -> None:
+    """Run, judge and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=list(CLIENTS), default="inline")
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder for what the run writes, which stays")
+    chosen = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        work = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        work.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        soak = Soak(chosen.engine, chosen.rounds or ROUNDS[chosen.engine], chosen.seed, work.absolute())
+        soak.inline() if chosen.engine == "inline" else soak.deployment()
+        soak.judge()
+        print(soak.table())
+        print(f"{time.monotonic() - began:.0f} s")
+    bad = sum(counts["false successes"] + counts["false failures"] for counts in soak.counts.values())
+    sys.exit(bad > 0 or soak.ended != "completed" or not soak.difference <= 1e-6)
+
+
+if __name__ == "__main__":
+    main()

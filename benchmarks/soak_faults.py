@@ -1,0 +1,170 @@
+"""Faults of ``soak.py``: of clients, which travel with the app to the sites, and of nodes, disk and process of the inline engine."""
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from fedapps.engines.inline import InlineGrid
+
+KINDS = ("client", "node", "late", "nan", "shape", "weight", "duplicate", "disk", "restart")
+NO_LIMIT = resource.RLIM_INFINITY
+
+
+def fault(seed: int, number: int, clients: int) -> tuple[str, int]:
+    """Return kind and client of the fault in a round, ("", -1) in odd ones; every kind once in so many faults, in an order drawn."""
+    if number % 2 or not number:
+        return "", -1
+    block, place = divmod(number // 2 - 1, len(KINDS))
+    kind = KINDS[np.random.default_rng([seed, block]).permutation(len(KINDS))[place]]
+    return kind, int(np.random.default_rng([seed, block, place]).integers(clients))
+
+
+# --- the faults of clients, in both engines ---------------------------------------------------------------------------
+
+
+class Faulty(ClientApp):
+    """A ClientApp whose training replies are spoilt."""
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self.app = app
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer."""
+        number, seed = round_of(message)
+        kind, victim = fault(seed, number, int(str(context.node_config.get("num-partitions", 1))))
+        mine = kind if context.node_config.get("partition-id") == victim else ""
+        site = "store-dir" in context.node_config
+        if mine == "client":
+            if site:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("the process of the client was killed")
+        reply = walk(message, context) if site and number else self.app(message, context)
+        if mine in ("nan", "shape", "weight"):
+            spoil(reply.content, mine, np.random.default_rng([seed, number]))
+        return reply
+
+
+def walk(message: Message, context: Context) -> Message:
+    """Answer a training message by a step that depends on client and round alone, without PyTorch: its import is most of a site's work.
+
+    Means of such steps add up, so that a wrong one shows in the final model.
+    """
+    sent = next(iter(message.content.array_records.values()))
+    client, number = int(str(context.node_config["partition-id"])), round_of(message)[0]
+    arrays = {}
+    for name, array in sent.items():
+        values = array.numpy()
+        steps = np.cos(number + np.arange(values.size) * (1 + client)).reshape(values.shape)
+        arrays[name] = Array((values + 0.01 * steps).astype(values.dtype))
+    metrics = MetricRecord({"num-examples": 10 + client, "loss": 1.0})
+    return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
+
+
+def spoil(content: RecordDict, kind: str, rng: np.random.Generator) -> None:
+    """Change a training reply."""
+    record = next(iter(content.array_records.values()))
+    name = list(record)[rng.integers(len(record))]
+    values = record[name].numpy().copy()
+    if kind == "nan":
+        values.flat[rng.integers(values.size)] = np.nan
+    elif kind == "shape":
+        values = values[..., :-1]
+    else:
+        next(iter(content.metric_records.values()))["num-examples"] = 10**15
+    record[name] = Array(values)
+
+
+def round_of(message: Message) -> tuple[int, int]:
+    """Return round and seed of a training message; round 0 for others."""
+    if message.metadata.message_type != "train":
+        return 0, 0
+    config = next(iter(message.content.config_records.values()))
+    return int(str(config["server-round"])), int(str(config["seed"]))
+
+
+# --- inline -----------------------------------------------------------------------------------------------------------
+
+
+class FaultyGrid(InlineGrid):
+    """The in-process grid with faults of nodes, process and disk; ``WORK`` is the folder of what has been done once."""
+
+    def __init__(self, app: ClientApp, num_clients: int, run_config: Any = None) -> None:
+        super().__init__(Faulty(app), num_clients, run_config)
+        self.late: list[Message] = []
+        self.double = 0
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Answer, but for the fault of the round."""
+        messages = list(messages)
+        number, seed = round_of(messages[0])
+        if not number:
+            return super().send_and_receive(messages, timeout=timeout)
+        file_limit(NO_LIMIT)
+        late, self.late = self.late, []
+        kind, victim = fault(seed, number, len(messages))
+        rng = np.random.default_rng([seed, number, 1])
+        self.contexts.pop(self.double, None)  # of the round before
+        if kind == "disk" and once(number):
+            size = (
+                Path(str(next(iter(self.contexts.values())).run_config["out"]), "rounds.jsonl").stat().st_size
+                if number > 1
+                else 0
+            )
+            file_limit(int(rng.choice([0, 20, 300, 2000, size + 1, size + 100])))
+        if kind == "restart" and once(number):
+            kill_before(int(rng.integers(25)))
+        replies = super().send_and_receive(messages, timeout=timeout)
+        node = messages[victim].metadata.dst_node_id if kind else 0
+        own = [reply for reply in replies if reply.metadata.src_node_id == node]
+        if kind in ("late", "node"):
+            replies = [reply for reply in replies if reply not in own]
+            self.late = own if kind == "late" else []
+        if kind == "node":
+            replies.append(Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=messages[victim]))
+            self._introduce(node, 10**6 + number)
+            del self.contexts[node]
+        if kind == "duplicate":
+            self.double = 10**6 + number
+            self._introduce(node, self.double)
+        return [*late, *replies]
+
+    def _introduce(self, node: int, new: int) -> None:
+        old = self.contexts[node]
+        self.contexts[new] = Context(old.run_id, new, old.node_config, RecordDict(), old.run_config)
+
+
+def once(number: int) -> bool:
+    """Return whether the fault of this round has not happened, and note that it has: a repeated round is spared."""
+    path = Path(os.environ["SOAK_WORK"], f"once-{number}")
+    if path.exists():
+        return False
+    path.touch()
+    return True
+
+
+def file_limit(size: int, process: int = 0) -> None:
+    """Let no file grow beyond ``size`` bytes."""
+    resource.prlimit(process, resource.RLIMIT_FSIZE, (size, NO_LIMIT))
+
+
+def kill_before(operations: int) -> None:
+    """Kill this process at its next file operation but ``operations``."""
+    left = [operations]
+
+    def count(event: str, _: object) -> None:
+        if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)

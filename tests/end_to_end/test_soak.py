@@ -1,0 +1,76 @@
+"""``benchmarks/soak.py``, short: a run under every kind of fault is what it should be, and a record that is not is noticed."""
+
+import json
+
+import pytest
+
+from benchmarks.soak import LEFT_OUT, Soak
+from benchmarks.soak_faults import KINDS
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 2 * len(KINDS)  # every kind once
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    work = tmp_path_factory.mktemp("soak")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        soak = Soak("inline", ROUNDS, 0, work)
+        soak.inline()
+    assert soak.ended == "completed"
+    return work
+
+
+def judged(work, change=lambda rows: rows):
+    """Return the sums of what is counted, and the difference, where the record is changed."""
+    path = work / "run" / "rounds.jsonl"
+    before = path.read_text()
+    try:
+        rows = change([json.loads(line) for line in before.splitlines()])
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        soak = Soak("inline", ROUNDS, 0, work, ended="completed")
+        soak.judge()
+    finally:
+        path.write_text(before)
+    words = ("times", "left out or capped", "false successes", "false failures")
+    return [sum(counts[word] for counts in soak.counts.values()) for word in words], soak.difference
+
+
+def where(kinds):
+    """Return the first round with a fault of one of these kinds, and its client."""
+    soak = Soak("inline", ROUNDS, 0, None)
+    return next((n, soak.fault(n)[1]) for n in range(1, ROUNDS + 1) if soak.fault(n)[0] in kinds)
+
+
+def test_nothing_is_lost_and_the_model_is_that_of_the_sound_replies(work):
+    assert judged(work) == ([ROUNDS, len(LEFT_OUT) + 1, 0, 0], 0.0)
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_a_reply_that_should_not_have_been_used_is_noticed(work, kind):
+    number, client = where([kind])
+
+    def used(rows):
+        rows[number - 1]["clients"] = sorted([*rows[number - 1]["clients"], client])
+        return rows
+
+    (_, left_out, successes, failures), difference = judged(work, used)
+    assert (left_out, successes, failures) == (len(LEFT_OUT), 1, 0)
+    assert difference > 1e-6
+
+
+def test_a_weight_that_was_not_capped_is_noticed(work):
+    (_, _, successes, _), difference = judged(work, lambda rows: [{**row, "capped": []} for row in rows])
+    assert successes == 1
+    assert difference > 1e-6
+
+
+def test_a_sound_client_that_was_left_out_and_a_missing_round_are_noticed(work):
+    (_, _, successes, failures), difference = judged(work, lambda rows: [{**rows[0], "clients": [0, 1, 2, 3]}, *rows[1:]])
+    assert (successes, failures) == (0, 1)
+    assert difference > 1e-6
+    (_, _, successes, _), difference = judged(work, lambda rows: rows[:4] + rows[5:])
+    assert successes == 1
+    assert difference > 1e-6
