@@ -30,10 +30,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from scipy.sparse import random_array
-from scipy.sparse.linalg import aslinearoperator
+from scipy.sparse.linalg import aslinearoperator, svds
 
-from algorithms.frank_wolfe.atoms import Array
+from algorithms.frank_wolfe.atoms import Array, Atom, RankOne
 from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.lanczos import generic_vector
 from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
 from algorithms.frank_wolfe.objectives import SparseGradient
 from algorithms.frank_wolfe.steps import Schedule, move
@@ -94,13 +95,26 @@ def cases(largest: int) -> Iterator[tuple[str, str, Domain, Array, Callable[[Arr
         g = matrix(rng, p)
         for tolerance in (1e-2, 1e-4):
             ball = NuclearBall((p, p), 100.0, tolerance)
+            yield f"svds, {tolerance:g}", f"{p} x {p}", Arpack((p, p), 100.0, tolerance), g, no_projection
             yield f"NuclearBall, {tolerance:g}", f"{p} x {p}", ball, g, ball.project if tolerance == 1e-2 else no_projection
         sparse = random_array((p, p), density=0.01, rng=rng, dtype=np.float32, data_sampler=rng.standard_normal).tocsr()
         yield "NuclearBall, sparse", f"{p} x {p}", NuclearBall((p, p), 100.0), aslinearoperator(sparse), no_projection
+        yield "svds, sparse", f"{p} x {p}", Arpack((p, p), 100.0), sparse, no_projection
     for p in (n for n in (200, 1000) if n <= largest):
         spectrahedron = Spectrahedron((p, p))
         g = matrix(rng, p)
         yield "Spectrahedron", f"{p} x {p}", spectrahedron, g + g.T, spectrahedron.project
+
+
+class Arpack(NuclearBall):
+    """The nuclear-norm ball with SciPy's ``svds`` (ARPACK) as its oracle, at the same tolerance, from the same vector."""
+
+    def lmo(self, gradient: Any, warm: Atom | None = None) -> RankOne:
+        """Return ``-radius u v'`` with the top singular pair."""
+        p, q = self.shape
+        start = generic_vector(min(p, q)) if warm is None else warm.u if p <= q else warm.v  # type: ignore[attr-defined]
+        u, _, vt = svds(gradient, k=1, tol=self.tolerance, v0=start)
+        return RankOne(u[:, 0], vt[0], -self.radius)
 
 
 def no_projection(x: Array) -> None:

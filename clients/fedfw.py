@@ -14,6 +14,7 @@ import numpy as np
 
 from algorithms.common.averaging import Arrays
 from algorithms.frank_wolfe.atoms import Array, Atom, Parts, RankOne
+from algorithms.frank_wolfe.scratch import scratch
 from algorithms.frank_wolfe.steps import Step, average_gradient, client_step, dual_step
 from clients.base.options import Config
 from clients.families.problems import ConstrainedClient
@@ -56,7 +57,8 @@ class FedFWClient(ConstrainedClient):
         dual = None
         if state.y is not None:
             dual_step(state.y, state.x, x_bar, lambda_0)
-            dual = state.y if self._dual_mean is None else state.y - self._dual_mean
+            mean = self._dual_mean
+            dual = state.y if mean is None else np.subtract(state.y, mean, out=scratch(state.y, mean, 2))
         for k, numbers in enumerate(zip(config["etas"], config["lambdas"], config["rhos"], strict=True)):
             gradient = self.gradient(state.x, config, batch, k)
             step = Step(numbers[0], 0.0 if naive else numbers[1], numbers[2])

@@ -17,6 +17,7 @@ import numpy as np
 from algorithms.common.checks import check_choice, check_range
 from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.scratch import scratch
 
 SCHEDULES = ("convex", "non-convex", "stochastic")
 #: The last penalty, in units of the curvature of f_i / n, if it is chosen automatically.
@@ -96,14 +97,14 @@ def client_step(
     Algorithm 2 (FedFW+), ``y_i`` less the mean of all y (:func:`dual_step`); ``None`` is Algorithm 1. ``warm``: the client's last atom.
     Raises ``ValueError`` as ``domain.lmo`` does, for a bad gradient; x is then unchanged.
     """
-    pull = x - x_bar
+    pull = np.subtract(x, x_bar, out=scratch(x, x_bar))
     pull *= step.lambda_
     if dual is not None:
         pull += dual
     if hasattr(gradient, "add_to"):
         gradient.add_to(pull, 1 / num_clients)
     else:
-        pull += gradient * (1 / num_clients)
+        pull += np.multiply(gradient, 1 / num_clients, out=scratch(gradient, gradient, 1))
     atom = domain.lmo(pull, warm)
     move(x, atom, step.eta)
     return atom
@@ -115,7 +116,9 @@ def dual_step(y: Array, x: Array, x_bar: Array, lambda_0: float) -> None:
     It is taken once a round, at the first local step, where x_bar is the mean of the clients' points: later in the round it is not,
     and dual variables never forget the difference (``docs/fedfw.md``).
     """
-    y += lambda_0 * (x - x_bar)
+    change = np.subtract(x, x_bar, out=scratch(x, x_bar))
+    change *= lambda_0
+    y += change
 
 
 def move(x: Array, atom: Atom, eta: float) -> None:
@@ -148,7 +151,7 @@ def server_step_partial(x_bar: Array, points: Sequence[Array], atoms: Sequence[A
 def average_gradient(average: Array, gradient: Array, rho: float) -> None:
     """Set ``average`` to ``(1 - rho) average + rho gradient``, in place: the estimator of the stochastic schedule."""
     average *= 1 - rho
-    average += rho * gradient
+    average += np.multiply(gradient, rho, out=scratch(gradient, gradient))
 
 
 def duality_gap(domain: Domain, x: Array, gradient: Any, warm: Atom | None = None) -> float:

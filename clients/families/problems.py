@@ -4,7 +4,6 @@ The message formats are documented in ``strategies/families/consensus.py``. With
 ``torch_problem.py`` has the loss of a net.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +18,7 @@ from algorithms.common.seeds import generator
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.objectives import Objective, SparseGradient
+from algorithms.frank_wolfe.scratch import distance
 from clients.base.options import Config
 from clients.base.store import MessageStore, Store
 
@@ -126,7 +126,7 @@ class ConstrainedClient(NumPyClient):
         """Return the gradient, f_i and further metrics at x_bar, and the distance of the client's own iterate from it."""
         metrics = {"loss": self.problem.value(x_bar), **self.problem.score(x_bar)}
         own = self.point(config)
-        metrics["distance"] = 0.0 if own is None else math.sqrt(float(np.sum(np.square(own - x_bar, dtype=np.float64))))
+        metrics["distance"] = 0.0 if own is None else distance(own, x_bar)
         gradient = self.problem.gradient(x_bar)
         if isinstance(gradient, SparseGradient):
             return [gradient.values, gradient.indices], metrics

@@ -6,8 +6,10 @@ import pytest
 from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
 from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion, QuadraticAssignment
 from algorithms.frank_wolfe.product_domain import Product
+from algorithms.frank_wolfe.scratch import distance
 from algorithms.frank_wolfe.steps import (
     Schedule,
+    Step,
     average_gradient,
     client_step,
     dual_step,
@@ -178,6 +180,37 @@ DOMAINS = [
     Birkhoff((4, 4)),
     Product((L1Ball((2, 3), 1.0), NuclearBall((2, 3), 2.0))),
 ]
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+def test_what_a_step_returns_does_not_change_with_the_next_one(domain):
+    """The steps of a process share their working memory."""
+    rng, step = np.random.default_rng(4), Step(0.3, 0.7)
+    x, x_bar, dual = (domain.start() + 0.01 * rng.normal(size=domain.shape) for _ in range(3))
+    kept = [x.copy(), x_bar.copy(), dual.copy()]
+    first = client_step(domain, x, x_bar, rng.normal(size=domain.shape), 3, step, dual=dual)
+    packed = [array.copy() for array in first.pack()]
+    expected = kept[0] * 0.7 + 0.3 * first.dense()
+    np.testing.assert_allclose(x, expected)
+    client_step(domain, x_bar.copy(), x, rng.normal(size=domain.shape), 3, step)
+    dual_step(dual.copy(), x, x_bar, 0.5)
+    for before, after in zip([*packed, *kept[1:]], [*first.pack(), x_bar, dual], strict=True):
+        np.testing.assert_array_equal(after, before)
+    np.testing.assert_allclose(x, expected)
+
+
+@pytest.mark.parametrize("size", [7, 2**18 + 5])
+def test_distances_are_those_of_double_precision(size):
+    x, y = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
+    assert distance(x, y) == pytest.approx(np.linalg.norm((x - y).astype(np.float64)), rel=1e-12)
+
+
+def test_a_dual_step_and_an_average_are_as_printed():
+    y, x, x_bar, gradient = np.random.default_rng(1).normal(size=(4, 5))
+    wanted = y + 0.3 * (x - x_bar), 0.6 * x + 0.4 * gradient
+    dual_step(y, x, x_bar, 0.3)
+    average_gradient(x, gradient, 0.4)
+    np.testing.assert_allclose((y, x), wanted)
 
 
 # A step forgets the rounding errors of earlier ones only at the rate eta: in float32 they add up to some 1e-6 in 1,000 steps.
