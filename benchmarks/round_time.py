@@ -181,7 +181,8 @@ def inline_rounds(settings: Settings) -> tuple[list[float], list[float]]:
 def ray_rounds(settings: Settings, folder: Path, workers: int) -> list[float]:
     """Return seconds of each round of `--engine ray`; its workers load their data in more rounds than one."""
     config = {**settings.flat(), "out": str(folder), "num-rounds": settings.num_rounds + 4}
-    outcome = flower.run_simulation(None, config, num_nodes=CLIENTS, ray_cpus=workers, log_path=folder / "run.log")
+    nodes = flower.nodes_for(CLIENTS, 1, 0.0, workers)
+    outcome = flower.run_simulation(None, config, num_nodes=nodes, ray_cpus=workers, log_path=folder / "run.log")
     if outcome.status != "completed":
         raise SystemExit(f"the Ray run {outcome.status}: {outcome.details}")
     return [row["seconds"] for row in read_rounds(folder)][WARM_UP + 4 : -1]

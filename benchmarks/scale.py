@@ -64,7 +64,7 @@ class Logistic(NumPyClient):
         for rows in np.arange(SAMPLES).reshape(-1, 5):
             x, y = self.x[rows], self.y[rows]
             w -= np.float32(0.1) * x.T @ (1 / (1 + np.exp(-(x @ w))) - y) / np.float32(5)
-        return [w], SAMPLES, {"loss-before": before, "memory": peak()}
+        return [w], SAMPLES, {"loss-before": before, "memory": peak(), "process": os.getpid(), "cpu": time.process_time()}
 
     def evaluate(self, parameters: Any, config: Any) -> Any:
         """Return the loss."""
@@ -82,12 +82,16 @@ server_app = ServerApp()
 
 def carry_out(grid: Grid, sampled: int, rounds: int, score: bool, began: float) -> dict[str, float]:
     """Run the rounds; return seconds and bytes."""
-    ends, trained, workers = [], [], [0.0]
+    ends, trained, spent, workers = [], [], [], [0.0]
+    cpu = {os.getpid(): 0.0}  # seconds by process
 
     def note(now: Round) -> None:
         ends.append(time.time())
         trained.append(now.seconds)
         workers[0] = max(workers[0], *(float(values["memory"]) for values in now.trained.metrics.values()))
+        for values in now.trained.metrics.values():
+            cpu[values["process"]] = max(cpu.get(values["process"], 0.0), values["cpu"])
+        spent.append(sum(cpu.values()) - cpu[os.getpid()] + time.process_time())
         assert not now.failures, now.failures[0]
 
     start = ArrayRecord({"w": Array(np.zeros(FEATURES, np.float32))})
@@ -106,6 +110,7 @@ def carry_out(grid: Grid, sampled: int, rounds: int, score: bool, began: float) 
     )
     middle = trained[1:-1]
     out = {"first": ends[0] - began, "round": sum(middle) / len(middle), "server": peak(), "worker": workers[0]}
+    out["cpu"] = (spent[-2] - spent[0]) / len(middle)
     return {**out, "score": trained[-1] - out["round"]} if score else out
 
 
@@ -291,7 +296,7 @@ def main() -> None:
                 found = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
                 table.add_row(
                     engine, f"{clients:,}", f"{sampled:,}", f"{found['first']:.1f}", f"{found['round']:.3f}",
-                    f"{1e3 * found['round'] / sampled:.2f}", f"{found['score']:.1f}" if score else "",
+                    f"{1e3 * found['round'] / sampled:.2f}", f"{1e3 * found['cpu'] / sampled:.2f}", f"{found['score']:.1f}" if score else "",
                     f"{found['server'] / MEGA:.0f}", "" if engine == "inline" else f"{found['worker'] / MEGA:.0f}",
                 )  # fmt: skip
                 console.print(f"{engine} {clients:,} {sampled:,}: {found}")

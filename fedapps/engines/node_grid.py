@@ -82,7 +82,7 @@ class NodeGrid(Grid):
         return out
 
     def _client(self, message: Message) -> int:
-        return int(self.roster[message.metadata.dst_node_id])
+        return message.metadata.dst_node_id - FIRST_NODE
 
     def _part(self, message: Message) -> Part:
         client = self._client(message)
@@ -134,8 +134,9 @@ class NodeGrid(Grid):
         if not part.state:
             self.states.pop(client, None)
         for record in part.content.values():
-            if isinstance(record, MetricRecord) and isinstance(samples := record.get("num-examples"), int | float):
-                self._samples[client] = min(max(samples, 0), 1e9)
+            if isinstance(record, MetricRecord) and "num-examples" in record:
+                told = record["num-examples"]
+                self._samples[client] = min(max(told, 0), 1e9) if isinstance(told, int | float) else 0
         return Message(part.content, reply_to=message)
 
     # --- the rest of the Grid interface --------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def metrics_of(content: RecordDict) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for record in content.values():
         if isinstance(record, MetricRecord):
-            out.update(record)
+            out.update(record.items())  # of the dictionary inside: the record itself is read key by key
     return out
 
 

@@ -80,11 +80,12 @@ class Rules:
         if fault := _metric_fault(metrics_of(got), self.weight):
             return fault
         like = self.like_model and training
+        received = arrays_of(got)
         if like and (fault := shape_fault(sent, got)):
             return fault
         if like:
-            in_order(arrays_of(got)[0], list(arrays_of(sent)[0]))
-        records = [(record, {name: read(array) for name, array in record.items()}) for record in arrays_of(got)]
+            in_order(received[0], list(model := arrays_of(sent)[0]))
+        records = [(record, {name: read(array) for name, array in record.items()}) for record in received]
         for _, arrays in records:
             for name, values in arrays.items():
                 of_model = like and not (self.beside and name.startswith(self.beside))
@@ -92,7 +93,7 @@ class Rules:
                 if fault := _array_fault(name, values, most):
                     return fault
         if like:
-            return self._model_fault(arrays_of(sent)[0], *records[0])
+            return self._model_fault(model, *records[0])
         if self.updates and training:
             for record, arrays in records:
                 if fault := self._bound(record, arrays, {}):
