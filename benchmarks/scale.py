@@ -283,6 +283,7 @@ def main() -> None:
         "to round 1, s",
         "a round, s",
         "ms a client",
+        "CPU, ms a client",
         "all scored, s",
         "server, MB",
         "worker, MB",
@@ -294,11 +295,11 @@ def main() -> None:
                 score = clients <= args.score
                 rest = (args.rounds, int(score), args.workers, int(engine == "ray"))
                 found = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
-                table.add_row(
-                    engine, f"{clients:,}", f"{sampled:,}", f"{found['first']:.1f}", f"{found['round']:.3f}",
-                    f"{1e3 * found['round'] / sampled:.2f}", f"{1e3 * found['cpu'] / sampled:.2f}", f"{found['score']:.1f}" if score else "",
-                    f"{found['server'] / MEGA:.0f}", "" if engine == "inline" else f"{found['worker'] / MEGA:.0f}",
-                )  # fmt: skip
+                each = [f"{1e3 * found[key] / sampled:.2f}" for key in ("round", "cpu")]
+                scored = f"{found['score']:.1f}" if score else ""
+                memory = [f"{found['server'] / MEGA:.0f}", "" if engine == "inline" else f"{found['worker'] / MEGA:.0f}"]
+                begun = [f"{found['first']:.1f}", f"{found['round']:.3f}"]
+                table.add_row(engine, f"{clients:,}", f"{sampled:,}", *begun, *each, scored, *memory)
                 console.print(f"{engine} {clients:,} {sampled:,}: {found}")
     console.print(table)
 

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.methods.method import ClientFactory
 from fedapps.settings import Settings
 from fedapps.tasks.registry import Task, make_task
 from strategies import Private, Robust, WarmStart
 from strategies.base.capabilities import sends_updates
+from strategies.base.reply_validation import Rules
 
 if TYPE_CHECKING:
     from clients.base.store import Store
@@ -31,7 +33,13 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
             raise UserError(
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send no updates that have a norm: choose 0"
             )
-    return private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
+    strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
+    if settings.node_sums:
+        try:
+            plan_of(strategy, Rules(bound=settings.bound))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    return strategy
 
 
 def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:

@@ -10,6 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedapps.assembly import build_strategy, build_task
+from fedapps.engines.node_grid import summing
+from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.results.checkpoint import Checkpoints
 from fedapps.results.image_grids import ImageGrids
@@ -42,6 +44,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         if isinstance(inner, MakingSamples)
         else None
     )
+    if settings.node_sums:
+        grid = summing(grid, settings.num_clients, lambda: plan_of(strategy, client_grid.rules))
     client_grid = ClientGrid(
         grid,
         seed=settings.seed,

@@ -79,6 +79,10 @@ class Settings(Options):
         "where clients keep state: disk (a resume finds it), message (Flower's context); auto: disk with checkpoints",
         choices=["auto", "disk", "message"],
     )
+    node_sums: bool = option(
+        False,
+        "a node that clients share sums their models before it answers; only for methods that average, differs in the last bits",
+    )
     device: str = option("auto", "auto: the GPU where one is visible", choices=["auto", "cpu", "cuda"])
     out: str = option("", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)')
     resume: bool = option(False, "go on from the last checkpoint in `out`")

@@ -10,7 +10,7 @@ the state that a client keeps in its context stays here and travels when it is n
 import heapq
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import INFO
 from typing import Any
 
@@ -20,7 +20,9 @@ from flwr.common import log
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE
+from fedapps.engines.node_sums import GridSum, Plan
 from fedapps.engines.packing import MANY, Part, pack, unpack
 from strategies.base.client_grid import IDENTITY
 from strategies.base.messages import content_bytes, trains
@@ -40,6 +42,8 @@ class NodeGrid(Grid):
         self.travel = Travel()
         #: States of the clients that keep one in their context.
         self.states: dict[int, RecordDict] = {}
+        #: What the nodes sum before they answer; ``None``: nothing.
+        self.plan: Callable[[], Plan] | None = None
         self._samples = np.zeros(num_clients, np.float32)  # of the clients that have replied
 
     def known_clients(self) -> Numbered:
@@ -52,8 +56,11 @@ class NodeGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send clients' messages in packages and return the clients' replies that arrive within ``timeout`` seconds."""
-        packages = self._packages(list(messages))
+        asked = list(messages)
+        plan = self.plan() if self.plan and asked and trains(asked[0]) else None
+        packages = self._packages(asked, plan)
         sent = [package for package, _ in packages]
+        mean = GridSum(asked[0].content) if plan else None
         replies = {reply.metadata.reply_to_message_id: reply for reply in self.grid.send_and_receive(sent, timeout=timeout)}
         down, up = sum(_bytes(package.content) for package in sent), 0
         out: list[Message] = []
@@ -61,13 +68,15 @@ class NodeGrid(Grid):
             reply = replies.get(package.metadata.message_id)
             if reply is not None:
                 up += 0 if reply.has_error() else _bytes(reply.content)
-                out += self._opened(inside, reply)
-        self.travel = Travel(len(sent), down, up)
+                out += self._opened(inside, reply, mean)
+        if mean:
+            mean.give([reply for reply in out if not reply.has_error()])
+        self.travel = Travel(len(sent), down, up, summed=mean is not None)
         return out
 
     # --- packing -------------------------------------------------------------------------------------------------
 
-    def _packages(self, messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
+    def _packages(self, messages: Sequence[Message], plan: Plan | None) -> list[tuple[Message, list[Message]]]:
         """Return the packages for the nodes, each with the messages inside."""
         for message in messages:
             message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
@@ -75,8 +84,9 @@ class NodeGrid(Grid):
         shares = deal(clients, self._costs(clients), len(self.nodes))
         out = []
         for node, share in zip(self.nodes, shares, strict=True):
-            for chunk in self._chunks([messages[place] for place in share]):
-                content = pack((self._part(message) for message in chunk), **{"num-clients": len(self.roster)})
+            for chunk in self._chunks([messages[place] for place in share], returns=plan is None):
+                facts: dict[str, Any] = {"num-clients": len(self.roster), **({"sum": plan.facts()} if plan else {})}
+                content = pack((self._part(message) for message in chunk), facts)
                 group = chunk[0].metadata.group_id
                 out.append((Message(content, node, MANY, ttl=chunk[0].metadata.ttl, group_id=group), chunk))
         return out
@@ -95,13 +105,16 @@ class NodeGrid(Grid):
         usual = known[known > 0].mean() if (known > 0).any() else 1.0
         return [float(cost) for cost in np.where(known > 0, known, usual)]
 
-    def _chunks(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
-        """Cut a node's messages where the package, or the replies to it, would exceed ``most_bytes``."""
+    def _chunks(self, messages: Sequence[Message], returns: bool) -> Iterator[list[Message]]:
+        """Cut a node's messages where the package, or the replies to it, would exceed ``most_bytes``.
+
+        ``returns``: a client that trains answers with as much as it was sent.
+        """
         chunk: list[Message] = []
         load, answers = _Load(), 0
         for message in messages:
             contents = [message.content, *([state] if (state := self.states.get(self._client(message))) else [])]
-            returned = sum(load.whole(content) for content in contents[0 if trains(message) else 1 :])
+            returned = sum(load.whole(content) for content in contents[0 if returns and trains(message) else 1 :])
             most = max(load.bytes + sum(load.more(content) for content in contents), answers + returned)
             if chunk and most > self.most_bytes:
                 yield chunk
@@ -113,14 +126,17 @@ class NodeGrid(Grid):
         if chunk:
             yield chunk
 
-    def _opened(self, inside: Sequence[Message], reply: Message) -> list[Message]:
+    def _opened(self, inside: Sequence[Message], reply: Message, mean: GridSum | None) -> list[Message]:
         """Return the clients' replies in a node's reply; a node's error is one of each of its clients."""
         if reply.has_error():
             return [Message(reply.error, reply_to=message) for message in inside]
         try:
             parts = unpack(reply.content)[1]
+            sums = parts.pop().content if mean and parts else None
             if len(parts) != len(inside):
                 raise ValueError(f"{len(parts)} replies to {len(inside)} messages of a node")
+            if mean and sums:
+                mean.merge(sums)
         except ValueError as error:
             return [_failed(message, str(error)) for message in inside]
         return [self._reply(message, part) for message, part in zip(inside, parts, strict=True)]
@@ -187,6 +203,16 @@ def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
         time.sleep(0.05)
     log(INFO, "%d clients share %d nodes", num_clients, len(nodes))
     return NodeGrid(grid, num_clients, nodes)
+
+
+def summing(grid: Grid, num_clients: int, plan: Callable[[], Plan]) -> NodeGrid:
+    """Return a grid whose nodes sum by ``plan``: ``grid``, or a node around the clients of this process. Raises ``ValueError``."""
+    if isinstance(grid, InlineGrid):
+        grid = NodeGrid(grid, num_clients, grid.get_node_ids()[:1])
+    if not isinstance(grid, NodeGrid):
+        raise ValueError("node-sums = true: no clients share a node here: choose false, or leave --node-per-client out")
+    grid.plan = plan
+    return grid
 
 
 def deal(clients: Sequence[int], costs: Sequence[float], hands: int) -> list[list[int]]:

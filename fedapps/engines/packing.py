@@ -6,7 +6,7 @@ says, as JSON, which client gets which of them under which name. Nothing in it i
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class Part:
     state: RecordDict | None = None
 
 
-def pack(parts: Iterable[Part], **facts: Any) -> RecordDict:
+def pack(parts: Iterable[Part], facts: Mapping[str, Any] | None = None) -> RecordDict:
     """Return the parts, and ``facts`` about all of them, as one content; records that several parts hold are in it once."""
     table: dict[int, str] = {}
     contents: dict[int, int] = {}
@@ -53,7 +53,7 @@ def pack(parts: Iterable[Part], **facts: Any) -> RecordDict:
         if part.state:
             row["state"] = place(part.state)
         rows.append(row)
-    index = json.dumps({"facts": facts, "layouts": layouts, "parts": rows}, separators=(",", ":"))
+    index = json.dumps({"facts": facts or {}, "layouts": layouts, "parts": rows}, separators=(",", ":"))
     packed[INDEX] = ConfigRecord({"json": index.encode()})
     return packed
 

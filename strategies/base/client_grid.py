@@ -274,6 +274,9 @@ class ClientGrid(Grid):
                 valid.append((client, reply))
         valid.sort(key=lambda pair: _order(pair[0]))
         odd = self.rules.agreement.odd(valid, self.rules.alike)
+        if odd and exchange.travel and exchange.travel.summed:
+            client, reason = valid[min(odd)][0], odd[min(odd)]
+            raise ValueError(f"client {client} is to be left out ({reason}), but its model is in a sum: run without node-sums")
         for place, reason in odd.items():
             self._leave_out(exchange, valid[place][0], reason)
         valid = [pair for place, pair in enumerate(valid) if place not in odd]

@@ -31,11 +31,15 @@ class Numbered(Mapping[int, ClientId]):
 
 @dataclass(frozen=True)
 class Travel:
-    """What travelled in one phase: messages to nodes, and the bytes of their contents and of the replies'."""
+    """What travelled in one phase: messages to nodes, and the bytes of their contents and of the replies'.
+
+    ``summed``: of the clients' models only sums came back, so that none can be left out any more.
+    """
 
     messages: int = 0
     down: int = 0
     up: int = 0
+    summed: bool = False
 
 
 @runtime_checkable

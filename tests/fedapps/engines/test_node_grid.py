@@ -185,7 +185,7 @@ def test_parts_come_back_as_they_were_and_share_nothing_that_can_change():
     model = ArrayRecord({"w": Array(np.array([1.0, 2.0], np.float32))})
     one, two = (RecordDict({"arrays": model, "config": ConfigRecord({"rate": rate})}) for rate in (0.1, 0.2))
     kept = RecordDict({"m": MetricRecord({"x": 1})})
-    packed = pack([Part({"client": 1}, one), Part({"client": "two"}, two, kept), Part({})], n=3)
+    packed = pack([Part({"client": 1}, one), Part({"client": "two"}, two, kept), Part({})], {"n": 3})
     assert len(packed) == 5  # the model once, two configurations, a state, the index
     facts, parts = unpack(packed)
     assert facts == {"n": 3}
@@ -233,6 +233,6 @@ def test_a_simulation_with_fewer_nodes_than_clients_is_shared_and_another_is_not
 def test_a_part_without_a_client_is_not_run():
     reply = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
     inner = InlineGrid(reply, 1)
-    bad = Message(pack([Part({})], **{"num-clients": 1}), 1000, MANY)
+    bad = Message(pack([Part({})], {"num-clients": 1}), 1000, MANY)
     (answer,) = inner.send_and_receive([bad])
     assert answer.has_error()

@@ -1,0 +1,114 @@
+"""A node that sums before it answers: of its clients' models one sum travels, and their metrics one by one.
+
+For strategies that need no more of the models than their weighted average (``strategies.base.capabilities``). The sums are in fixed
+point (``algorithms.common.exact_sum``), so that their bits do not depend on which client ran where. What the server would check in each
+model before averaging it, the node checks in its place, with the same rules: a client with a fault is in no sum. On the server every
+reply then holds the mean of all: a strategy that averages them gets that mean.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+from algorithms.common.exact_sum import ExactSum
+from algorithms.common.wire import fields, read
+from strategies.base.capabilities import declared, declarer
+from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.reply_validation import Rules, UpdateBound
+from strategies.base.weights import weight_key
+
+#: Name of the array of a sum: the parts of all arrays of a model, one after the other, and at the end of the weights.
+PARTS = "parts"
+
+
+@dataclass
+class Plan:
+    """What is to be summed: ``weight`` names the metric by which a model counts ("": each once); ``rules`` for each reply."""
+
+    weight: str
+    rules: Rules
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a node has to know."""
+        rules = self.rules
+        told = {"weight": rules.weight, "beside": rules.beside, "any_scale": rules.any_scale, "bound": asdict(rules.bound)}
+        return {"weight": self.weight, "rules": told}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> "Plan":
+        """Return the plan that :meth:`facts` tells."""
+        told = facts["rules"]
+        rules = Rules(weight=told["weight"], beside=told["beside"], any_scale=told["any_scale"])
+        rules.bound = UpdateBound(**told["bound"])
+        return cls(facts["weight"], rules)
+
+
+def plan_of(strategy: Strategy, rules: Rules) -> Plan:
+    """Return what a strategy needs summed. Raises ``ValueError`` if it needs more than a sum."""
+    found = declared(strategy)
+    if found is None or found.replies != "model" or found.aggregation == "single replies":
+        raise ValueError(
+            f"node-sums: {declarer(strategy)} does not say that it needs only the average of its clients' models: false"
+        )
+    if rules.bound.max_weight:
+        raise ValueError("node-sums: max-weight compares the weights of all clients of a round: choose 0, or node-sums = false")
+    return Plan(weight_key(strategy) if found.aggregation == "weighted average" else "", rules)
+
+
+class NodeSum:
+    """The sum of the models of a node's clients: client half of :class:`GridSum`."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.plan = Plan.of_facts(facts)
+        self.sum: ExactSum | None = None
+
+    def take(self, message: Message, reply: Message) -> str | None:
+        """Take the model out of a client's reply into the sum; return why it cannot be, or ``None``."""
+        if fault := self.plan.rules.fault(message, reply):
+            return fault
+        (record,) = arrays_of(reply.content)
+        weight = float(metrics_of(reply.content)[self.plan.weight]) if self.plan.weight else 1.0
+        flat = np.concatenate([np.ravel(read(array)).astype(np.float64) for array in record.values()] + [np.ones(1)])
+        self.sum = self.sum or ExactSum(len(flat))
+        try:
+            self.sum.add(weight * flat)
+        except OverflowError as error:
+            return str(error)
+        for name in [name for name, part in reply.content.items() if part is record]:
+            del reply.content[name]
+        return None
+
+    def content(self) -> RecordDict | None:
+        """Return the sum as a message's content."""
+        return RecordDict({PARTS: ArrayRecord({PARTS: Array(*fields(self.sum.parts))})}) if self.sum else None
+
+
+class GridSum:
+    """The mean of all clients' models, of the sums of the nodes. ``sent``: the model that they trained; ``name``: of its record."""
+
+    def __init__(self, sent: RecordDict) -> None:
+        self.name, self.sent = next((name, record) for name, record in sent.items() if isinstance(record, ArrayRecord))
+        self.sizes = [int(np.prod(array.shape)) for array in self.sent.values()]
+        self.sum = ExactSum(sum(self.sizes) + 1)
+
+    def merge(self, content: RecordDict) -> None:
+        """Add a node's sum. Raises ``ValueError`` if it is none of such a model."""
+        (record,) = arrays_of(content)
+        self.sum.merge(read(record[PARTS]))
+
+    def give(self, replies: Sequence[Message]) -> None:
+        """Put the mean into the clients' replies, each of which gets a record of its own with the same arrays."""
+        *total, weight = self.sum.value()
+        means = np.split(np.array(total) / weight, np.cumsum(self.sizes)[:-1])
+        arrays = {}
+        for (name, array), mean in zip(self.sent.items(), means, strict=True):
+            kind = np.dtype(array.dtype)
+            value = (mean if kind.kind == "f" else np.rint(mean)).astype(kind).reshape(array.shape)
+            arrays[name] = Array(*fields(value))
+        record = ArrayRecord(arrays)
+        for reply in replies:
+            reply.content[self.name] = record.copy()
