@@ -236,3 +236,16 @@ def test_a_part_without_a_client_is_not_run():
     bad = Message(pack([Part({})], {"num-clients": 1}), 1000, MANY)
     (answer,) = inner.send_and_receive([bad])
     assert answer.has_error()
+
+
+def test_two_messages_to_one_client_run_in_their_order_on_its_state():
+    grid, content = counting_grid(3, 5), RecordDict({"arrays": ArrayRecord({"w": Array(START["w"])})})
+    asked = []
+    for number in (1, 2, 3):  # client 1 fails in the second
+        sent = RecordDict({**content, "config": ConfigRecord({"server-round": number})})
+        asked.append(Message(sent, 1001, "train", group_id=str(number)))
+    replies = {reply.metadata.reply_to_message_id: reply for reply in grid.send_and_receive(asked)}
+    first, second, third = (replies[message.metadata.message_id] for message in asked)
+    assert second.has_error()
+    assert (first.content["metrics"]["seen"], third.content["metrics"]["seen"]) == (1, 2)
+    assert grid.travel.messages == 1
