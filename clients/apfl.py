@@ -1,11 +1,14 @@
 """APFL's client; source and equations: ``strategies/apfl.py``."""
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from clients.base.training import SGD, Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.base.steps import SGD, Gradient, Numbers, State, inner, one
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
 
@@ -25,43 +28,28 @@ class APFLClient(PersonalClient):
         """Return w; store v and alpha."""
         set_arrays(self.model, parameters)
         before = self.before(config)
-        parameters_ = list(trainable(self.model).values())
-        mixed = [p.detach() for p in parameters_]
-        w = [t.clone() for t in mixed]
-        v, alpha = self.own(config, before=True)
+        place = [p.detach() for p in trainable(self.model).values()]
+        w, (v, alpha) = [t.clone() for t in place], self.own(config, before=True)
         options = TrainOptions.from_config(config)
-        rate, adaptive = options.rate(self.round(config)), bool(config["apfl-adaptive"])
-        of_w, of_v = (SGD(tensors, rate, options.momentum, options.weight_decay) for tensors in (w, v))
-        total = self.zero_loss()
-        for x, y in self.batches(options, config):
-            _write(mixed, w)
-            loss = self.loss(x, y)
-            to_w = torch.autograd.grad(self.surrogate(loss, config), parameters_)
-            if alpha or adaptive:
-                _write(mixed, torch._foreach_lerp(w, v, alpha))
-                at_mixture = torch.autograd.grad(self.surrogate(self.loss(x, y), config), parameters_)
-                changed = alpha
-                if adaptive:
-                    slope = sum(torch.vdot((b - a).flatten(), g.flatten()) for a, b, g in zip(w, v, at_mixture, strict=True))
-                    changed, adaptive = min(1.0, max(0.0, alpha - rate * float(slope))), False
-                if alpha:
-                    of_v.step(list(at_mixture), scale=alpha)
-                alpha = changed
-            of_w.step(list(to_w))
-            total += loss.detach() * len(y)
-        _write(mixed, w)
-        self.store.save(self.kept_as, [*(t.cpu().numpy() for t in v), torch.tensor([alpha], dtype=torch.float64).numpy()], config)
-        return (
-            get_arrays(self.model),
-            len(self.data.train),
-            {"loss": float(total) / self.samples_seen(options), "apfl-alpha": alpha, **before},
+        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        learned = torch.tensor(alpha, dtype=torch.float64, device=w[0].device)
+        loss = self.run(
+            Both(sgd, personal=bool(alpha or config["apfl-adaptive"]), adaptive=bool(config["apfl-adaptive"])),
+            {"w": w, "v": v, "alpha": [learned], "velocity-w": sgd.velocity(w), "velocity-v": sgd.velocity(v)},
+            {},
+            lambda step: {"rate": rate, "first": float(step == 0)},
+            config,
         )
+        torch._foreach_copy_(place, w)
+        alpha = float(learned)
+        self.store.save(self.kept_as, [*(t.cpu().numpy() for t in v), np.array([alpha])], config)
+        return get_arrays(self.model), len(self.data.train), {"loss": loss, "apfl-alpha": alpha, **before}
 
     def take_own(self, config: Config) -> dict[str, float]:
         """Turn ``self.model`` into the mixture of v and the server's model; return alpha as a metric."""
         mixed = [p.detach() for p in trainable(self.model).values()]
         v, alpha = self.own(config, before=False)
-        _write(mixed, torch._foreach_lerp(mixed, v, alpha))
+        torch._foreach_lerp_(mixed, v, alpha)
         return {"apfl-alpha": alpha}
 
     def own(self, config: Config, before: bool) -> tuple[list[Tensor], float]:
@@ -76,5 +64,29 @@ class APFLClient(PersonalClient):
         return [*(tuple(p.shape) for p in trainable(self.model).values()), (1,)]
 
 
-def _write(into: list[Tensor], values: list[Tensor] | tuple[Tensor, ...]) -> None:
-    torch._foreach_copy_(into, values)
+@dataclass(frozen=True)
+class Both:
+    """A step of w and, if ``personal``, of v, at the same mini-batch and iterates; if ``adaptive``, the first is one of alpha, too.
+
+    ``state``: ``w``, ``v``, their velocities and ``alpha``. ``numbers``: ``rate``, and ``first``, 1 at the first step, else 0.
+    """
+
+    sgd: SGD
+    personal: bool
+    adaptive: bool
+
+    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+        """Take the step."""
+        w, v, rate = state["w"], state["v"], one(numbers["rate"])
+        loss, to_w = gradient(w)
+        if self.personal:
+            (exact,) = state["alpha"]
+            alpha = exact.to(w[0].dtype)
+            _, at_mixture = gradient([torch.lerp(a, b, alpha) for a, b in zip(w, v, strict=True)])
+            if self.adaptive:
+                slope = inner([b - a for a, b in zip(w, v, strict=True)], at_mixture)
+                exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)  # type: ignore[operator]
+            to_v = list(torch._foreach_mul(at_mixture, alpha))
+            self.sgd(v, to_v, state["velocity-v"], rate)
+        self.sgd(w, to_w, state["velocity-w"], rate)
+        return loss

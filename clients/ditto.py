@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from clients.base.training import Arrays, Config, Terms, get_arrays, set_arrays, trainable
+from clients.base.steps import Terms
+from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
 

@@ -8,7 +8,7 @@ AISTATS 2017, arXiv 1602.05629, Algorithm 1, ClientUpdate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import RecordDict
@@ -19,8 +19,12 @@ from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.scores import as_global as as_global
+from clients.base.steps import SGD, Descent, Eager, Numbers, Problem, State, Step, Terms, no_surrogate
 from clients.base.store import MessageStore, Store
-from clients.base.training import SGD, Arrays, Config, Terms, TrainOptions, get_arrays, mini_batches, set_arrays, trainable
+from clients.base.training import Arrays, Config, TrainOptions, epochs, get_arrays, set_arrays, trainable
+
+if TYPE_CHECKING:
+    from clients.base.compiled import Compiler
 
 ModelFn = Callable[[int], nn.Module]
 
@@ -35,6 +39,8 @@ class FedAvgClient(NumPyClient):
 
     #: Whether all of the class's training differentiates :meth:`surrogate`; a class with a ``fit`` or ``train`` of its own declares it.
     differentiates_surrogate = True
+    #: Runs local steps as compiled code, unless the configuration says ``compile = "off"``; without one they run eagerly.
+    compiler: "Compiler | None" = None
 
     def __init__(
         self,
@@ -77,25 +83,30 @@ class FedAvgClient(NumPyClient):
     def train(self, config: Config) -> float:
         """Train ``self.model`` in place for one round; return the mean loss over all samples seen."""
         options = TrainOptions.from_config(config)
-        parameters = list(trainable(self.model).values())
-        tensors = [p.detach() for p in parameters]
-        optimiser = SGD(tensors, options.rate(self.round(config)), options.momentum, options.weight_decay)
+        tensors = [p.detach() for p in trainable(self.model).values()]
+        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
         decay, terms = self.penalty(tensors, config)
-        total = self.zero_loss()
-        for x, y in self.batches(options, config):
-            loss = self.loss(x, y)
-            gradients = torch.autograd.grad(self.surrogate(loss, config), parameters)
-            optimiser.step(gradients, decay, terms)
-            total += loss.detach() * len(y)
-        return float(total) / self.samples_seen(options)
+        step = Descent(sgd, decay, tuple(float(c) for _, c in terms))
+        constants = {f"term-{j}": list(t) for j, (t, _) in enumerate(terms)}
+        return self.run(step, {"w": tensors, "velocity": sgd.velocity(tensors)}, constants, lambda _: {"rate": rate}, config)
+
+    def run(self, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], config: Config) -> float:
+        """Take the step (``clients.base.steps``) with every mini-batch of the round; return the mean loss over all samples seen."""
+        options = TrainOptions.from_config(config)
+        plain = type(self).loss is FedAvgClient.loss
+        problem = Problem(self.model, self.loss, self.surrogate(config), self.objective.loss if plain else None)
+        compiled = self.compiler is not None and config.get("compile", "on") == "on"
+        runner = self.compiler if compiled and self.compiler is not None else Eager
+        total = runner.run(problem, step, state, constants, numbers, self.epochs(options, config), options.batch_size)
+        return total / self.samples_seen(options)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean training loss of a mini-batch."""
+        """Return the mean training loss of a mini-batch. A class with a loss of its own trains uncompiled."""
         return self.objective.loss(self.model(x), y)
 
-    def surrogate(self, loss: Tensor, config: Config) -> Tensor:
-        """Return the function of the mini-batch's mean loss that is differentiated; for FedAvg the loss itself."""
-        return loss
+    def surrogate(self, config: Config) -> Callable[[Tensor], Tensor]:
+        """Return the function of a mini-batch's loss that is differentiated: FedAvg's is the loss itself. Equal ones compare equal."""
+        return no_surrogate
 
     @torch.no_grad()
     def mean_loss(self, data: Split, batch_size: int = 1024) -> float:
@@ -114,18 +125,27 @@ class FedAvgClient(NumPyClient):
         """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``; FedAvg has none."""
         return 0.0, []
 
-    def batches(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the mini-batches (x, y) of the round, with ``self.model`` in training mode and torch's generator seeded."""
+    def epochs(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the epochs (x, y) of the round, with ``self.model`` in training mode and torch's generator seeded."""
         self.model.train()
         seed, place = int(config.get("seed", 0)), (self.client_id, self.round(config))
         rng, device = generator(seed, "batches", *place), self.data.train.y.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(derived_seed(seed, "dropout", *place))  # random layers (dropout) draw from torch's global generator
-            yield from mini_batches(self.data.train, options, rng)
+            yield from epochs(self.data.train, options, rng)
+
+    def batches(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the mini-batches (x, y) of these epochs; the last of an epoch may be smaller."""
+        for x, y in self.epochs(options, config):
+            yield from zip(x.split(options.batch_size), y.split(options.batch_size), strict=True)
 
     def zero_loss(self) -> Tensor:
         """Return 0 on the data's device: losses are summed there, since reading one in every step would wait for the device."""
         return torch.zeros((), device=self.data.train.y.device)
+
+    def steps_of(self, options: TrainOptions) -> int:
+        """Return the number of steps of a round."""
+        return -(-len(self.data.train) // options.batch_size) * options.local_epochs
 
     def samples_seen(self, options: TrainOptions) -> int:
         """Return the number of samples in all mini-batches of a round."""

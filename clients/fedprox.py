@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from clients.base.training import Config, Terms
+from clients.base.steps import Terms
+from clients.base.training import Config
 from clients.fedavg import FedAvgClient
 
 

@@ -1,8 +1,12 @@
 """pFedMe's client; source and equations: ``strategies/pfedme.py``."""
 
-import torch
+from dataclasses import dataclass
 
-from clients.base.training import SGD, Config, TrainOptions, get_arrays, trainable
+import torch
+from torch import Tensor
+
+from clients.base.steps import SGD, Gradient, Numbers, State, add, one
+from clients.base.training import Config, TrainOptions, get_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
 
@@ -20,26 +24,38 @@ class PFedMeClient(PersonalClient):
         """Train w_i in ``self.model`` from the received model, store theta; return the mean loss at theta."""
         _ = self.kept(config, before=True)  # raises rather than overwrite another architecture's model
         options = TrainOptions.from_config(config)
-        parameters = list(trainable(self.model).values())
-        theta = [p.detach() for p in parameters]
+        theta = [p.detach() for p in trainable(self.model).values()]
         w = [t.clone() for t in theta]
         lambda_, every = float(config["pfedme-lambda"]), int(config["pfedme-inner-steps"])
         inner = options.rate(self.round(config))
         outer = lambda_ * (float(config["pfedme-rate"]) or inner)
         if outer > 1:
             raise ValueError(f"pfedme.lambda x rate = {outer:g}: w would jump beyond theta: lower pfedme.rate or pfedme.lambda")
-        optimiser = SGD(theta, inner, options.momentum, options.weight_decay)
-        steps, total = 0, self.zero_loss()
-        for x, y in self.batches(options, config):
-            loss = self.loss(x, y)
-            optimiser.step(torch.autograd.grad(self.surrogate(loss, config), parameters), lambda_, [(w, -lambda_)])
-            total += loss.detach() * len(y)
-            steps += 1
-            if steps % every == 0:
-                torch._foreach_lerp_(w, theta, outer)
-        if steps % every:  # the last, shorter series
-            torch._foreach_lerp_(w, theta, outer)
+        sgd, steps = SGD(options.momentum, options.weight_decay), self.steps_of(options)
+        loss = self.run(
+            Envelope(sgd, lambda_),
+            {"theta": theta, "w": w, "velocity": sgd.velocity(theta)},
+            {},
+            lambda step: {"rate": inner, "outer": outer if (step + 1) % every == 0 or step + 1 == steps else 0.0},
+            config,
+        )
         self.store.save(self.kept_as, get_arrays(self.model), config)
-        for t, value in zip(theta, w, strict=True):
-            t.copy_(value)
-        return float(total) / self.samples_seen(options)
+        torch._foreach_copy_(theta, w)
+        return loss
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A step of theta, after which w moves the share ``outer`` of the way to it; ``state``: ``theta``, ``w``, ``velocity``."""
+
+    sgd: SGD
+    lambda_: float
+
+    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+        """Take the step."""
+        theta, w, outer = state["theta"], state["w"], one(numbers["outer"])
+        loss, gradients = gradient(theta)
+        self.sgd(theta, gradients, state["velocity"], one(numbers["rate"]), self.lambda_, [(w, -self.lambda_)])
+        if isinstance(outer, Tensor) or outer:
+            add(w, torch._foreach_sub(theta, w), outer)
+        return loss

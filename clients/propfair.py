@@ -10,6 +10,7 @@ Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Lea
 """
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -21,15 +22,25 @@ from clients.fedavg import FedAvgClient
 EPSILON = 0.2
 
 
+@dataclass(frozen=True)
+class Proportional:
+    """``-log(1 - l / M)`` of a loss l, or its tangent if M - l is below 0.2."""
+
+    m: float
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        """Return the value."""
+        inside = -torch.log((self.m - loss).clamp(min=EPSILON) / self.m)
+        tangent = (loss - self.m + EPSILON) / EPSILON - math.log(EPSILON / self.m)
+        return torch.where(self.m - loss >= EPSILON, inside, tangent)
+
+
 class ProportionalLoss:
     """Mixin for client classes."""
 
-    def surrogate(self, loss: Tensor, config: Config) -> Tensor:
-        """Return ``-log(1 - l / M)``, or its tangent if M - l is below 0.2."""
-        m = float(config["propfair-m"])
-        inside = -torch.log((m - loss).clamp(min=EPSILON) / m)
-        tangent = (loss - m + EPSILON) / EPSILON - math.log(EPSILON / m)
-        return torch.where(m - loss >= EPSILON, inside, tangent)
+    def surrogate(self, config: Config) -> Proportional:
+        """Return PropFair's function of the mini-batch's loss."""
+        return Proportional(float(config["propfair-m"]))
 
 
 @lru_cache
@@ -38,7 +49,7 @@ def proportional(kind: type[FedAvgClient]) -> type[FedAvgClient]:
     trains = next(base for base in kind.__mro__ if {"fit", "train"} & vars(base).keys())
     if not vars(trains).get("differentiates_surrogate", False):
         raise ValueError(
-            f"{trains.__name__} trains by itself and does not say that it differentiates surrogate(loss, config): do so, and declare "
+            f"{trains.__name__} trains by itself and does not say that it differentiates surrogate(config)(loss): do so, and declare "
             f"differentiates_surrogate = True beside it"
         )
     return type(f"PropFair{kind.__name__}", (ProportionalLoss, kind), {"__doc__": f"{kind.__name__} with PropFair's loss."})

@@ -6,7 +6,7 @@ A step draws lambda ~ U(0, 1) (MM: one for the whole model; LM: one per layer), 
     theta_f:  (1 - lambda) g + mu (theta_f - theta_g) + nu d cos^2 / d theta_f
     theta_l:        lambda g                          + nu d cos^2 / d theta_l
 
-The mixed model is written into the module's own parameters; no module is copied, and one backward pass serves both. theta_l has its
+One backward pass serves both, and no module is copied. theta_l has its
 own initialisation and never leaves the client. Before the start round lambda = 0 and the cosine term is off: FedProx on theta_f.
 
 Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda with the best validation accuracy, and also
@@ -16,7 +16,7 @@ Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical H
 arXiv 2408.00050, Chapter II, Algorithm 2.4, equations (2.3)-(2.6).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,10 @@ from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, lay
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.scores import as_global
-from clients.base.training import SGD, Arrays, Config, Tensors, TrainOptions, flatten, get_arrays, set_arrays, trainable
+from clients.base.steps import SGD, Gradient, Number, Numbers, State, Tensors, add, inner, one
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
 
-# Below this value of lambda (1 - lambda) the two models are stepped separately.
-EDGE = 1e-3
 LAMBDAS = [i / 10 for i in range(11)]
 # Metrics reported as curves over lambda, if the objective has them.
 CURVES = ("accuracy", "loss", "ece", "mce", "auroc")
@@ -99,35 +98,22 @@ class SuPerFedClient(FedProxClient):
         """Train theta_f (in ``self.model``) and theta_l (``personal``), both in place; return the mean loss at the mixtures."""
         options = TrainOptions.from_config(config)
         named = trainable(self.model)
-        parameters = list(named.values())
-        mixed = [p.detach() for p in parameters]
-        all_f, federated = flatten(mixed)
-        all_l, own = flatten(personal)
-        start = [t.clone() for t in federated]
+        mixed = [p.detach() for p in named.values()]
+        federated = [t.clone() for t in mixed]
         layers = layer_of(list(named)) if config["superfed-mixing"] == "layer" else [0] * len(mixed)
-        rate = options.rate(self.round(config))
-        parts = []
-        for layer in range(max(layers) + 1):
-            at = [i for i, of in enumerate(layers) if of == layer]
-            m, f, p, s = ([tensors[i] for i in at] for tensors in (mixed, federated, own, start))
-            of_f, of_l = (SGD(tensors, rate, options.momentum, options.weight_decay) for tensors in (f, p))
-            parts.append(_Part(at, m, f, p, s, of_f, of_l))
+        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
         mu, nu = float(config.get("proximal-mu", 0.0)), float(config.get("superfed-nu", 0.0))
-        draw = self.lambda_source(config, len(parts))
-        total = self.zero_loss()
-        for x, y in self.batches(options, config):
-            lambdas = draw()
-            for part, value in zip(parts, lambdas, strict=True):
-                part.mix(value)
-            loss = self.loss(x, y)
-            gradients = torch.autograd.grad(self.surrogate(loss, config), parameters)
-            a, b, c = (nu * k for k in _angle(all_f, all_l)) if nu else (0.0, 0.0, 0.0)
-            for part, value in zip(parts, lambdas, strict=True):
-                part.follow(gradients, value, mu, a, b, c)
-            total += loss.detach() * len(y)
-        for tensor, trained in zip(mixed + personal, federated + own, strict=True):
+        draw = self.lambda_source(config, max(layers) + 1)
+        loss = self.run(
+            Mixture(sgd, mu, nu, tuple(layers)),
+            {"f": federated, "l": personal, "velocity-f": sgd.velocity(federated), "velocity-l": sgd.velocity(personal)},
+            {"start": [t.clone() for t in mixed]} if mu else {},
+            lambda _: {"rate": rate, "lambda": draw()},
+            config,
+        )
+        for tensor, trained in zip(mixed, federated, strict=True):
             tensor.copy_(trained)
-        return float(total) / self.samples_seen(options)
+        return loss
 
     def lambda_source(self, config: Config, num_parts: int) -> Callable[[], list[float]]:
         """Return a function that draws the mixing weights of the next mini-batch, one per part."""
@@ -136,54 +122,41 @@ class SuPerFedClient(FedProxClient):
         return lambda: draw_lambda(rng, mixing, num_parts).tolist()
 
 
-@dataclass
-class _Part:
-    """Tensors that share one lambda: the whole model (MM) or one layer (LM). ``at``: their indices among the gradients."""
+@dataclass(frozen=True)
+class Mixture:
+    """A step of both models, see the module docstring. ``layers``: for each tensor, which of the lambdas is its own.
 
-    at: list[int]
-    mixed: list[Tensor]
-    federated: list[Tensor]
-    personal: list[Tensor]
-    start: list[Tensor]
-    of_f: SGD
-    of_l: SGD
+    ``state``: ``f``, ``l`` and their velocities; ``start``, the received model, if mu > 0. ``numbers``: ``rate`` and ``lambda``.
+    """
 
-    def mix(self, value: float) -> None:
-        """Write ``(1 - lambda) theta_f + lambda theta_l`` into the module."""
-        _mix(self.mixed, self.federated, self.personal, [value] * len(self.mixed))
+    sgd: SGD
+    mu: float
+    nu: float
+    layers: tuple[int, ...]
 
-    def follow(self, gradients: Tensors, value: float, mu: float, a: float, b: float, c: float) -> None:
-        """Step theta_f and theta_l along the directions in the module docstring.
+    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+        """Take the step."""
+        f, own, rate, lambdas = state["f"], state["l"], one(numbers["rate"]), numbers["lambda"]
+        values = [lambdas[layer] for layer in self.layers]  # type: ignore[index]
+        loss, g = gradient([torch.lerp(t, p, value) for t, p, value in zip(f, own, values, strict=True)])
+        to_f = [t * (1 - value) for t, value in zip(g, values, strict=True)]
+        to_l = [t * value for t, value in zip(g, values, strict=True)]
+        a, b, c = self._angle(f, own, not isinstance(rate, Tensor)) if self.nu else (0.0, 0.0, 0.0)
+        add(to_l, f, a)
+        add(to_f, own, a)
+        terms = [(state["start"], -self.mu)] if self.mu else []
+        self.sgd(own, to_l, state["velocity-l"], rate, -c)  # theta_f's direction holds theta_l already
+        self.sgd(f, to_f, state["velocity-f"], rate, self.mu - b, terms)
+        return loss
 
-        ``gradients``: g, at theta(lambda) with lambda = ``value``. ``a``, ``b``, ``c``: coefficients of the cosine term, whose gradient
-        is ``a theta_l - b theta_f`` for theta_f and ``a theta_f - c theta_l`` for theta_l.
-        """
-        g = [gradients[i] for i in self.at]
-        spread = value * (1 - value)
-        if spread < EDGE:  # as the directions are written; k below would drown g
-            to_f, to_l = torch._foreach_mul(g, 1 - value), torch._foreach_mul(g, value)
-            torch._foreach_add_(to_l, self.federated, alpha=a)
-            self.of_f.step(to_f, mu - b, [(self.start, -mu), (self.personal, a)])
-            self.of_l.step(to_l, -c)
-            return
-        # One pass over g serves both. With k = a / (lambda (1 - lambda)) and h = g + k theta(lambda):
-        #   (1 - lambda) h = (1 - lambda) g + a theta_l + k (1 - lambda)^2 theta_f,
-        #         lambda h =       lambda g + a theta_f + k lambda^2 theta_l,
-        # so each direction is a multiple of h whose last term is taken back by the decay. Saves a sixth of TwoNN's step.
-        k = a / spread
-        if k:
-            torch._foreach_add_(g, self.mixed, alpha=k)
-        self.of_l.step(g, -c - k * value * value, scale=value)
-        self.of_f.step(g, mu - b - k * (1 - value) ** 2, [(self.start, -mu)], scale=1 - value)
+    def _angle(self, f: Tensors, own: Tensors, floats: bool) -> Sequence[Number]:
+        """Return the gradient coefficients of nu cos^2 over all mixed parameters together."""
+        dots = torch.stack([inner(u, v) for u, v in ((f, own), (f, f), (own, own))])
+        values: Sequence[Number] = dots.tolist() if floats else dots.unbind()  # a single GPU synchronisation
+        return [self.nu * k for k in cosine_squared_gradient(*values)]
 
 
 def _mix(mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], lambdas: list[float]) -> None:
     """Write ``(1 - lambda) theta_f + lambda theta_l`` into ``mixed``, tensor by tensor."""
     for out, f, p, value in zip(mixed, federated, personal, lambdas, strict=True):
         torch.lerp(f, p, value, out=out)
-
-
-def _angle(federated: Tensor, personal: Tensor) -> tuple[float, float, float]:
-    """Return the gradient coefficients of cos^2 over all mixed parameters together; a single GPU synchronisation."""
-    dots = [torch.dot(u, v) for u, v in ((federated, personal), (federated, federated), (personal, personal))]
-    return cosine_squared_gradient(*torch.stack(dots).tolist())

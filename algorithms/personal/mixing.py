@@ -7,6 +7,8 @@ Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical H
 arXiv 2408.00050, Chapter II, equations (2.3)-(2.6).
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,10 +38,10 @@ def cosine_squared(inner: float, norm_f: float, norm_l: float) -> float:
     return inner * inner / (norm_f * norm_l + EPSILON)
 
 
-def cosine_squared_gradient(inner: float, norm_f: float, norm_l: float) -> tuple[float, float, float]:
+def cosine_squared_gradient(inner: Any, norm_f: Any, norm_l: Any) -> tuple[Any, Any, Any]:
     """Return (a, b, c) with ``d cos^2 / d f = a l - b f`` and ``d cos^2 / d l = a f - c l``.
 
-    Arguments as in :func:`cosine_squared`. This saves a second backward pass.
+    Arguments as in :func:`cosine_squared`, or tensors of one number. This saves a second backward pass.
     """
     denominator = norm_f * norm_l + EPSILON
     ratio = inner / denominator

@@ -14,7 +14,7 @@ Config = Mapping[str, Any]
 #: Keys of configurations that are no options of local training: what the round loop, the strategies and the tasks send, in full or by
 #: their first word.
 OTHERS = (
-    "base", "cache", "cache-holds", "checkpoint-round", "clip", "clip-residual", "draw", "dual-mean", "etas", "first-round",
+    "base", "cache", "cache-holds", "checkpoint-round", "clip", "compile", "clip-residual", "draw", "dual-mean", "etas", "first-round",
     "hashes", "lambda-0", "lambdas", "learner-arrays", "lipschitz", "local-steps", "loss", "loss-before", "mixtures", "mu",
     "new", "num-clients", "num-rounds", "phase", "predictor-arrays", "residual", "resync", "rhos", "seed", "server-round",
     "share", "side", "stage", "stochastic", "variant", "version",

@@ -8,12 +8,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from algorithms.common.seeds import derived_seed, generator
 from algorithms.ensembles.mixture_losses import log_loss, squared_loss, squared_norms
 from clients.base.data import Split
-from clients.base.training import SGD, Config, TrainOptions, get_arrays, mini_batches
+from clients.base.training import Config, TrainOptions, get_arrays, train_classifier
 from clients.families.ensemble_data import Answer, Floats, Predictors, check_loss
 
 
@@ -69,10 +68,8 @@ class TorchEnsembleData:
         for tensor in net.parameters():
             tensor.data = torch.empty(tensor.shape)
             torch.nn.init.zeros_(tensor) if tensor.dim() < 2 else torch.nn.init.xavier_normal_(tensor, generator=draws)
-        options, parameters = TrainOptions.from_config(config), list(net.parameters())
-        optimiser = SGD([p.detach() for p in parameters], options.learning_rate, options.momentum, options.weight_decay)
-        for x, y in mini_batches(self.train, options, generator(int(config.get("seed", 0)), "predictor batches")):
-            optimiser.step(torch.autograd.grad(functional.cross_entropy(net(x), y), parameters))
+        rng = generator(int(config.get("seed", 0)), "predictor batches")
+        train_classifier(net, self.train, TrainOptions.from_config(config), rng)
         return dict(zip(net.state_dict(), get_arrays(net), strict=True))
 
     @torch.no_grad()

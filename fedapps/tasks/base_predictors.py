@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import Split
-from clients.base.training import SGD, TrainOptions, get_arrays, mini_batches
+from clients.base.training import TrainOptions, get_arrays, train_classifier
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
 from fedapps.data.options import DataOptions
@@ -65,17 +65,8 @@ def pretrained(
         rows = np.flatnonzero(np.isin(images.labels, labels))
         net = build_model(model, (channels, height, width), images.num_classes, derived_seed(seed, "base net", k))
         samples = Split(torch.from_numpy(x[rows]), torch.from_numpy(images.labels[rows]))
-        train(net, samples, options, generator(seed, "base net batches", k))
+        train_classifier(net, samples, options, generator(seed, "base net batches", k))
         nets.append(get_arrays(net))
         names.append(f"{k}:" + ",".join(map(str, labels)))
     keys = list(build_model(model, (channels, height, width), images.num_classes, 0).state_dict())
     return Library.from_arrays({key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names, False)
-
-
-def train(net: torch.nn.Module, samples: Split, options: TrainOptions, rng: np.random.Generator) -> None:
-    """Train a classifier in place."""
-    parameters = list(net.parameters())
-    optimiser = SGD([p.detach() for p in parameters], options.learning_rate, options.momentum, options.weight_decay)
-    net.train()
-    for x, y in mini_batches(samples, options, rng):
-        optimiser.step(torch.autograd.grad(torch.nn.functional.cross_entropy(net(x), y), parameters))

@@ -12,7 +12,7 @@ from tests.helpers import blobs, small_net
 def slope(loss, m):
     """Return value and derivative of PropFair's loss."""
     value = torch.tensor(loss, dtype=torch.float64, requires_grad=True)
-    out = PropFairClient(small_net, blobs()).surrogate(value, {"propfair-m": m})
+    out = PropFairClient(small_net, blobs()).surrogate({"propfair-m": m})(value)
     return out.item(), torch.autograd.grad(out, value)[0].item()
 
 

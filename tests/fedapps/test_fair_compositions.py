@@ -6,7 +6,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from clients import MessageStore, to_client_app
-from clients.propfair import ProportionalLoss
+from clients.propfair import Proportional
 from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -119,20 +119,20 @@ def test_a_large_m_with_m_times_the_learning_rate_is_the_wrapped_method(base):
 
 @pytest.mark.parametrize("base", some_slow(LOSSES, 7))
 def test_every_gradient_of_a_client_that_takes_propfairs_loss_is_of_that_loss(base, monkeypatch):
-    gradient, surrogate, calls = torch.autograd.grad, ProportionalLoss.surrogate, []
+    gradient, surrogate, calls = torch.autograd.grad, Proportional.__call__, []
 
     def counted_gradient(output, *args, **kwargs):
         calls.append("gradient" if output in of_surrogates else "gradient of something else")
         return gradient(output, *args, **kwargs)
 
-    def counted_surrogate(self, loss, config):
-        assert config["propfair-m"] == 4.0
-        of_surrogates.append(value := surrogate(self, loss, config))
+    def counted_surrogate(self, loss):
+        assert self.m == 4.0
+        of_surrogates.append(value := surrogate(self, loss))
         return value
 
     of_surrogates = Same()
     monkeypatch.setattr(torch.autograd, "grad", counted_gradient)
-    monkeypatch.setattr(ProportionalLoss, "surrogate", counted_surrogate)
+    monkeypatch.setattr(Proportional, "__call__", counted_surrogate)
     run(settings_of("propfair", **{"propfair.base": base, "propfair.m": 4.0}))
     assert set(calls) == {"gradient"}
 

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from clients import FedAvgClient, TrainOptions
-from clients.base.training import SGD, get_arrays, mini_batches, set_arrays
+from clients.base.steps import SGD
+from clients.base.training import get_arrays, mini_batches, set_arrays
 from tests.helpers import blobs, small_net
 
 
@@ -15,11 +16,12 @@ def test_sgd_equals_torch(momentum, decay, fused, monkeypatch):
     torch.manual_seed(0)
     ours = [torch.randn(3, 2), torch.randn(4)]
     theirs = [t.clone().requires_grad_() for t in ours]
-    optimiser = SGD(ours, 0.1, momentum, decay)
+    optimiser = SGD(momentum, decay)
+    velocity = optimiser.velocity(ours)
     reference = torch.optim.SGD(theirs, 0.1, momentum=momentum, weight_decay=decay)
     for _ in range(10):
         gradients = [torch.randn_like(t) for t in ours]
-        optimiser.step(tuple(g.clone() for g in gradients))
+        optimiser(ours, [g.clone() for g in gradients], velocity, 0.1)
         for tensor, gradient in zip(theirs, gradients, strict=True):
             tensor.grad = gradient
         reference.step()
@@ -35,10 +37,11 @@ def test_without_the_fused_operation_the_numbers_are_the_same(momentum, scale, m
     def walk():
         generator = torch.Generator().manual_seed(1)
         tensors = [torch.randn(3, 2, generator=generator), torch.randn(4, generator=generator)]
-        optimiser = SGD(tensors, 0.1, momentum, 0.01)
+        optimiser = SGD(momentum, 0.01)
+        velocity = optimiser.velocity(tensors)
         for _ in range(20):
-            gradients, extra = (tuple(torch.randn(t.shape, generator=generator) for t in tensors) for _ in range(2))
-            optimiser.step(gradients, decay=0.2, terms=[(extra, 0.7)], scale=scale)
+            gradients, extra = ([torch.randn(t.shape, generator=generator) for t in tensors] for _ in range(2))
+            optimiser(tensors, gradients, velocity, 0.1, 0.2, [(extra, 0.7)], scale)
         return tensors
 
     with_it = walk()
@@ -49,7 +52,7 @@ def test_without_the_fused_operation_the_numbers_are_the_same(momentum, scale, m
 
 def test_terms_are_part_of_the_gradient():
     p, extra = [torch.tensor([2.0])], [torch.tensor([10.0])]
-    SGD(p, 0.1, 0.0, 0.5).step((torch.tensor([1.0]),), decay=0.25, terms=[(extra, -2.0)])
+    SGD(0.0, 0.5)(p, [torch.tensor([1.0])], [], 0.1, 0.25, [(extra, -2.0)])
     assert p[0].item() == pytest.approx(2.0 - 0.1 * (1.0 + 0.75 * 2.0 - 20.0))
 
 

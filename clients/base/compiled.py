@@ -1,0 +1,423 @@
+"""Local steps as compiled code: four steps unrolled in one graph, and a graph of a single step for what is left of an epoch.
+
+The step that runs eagerly (``clients.base.steps``) is traced down to PyTorch's basic operations, its backward pass included, and
+compiled ahead of time by ``torch.export`` and AOTInductor into a library that a process loads in milliseconds. Libraries are kept in a
+folder under a name that covers everything they depend on, so that the processes of a run and later runs share them; two processes
+that want the same one do not both compile it. The first time that a process uses a library, it takes the same steps eagerly, too:
+a library that does not agree to rounding is not used. Whatever cannot be compiled runs eagerly, with one line in the log.
+"""
+
+import hashlib
+import inspect
+import json
+import logging
+import math
+import os
+import platform
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from clients.base.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
+
+#: Steps of a graph. More make no graph faster that was measured, and longer to compile.
+UNROLLED = 4
+#: Of the compiler: random numbers are PyTorch's own; what the processor can do is what it says, without a test program.
+OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": True}
+#: Change this when the way in which steps are traced changes.
+FORMAT = 1
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+
+logger = logging.getLogger("flwr")
+
+
+class CannotCompile(RuntimeError):
+    """These steps run eagerly; the message says why."""
+
+
+@dataclass
+class Graph:
+    """``steps`` steps of a problem as a library; ``run``: inputs -> outputs, ``None`` until it is loaded."""
+
+    module: Callable[[], nn.Module | None]
+    run: Run | None
+
+
+@dataclass
+class Compiler:
+    """Runs local steps compiled; keeps libraries in ``folder``, which only this user may write to.
+
+    ``build`` (default: True): compile what the folder does not hold. ``built``: seconds of each compilation of this process.
+    """
+
+    folder: Path
+    build: bool = True
+    built: list[float] = field(default_factory=list)
+    graphs: dict[Any, Graph] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+
+    def run(
+        self, problem: Problem, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], epochs: Epochs,
+        batch_size: int,
+    ) -> float:  # fmt: skip
+        """As ``Eager.run``."""
+        training = _Training(problem, step, state, constants)
+        total, done = 0.0, 0
+        losses: list[Tensor] = []
+        for x, y in epochs:
+            slab = UNROLLED * batch_size
+            start = 0
+            while start < len(y):
+                many = len(y) - start >= slab
+                end = start + (slab if many else min(batch_size, len(y) - start))
+                count = UNROLLED if many else 1
+                values = [numbers(i) for i in range(done, done + count)]
+                xs, ys = x[start:end], y[start:end]
+                if many:
+                    xs, ys = xs.unflatten(0, (UNROLLED, batch_size)), ys.unflatten(0, (UNROLLED, batch_size))
+                losses.append(self._take(training, xs, ys, values, batch_size if many else 0))
+                start, done = end, done + count
+        training.write()
+        return total + float(torch.stack(losses).sum()) if losses else 0.0
+
+    def _take(self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int) -> Tensor:
+        """Take the steps of ``numbers``; return the sum of the losses of all samples. ``batch_size`` 0: a single step of any size."""
+        graph = self._graph(training, x, y, numbers, batch_size)
+        if graph.run is None:
+            return training.eagerly(x, y, numbers, bool(batch_size))
+        return training.take(graph.run(training.inputs(x, y, numbers)))
+
+    def _graph(self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int) -> Graph:
+        key = (training.key, batch_size, x.shape[1 + bool(batch_size) :], x.dtype, y.shape[1 + bool(batch_size) :], y.dtype)
+        graph = self.graphs.get(key)
+        if graph is None or graph.module() is not training.problem.module:
+            run: Run | None = None
+            try:
+                run = self._library(training, x, y, numbers, bool(batch_size))
+                _check(training, run, x, y, numbers, bool(batch_size))
+            except Exception as error:
+                run = None
+                self._tell(error)
+            graph = self.graphs[key] = Graph(weakref.ref(training.problem.module), run)
+        return graph
+
+    def _library(self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Run:
+        """Return a library from the folder, compiled if need be. Raises ``CannotCompile`` and whatever PyTorch raises."""
+        if x.device.type != "cpu":
+            raise CannotCompile("only steps on the CPU are compiled")
+        if training.problem.criterion is None:
+            raise CannotCompile("the client has a loss of its own")
+        if any(isinstance(module, nn.RNNBase) for module in training.problem.module.modules()):
+            raise CannotCompile("recurrent nets are not: their time is that of PyTorch's own recurrent layers")
+        facts = training.facts(x, y, numbers, many)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (status := self.folder.stat()).st_uid != os.getuid() or status.st_mode & 0o022:
+            raise CannotCompile(f"{self.folder} is not this user's alone")
+        name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        path = self.folder / f"{name}.pt2"
+        if not path.exists():
+            if not self.build:
+                raise CannotCompile("this process loads libraries and compiles none")
+            with _lock(self.folder / f"{name}.lock"):
+                if not path.exists():
+                    logger.info("compiling local steps (once; a minute or less)")
+                    began = time.monotonic()
+                    _build(path, training, x, y, numbers, many)
+                    self.built.append(time.monotonic() - began)
+        return _load(path)
+
+    def _tell(self, error: Exception) -> None:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if reason not in self.told:
+            self.told.add(reason)
+            logger.warning("local steps run uncompiled: %s", reason)
+
+
+class _Training:
+    """The tensors of one client's training between two graphs."""
+
+    def __init__(self, problem: Problem, step: Step, state: State, constants: State) -> None:
+        self.problem, self.step, self.state, self.constants = problem, step, state, constants
+        self.eager = Eager(problem)
+        self.moving = list(problem.moving)
+        named = {**dict(problem.module.named_parameters()), **dict(problem.module.named_buffers())}
+        self.others = {name: t.detach() for name, t in named.items() if name not in problem.moving}
+        self.kept = [name for name, _ in problem.module.named_buffers() if name in self.others]  # which training changes
+        self.now = {name: [t.contiguous() for t in tensors] for name, tensors in state.items()}
+        self.others_now = dict(self.others)
+        self.dtype = self.eager.place[0].dtype
+        self.key = (
+            id(problem.module), step, problem.criterion, problem.surrogate, problem.module.training, tuple(self.moving),
+            tuple((name, tuple(t.shape for t in tensors)) for name, tensors in (*state.items(), *constants.items())),
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+    @property
+    def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """What is minimised, as a function of the net's outputs and y."""
+        assert self.problem.criterion is not None
+        return self.problem.criterion
+
+    def inputs(self, x: Tensor, y: Tensor, numbers: list[Numbers]) -> list[Tensor]:
+        """Return the inputs of a graph."""
+        values = [torch.tensor([n[name] for n in numbers], dtype=self.dtype) for name in numbers[0]]
+        lists = [*self.now.values(), *self.constants.values()]
+        return [*(t for tensors in lists for t in tensors), *self.others_now.values(), x.contiguous(), y.contiguous(), *values]
+
+    def take(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Take over the outputs of a graph; return the sum of the losses."""
+        left = iter(outputs)
+        self.now = {name: [next(left) for _ in tensors] for name, tensors in self.now.items()}
+        for name in self.kept:
+            self.others_now[name] = next(left)
+        return next(left)
+
+    def write(self) -> None:
+        """Write what training changed to where the client keeps it."""
+        for name, tensors in self.state.items():
+            for target, value in zip(tensors, self.now[name], strict=True):
+                if target is not value:
+                    target.copy_(value)
+        for name in self.kept:
+            if self.others_now[name] is not self.others[name]:
+                self.others[name].copy_(self.others_now[name])
+        self.now = {name: list(tensors) for name, tensors in self.state.items()}
+        self.others_now = dict(self.others)
+
+    def eagerly(self, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Tensor:
+        """Take the same steps one by one."""
+        self.write()
+        total = torch.zeros((), device=y.device)
+        for i, values in enumerate(numbers):
+            xi, yi = (x[i], y[i]) if many else (x, y)
+            total = total + self.eager.step(self.step, {**self.state, **self.constants}, values, xi, yi) * len(yi)
+        return total
+
+    def facts(self, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> dict[str, Any]:
+        """Return everything on which the library depends."""
+        module = self.problem.module
+        shape = list(x.shape), list(y.shape)
+        return {
+            "format": FORMAT,
+            "torch": torch.__version__,
+            "machine": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor(), torch.get_num_threads()],
+            "steps": len(numbers),
+            "step": [repr(self.step), _source(type(self.step)), _source(Problem), _source(Graph)],
+            "module": [repr(module), module.training, [[n, _plain(m), _source(type(m))] for n, m in module.named_modules()]],
+            "criterion": _described(self.criterion),
+            "surrogate": _described(self.problem.surrogate),
+            "moving": self.moving,
+            "tensors": [[n, [_form(t) for t in ts]] for n, ts in (*self.now.items(), *self.constants.items())],
+            "others": [[n, _form(t)] for n, t in self.others.items()],
+            "kept": self.kept,
+            "samples": [shape if many else [shape[0][1:], shape[1][1:]], str(x.dtype), str(y.dtype)],
+            "numbers": [[n, len(v) if isinstance(v, Sequence) else 0] for n, v in numbers[0].items()],
+        }
+
+    def traced(self, steps: int, many: bool, names: list[str]) -> Callable[[list[Tensor]], list[Tensor]]:
+        """Return the function inputs -> outputs of ``steps`` steps, which changes no input; ``names``: of the numbers."""
+        module = _Loss(self.problem.module, self.criterion)
+
+        def graph(inputs: list[Tensor]) -> list[Tensor]:
+            left = iter(inputs)
+            state = {name: [next(left).clone() for _ in tensors] for name, tensors in self.state.items()}
+            constants = {name: [next(left) for _ in tensors] for name, tensors in self.constants.items()}
+            others = {name: next(left).clone() if name in self.kept else next(left) for name in self.others}
+            x, y = next(left), next(left)
+            numbers = {name: next(left) for name in names}
+            total = torch.zeros((), dtype=self.dtype)
+            for i in range(steps):
+                xi, yi = (x[i], y[i]) if many else (x, y)
+
+                def gradient(at: Tensors, xi: Tensor = xi, yi: Tensor = yi) -> tuple[Tensor, Tensors]:
+                    leaves = [t.detach().requires_grad_() for t in at]
+                    tensors = {**dict(zip(self.moving, leaves, strict=True)), **others}
+                    loss = functional_call(module, {f"net.{name}": t for name, t in tensors.items()}, (xi, yi))
+                    return loss.detach(), list(torch.autograd.grad(self.problem.surrogate(loss), leaves))
+
+                of_step = {name: values[i] for name, values in numbers.items()}
+                total = total + self.step(gradient, {**state, **constants}, of_step) * yi.shape[0]
+            return [*(t for tensors in state.values() for t in tensors), *(others[name] for name in self.kept), total]
+
+        return graph
+
+
+class _Loss(nn.Module):
+    """A net and its criterion: (x, y) -> mean loss."""
+
+    def __init__(self, net: nn.Module, criterion: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.criterion = net, criterion
+        self.training = net.training
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.criterion(self.net(x), y)
+
+
+def trace(training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Any:
+    """Return the steps as a graph of basic operations (a ``GraphModule``); the size of a single mini-batch stays open."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    inputs = training.inputs(x, y, numbers)
+    samples = len(inputs) - len(numbers[0]) - 2
+
+    def fake(place: int, tensor: Tensor) -> Tensor:
+        free = not many and place in (samples, samples + 1)
+        sizes = [DimDynamic.DYNAMIC if free and axis == 0 else DimDynamic.STATIC for axis in range(tensor.dim())]
+        return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+    with mode:
+        function = training.traced(len(numbers), many, list(numbers[0]))
+        return make_fx(function)([fake(place, tensor) for place, tensor in enumerate(inputs)])
+
+
+def _build(path: Path, training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> None:
+    """Compile the steps into ``path``."""
+    if not many and len(y) < 2:  # a size of 0 or 1 would be taken for a constant
+        x, y = torch.cat([x, x]), torch.cat([y, y])
+    inputs = training.inputs(x, y, numbers)
+    graph = trace(training, x, y, numbers, many)
+
+    class Steps(nn.Module):
+        def forward(self, inputs: list[Tensor]) -> Any:
+            return graph(inputs)
+
+    sizes: list[Any] = [None] * len(inputs)
+    if not many:
+        batch = torch.export.Dim("batch", min=1)
+        first = len(inputs) - len(numbers[0]) - 2
+        sizes[first] = sizes[first + 1] = {0: batch}
+    level = logging.getLogger("torch").level
+    logging.getLogger("torch").setLevel(logging.ERROR)  # notes on GPUs that are not there
+    folder = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    try:
+        program = torch.export.export(Steps(), (inputs,), dynamic_shapes=(sizes,), strict=False)
+        made = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "steps.pt2"), inductor_configs=OPTIONS)
+        os.replace(made, path)
+    finally:
+        logging.getLogger("torch").setLevel(level)
+        os.environ.pop("TORCHINDUCTOR_CACHE_DIR") if before is None else os.environ.update(TORCHINDUCTOR_CACHE_DIR=before)
+        _remove(folder)
+
+
+def _load(path: Path) -> Run:
+    loader = getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)
+    if loader is not None:  # what the public function wraps, without importing the compiler
+        run: Run = loader(str(path), "model", False, 1, -1).run
+        return run
+    package = torch._inductor.aoti_load_package(str(path))
+
+    def flat(inputs: list[Tensor]) -> Sequence[Tensor]:
+        outputs: Sequence[Tensor] = package(inputs)
+        return outputs
+
+    return flat
+
+
+def _check(training: _Training, run: Run, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> None:
+    """Raise ``CannotCompile`` if eager steps end elsewhere. Leaves tensors and random numbers as they are."""
+    training.write()
+    module = training.problem.module
+    with torch.random.fork_rng(devices=[]):
+        random = torch.get_rng_state()
+        outputs = run(training.inputs(x, y, numbers))
+        own = [t.clone() for t in (*training.eager.place, *training.others.values())]
+        copies = {name: [t.clone() for t in tensors] for name, tensors in training.state.items()}
+        kept = {name: training.others[name].clone() for name in training.kept}
+        torch.set_rng_state(random)
+        for i, values in enumerate(numbers):
+            xi, yi = (x[i], y[i]) if many else (x, y)
+            training.eager.step(training.step, {**copies, **training.constants}, values, xi, yi)
+        expected = [
+            *(t for tensors in copies.values() for t in tensors),
+            *(training.others[name].clone() for name in training.kept),
+        ]
+        for target, value in zip((*training.eager.place, *training.others.values()), own, strict=True):
+            target.copy_(value)
+    before = [*(t for tensors in training.state.values() for t in tensors), *kept.values()]
+    for b, e, o in zip(before, expected, outputs, strict=False):
+        if not e.is_floating_point():
+            agree = torch.equal(e, o)
+        else:
+            moved = float((e - b).double().norm())
+            agree = math.isnan(moved) or float((e - o).double().norm()) <= 1e-3 * moved + 1e-5 * float(e.double().norm()) + 1e-12
+        if not agree:
+            raise CannotCompile(f"the compiled steps of {type(module).__name__} do not agree with the eager ones")
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _described(function: Callable[..., Any]) -> Any:
+    if isinstance(function, partial):
+        return [_described(function.func), repr(function.args), repr(function.keywords)]
+    kind = function if inspect.isroutine(function) else type(function)
+    return ["" if inspect.isroutine(function) else repr(function), kind.__module__, kind.__qualname__, _source(kind)]
+
+
+def _plain(module: nn.Module) -> list[str]:
+    """Return the numbers and words that a module keeps, on which its output may depend."""
+    kinds = (bool, int, float, str, tuple, type(None))
+    return [f"{k}={v!r}" for k, v in sorted(vars(module).items()) if isinstance(v, kinds)]
+
+
+def _source(thing: Any) -> str:
+    """Return the hash of the file in which a class or function is written; PyTorch's own go by its version."""
+    if thing.__module__.startswith("torch."):
+        return ""
+    try:
+        return hashlib.sha256(Path(inspect.getsourcefile(thing) or "").read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return ""
+
+
+def _form(tensor: Tensor) -> list[Any]:
+    return [list(tensor.shape), str(tensor.dtype)]
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return hashlib.sha256("".join(sorted({line for line in lines if line.startswith("flags")})).encode()).hexdigest()[:16]
+    except OSError:
+        return platform.processor()
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a lock between processes."""
+    import fcntl
+
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def libraries(folder: Path) -> Iterable[Path]:
+    """Return the files of the libraries in a folder."""
+    return folder.glob("*.pt2") if folder.is_dir() else ()

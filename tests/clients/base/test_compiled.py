@@ -1,0 +1,227 @@
+"""Compiled local steps are the eager ones: every method, momentum, partial batches, several rounds; what cannot be compiled is not."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from algorithms.common.averaging import STATISTICS
+from clients import (
+    APFLClient,
+    DittoClient,
+    FedAvgClient,
+    FedDynClient,
+    FedProxClient,
+    FedRepClient,
+    LocalClient,
+    PartialClient,
+    PFedMeClient,
+    PropFairClient,
+    ScaffoldClient,
+    SuPerFedClient,
+)
+from clients.base import compiled
+from clients.base.compiled import Compiler, trace
+from clients.base.training import get_arrays
+from tests.helpers import blobs
+
+TRAIN = {"local-epochs": 2, "batch-size": 5, "momentum": 0.9, "weight-decay": 1e-3, "learning-rate": 0.1, "seed": 1}
+
+
+class Net(nn.Module):
+    """Dense layers with batch normalisation and dropout between them, for the shapes of ``blobs``."""
+
+    head = ("out.",)
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.body(x))
+
+
+class Traced(Compiler):
+    """Runs the traced steps without compiling them: what would be compiled, in a hundredth of the time."""
+
+    def _library(self, training, x, y, numbers, many):
+        if not many and len(y) < 2:
+            x, y = torch.cat([x, x]), torch.cat([y, y])
+        graph = trace(training, x, y, numbers, many)
+        return lambda inputs: graph(inputs)
+
+
+METHODS = {
+    "fedavg": (FedAvgClient, {}),
+    "fedprox": (FedProxClient, {"proximal-mu": 0.3}),
+    "propfair": (PropFairClient, {"propfair-m": 4.0}),
+    "feddyn": (FedDynClient, {"feddyn-alpha": 0.1}),
+    "scaffold": (ScaffoldClient, {}),
+    "local": (LocalClient, {}),
+    "fedper": (PartialClient, {"share": "body"}),
+    "fedrep": (FedRepClient, {"share": "body", "fedrep-head-epochs": 1, "fedrep-body-epochs": 1}),
+    "ditto": (DittoClient, {"ditto-mu": 0.5, "ditto-epochs": 1}),
+    "pfedme": (PFedMeClient, {"pfedme-lambda": 5.0, "pfedme-rate": 0.05, "pfedme-inner-steps": 3}),
+    "apfl": (APFLClient, {"apfl-alpha": 0.3, "apfl-adaptive": False}),
+    "apfl, adaptive": (APFLClient, {"apfl-alpha": 0.3, "apfl-adaptive": True}),
+    "superfed-mm": (SuPerFedClient, {"superfed-mixing": "model", "superfed-nu": 1.0, "proximal-mu": 0.01}),
+    "superfed-lm": (SuPerFedClient, {"superfed-mixing": "layer", "superfed-nu": 1.0}),
+    "superfed before mixing": (SuPerFedClient, {"superfed-mixing": "none", "proximal-mu": 0.01}),
+}
+
+
+def sent_by(method: str, net: nn.Module) -> list[np.ndarray]:
+    arrays = get_arrays(net)
+    if method in ("fedper", "fedrep"):
+        return [a for a, name in zip(arrays, net.state_dict(), strict=True) if not name.startswith("out.")]
+    if method == "scaffold":
+        learned = [t for n, t in net.state_dict().items() if t.is_floating_point() and not n.endswith(STATISTICS)]
+        return arrays + [0.01 * np.ones(t.shape, np.float32) for t in learned]
+    return arrays
+
+
+def rounds(method: str, compiler: Compiler | None, clients: int = 1, net: nn.Module | None = None, config=()):
+    """Return the replies of two rounds; all clients work in the same module."""
+    kind, own = METHODS[method]
+    net = net or Net()
+    replies = []
+    made = [
+        kind(Net, blobs(n=80 + 10 * i, seed=i), i, model=net) for i in range(clients)
+    ]  # 48, 54, 60 to train on: partial batches
+    for number in (1, 2):
+        for client in made:
+            client.compiler = compiler
+            arrays, count, metrics = client.fit(sent_by(method, Net(3)), {**TRAIN, **own, **dict(config), "server-round": number})
+            model = sent_by(method, Net(3))[: len(Net().state_dict())]
+            replies.append((arrays, count, metrics, client.evaluate(model, {**TRAIN, **own, "server-round": number})))
+    return replies
+
+
+def assert_close(ours, theirs):
+    for (arrays, count, metrics, evaluation), other in zip(ours, theirs, strict=True):
+        assert count == other[1]
+        for a, b in zip(arrays, other[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        assert metrics == pytest.approx(other[2], rel=1e-4, abs=1e-6)
+        assert evaluation[0] == pytest.approx(other[3][0], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_traced_steps_are_the_eager_ones(method, tmp_path):
+    compiler = Traced(tmp_path)
+    assert_close(rounds(method, compiler), rounds(method, None))
+    assert compiler.graphs and all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+
+
+@pytest.mark.parametrize("method", ["fedavg", "superfed-lm", "apfl, adaptive"])
+def test_one_pair_of_graphs_serves_all_clients_and_rounds(method, tmp_path):
+    """Whatever their number of samples, the learning rate of the round and the mixing weights of the step."""
+    compiler = Traced(tmp_path)
+    rounds(method, compiler, clients=3)
+    assert len(compiler.graphs) == 2
+
+
+def test_off_is_eager_to_the_last_bit(tmp_path):
+    compiler = Traced(tmp_path)
+    (off, *_), (eager, *_) = rounds("fedavg", compiler, config={"compile": "off"}), rounds("fedavg", None)
+    assert not compiler.graphs
+    for a, b in zip(off[0], eager[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_library_that_does_not_agree_is_not_used(tmp_path, caplog):
+    class Wrong(Traced):
+        def _library(self, *args):
+            run = super()._library(*args)
+            return lambda inputs: [t * 1.01 if t.is_floating_point() else t for t in run(inputs)]
+
+    compiler = Wrong(tmp_path)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        (ours, *_), (eager, *_) = rounds("fedavg", compiler), rounds("fedavg", None)
+    assert caplog.text.count("the compiled steps of Net do not agree with the eager ones") == 1  # both graphs, one line
+    for a, b in zip(ours[0], eager[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_without_a_compiler_steps_run_eagerly_with_one_line(tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no C++ compiler: install g++")
+
+    monkeypatch.setattr(compiled, "_build", fail)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        assert_close(rounds("fedavg", Compiler(tmp_path)), rounds("fedavg", None))
+    assert caplog.text.count("local steps run uncompiled: no C++ compiler: install g++") == 1
+
+
+def test_what_is_not_compiled_says_why(tmp_path, caplog):
+    class Recurrent(Net):
+        def __init__(self, seed=0):
+            super().__init__(seed)
+            self.layer = nn.LSTM(4, 4).requires_grad_(False)
+
+    class Own(FedAvgClient):
+        def loss(self, x, y):
+            return 2 * super().loss(x, y)
+
+    with caplog.at_level(logging.WARNING, "flwr"):
+        for client in (FedAvgClient(Recurrent, blobs(n=80)), Own(Net, blobs(n=80))):
+            client.compiler = Compiler(tmp_path)
+            client.fit(get_arrays(client.model), TRAIN)
+    assert "recurrent nets are not" in caplog.text
+    assert "the client has a loss of its own" in caplog.text
+    assert not list(tmp_path.glob("*.pt2"))
+
+
+def test_a_folder_that_others_may_write_to_is_not_read(tmp_path, caplog):
+    tmp_path.chmod(0o777)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        rounds("fedavg", Compiler(tmp_path))
+    assert f"{tmp_path} is not this user's alone" in caplog.text
+
+
+def facts_of(net, step_options=()):
+    compiler = Traced(None)
+    seen = []
+
+    class Listening(Traced):
+        def _library(self, training, x, y, numbers, many):
+            seen.append(training.facts(x, y, numbers, many))
+            return super()._library(training, x, y, numbers, many)
+
+    compiler = Listening(None)
+    rounds("fedprox", compiler, net=net, config=step_options)
+    return seen
+
+
+def test_the_name_of_a_library_covers_what_it_depends_on():
+    class Scaled(Net):
+        scale = 1.0
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    base, same = facts_of(Net()), facts_of(Net(5))
+    assert base == same, "the values of parameters do not matter"
+    scaled = Scaled()
+    scaled.scale = 2.0
+    others = [facts_of(Scaled()), facts_of(scaled), facts_of(Net(), {"proximal-mu": 0.5}), facts_of(Net(), {"momentum": 0.5}),
+              facts_of(Net(), {"batch-size": 6})]  # fmt: skip
+    names = [str(facts[0]) for facts in (base, *others)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.slow
+def test_compiled_for_real(tmp_path):
+    """Two libraries for three clients with three numbers of samples; another process only loads them and has the same bits."""
+    compiler = Compiler(tmp_path)
+    ours = rounds("superfed-mm", compiler, clients=3)
+    assert_close(ours, rounds("superfed-mm", None, clients=3))
+    assert len(compiler.built) == 2 == len(list(tmp_path.glob("*.pt2")))
+    again = rounds("superfed-mm", Compiler(tmp_path, build=False), clients=3)
+    for one, other in zip(ours, again, strict=True):
+        for a, b in zip(one[0], other[0], strict=True):
+            np.testing.assert_array_equal(a, b)
