@@ -39,7 +39,7 @@ class FedAvgClient(NumPyClient):
 
     #: Whether all of the class's training differentiates :meth:`surrogate`; a class with a ``fit`` or ``train`` of its own declares it.
     differentiates_surrogate = True
-    #: Runs local steps as compiled code, unless the configuration says ``compile = "off"``; without one they run eagerly.
+    #: Runs local steps as compiled code where the configuration says ``compile = "on"``.
     compiler: "Compiler | None" = None
 
     def __init__(
@@ -95,8 +95,7 @@ class FedAvgClient(NumPyClient):
         options = TrainOptions.from_config(config)
         plain = type(self).loss is FedAvgClient.loss
         problem = Problem(self.model, self.loss, self.surrogate(config), self.objective.loss if plain else None)
-        compiled = self.compiler is not None and config.get("compile", "on") == "on"
-        runner = self.compiler if compiled and self.compiler is not None else Eager
+        runner = self.compiler if self.compiler is not None and config.get("compile") == "on" else Eager
         total = runner.run(problem, step, state, constants, numbers, self.epochs(options, config), options.batch_size)
         return total / self.samples_seen(options)
 

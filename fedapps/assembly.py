@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from fedapps.compilation import compiler
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.methods.method import ClientFactory
@@ -111,4 +112,18 @@ def build_client(settings: Settings, task: Any, client_id: int | str, num_client
     inner = settings
     while inner.base is not None:
         inner = inner.base
-    return client_factory(settings)(inner.options, task, client_id, num_clients, store)
+    client = client_factory(settings)(inner.options, task, client_id, num_clients, store)
+    if hasattr(client, "compiler"):
+        client.compiler = compiler()
+    return client
+
+
+def takes_steps(settings: Settings, task: Any) -> bool:
+    """Return whether clients of the method take local steps that could be compiled (one is built to see)."""
+    if settings.halves:
+        return any(takes_steps(half, task) for half in settings.halves)
+    from flwr.app import RecordDict
+
+    from clients.base.store import MessageStore
+
+    return hasattr(build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict())), "compiler")

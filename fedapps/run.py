@@ -9,7 +9,8 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedapps.assembly import build_strategy, build_task
+from fedapps.assembly import build_strategy, build_task, takes_steps
+from fedapps.compilation import decided
 from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
@@ -30,6 +31,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     """
     folder = Path(settings.out)
     task = build_task(settings)
+    settings = decided(settings, task, takes_steps)
     strategy = build_strategy(settings, task)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
     inner = innermost(strategy)

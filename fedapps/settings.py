@@ -130,7 +130,9 @@ class Settings(Options):
 
     def deployed(self) -> "Settings":
         """Return the settings with the defaults of a run on SuperNodes."""
-        return replace(self, max_weight=MAX_WEIGHT) if self.max_weight < 0 else self
+        compiled = "off" if self.train.compile == "auto" else self.train.compile  # a site's first message would take a minute
+        settings = replace(self, train=replace(self.train, compile=compiled))
+        return replace(settings, max_weight=MAX_WEIGHT) if self.max_weight < 0 else settings
 
     @property
     def keeps_clients_on_disk(self) -> bool:

@@ -14,7 +14,7 @@ Config = Mapping[str, Any]
 #: Keys of configurations that are no options of local training: what the round loop, the strategies and the tasks send, in full or by
 #: their first word.
 OTHERS = (
-    "base", "cache", "cache-holds", "checkpoint-round", "clip", "compile", "clip-residual", "draw", "dual-mean", "etas", "first-round",
+    "base", "cache", "cache-holds", "checkpoint-round", "clip", "clip-residual", "draw", "dual-mean", "etas", "first-round",
     "hashes", "lambda-0", "lambdas", "learner-arrays", "lipschitz", "local-steps", "loss", "loss-before", "mixtures", "mu",
     "new", "num-clients", "num-rounds", "phase", "predictor-arrays", "residual", "resync", "rhos", "seed", "server-round",
     "share", "side", "stage", "stochastic", "variant", "version",
@@ -34,6 +34,9 @@ ALIASES = {
 _told: set[str] = set()
 
 
+COMPILE = ("auto", "on", "off")
+
+
 @dataclass(frozen=True)
 class TrainOptions(Options):
     """Options of local SGD."""
@@ -45,6 +48,9 @@ class TrainOptions(Options):
     local_epochs: int = option(10, "E, passes over a client's samples in a round", low=1)
     batch_size: int = option(10, "B, samples of a step", low=1)
     lr_decay_every: int = option(1, "rounds between decays of the learning rate", low=1)
+    compile: str = option(
+        "auto", "run local steps as compiled code; auto: where the run's steps are worth the minute it takes", choices=COMPILE
+    )
 
     @classmethod
     def from_config(cls, config: Config) -> "TrainOptions":
@@ -59,7 +65,7 @@ class TrainOptions(Options):
             logging.getLogger("flwr").warning("keys of the configuration that have no effect on training: %s", ", ".join(hints))
         return cls(**{name: config[key] for name, key in keys.items() if key in config})
 
-    def to_config(self) -> dict[str, int | float]:
+    def to_config(self) -> dict[str, int | float | str]:
         """Return the options under the keys of a message's configuration."""
         return {kebab(name): value for name, value in asdict(self).items()}
 

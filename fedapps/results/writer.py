@@ -50,7 +50,7 @@ FILES = (
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic")
 # Settings that may differ between a run and its continuation, since they do not affect the results.
-FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds")
+FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds", "train.compile")
 # Approximate maximum number of rows of weights.csv: if a run would have more, it records every second, third, ... round only.
 MAX_WEIGHTS = 100_000
 

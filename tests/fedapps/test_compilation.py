@@ -1,0 +1,59 @@
+"""``train.compile``: decided once, without a clock, recorded, and kept by a resumed run."""
+
+import pytest
+
+from fedapps.assembly import build_client, build_task, takes_steps
+from fedapps.client_app import app
+from fedapps.compilation import decided, seconds
+from fedapps.engines.inline import InlineGrid
+from fedapps.run import execute
+from fedapps.settings import read_settings
+from fedapps.toml_text import read_toml
+
+SMALL = {"num-clients": 4, "clients-per-round": 0, "num-rounds": 2, "train.local-epochs": 1, "evaluate-every": 0}
+
+
+def settings_of(**keys):
+    return read_settings({"method": "fedavg", "num-clients": 20, **keys})
+
+
+def test_auto_compiles_long_runs_of_methods_that_take_steps():
+    task = build_task(settings_of())
+    short, long = settings_of(), settings_of(**{"num-rounds": 20_000})
+    assert decided(short, task, takes_steps).train.compile == "off"
+    assert decided(long, task, takes_steps).train.compile == "on"
+    assert seconds(long, task) == pytest.approx(400 * seconds(short, task))
+    trees = settings_of(method="ffgb", task="tabular", **{"num-rounds": 20_000})
+    assert decided(trees, build_task(trees), takes_steps).train.compile == "off"
+
+
+@pytest.mark.parametrize("choice", ["on", "off"])
+def test_what_is_said_is_done(choice):
+    settings = settings_of(**{"train.compile": choice, "num-rounds": 20_000})
+    assert decided(settings, build_task(settings), takes_steps).train.compile == choice
+
+
+def test_on_supernodes_auto_is_off():
+    assert settings_of(**{"num-rounds": 20_000}).deployed().train.compile == "off"
+    assert settings_of(**{"train.compile": "on"}).deployed().train.compile == "on"
+
+
+def test_the_decision_reaches_the_clients_and_the_settings_and_a_resume_keeps_it(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("clients.fedavg.FedAvgClient.train", lambda self, config: seen.append(config["compile"]) or 0.0)
+    monkeypatch.setattr("fedapps.compilation.seconds", lambda *_: 1e9)
+    keys = {**SMALL, "out": str(tmp_path / "run"), "checkpoint-every": 1}
+    settings = settings_of(**keys)
+    execute(settings, InlineGrid(app, 4, settings.flat()))
+    assert read_toml(tmp_path / "run" / "settings.toml")["train.compile"] == "on"
+    monkeypatch.setattr("fedapps.compilation.seconds", lambda *_: 0.0)
+    longer = settings_of(**{**keys, "num-rounds": 2, "resume": True})
+    assert decided(longer, None, takes_steps).train.compile == "on"
+    assert set(seen) == {"on"}
+
+
+def test_clients_of_the_application_can_compile(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path))
+    settings = settings_of(**SMALL)
+    client = build_client(settings, build_task(settings), 0, 4, store=None)
+    assert client.compiler is not None
