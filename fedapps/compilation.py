@@ -17,10 +17,9 @@ from fedapps.toml_text import read_toml
 if TYPE_CHECKING:
     from clients.base.compiled import Compiler
 
-# Measured with benchmarks/round_time.py on one core: what a step costs beside its operations, operations a second, and the shares
-# that compiling saves of nets of dense layers and of others.
-SECONDS_A_STEP, OPERATIONS_A_SECOND = 1.5e-4, 2e10
-SAVED_OF_DENSE, SAVED_OF_OTHERS = 0.6, 0.2
+# Of nets of dense layers, measured with benchmarks/round_time.py on one core: what a step costs beside its operations, operations a
+# second, and the share of it that compiling saves.
+SECONDS_A_STEP, OPERATIONS_A_SECOND, SAVED = 1.5e-4, 2e10, 0.6
 #: Seconds that must be saved for ``auto`` to compile, which takes a minute on one core.
 WORTH = 120.0
 # Clients whose samples are counted.
@@ -53,27 +52,33 @@ def worth(settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], 
 def seconds(settings: Settings, task: Any) -> float:
     """Return an estimate of what compiling would save of the run's local steps; 0 where that is not known."""
     a_round, train = settings.clients_per_round or settings.num_clients, settings.train
-    if settings.sites.own or not settings.num_clients or not hasattr(task, "work_model"):
+    if settings.sites.own or not settings.num_clients or not hasattr(task, "work_model") or not is_dense(task.work_model()):
         return 0.0
     if settings.num_rounds * a_round * train.local_epochs < 1000:  # before any sample is looked at
         return 0.0
     counted = [task.client_data(client, settings.num_clients).train for client in range(min(COUNTED, settings.num_clients))]
     steps = settings.num_rounds * a_round * train.local_epochs * sum(map(len, counted)) / len(counted) / train.batch_size
-    operations, saved = cost(task.work_model(), counted[0].x[:1])
-    return saved * steps * (SECONDS_A_STEP + 3 * operations * train.batch_size / OPERATIONS_A_SECOND)
+    return (
+        SAVED
+        * steps
+        * (SECONDS_A_STEP + 3 * operations(task.work_model(), counted[0].x[:1]) * train.batch_size / OPERATIONS_A_SECOND)
+    )
 
 
-def cost(model: Any, x: Any) -> tuple[int, float]:
-    """Return the operations of a forward pass of a sample x (1, ...), and the share of a step's time that compiling saves."""
+def operations(model: Any, x: Any) -> int:
+    """Return the operations of a forward pass of a sample x (1, ...)."""
     import torch
-    from torch import nn
     from torch.utils.flop_counter import FlopCounterMode
 
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        return 0, 0.0
     was_training = model.training
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(x)
     model.train(was_training)
-    dense = not any(isinstance(module, nn.Conv1d | nn.Conv2d) for module in model.modules())
-    return counter.get_total_flops(), SAVED_OF_DENSE if dense else SAVED_OF_OTHERS
+    return counter.get_total_flops()
+
+
+def is_dense(model: Any) -> bool:
+    """Return whether a net has neither convolutions, which compiling makes a little faster or slower, nor recurrent layers."""
+    from torch import nn
+
+    return not any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.RNNBase) for module in model.modules())
