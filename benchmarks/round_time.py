@@ -1,6 +1,6 @@
 """What a round costs beside its SGD steps: the engines next to a plain PyTorch loop, and SuPerFed's step next to FedAvg's.
 
-    python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N] [--no-steps]
+    python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N] [--no-steps] [--nets]
 
 Workload: MNIST, 100 clients with 600 training samples each, the 2NN of McMahan et al. 2017 (784-200-200-10, 199,210 parameters),
 ten clients a round, one epoch, batch 10, SGD with rate 0.1 and nothing else: 600 steps a round. The plain loop is what one would write
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,11 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
 from clients import ClientData, FedAvgClient, Split, SuPerFedClient
+from clients.base.compiled import Compiler
 from clients.base.training import get_arrays
 from fedapps.client_app import app
 from fedapps.client_factory import prepare
+from fedapps.compilation import compiler
 from fedapps.data import cache
 from fedapps.data.images import read_images
 from fedapps.data.options import DataOptions
@@ -59,6 +62,9 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="Flower's Ray simulation as well")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="one-CPU workers of the Ray simulation (2)")
     parser.add_argument("--no-steps", dest="steps", action="store_false", help="leave out the comparison of single steps")
+    parser.add_argument(
+        "--nets", action="store_true", help="eager and compiled steps of other nets as well (minutes of compilation)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in ("flwr", "fedapps.data.cache"):
@@ -72,8 +78,11 @@ def main() -> None:
             f"{what}; {CLIENTS} clients, {PER_ROUND} a round, {STEPS} steps a round, {os.cpu_count()} CPUs, 1 torch thread"
         )
         console.print(rounds_table(settings, Path(name), arguments.ray, arguments.workers))
-    if arguments.steps:
-        console.print(steps_table(arguments.rounds))
+        console.print(f"compiling took {', '.join(f'{s:.0f} s' for s in compiler().built)}: once, then from the cache folder")
+        if arguments.steps:
+            console.print(steps_table(arguments.rounds, Compiler(Path(name) / "steps")))
+        if arguments.nets:
+            console.print(nets_table(arguments.rounds, Compiler(Path(name) / "nets")))
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
@@ -119,6 +128,8 @@ def rounds_table(settings: Settings, folder: Path, ray: bool, workers: int) -> T
     rounds = settings.num_rounds - WARM_UP - 1
     before = plain_rounds(settings, rounds)
     inline = inline_rounds(settings)
+    compiled_settings = compiled(settings)
+    compiled_inline = inline_rounds(compiled_settings)
     after = plain_rounds(settings, rounds)
     wall, cpu = (statistics.median(a + b) for a, b in zip(before, after, strict=True))
     table = Table(title="seconds per round (median)", title_justify="left", box=None)
@@ -132,11 +143,18 @@ def rounds_table(settings: Settings, folder: Path, ray: bool, workers: int) -> T
 
     row("plain PyTorch loop, before", *before)
     row("inline", *inline, "1.15")
+    row("inline, compiled", *compiled_inline, "0.35")
     row("plain PyTorch loop, after", *after)
     if ray:
         row(f"ray, {workers} one-CPU workers", ray_rounds(settings, folder / "ray", workers), [], "1.30")
+        row("the same, compiled", ray_rounds(compiled_settings, folder / "ray-compiled", workers), [], "0.55")
         row("plain PyTorch loop, at the end", *plain_rounds(settings, rounds))
     return table
+
+
+def compiled(settings: Settings) -> Settings:
+    """Return the settings of the same run with compiled steps."""
+    return replace(settings, train=replace(settings.train, compile="on"), out=settings.out + "-compiled")
 
 
 def plain_rounds(settings: Settings, rounds: int) -> tuple[list[float], list[float]]:
@@ -191,7 +209,7 @@ def ray_rounds(settings: Settings, folder: Path, workers: int) -> list[float]:
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def steps_table(repeats: int) -> Table:
+def steps_table(repeats: int, steps: Compiler) -> Table:
     """Return microseconds of CPU per step of FedAvg and SuPerFed on TwoNN, with the paper's options."""
     epochs = 5  # so that what a client does once a round weighs as little as in the paper, which has ten
     generator = torch.Generator().manual_seed(0)
@@ -211,14 +229,24 @@ def steps_table(repeats: int) -> Table:
         for _ in range(epochs):
             train_plainly(model, data.train, optimiser)
 
+    module = model_fn(0)
+
     def ours(kind: type[FedAvgClient], **config: str | float) -> Callable[[], object]:
-        return lambda: kind(model_fn, data).fit(arrays, {**sgd, **config})
+        return lambda: kind(model_fn, data, model=module).fit(arrays, {**sgd, **config})
+
+    def compiled_(kind: type[FedAvgClient], **config: str | float) -> Callable[[], object]:
+        client = kind(model_fn, data, model=module)
+        client.compiler = steps
+        return lambda: client.fit(arrays, {**sgd, **config, "compile": "on"})
 
     cases = {
         "plain PyTorch, FedAvg": plain,
         "fedavg": ours(FedAvgClient),
         "superfed-mm": ours(SuPerFedClient, **superfed, **{"superfed-mixing": "model"}),
         "superfed-lm": ours(SuPerFedClient, **superfed, **{"superfed-mixing": "layer"}),
+        "fedavg, compiled": compiled_(FedAvgClient),
+        "superfed-mm, compiled": compiled_(SuPerFedClient, **superfed, **{"superfed-mixing": "model"}),
+        "superfed-lm, compiled": compiled_(SuPerFedClient, **superfed, **{"superfed-mixing": "layer"}),
     }
     spent: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(WARM_UP + repeats):  # in turns, so that a busy moment meets all of them
@@ -233,8 +261,40 @@ def steps_table(repeats: int) -> Table:
     for column in ("", "step", "/ fedavg", "/ plain FedAvg", "target"):
         table.add_column(column, justify="left" if not column else "right")
     for name, value in median.items():
-        ratios = [f"{value / median[base]:.2f}" for base in ("fedavg", "plain PyTorch, FedAvg")]
+        own = "fedavg, compiled" if name.endswith("compiled") else "fedavg"
+        ratios = [f"{value / median[base]:.2f}" for base in (own, "plain PyTorch, FedAvg")]
         table.add_row(name, f"{value:.0f}", *ratios, "1.35" if name.startswith("superfed") else "")
+    return table
+
+
+# --- nets ------------------------------------------------------------------------------------------------------------
+
+NETS = {"mlp": (1, 8, 8), "mcmahan-2nn": SHAPE, "two-cnn": (3, 28, 28), "small-cnn": SHAPE, "resnet9": (3, 32, 32)}
+
+
+def nets_table(repeats: int, steps: Compiler) -> Table:
+    """Return milliseconds of CPU per step of FedAvg's client, eager and compiled, by net; batch 10, momentum 0.9."""
+    table = Table(
+        title="milliseconds of CPU per local step of FedAvg (median), batch 10, momentum 0.9", title_justify="left", box=None
+    )
+    for column in ("", "eager", "compiled", "compiled / eager", "compilation, s"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, shape in NETS.items():
+        number = 48 if name == "resnet9" else 240
+        draws = torch.Generator().manual_seed(0)
+        part = Split(torch.rand(number, *shape, generator=draws), torch.randint(0, CLASSES, (number,), generator=draws))
+        model = build_model(name, shape, CLASSES, 0)
+        client = FedAvgClient(lambda seed: model, ClientData(part, part, part), model=model)  # noqa: B023 - used in this turn
+        client.compiler, before, arrays = steps, len(steps.built), get_arrays(build_model(name, shape, CLASSES, 1))
+        config = {"learning-rate": 0.01, "momentum": 0.9, "local-epochs": 1, "batch-size": BATCH}
+        spent: dict[str, list[float]] = {"off": [], "on": []}
+        for repeat in range(WARM_UP + repeats):
+            for choice, times in spent.items():
+                begin = time.process_time()
+                client.fit(arrays, {**config, "compile": choice})
+                times += [(time.process_time() - begin) / (number / BATCH) * 1e3] if repeat >= WARM_UP else []
+        eager, fast = (statistics.median(times) for times in spent.values())
+        table.add_row(name, f"{eager:.2f}", f"{fast:.2f}", f"{fast / eager:.2f}", f"{sum(steps.built[before:]):.0f}")
     return table
 
 

@@ -74,7 +74,7 @@ def operations(model: Any, x: Any) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(x)
     model.train(was_training)
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def is_dense(model: Any) -> bool:
