@@ -157,7 +157,7 @@ class _Training:
         self.others_now = dict(self.others)
         self.dtype = self.eager.place[0].dtype
         self.key = (
-            id(problem.module), step, problem.criterion, problem.surrogate, problem.module.training, tuple(self.moving),
+            id(problem.module), step, problem.criterion, problem.surrogate, tuple(self.moving),
             tuple((name, tuple(t.shape for t in tensors)) for name, tensors in (*state.items(), *constants.items())),
             torch.get_num_threads(),
         )  # fmt: skip
@@ -213,7 +213,7 @@ class _Training:
             "machine": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor(), torch.get_num_threads()],
             "steps": len(numbers),
             "step": [repr(self.step), _source(type(self.step)), _source(Problem), _source(Graph)],
-            "module": [repr(module), module.training, [[n, _plain(m), _source(type(m))] for n, m in module.named_modules()]],
+            "module": [repr(module), [[n, _plain(m), _source(type(m))] for n, m in module.named_modules()]],
             "criterion": _described(self.criterion),
             "surrogate": _described(self.problem.surrogate),
             "moving": self.moving,
