@@ -31,6 +31,11 @@ def add_parser(commands: Any) -> None:
     up.add_argument("--port", type=int, help="port of the SuperLink on 127.0.0.1 (default: a free one)")
     up.add_argument("--insecure", action="store_true", help="plain HTTP, and no keys: for trying only")
     up.add_argument("--no-wall", action="store_true", help="leave the ports open to every process of this machine")
+    up.add_argument(
+        "--warm",
+        action="store_true",
+        help="each site keeps a process with what its client imports, and forks it for every message",
+    )
 
     _action(actions, "status", _status, "say which sites run and are connected; exit status 1 if not all are")
     logs = _action(actions, "logs", _logs, "print the log of the SuperLink or of a site")
@@ -50,6 +55,8 @@ def add_parser(commands: Any) -> None:
     )
     key = _action(actions, "key", _key, "write a key pair for a site, FILE and FILE.pub", folder=False)
     key.add_argument("file", type=Path, metavar="FILE")
+    warm = _action(actions, "warm", _warm, "write a folder for the front of a SuperNode's PATH: clients start warm", folder=False)
+    warm.add_argument("folder", type=Path, metavar="DIR")
     check = _action(actions, "check", _check, "say whether a SuperLink can be reached from here, and if not, why", folder=False)
     check.add_argument("address", metavar="HOST:PORT")
     check.add_argument("--ca", type=Path, metavar="FILE", help="the CA's certificate (default: none, plain HTTP)")
@@ -73,7 +80,14 @@ def _up(arguments: argparse.Namespace) -> int:
     folder = arguments.dir.expanduser().absolute()
     again = (folder / FACTS).exists()
     if again:
-        if arguments.nodes is not None or arguments.site or arguments.port or arguments.insecure or arguments.no_wall:
+        if (
+            arguments.nodes is not None
+            or arguments.site
+            or arguments.port
+            or arguments.insecure
+            or arguments.no_wall
+            or arguments.warm
+        ):
             raise UserError(
                 f"{folder} holds a deployment: `fedapps deploy down` first, or give nothing but --dir to start it again"
             )
@@ -83,7 +97,7 @@ def _up(arguments: argparse.Namespace) -> int:
         walled, warning = choice(refused="--no-wall" if arguments.no_wall else "")
         if warning:
             print(f"fedapps: {warning}", file=sys.stderr)
-        deployment = Deployment.create(folder, sites, arguments.port, arguments.insecure, walled)
+        deployment = Deployment.create(folder, sites, arguments.port, arguments.insecure, walled, arguments.warm)
     try:
         deployment.start()
     except BaseException:  # also Ctrl-C: leave no partial deployment behind
@@ -209,6 +223,13 @@ def _key(arguments: argparse.Namespace) -> int:
 
     public = make_site_key(arguments.file.expanduser().absolute())
     print(f"stays at the site: {public.with_suffix('')} (secret)\nto the server:     {public}")
+    return 0
+
+
+def _warm(arguments: argparse.Namespace) -> int:
+    from fedapps.deployment.warm import make_warm
+
+    print(f"PATH={make_warm(arguments.folder)}:$PATH flower-supernode ...")
     return 0
 
 

@@ -38,6 +38,7 @@ from fedapps.deployment.certificates import (
     private_folder,
     warnings,
 )
+from fedapps.deployment.warm import make_warm
 from fedapps.engines.processes import Guard, checked_port, free_port, marked, program
 from fedapps.engines.superlink import START_SECONDS, Connection, environment_of, one_line, reason_of
 from fedapps.engines.wall import HOLD, NoWall, Wall, connect, entered
@@ -140,6 +141,8 @@ class Site(Program):
             command += ["--root-certificates", str(folder / CA), "--auth-supernode-private-key", str(folder / "key")]
         command += ["--node-config", " ".join(f"{key}={toml_value(value)}" for key, value in config.items())]
         super().__init__(folder, deployment.folder, command)
+        if deployment.warm:
+            self.environment["PATH"] = f"{make_warm(folder / 'warm')}{os.pathsep}{self.environment['PATH']}"
         self.begin = 0
 
     def launch(self) -> int:
@@ -198,6 +201,7 @@ class Deployment:
         self.superlink = Program(link, folder, command)
         self.holder = Program(folder / "wall", folder, HOLD) if facts.get("walled") else None
         self.mark = f"FEDAPPS_DEPLOYMENT={folder}"
+        self.warm = bool(facts.get("warm"))
         self.sites = {name: Site(self, name, one["config"], one["port"]) for name, one in facts["sites"].items()}
         self.guard: Guard | None = None
 
@@ -209,11 +213,13 @@ class Deployment:
         port: int | None = None,
         insecure: bool = False,
         walled: bool = False,
+        warm: bool = False,
     ) -> Self:
         """Create the folder of a deployment, with certificates and keys, without starting anything.
 
         sites: node configurations by site name; a `store-dir` in the site's folder is added. port: of the SuperLink; None: a free one.
-        walled: nobody but this user reaches the programs' ports, and they reach no network.
+        walled: nobody but this user reaches the programs' ports, and they reach no network. warm: sites keep a process from which their
+        clients are forked (`warm_process.py`).
         """
         folder = folder.expanduser().absolute()
         if (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())):
@@ -227,7 +233,7 @@ class Deployment:
                 raise UserError(f"site {name!r}: a name has letters, digits, '.', '-' and '_', and begins with a letter or digit")
         chosen = free_port() if port is None else checked_port(port)
         private_folder(folder).chmod(0o700)
-        facts: dict[str, Any] = {"port": chosen, "insecure": insecure, "walled": walled, "sites": {}}
+        facts: dict[str, Any] = {"port": chosen, "insecure": insecure, "walled": walled, "warm": warm, "sites": {}}
         taken = {chosen}
         for name, config in sites.items():
             site = private_folder(folder / "sites" / name)

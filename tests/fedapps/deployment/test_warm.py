@@ -1,0 +1,117 @@
+"""The stand-in for Flower's client program: the same process from outside, started from one that has the imports already."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedapps.deployment import warm_process
+from fedapps.deployment.warm import NAME, make_warm
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks a process that has imported much")
+
+# Stands for flwr-clientapp: says what it is and has imported, and ends with the status that it is told.
+CLIENT = """
+import json, os, sys, time
+
+def main():
+    at = sys.modules
+    told = {"pid": os.getpid(), "had": [name for name in ("wave", "app_of_the_run") if name in at], "cwd": os.getcwd()}
+    import wave
+    sys.path.insert(0, sys.argv[2])
+    import app_of_the_run
+    told["app"] = app_of_the_run.version
+    print(json.dumps(told), flush=True)
+    if sys.argv[1] == "sleep":
+        time.sleep(60)
+    sys.exit(int(sys.argv[1]))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A client program, two versions of an app, and a warm process for it."""
+    (tmp_path / "client_program.py").write_text(CLIENT)
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "app_of_the_run.py").write_text(f"version = {version!r}\n")
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/client_program.py "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    socket = tmp_path / "socket"
+    command = [sys.executable, "-P", warm_process.__file__, "keep", str(socket), str(os.getpid()), "client_program:main"]
+    keeper = subprocess.Popen(command)
+    while not socket.exists():
+        assert keeper.poll() is None
+        time.sleep(0.01)
+    yield tmp_path, socket, program, keeper
+    keeper.kill()
+    keeper.wait()
+
+
+def ask(world, *arguments, **options):
+    folder, socket, program, _ = world
+    command = [sys.executable, "-P", "-S", warm_process.__file__, "ask", str(socket), str(program), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, **options)
+
+
+def test_a_client_is_a_process_of_its_own_with_the_imports_of_the_one_before(world):
+    folder, _, _, keeper = world
+    told = []
+    for status, version in ((0, "one"), (7, "two"), (0, "one")):
+        process = ask(world, str(status), str(folder / version))
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == status
+        told.append(json.loads(out))
+    assert len({keeper.pid, *(one["pid"] for one in told)}) == 4
+    assert [one["had"] for one in told] == [[], ["wave"], ["wave"]]  # of the installed modules only, never of an app
+    assert [one["app"] for one in told] == ["one", "two", "one"]
+    assert {one["cwd"] for one in told} == {str(folder)}
+
+
+def test_a_client_that_is_ended_ends(world):
+    process = ask(world, "sleep", str(world[0] / "one"))
+    child = json.loads(process.stdout.readline())["pid"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_the_warm_process_ends_with_its_parent(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(warm_process, "PATIENCE", 0.01)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert warm_process.keep(str(tmp_path / "other"), gone.pid, "os:getpid") == 0
+    assert warm_process.keep(str(world[1]), os.getpid(), "os:getpid") == 0  # one is enough
+
+
+def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_path, monkeypatch):
+    """The stand-in as it is written for a site, before Flower's real program, which is asked for its help."""
+    folder = make_warm(tmp_path / ("x" * 120) / "warm")  # longer than a socket's path may be
+    try:
+        done = subprocess.run([folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60)
+        assert "Run a Flower ClientApp" in done.stdout
+        for _ in range(600):
+            if (folder / "socket").exists():
+                break
+            time.sleep(0.1)
+        again = subprocess.run([folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60)
+        assert again.stdout.replace(str(folder), "") == done.stdout
+        assert subprocess.run([folder / NAME, "--no-such"], capture_output=True, timeout=60).returncode == 2
+    finally:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"keep" in words and os.fsencode(folder / "socket") in words:
+                os.kill(int(pid), signal.SIGKILL)
