@@ -95,11 +95,29 @@ def round_of(message: Message) -> tuple[int, int]:
 # --- inline -----------------------------------------------------------------------------------------------------------
 
 
-class FaultyGrid(InlineGrid):
-    """The in-process grid with faults of nodes, process and disk; ``WORK`` is the folder of what has been done once."""
+class Nodes(dict[int, Context]):
+    """The contexts of nodes that come and go."""
 
-    def __init__(self, app: ClientApp, num_clients: int, run_config: Any = None) -> None:
+    @property
+    def nodes(self) -> list[int]:
+        """The nodes that are there."""
+        return list(self)
+
+    def now(self, node: int) -> Context:
+        """Return the context of a node."""
+        return self[node]
+
+    def keep(self, context: Context) -> None:
+        """Keep a context."""
+        self[context.node_id] = context
+
+
+class FaultyGrid(InlineGrid):
+    """The in-process grid with faults of nodes, process and disk; all nodes are asked who they are, as SuperNodes are."""
+
+    def __init__(self, app: ClientApp, num_clients: int, run_config: Any = None, *, numbered: bool) -> None:
         super().__init__(Faulty(app), num_clients, run_config)
+        self.contexts: Any = Nodes(self.contexts)
         self.late: list[Message] = []
         self.double = 0
 
