@@ -32,4 +32,11 @@ def check(context: Context) -> None:
         check_data(context)
 
 
-app = answer_for_many(to_client_app(client_fn, writable=False, check=check))
+def clients(context: Context) -> list[str]:
+    """Return the clients that belong to this site."""
+    from fedapps.client_factory import clients_of
+
+    return clients_of(context)
+
+
+app = answer_for_many(to_client_app(client_fn, writable=False, check=check), clients)

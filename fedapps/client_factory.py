@@ -58,6 +58,12 @@ def check_data(context: Context) -> None:
     task.client_data(client_id(context), settings.num_clients)  # type: ignore[attr-defined]
 
 
+def clients_of(context: Context) -> list[str]:
+    """Return the ids of the clients that belong to this site, ``SITE:NAME``; none where a site is one client. Raises ``UserError``."""
+    settings, task = task_of(context)
+    return [f"{client_id(context)}:{name}" for name in task.names()] if settings.sites.client else []  # type: ignore[attr-defined]
+
+
 def store_of(settings: Settings, context: Context, name: int | str) -> Store:
     """Return the store of this client's state: its own folder, or Flower's context."""
     folder = Path(settings.out) / "clients" if settings.out else None

@@ -139,6 +139,8 @@ def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
     for line in deployment.warnings():
         print(f"fedapps: warning: {line}", file=sys.stderr)
     sites = len(deployment.sites)
+    if settings.sites.client:  # more clients than sites
+        return settings.deployed()
     if settings.num_clients > sites:
         raise UserError(f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: choose 1..{sites}")
     return replace(settings.deployed(), num_clients=settings.num_clients or sites)

@@ -14,6 +14,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedapps.engines.fast_polling import PollingGrid
+from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
 from fedapps.results.report import write_report
 from fedapps.run import execute, with_folder
@@ -34,6 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         grid = shared(grid, settings.num_clients)
     else:
         grid, settings = PollingGrid(grid), settings.deployed()
+        grid = GatewayGrid(grid) if settings.sites.client else grid
     try:
         summary = execute(settings, grid)
         log(INFO, "summary: %s", summary)

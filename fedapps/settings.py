@@ -105,6 +105,10 @@ class Settings(Options):
             raise ValueError(
                 "client-store = 'message' keeps clients' state nowhere a resume could find it: set checkpoint-every = 0"
             )
+        if self.sites.client and not self.num_clients:
+            raise ValueError(
+                f"num-clients = 0: sites.client = {self.sites.client!r} needs the number of all sites' clients together"
+            )
         if 0 < self.clients_per_round < self.robust.least:
             raise ValueError(
                 f"clients-per-round = {self.clients_per_round}, but robust.rule = {self.robust.rule!r} with num-malicious = "

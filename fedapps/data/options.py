@@ -121,12 +121,13 @@ class SyntheticOptions(Options):
 class SiteOptions(Options):
     """What the data of sites with data of their own have in common (table ``sites``).
 
-    Either the first two or the last; all empty: sites have no data of their own.
+    Either the first two or the others; all empty: sites have no data of their own.
     """
 
     labels: str = option("", "images: the classes, separated by commas, in the order of the model's outputs")
     shape: str = option("", "images: channels,height,width")
     columns: str = option("", "tables: the features, separated by commas; a category with its values: kind=a|b|c")
+    client: str = option("", 'tables: column whose values tell the clients of a site apart; "": a site is one client')
 
     def check(self) -> None:
         """Check that the texts can be read and belong together."""
@@ -134,6 +135,8 @@ class SiteOptions(Options):
             raise ValueError("labels and shape go together: give both for images, columns for a table")
         if self.labels and self.columns:
             raise ValueError("columns are those of a table, labels those of images: give one of them")
+        if self.client and not self.columns:
+            raise ValueError(f"client = {self.client!r}: is a column of tables, which columns describe: give both")
         if self.labels and len(self.classes) < 2:
             raise ValueError(f"labels = {self.labels!r}: must be at least two different names, with a comma between them")
         if self.shape and (len(self.image) != 3 or min(self.image) < 1):

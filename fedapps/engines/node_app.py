@@ -1,15 +1,17 @@
 """The client half of many clients behind one node: one message holds theirs, one reply their replies (server half: ``node_grid``).
 
 Every client runs as if it had a node of its own: with its own configuration, its own context, its own state. What one of them raises
-is that client's failure. The state comes with the message and returns with the reply, so any node can run any client; a client's
-state after a failure is the one before, as in Flower's simulation.
+is that client's failure. In a simulation the state comes with the message and returns with the reply, so that any node can run any
+client; a client that is named belongs to its node, and its state stays in that node's context. After a failure it is the one before.
 """
 
 import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from logging import ERROR
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.common import log
@@ -23,13 +25,16 @@ if TYPE_CHECKING:
 FIRST_NODE = 1000
 
 
-def answer_for_many(app: ClientApp) -> ClientApp:
-    """Let ``app`` answer messages for many clients, each as it answers that client's own; return it."""
+def answer_for_many(app: ClientApp, clients: Callable[[Context], list[str]] | None = None) -> ClientApp:
+    """Let ``app`` answer messages for many clients, each as it answers that client's own; return it.
+
+    ``clients(context)`` names those that belong to a node.
+    """
 
     @app.query("many")
     def many(message: Message, context: Context) -> Message:
         facts, parts = unpack(message.content)
-        states: dict[int, RecordDict] = {}
+        states: dict[int | str, RecordDict] = {}
         answers = []
         if "sum" in facts:
             from fedapps.engines.node_sums import NodeSum  # not for clients that have no use for it
@@ -38,22 +43,50 @@ def answer_for_many(app: ClientApp) -> ClientApp:
         else:
             total = None
         for part in parts:
-            client = int(part.facts["client"])
-            state = states.setdefault(client, part.state or RecordDict())
-            answer = _answer(app, message, _context(context, client, facts["num-clients"], state), part, total)
-            states[client] = answer.state if answer.state is not None else state
-            answers.append(answer)
+            client: int | str = part.facts["client"]
+            at_home = isinstance(client, str)
+            if client not in states:
+                states[client] = _of(context, f"{client}/") if at_home else part.state or RecordDict()
+            answer = _answer(app, message, _context(context, client, facts["num-clients"], states[client]), part, total)
+            states[client] = states[client] if answer.state is None else answer.state
+            if at_home and answer.state is not None:
+                _keep(context, f"{client}/", answer.state)
+            answers.append(replace(answer, state=None) if at_home else answer)
         if total:
             answers.append(Part({}, total.content()))
         return Message(pack(answers), reply_to=message)
 
+    @app.query("clients")
+    def names(message: Message, context: Context) -> Message:
+        answer = ConfigRecord()
+        try:
+            answer["clients"] = clients(context) if clients else []
+        except Exception as error:  # whatever is wrong with a site's data must be reported to the server
+            log(ERROR, "this site cannot take part: %s", error)
+            answer["fault"] = str(error) or type(error).__name__
+        return Message(RecordDict({"config": answer}), reply_to=message)
+
     return app
 
 
-def _context(node: Context, client: int, num_clients: int, state: RecordDict) -> Context:
-    """Return the context of a virtual client, with a copy of its state: a failure leaves the original as it was."""
+def _context(node: Context, client: int | str, num_clients: int, state: RecordDict) -> Context:
+    """Return the context of a client, with a copy of its state: a failure leaves the original as it was."""
+    if isinstance(client, str):
+        return Context(node.run_id, node.node_id, {**node.node_config, "client-id": client}, state.copy(), node.run_config)
     config = {**node.node_config, "partition-id": client, "num-partitions": num_clients}
     return Context(node.run_id, FIRST_NODE + client, config, state.copy(), node.run_config)
+
+
+def _of(node: Context, prefix: str) -> RecordDict:
+    """Return the state of a client that its node keeps."""
+    return RecordDict({name.removeprefix(prefix): record for name, record in node.state.items() if name.startswith(prefix)})
+
+
+def _keep(node: Context, prefix: str, state: RecordDict) -> None:
+    for name in [name for name in node.state if name.startswith(prefix) and name.removeprefix(prefix) not in state]:
+        del node.state[name]
+    for name, record in state.items():
+        node.state[prefix + name] = record
 
 
 def _answer(app: ClientApp, message: Message, context: Context, part: Part, total: "NodeSum | None") -> Part:

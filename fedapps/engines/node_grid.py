@@ -41,12 +41,12 @@ class NodeGrid(Grid):
         #: What travelled in the last phase.
         self.travel = Travel()
         #: States of the clients that keep one in their context.
-        self.states: dict[int, RecordDict] = {}
+        self.states: dict[int | str, RecordDict] = {}
         #: What the nodes sum before they answer; ``None``: nothing.
         self.plan: Callable[[], Plan] | None = None
         self._samples = np.zeros(num_clients, np.float32)  # of the clients that have replied
 
-    def known_clients(self) -> Numbered:
+    def known_clients(self) -> Numbered | None:
         """Return all clients: none has to be asked who it is."""
         return self.roster
 
@@ -80,10 +80,8 @@ class NodeGrid(Grid):
         """Return the packages for the nodes, each with the messages inside."""
         for message in messages:
             message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
-        clients = [self._client(message) for message in messages]
-        shares = deal(clients, self._costs(clients), len(self.nodes))
         out = []
-        for node, share in zip(self.nodes, shares, strict=True):
+        for node, share in self._shares(messages):
             for chunk in self._chunks([messages[place] for place in share], returns=plan is None):
                 facts: dict[str, Any] = {"num-clients": len(self.roster), **({"sum": plan.facts()} if plan else {})}
                 content = pack((self._part(message) for message in chunk), facts)
@@ -91,8 +89,14 @@ class NodeGrid(Grid):
                 out.append((Message(content, node, MANY, ttl=chunk[0].metadata.ttl, group_id=group), chunk))
         return out
 
-    def _client(self, message: Message) -> int:
+    def _client(self, message: Message) -> int | str:
+        """Return which client a message is for, in the words of its node."""
         return message.metadata.dst_node_id - FIRST_NODE
+
+    def _shares(self, messages: Sequence[Message]) -> Iterable[tuple[int, Sequence[int]]]:
+        """Return the nodes, each with the places of the messages for it."""
+        clients = [message.metadata.dst_node_id - FIRST_NODE for message in messages]
+        return zip(self.nodes, deal(clients, self._costs(clients), len(self.nodes)), strict=True)
 
     def _part(self, message: Message) -> Part:
         client = self._client(message)
@@ -152,7 +156,8 @@ class NodeGrid(Grid):
         for record in part.content.values():
             if isinstance(record, MetricRecord) and "num-examples" in record:
                 told = record["num-examples"]
-                self._samples[client] = min(max(told, 0), 1e9) if isinstance(told, int | float) else 0
+                if isinstance(client, int) and isinstance(told, int | float):
+                    self._samples[client] = min(max(told, 0), 1e9)
         return Message(part.content, reply_to=message)
 
     # --- the rest of the Grid interface --------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 INDEX = "index"
-#: Type of a message for many clients.
-MANY = "query.many"
+#: Types of a message for many clients, and of the question which clients a node has.
+MANY, CLIENTS = "query.many", "query.clients"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ round. A site is identified by its name, ``client-id``.
 import csv
 from dataclasses import replace
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,28 @@ class SiteTable(Tabular):
         self.source = source
 
     @cached_property
+    def columns(self) -> dict[str, list[Any]]:
+        """The site's columns as they were read."""
+        return read_columns(self.source, self.options.split)
+
+    @cached_property
+    def owners(self) -> NDArray[np.str_]:
+        """Names of the rows' clients: digests, since the values may name people, and none of them leaves the site."""
+        column = self.context.sites.client
+        if column not in self.columns:
+            raise UserError(f"{self.source}: no column {column!r} (sites.client): it has {', '.join(self.columns)}")
+        if any(_is_missing(value) for value in self.columns[column]):
+            raise UserError(f"{self.source}: column {column!r} (sites.client) has empty cells: every row needs a client")
+        return np.array([blake2b(_word(value).encode(), digest_size=6).hexdigest() for value in self.columns[column]])
+
+    def names(self) -> list[str]:
+        """Return the names of the site's clients."""
+        return sorted(set(self.owners.tolist()))
+
+    @cached_property
     def rows(self) -> Table:
         """The site's own rows, as a table with a single client."""
-        o, wanted = self.options, self.context.sites.features
-        columns = read_columns(self.source, o.split)
+        o, wanted, columns = self.options, self.context.sites.features, self.columns
         label = o.label or "label"
         missing = [name for name in (*wanted, label) if name not in columns]
         if missing:
@@ -161,7 +180,16 @@ class SiteTable(Tabular):
 
     def arrays(self, client_id: int | str, num_clients: int) -> ArrayData:
         """Return the site's rows, split with a seed that depends on its name, and scaled."""
-        return split_rows(self.rows, 0, self.options, generator(self.context.seed, "split", client_id))
+        return split_rows(self.rows_of(client_id), 0, self.options, generator(self.context.seed, "split", client_id))
+
+    def rows_of(self, client_id: int | str) -> Table:
+        """Return the rows of one client, whose id is ``SITE:NAME``, or all where a site is one."""
+        if not self.context.sites.client:
+            return self.rows
+        mine = self.owners == str(client_id).rpartition(":")[2]
+        if not mine.any():
+            raise UserError(f"client {client_id!r} has no rows at this site")
+        return replace(self.rows, clients=(str(client_id),), x=(self.rows.x[0][mine],), y=(self.rows.y[0][mine],))
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the same as tensors."""

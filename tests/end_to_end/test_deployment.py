@@ -155,10 +155,22 @@ def test_sites_with_data_of_their_own(tmp_path):
         assert done.returncode == 0, done.stderr
         with (tmp_path / "good" / "clients.csv").open() as file:
             assert [row["client"] for row in csv.DictReader(file)] == ["bern", "oslo", "rome"]
+        wards = ["method=scaffold", *job[1:], "num-rounds=2", "sites.client=ward", "client-store=message", "checkpoint-every=0"]
+        done = fedapps("run", *wards, "num-clients=6", "clients-per-round=0", *engine, "--out", tmp_path / "wards")
+        assert done.returncode == 0, done.stderr
+        with (tmp_path / "wards" / "clients.csv").open() as file:
+            assert [row["client"].partition(":")[0] for row in csv.DictReader(file)] == [
+                *["bern"] * 2,
+                *["oslo"] * 2,
+                *["rome"] * 2,
+            ]
+        assert [(len(row["clients"]), row["node-messages"], row["failures"]) for row in rows(tmp_path / "wards")] == [
+            (6, 3, [])
+        ] * 2
     assert marked(deployment.mark) == []
 
 
 def write_table(path, seed, kinds="abc"):
     rng = np.random.default_rng(seed)
-    lines = [f"{rng.normal(50, 10):.1f},{rng.choice(list(kinds))},{i % 2}" for i in range(40)]
-    path.write_text("\n".join(["age,kind,label", *lines]) + "\n")
+    lines = [f"{rng.normal(50, 10):.1f},{rng.choice(list(kinds))},{i % 2},{'east' if i < 20 else 'west'}" for i in range(40)]
+    path.write_text("\n".join(["age,kind,label,ward", *lines]) + "\n")
