@@ -155,18 +155,30 @@ def test_sites_with_data_of_their_own(tmp_path):
         assert done.returncode == 0, done.stderr
         with (tmp_path / "good" / "clients.csv").open() as file:
             assert [row["client"] for row in csv.DictReader(file)] == ["bern", "oslo", "rome"]
-        wards = ["method=scaffold", *job[1:], "num-rounds=2", "sites.client=ward", "client-store=message", "checkpoint-every=0"]
-        done = fedapps("run", *wards, "num-clients=6", "clients-per-round=0", *engine, "--out", tmp_path / "wards")
-        assert done.returncode == 0, done.stderr
-        with (tmp_path / "wards" / "clients.csv").open() as file:
-            assert [row["client"].partition(":")[0] for row in csv.DictReader(file)] == [
-                *["bern"] * 2,
-                *["oslo"] * 2,
-                *["rome"] * 2,
-            ]
-        assert [(len(row["clients"]), row["node-messages"], row["failures"]) for row in rows(tmp_path / "wards")] == [
-            (6, 3, [])
-        ] * 2
+    assert marked(deployment.mark) == []
+
+
+def test_a_site_with_many_clients(tmp_path):
+    """Two hospitals with two wards each: clients of their own, whose states stay in the SuperNodes, and a message a site."""
+    for number, name in enumerate(["rome", "oslo"]):
+        write_table(tmp_path / f"{name}.csv", number)
+    sites = {name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")} for name in ("rome", "oslo")}
+    job = [
+        "method=scaffold",
+        "task=tabular",
+        "sites.columns=age,kind=a|b|c",
+        "sites.client=ward",
+        "num-clients=4",
+        "num-rounds=2",
+    ]
+    job += ["clients-per-round=0", "evaluate-every=0", "client-store=message", "checkpoint-every=0"]
+    with Deployment.create(tmp_path / "deployment", sites) as deployment:
+        deployment.start()
+        done = fedapps("run", *job, "--engine", "deployment", "--deployment", deployment.folder, "--out", tmp_path / "wards")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "wards" / "clients.csv").open() as file:
+        assert [row["client"].partition(":")[0] for row in csv.DictReader(file)] == ["oslo", "oslo", "rome", "rome"]
+    assert [(len(row["clients"]), row["node-messages"], row["failures"]) for row in rows(tmp_path / "wards")] == [(4, 2, [])] * 2
     assert marked(deployment.mark) == []
 
 
