@@ -104,7 +104,9 @@ def prepare_data(source: Path | None, folder: Path) -> Path:
         pixels, labels = images.pixels[rows], images.labels[rows]
     (stand_in := folder / "images").mkdir()
     key = cache.fingerprint(stand_in, {"split": "train", "image": "", "label": "", "natural-id": ""})
-    kept = cache.save(key, {"pixels": pixels, "labels": labels}, {"num-classes": CLASSES, "names": []})
+    kept = cache.save(
+        key, {"pixels": pixels, "labels": labels}, {"num-classes": CLASSES, "names": [], "numbers": False, "classes": []}
+    )
     if kept is None or read_images(DataOptions(source=str(stand_in))).pixels.shape != pixels.shape:
         raise SystemExit(f"the images cannot be written to {cache.folder()}: is the disk full?")
     return stand_in
