@@ -13,8 +13,10 @@ app: every message still has a process of its own, which loads the app of its ru
 This file imports no part of fedapps: the app of a run has packages of the same names, and must not find them imported.
 """
 
+import atexit
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import select
@@ -22,9 +24,10 @@ import signal
 import socket
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 ENTRY = "flwr.supernode.cli.flwr_clientapp:flwr_clientapp"
 LIMIT = 1 << 20  # bytes of a request or a report
@@ -76,7 +79,7 @@ def near(path: str) -> str:
 
 
 def keep(path: str, parent: int, entry: str = ENTRY) -> int:
-    """Fork for every request until the parent has ended. Returns the exit status; in a forked process that of the client."""
+    """Fork for every request until the parent has ended; return the exit status."""
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,9 +105,10 @@ def keep(path: str, parent: int, entry: str = ENTRY) -> int:
                     line.close()
                     continue
                 report, end = os.pipe()
+                gc.freeze()  # else the child's collector would touch, and so copy, all that it shares with this process
                 if not (child := os.fork()):
                     listener.close()
-                    return run_client(run, json.loads(request), streams, end)
+                    run_client(run, json.loads(request), streams, end)
                 os.close(end)
                 for stream in streams:
                     os.close(stream)
@@ -136,8 +140,8 @@ def tell(line: socket.socket, number: int) -> None:
         line.sendall(b"%d\n" % (number if number >= 0 else 128 - number))
 
 
-def run_client(run: Callable[[], Any], request: dict[str, Any], streams: list[int], report: int) -> int:
-    """Run the client, in a forked process, as the program would; return its exit status."""
+def run_client(run: Callable[[], Any], request: dict[str, Any], streams: list[int], report: int) -> NoReturn:
+    """Run the client, in a forked process, as the program would; end with its exit status."""
     for stream, given in zip((1, 2), streams, strict=True):
         os.dup2(given, stream)
         os.close(given)
@@ -151,11 +155,17 @@ def run_client(run: Callable[[], Any], request: dict[str, Any], streams: list[in
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
     finally:
         with contextlib.suppress(OSError):
             os.write(report, " ".join(installed(before))[: LIMIT // 16].encode())
         os.close(report)
-    return status
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)  # to take apart everything that was imported takes longer than many a client
 
 
 def installed(before: set[str]) -> list[str]:
