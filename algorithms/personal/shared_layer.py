@@ -35,15 +35,15 @@ class SharedFirstLayer:
     ) -> "SharedFirstLayer | None":
         """Return the net prepared for the line, or ``None`` if its first layer is not linear, or not on its own.
 
-        ``mixed``: the net's parameters, which are overwritten; ``federated``, ``personal``: the ends of the line.
+        ``mixed``: the net's trainable parameters, in order, which are overwritten; ``federated``, ``personal``: the ends of the line.
         """
         model.eval()  # once: to tell all modules of a small net takes as long as its outputs
         layer = _first_linear(model, inputs[0][:1])
         if layer is None or 2 * layer.out_features * sum(map(len, inputs)) > HELD:
             return None
-        places = {tensor.data_ptr(): i for i, tensor in enumerate(mixed)}
-        at = [places[p.data_ptr()] for p in layer.parameters() if p.data_ptr() in places]
-        if len(at) != len(list(layer.parameters())):
+        places = {id(p): i for i, p in enumerate(p for p in model.parameters() if p.requires_grad)}
+        at = [places[id(p)] for p in layer.parameters() if id(p) in places]
+        if len(at) != len(list(layer.parameters())) or len(places) != len(mixed):
             return None
         shared, one = cls(model, layer, at, inputs), inputs[0][:1]
         half = [torch.lerp(f, p, 0.5) for f, p in zip(federated, personal, strict=True)]

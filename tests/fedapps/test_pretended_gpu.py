@@ -1,0 +1,69 @@
+"""Every method with a net, on a pretended GPU: it meets no tensor left on the CPU, and finds what it finds on the CPU."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedapps import client_factory
+from fedapps.client_app import app
+from fedapps.engines.inline import InlineGrid
+from fedapps.methods import METHODS
+from fedapps.prepare import completed, prepare_folder
+from fedapps.run import execute
+from fedapps.tasks import base
+from tests.pretended_device import CUDA, pretended_cuda
+
+TORCH_TASKS = ("digits", "ensemble-classification", "constrained-classification")
+JOB = {
+    "num-clients": 2, "clients-per-round": 0, "num-rounds": 2, "evaluate-every": 1, "checkpoint-every": 0, "data.max-samples": 80,
+    "data.partition": "iid", "train.local-epochs": 1, "ensemble.epochs": 1, "ensemble.predictors": 2, "public.samples": 40,
+    "ffgb.fit-steps": 5, "superfed.start": 0.0, "synthetic.steps": 5,
+}  # fmt: skip
+NETS = {name: task for name, entry in METHODS.items() for task in TORCH_TASKS if task in entry.tasks}
+FAST = ("fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw")
+
+
+def run(method, device, folder):
+    settings = completed({**JOB, "method": method, "task": NETS[method], "device": device})
+    settings = replace(settings, out=str(folder))
+    client_factory.prepare.cache_clear()
+    prepare_folder(settings, overwrite=True)
+    execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert not any(one["failures"] for one in rounds)
+    return [{key: one.get(key) for key in ("train", "evaluate")} for one in rounds]
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, float):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-6)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("method", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETS])
+def test_a_run_on_the_device_is_the_run_on_the_cpu(method, tmp_path, monkeypatch):
+    wanted = run(method, "cpu", tmp_path / "cpu")
+    monkeypatch.setattr(base, "device_of", lambda name: CUDA)
+    with pretended_cuda(monkeypatch):
+        found = run(method, "cuda", tmp_path / "cuda")
+    for one, other in zip(wanted, found, strict=True):
+        same(one, other)
+
+
+def test_the_pretended_device_refuses_what_a_gpu_refuses(monkeypatch):
+    with pretended_cuda(monkeypatch):
+        there, here = torch.arange(3.0, device=CUDA), torch.ones(3)
+        assert there.device == CUDA
+        for wrong in (lambda: there + here, lambda: there.numpy(), lambda: torch.cat([there, here])):
+            with pytest.raises(RuntimeError):
+                wrong()
+        assert (there + 1.0 + torch.tensor(1.0)).cpu().tolist() == [2.0, 3.0, 4.0]
+        there[torch.tensor([0])] = 5.0
+        assert float(there.sum()) == 8.0
