@@ -66,6 +66,8 @@ class Moved(TorchFunctionMode):
             return moved(func(*args, **kwargs), CUDA)
         if func is torch.asarray and isinstance(args[0], OnCuda):
             return args[0].to(kwargs.get("dtype") or args[0].dtype)
+        if func is torch.nn.functional.one_hot and isinstance(args[0], OnCuda):  # makes a range where PyTorch's own code sees it
+            return OnCuda(func(args[0].held, *args[1:], **kwargs))
         if func is torch.Tensor.tolist:
             return moved(args[0], CPU).tolist()
         if func is torch.Tensor.cpu:
