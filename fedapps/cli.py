@@ -97,6 +97,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
     run.add_argument("--workers", type=int, metavar="N", help="one-CPU worker processes (ray; default: the CPUs of the machine)")
     run.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="join this Ray cluster, whose machines share DIR and the data (ray; docs/cluster.md)",
+    )
+    run.add_argument(
         "--node-per-client",
         action="store_true",
         help="a Flower node of its own for every client, instead of one a worker that clients share: same numbers, slower (ray)",
@@ -125,6 +130,11 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--jobs", type=int, default=0, metavar="N", help="runs at a time (default: as many as there are cores)")
     sweep.add_argument(
         "--engine", choices=["inline", "ray"], default="inline", help="parallel processes (default), or Ray, run after run"
+    )
+    sweep.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="run on this Ray cluster: runs as tasks, or, with --engine ray, one after the other",
     )
     sweep.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/sweep-FILE)")

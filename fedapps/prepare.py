@@ -113,3 +113,9 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def data_paths(config: Mapping[str, Any]) -> list[Path]:
+    """Return the files and folders that a run reads its data from."""
+    values = [value for key, value in config.items() if key.rpartition(".")[2] in ("source", "synthetic", "test", "library")]
+    return [Path(value) for value in values if isinstance(value, str) and value.startswith("/")]

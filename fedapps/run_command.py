@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from fedapps.errors import INTERRUPTED, RunFailed, UserError
-from fedapps.prepare import checked, completed, prepare_folder
+from fedapps.prepare import checked, completed, data_paths, prepare_folder
 from fedapps.progress import Progress
 from fedapps.results.compare import summary_table
 from fedapps.results.reader import read_run
@@ -26,6 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     if arguments.gpus_per_client and arguments.engine == "inline":
         raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
+    if arguments.ray_address and arguments.engine != "ray":
+        raise UserError(f"--ray-address is for --engine ray, not {arguments.engine}")
     if settings.sites.own and arguments.engine != "deployment":
         raise UserError(
             f"sites.labels and sites.columns are for sites with data of their own: choose --engine deployment, not {arguments.engine}"
@@ -107,19 +109,23 @@ def run_inline(settings: Settings, progress: Progress, arguments: argparse.Names
 def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
     """Run through `flwr run` on its own SuperLink; return status and reason."""
     from fedapps.engines import flower
+    from fedapps.engines.cluster import address_of, checked_cluster
 
     folder = Path(settings.out)
-    walled, warning = flower.wall_wanted(arguments.no_wall)
+    address = address_of(arguments.ray_address)
+    cluster = checked_cluster(address, [folder, *data_paths(settings.flat())]) if address else None
+    walled, warning = flower.wall_wanted(arguments.no_wall, address)
     if warning:
         print(f"fedapps: {warning}", file=sys.stderr)
     progress.note("starting Flower and Ray")
-    clients, share = settings.num_clients, arguments.gpus_per_client
+    clients, share, workers = settings.num_clients, arguments.gpus_per_client, arguments.workers
     outcome = flower.run_simulation(
         None,
         settings.flat(),
-        num_nodes=clients if arguments.node_per_client else flower.nodes_for(clients, 1, share, arguments.workers),
+        num_nodes=clients if arguments.node_per_client else flower.nodes_for(clients, 1, share, workers, cluster),
         gpus_per_client=arguments.gpus_per_client,
-        ray_cpus=arguments.workers,
+        ray_cpus=None if cluster else workers,
+        cluster=address,
         port=arguments.port,
         log_path=folder / "run.log",
         poll=lambda: show(progress, folder),

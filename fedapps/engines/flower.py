@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedapps.engines.app_folder import copy_app
+from fedapps.engines.cluster import Cluster
 from fedapps.engines.processes import checked_port, free_port
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
 from fedapps.engines.wall import choice
@@ -53,6 +54,7 @@ def run_simulation(
     ended: Callable[[], str | None] | None = None,
     env: Mapping[str, str] | None = None,
     walled: bool = False,
+    cluster: str = "",
 ) -> Outcome:
     """Run a Flower app with `num_nodes` virtual clients and wait for it to end.
 
@@ -64,13 +66,15 @@ def run_simulation(
     poll: called about ten times a second while waiting.
     ended: returns the final status recorded by the ServerApp itself, `completed` or `failed`; None while it is running. Flower's
         simulation then still waits for every client to return, for ever if one hangs, so it is stopped after LINGER_SECONDS.
-    env: added to this process's environment. A RAY_ADDRESS set by the user is kept, and the run joins that cluster.
+    env: added to this process's environment.
+    cluster: address of a Ray cluster that the run joins, instead of starting Ray on this machine. The run's own folder, with the app in
+        it, is then made beside `log_path`, which all machines of the cluster must see.
     walled: run behind a wall (`wall.py`): unreachable for other users of the machine, and without the network.
 
     KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not raised again.
     Raises UserError before anything is started: no such GPU, too few CPUs, port in use, Flower not installed.
     """
-    environment = os.environ | dict(env or {})
+    environment = os.environ | dict(env or {}) | {"RAY_ADDRESS": cluster or "local"}
     _check_resources(cpus_per_client, gpus_per_client, ray_cpus, environment)
     chosen = free_port() if port is None else checked_port(port)
     federation = (
@@ -80,7 +84,8 @@ def run_simulation(
     if ray_cpus is not None:
         federation += f" init-args-num-cpus={ray_cpus}"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore, walled)
+    within = log_path.parent.absolute() if cluster else None
+    superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore, walled, within)
     run = SubmittedRun(superlink, log_path, on_line, ended)
     outcome = Outcome("failed", "", log_path)
     try:
@@ -95,23 +100,27 @@ def run_simulation(
     return outcome
 
 
-def nodes_for(num_clients: int, cpus_per_client: int, gpus_per_client: float, ray_cpus: int | None) -> int:
+def nodes_for(
+    num_clients: int, cpus_per_client: int, gpus_per_client: float, workers: int | None, cluster: Cluster | None = None
+) -> int:
     """Return how many nodes the clients of a simulation share: as many as run at a time, so that each worker gets one message."""
     cores = os.cpu_count() or 1
-    at_once = min(32, cores + 4)  # threads that Flower feeds its workers with
-    if os.environ.get("RAY_ADDRESS", "local") == "local":  # otherwise what the cluster has is not known here
-        at_once = min(at_once, (ray_cpus or cores) // cpus_per_client)
-        if gpus_per_client > 0:
+    cpus, gpus = (cluster.cpus, cluster.gpus) if cluster else (workers or cores, 0)
+    at_once = min(
+        32, cores + 4, cpus // cpus_per_client, workers or cpus
+    )  # the first two: threads that Flower feeds its workers with
+    if gpus_per_client > 0:
+        if not cluster:
             import torch  # imported here: it takes seconds, and a run on CPUs does not need it
 
-            at_once = min(at_once, int(torch.cuda.device_count() / gpus_per_client))
+            gpus = torch.cuda.device_count()
+        at_once = min(at_once, int(gpus / gpus_per_client))
     return min(num_clients, max(1, at_once))
 
 
-def wall_wanted(refused: bool = False) -> tuple[bool, str]:
+def wall_wanted(refused: bool = False, cluster: str = "") -> tuple[bool, str]:
     """Return whether a simulation shall run behind a wall, and a warning for the user, or ""."""
-    joins = os.environ.get("RAY_ADDRESS", "local") != "local"
-    return choice("--no-wall" if refused else "RAY_ADDRESS joins a cluster" if joins else "")
+    return choice("--no-wall" if refused else "the run joins a Ray cluster" if cluster else "")
 
 
 def last_error(lines: list[str]) -> str | None:
@@ -254,7 +263,7 @@ def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, environment: 
     """Raise UserError for resource requests that would otherwise fail after Ray's start with "ActorPool is empty"."""
     if environment.get("RAY_ADDRESS", "local") != "local":  # the cluster's resources count, not this machine's
         if ray_cpus is not None:
-            raise UserError(f"ray-cpus = {ray_cpus}, but RAY_ADDRESS joins a cluster with its own: drop one of them")
+            raise UserError(f"ray_cpus = {ray_cpus}, but the run joins a cluster with its own: drop one of them")
         return
     available = ray_cpus or os.cpu_count() or 1
     if not 1 <= cpus <= available:

@@ -102,18 +102,20 @@ class SuperLink(Connection):
     """A SuperLink in simulation mode, the processes it starts, and its temporary folder `base`.
 
     environment: of everything started; the variables that isolate the run override it. cpus: per client.
-    poll: called about ten times a second by every method that waits. walled: whether all of it starts behind a wall.
+    poll: called about ten times a second by every method that waits. walled: whether all of it starts behind a wall. within: where
+    `base` is made; None: among temporary files.
     """
 
     def __init__(
-        self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None], walled: bool = False
-    ) -> None:
+        self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None], walled: bool = False,
+        within: Path | None = None,
+    ) -> None:  # fmt: skip
         # Located before the folder is created: a missing program is a user error and must leave nothing behind.
         self.program, flwr = program("flower-superlink"), program("flwr")
         self.port, self.walled = port, walled
         self.process: subprocess.Popen[bytes] | None = None
         self.holder: subprocess.Popen[bytes] | None = None
-        base = _temporary_folder()
+        base = _temporary_folder(within)
         super().__init__(base, _environment(environment, base, flwr.parent, cpus), poll)
         self.log = self.base / "superlink.log"
         (self.base / "home" / "config.toml").write_text(
@@ -192,9 +194,9 @@ def reason_of(log: str) -> str:
     return one_line(said[-1]) if said else "its log gives no reason; it was killed, by someone or for want of memory"
 
 
-def _temporary_folder() -> Path:
-    temporary = tempfile.gettempdir()
-    if len(temporary) > LONGEST_TEMP_DIR and os.access("/tmp", os.W_OK):
+def _temporary_folder(within: Path | None) -> Path:
+    temporary = str(within) if within else tempfile.gettempdir()
+    if not within and len(temporary) > LONGEST_TEMP_DIR and os.access("/tmp", os.W_OK):
         temporary = "/tmp"
     base = Path(tempfile.mkdtemp(prefix="fl-", dir=temporary))
     for name in ("home", "cwd", "ray"):

@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.errors import INTERRUPTED, RunFailed, UserError
-from fedapps.prepare import checked, prepare_folder
+from fedapps.prepare import checked, data_paths, prepare_folder
 from fedapps.progress import RoundReader
 from fedapps.results.reader import read_run
 from fedapps.results.writer import FREE, set_status, status_of
@@ -51,6 +52,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
         raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
     if arguments.jobs and arguments.engine == "ray":
         raise UserError("--jobs is for --engine inline: Ray runs the clients of one run in parallel, one run after the other")
+    if arguments.jobs and arguments.ray_address:
+        raise UserError("--jobs is for this machine: the cluster of --ray-address runs as many at a time as it has CPUs")
     name = "-".join(filter(None, ("sweep", arguments.file.stem, arguments.scale)))
     out = (arguments.out or Path("results") / name).expanduser().absolute()
     plan = read_plan(arguments.file, arguments.settings, arguments.scale, out)
@@ -71,12 +74,29 @@ def run_missing(plan: Plan, missing: Sequence[PlannedRun], arguments: argparse.N
     """Start the unfinished runs, show the progress, and return the reasons of failures by run name."""
     failed: dict[str, str] = {}
     with SweepProgress([point.run for point in plan.points], missing) as progress:
-        by_ray = arguments.engine == "ray"
-        for ended in run_ray(missing, arguments.gpus_per_client) if by_ray else run_all(missing, arguments.jobs or cores()):
+        for ended in started(missing, arguments):
             progress.tell(ended)
             if ended.error:
                 failed[ended.run.folder.name] = ended.error
     return failed
+
+
+def started(missing: Sequence[PlannedRun], arguments: argparse.Namespace) -> Iterator[Ended]:
+    """Start the runs in the way that the arguments say; yield each as it ends. Raises ``UserError`` if a cluster lacks something."""
+    address, share = address_of(arguments.ray_address), arguments.gpus_per_client
+    if arguments.engine == "ray":
+        return run_ray(missing, share, address)
+    if not arguments.ray_address:
+        return run_all(missing, arguments.jobs or cores())
+    from fedapps.sweep.cluster_pool import run_on_cluster
+
+    checked_cluster(address, shared_paths(missing))
+    return run_on_cluster(missing, address, share)
+
+
+def shared_paths(runs: Sequence[PlannedRun]) -> list[Path]:
+    """Return the paths that all machines of a cluster must see: the sweep's folder, and data that are files."""
+    return sorted({run.folder.parent.absolute() for run in runs} | {path for run in runs for path in data_paths(run.config)})
 
 
 @contextmanager
@@ -154,11 +174,12 @@ def write_results(plan: Plan, out: Path, failed: dict[str, str]) -> None:
     print(f"\n{text}\ntables: {out / 'table.md'}, {out / 'table.csv'}\nreport: {report}")
 
 
-def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ended]:
+def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float, address: str = "") -> Iterator[Ended]:
     """Start the runs sequentially through Flower's Ray simulation and yield each as it ends."""
     from fedapps.engines import flower
 
-    walled, warning = flower.wall_wanted()
+    cluster = checked_cluster(address, shared_paths(runs)) if address and runs else None
+    walled, warning = flower.wall_wanted(cluster=address)
     if warning:
         print(f"fedapps: {warning}", file=sys.stderr)
     for run in runs:
@@ -167,9 +188,9 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ende
             settings = read_settings({**run.config, "out": str(run.folder), "resume": resume})
             prepare_folder(settings, overwrite=not resume)
             outcome = flower.run_simulation(
-                None, settings.flat(), num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None),
+                None, settings.flat(), num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
                 gpus_per_client=gpus_per_client,
-                log_path=run.folder / "run.log", ended=_ended(run.folder), walled=walled,
+                log_path=run.folder / "run.log", ended=_ended(run.folder), walled=walled, cluster=address,
             )  # fmt: skip
         except (UserError, RunFailed) as error:
             yield Ended(run, {}, str(error))

@@ -33,17 +33,19 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended, with its summary or the reason for its failure."""
+    """A run that has ended, with its summary or the reason for its failure, and the machine of a cluster that did it."""
 
     run: PlannedRun
     summary: Mapping[str, Any]
     error: str = ""
+    place: str = ""
 
     def __str__(self) -> str:
         """Return a one-line progress message."""
         if self.error:
             return f"{self.run.folder.name}: failed: {self.error}"
-        return f"{self.run.folder.name}: {self.summary['rounds-completed']} rounds in {self.summary['seconds']:.0f} s"
+        there = f" on {self.place}" if self.place else ""
+        return f"{self.run.folder.name}: {self.summary['rounds-completed']} rounds in {self.summary['seconds']:.0f} s{there}"
 
 
 def finished(folder: Path, rounds: int = 0) -> bool:
@@ -81,7 +83,7 @@ def run_all(runs: Iterable[PlannedRun], processes: int = 0, after: Callable[[Pla
             for process in set(active_children()) - others:
                 process.terminate()
                 process.join()
-            _mark_interrupted(jobs)
+            mark_interrupted(jobs)
             raise
 
 
@@ -90,7 +92,7 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _mark_interrupted(folders: Iterable[Path]) -> None:
+def mark_interrupted(folders: Iterable[Path]) -> None:
     """Set the status of the current runs, whose processes were terminated, to "interrupted"."""
     from fedapps.results.writer import set_status
 

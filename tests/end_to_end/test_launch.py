@@ -286,7 +286,7 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
         ({"gpus_per_client": -1.0}, {}, r"^gpus-per-client = -1\.0, "),
         ({"cpus_per_client": 3, "ray_cpus": 2}, {}, r"^cpus-per-client = 3, but there are 2 CPUs: choose 1\.\.2$"),
         ({"cpus_per_client": 0}, {}, r"^cpus-per-client = 0, "),
-        ({"ray_cpus": 2}, {"RAY_ADDRESS": "10.0.0.1:6379"}, r"^ray-cpus = 2, but RAY_ADDRESS "),
+        ({"ray_cpus": 2, "cluster": "10.0.0.1:6379"}, {}, r"^ray_cpus = 2, but the run joins a cluster "),
     ],
 )
 def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, environment, message):

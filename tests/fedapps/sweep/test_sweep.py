@@ -411,7 +411,7 @@ def test_ray_goes_through_the_runs_one_by_one(tmp_path, monkeypatch, capsys):
 
     asked = []
 
-    def run_simulation(app, config, *, num_nodes, gpus_per_client, log_path, ended, walled):
+    def run_simulation(app, config, *, num_nodes, gpus_per_client, log_path, ended, walled, cluster):
         asked.append((config["seed"], num_nodes, gpus_per_client))
         if config["seed"] == 1:
             return flower.Outcome("failed", "Ray died", None)
@@ -421,7 +421,7 @@ def test_ray_goes_through_the_runs_one_by_one(tmp_path, monkeypatch, capsys):
         return flower.Outcome("completed", "", None)
 
     monkeypatch.setattr(flower, "run_simulation", run_simulation)
-    monkeypatch.setattr(flower, "nodes_for", lambda clients, cpus, gpus, ray_cpus: clients if gpus == 0.25 else 0)
+    monkeypatch.setattr(flower, "nodes_for", lambda clients, cpus, gpus, *_: clients if gpus == 0.25 else 0)
     (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1, 2]\n")
     command = [
         "sweep",

@@ -1,0 +1,41 @@
+"""The runs of a sweep as tasks of a Ray cluster: each through the inline engine, on any machine with a free CPU."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedapps.engines.cluster import joined
+from fedapps.sweep.pool import Ended, PlannedRun, mark_interrupted, run_one
+
+
+def run_on_cluster(runs: Sequence[PlannedRun], address: str, gpus: float = 0.0) -> Iterator[Ended]:
+    """Start the runs and yield each as it ends; ``gpus``: share of a GPU for each. A run whose machine dies is not started again."""
+    if not runs:
+        return
+    with joined(address) as ray:
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_run_there)
+        running = {task.remote(run): run for run in runs}
+        try:
+            while running:
+                for reference in ray.wait(list(running), timeout=1.0)[0]:
+                    run = running.pop(reference)
+                    try:
+                        summary, place = ray.get(reference)
+                    except Exception as error:
+                        cause = getattr(error, "cause", None) or error
+                        yield Ended(run, {}, f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}")
+                    else:
+                        yield Ended(run, summary, place=place)
+        except BaseException:
+            for reference in running:
+                ray.cancel(reference, force=True)
+            mark_interrupted(run.folder for run in running.values())
+            raise
+
+
+def _run_there(run: PlannedRun) -> tuple[dict[str, Any], str]:
+    """Return the run's summary and the machine that did it."""
+    import ray
+
+    summary = run_one(run)
+    context = ray.get_runtime_context()
+    return summary, f"{ray.util.get_node_ip_address()}, {context.get_node_id()[:6]}"
