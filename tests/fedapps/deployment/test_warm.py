@@ -40,6 +40,7 @@ if __name__ == "__main__":
 def world(tmp_path, monkeypatch):
     """A client program, two versions of an app, and a warm process for it."""
     (tmp_path / "client_program.py").write_text(CLIENT)
+    (tmp_path / "app_of_the_run.py").write_text("version = 'installed'\n")  # which no client must get
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "app_of_the_run.py").write_text(f"version = {version!r}\n")
