@@ -114,6 +114,13 @@ def add(tensors: Tensors, others: Tensors | tuple[Tensor, ...], coefficient: Num
         torch._foreach_add_(tensors, others, alpha=coefficient)
 
 
+def scaled(tensors: Tensors, factors: Sequence[Number]) -> Tensors:
+    """Return each tensor times its factor."""
+    if any(isinstance(factor, Tensor) for factor in factors):
+        return [tensor * factor for tensor, factor in zip(tensors, factors, strict=True)]
+    return list(torch._foreach_mul(tensors, [float(factor) for factor in factors]))
+
+
 def inner(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     """Return the inner product of two lists of tensors, taken as two vectors."""
     return torch.stack([torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(tensors, others, strict=True)]).sum()
@@ -156,12 +163,21 @@ class Eager:
         """Take one step with the mini-batch (x, y); return its mean loss."""
 
         def gradient(at: Tensors) -> tuple[Tensor, Tensors]:
-            if at[0].data_ptr() != self.place[0].data_ptr():
-                torch._foreach_copy_(self.place, at)
+            elsewhere = at[0].data_ptr() != self.place[0].data_ptr()
+            if elsewhere:
+                self._put(at)
             loss = self.problem.loss(x, y)
-            return loss.detach(), list(torch.autograd.grad(self.problem.surrogate(loss), self.parameters))
+            gradients = list(torch.autograd.grad(self.problem.surrogate(loss), self.parameters))
+            if elsewhere:
+                self._put(self.place)
+            return loss.detach(), gradients
 
         return step(gradient, state, numbers)
+
+    def _put(self, tensors: Tensors) -> None:
+        """Let the module's parameters be these tensors, without copying."""
+        for parameter, tensor in zip(self.parameters, tensors, strict=True):
+            parameter.data = tensor
 
     @classmethod
     def run(
