@@ -31,7 +31,7 @@ JOBS = {  # and SuPerFed-MM, which keeps state at the sites, in test_faults.py
     "fedfw-plus": ["method=fedfw-plus", "task=lasso", "num-rounds=2"],  # task=lasso has no file to read
 }
 
-pytestmark = pytest.mark.deployment
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]  # every message starts processes: minutes on a busy machine
 
 
 def not_compared(key):
