@@ -18,7 +18,9 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
 # Operations that take tensors of two devices: copies between them, and indices, which a GPU takes from the CPU too.
 BETWEEN = {aten.copy_.default, aten._to_copy.default, aten._foreach_copy_.default}
-INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+INDEXED = {
+    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default, aten.index_fill_.int_Scalar
+}  # fmt: skip
 
 
 class OnCuda(torch.Tensor):

@@ -163,21 +163,12 @@ class Eager:
         """Take one step with the mini-batch (x, y); return its mean loss."""
 
         def gradient(at: Tensors) -> tuple[Tensor, Tensors]:
-            elsewhere = at[0].data_ptr() != self.place[0].data_ptr()
-            if elsewhere:
-                self._put(at)
+            if at[0].data_ptr() != self.place[0].data_ptr():
+                torch._foreach_copy_(self.place, at)
             loss = self.problem.loss(x, y)
-            gradients = list(torch.autograd.grad(self.problem.surrogate(loss), self.parameters))
-            if elsewhere:
-                self._put(self.place)
-            return loss.detach(), gradients
+            return loss.detach(), list(torch.autograd.grad(self.problem.surrogate(loss), self.parameters))
 
         return step(gradient, state, numbers)
-
-    def _put(self, tensors: Tensors) -> None:
-        """Let the module's parameters be these tensors, without copying."""
-        for parameter, tensor in zip(self.parameters, tensors, strict=True):
-            parameter.data = tensor
 
     @classmethod
     def run(
