@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.base.steps import SGD, Gradient, Numbers, State, inner, one
+from clients.base.steps import SGD, Gradient, Numbers, State, between, inner, one
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
@@ -82,7 +82,7 @@ class Both:
         if self.personal:
             (exact,) = state["alpha"]
             alpha = exact.to(w[0].dtype)
-            _, at_mixture = gradient([torch.lerp(a, b, alpha) for a, b in zip(w, v, strict=True)])
+            _, at_mixture = gradient(between(gradient, w, v, [alpha] * len(w)))
             if self.adaptive:
                 slope = inner([b - a for a, b in zip(w, v, strict=True)], at_mixture)
                 exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)  # type: ignore[operator]

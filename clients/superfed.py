@@ -28,7 +28,7 @@ from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, lay
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.scores import as_global
-from clients.base.steps import SGD, Gradient, Number, Numbers, State, Tensors, add, inner, one, scaled
+from clients.base.steps import SGD, Gradient, Number, Numbers, State, Tensors, add, between, inner, one, parted
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
 
@@ -138,8 +138,8 @@ class Mixture:
         """Take the step."""
         f, own, rate, lambdas = state["f"], state["l"], one(numbers["rate"]), numbers["lambda"]
         values = [lambdas[layer] for layer in self.layers]  # type: ignore[index]
-        loss, g = gradient([torch.lerp(t, p, value) for t, p, value in zip(f, own, values, strict=True)])
-        to_f, to_l = scaled(g, [1 - value for value in values]), scaled(g, values)
+        loss, g = gradient(between(gradient, f, own, values))
+        to_f, to_l = parted(g, values)
         a, b, c = self._angle(f, own, not isinstance(rate, Tensor)) if self.nu else (0.0, 0.0, 0.0)
         add(to_l, f, a)
         add(to_f, own, a)

@@ -114,11 +114,16 @@ def add(tensors: Tensors, others: Tensors | tuple[Tensor, ...], coefficient: Num
         torch._foreach_add_(tensors, others, alpha=coefficient)
 
 
-def scaled(tensors: Tensors, factors: Sequence[Number]) -> Tensors:
-    """Return each tensor times its factor."""
-    if any(isinstance(factor, Tensor) for factor in factors):
-        return [tensor * factor for tensor, factor in zip(tensors, factors, strict=True)]
-    return list(torch._foreach_mul(tensors, [float(factor) for factor in factors]))
+def between(gradient: Gradient, tensors: Tensors, others: Tensors, weights: Sequence[Number]) -> Tensors:
+    """Return ``(1 - weight) tensors + weight others``, written where ``gradient`` is taken if it says where."""
+    place = getattr(gradient, "place", None) or [None] * len(tensors)
+    return [torch.lerp(a, b, weight, out=out) for a, b, weight, out in zip(tensors, others, weights, place, strict=True)]
+
+
+def parted(tensors: Tensors, weights: Sequence[Number]) -> tuple[Tensors, Tensors]:
+    """Return ``(1 - weight) tensors`` and ``weight tensors``; the former takes the place of ``tensors``."""
+    second = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
+    return [tensor.mul_(1 - weight) for tensor, weight in zip(tensors, weights, strict=True)], second
 
 
 def inner(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
@@ -152,23 +157,27 @@ def one(number: Number | Sequence[float]) -> Number:
 
 
 class Eager:
-    """Runs the steps of a problem one by one."""
+    """Runs the steps of a problem one by one; called by them, it is the gradient at the current mini-batch."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.parameters = list(problem.moving.values())
+        #: The module's parameters as tensors. Gradients are taken there: a step that writes its point there saves a copy.
         self.place = [p.detach() for p in self.parameters]
+        self.batch: tuple[Tensor, Tensor] | None = None
 
     def step(self, step: Step, state: State, numbers: Numbers, x: Tensor, y: Tensor) -> Tensor:
         """Take one step with the mini-batch (x, y); return its mean loss."""
+        self.batch = x, y
+        return step(self, state, numbers)
 
-        def gradient(at: Tensors) -> tuple[Tensor, Tensors]:
-            if at[0].data_ptr() != self.place[0].data_ptr():
-                torch._foreach_copy_(self.place, at)
-            loss = self.problem.loss(x, y)
-            return loss.detach(), list(torch.autograd.grad(self.problem.surrogate(loss), self.parameters))
-
-        return step(gradient, state, numbers)
+    def __call__(self, at: Tensors) -> tuple[Tensor, Tensors]:
+        """Return loss and gradient at the parameters ``at``."""
+        assert self.batch is not None
+        if at[0].data_ptr() != self.place[0].data_ptr():
+            torch._foreach_copy_(self.place, at)
+        loss = self.problem.loss(*self.batch)
+        return loss.detach(), list(torch.autograd.grad(self.problem.surrogate(loss), self.parameters))
 
     @classmethod
     def run(
