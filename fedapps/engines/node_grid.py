@@ -27,16 +27,18 @@ from fedapps.engines.packing import MANY, Part, pack, unpack
 from strategies.base.client_grid import IDENTITY
 from strategies.base.messages import content_bytes, trains
 from strategies.base.roster import Numbered, Travel
+from strategies.base.wrapped_grid import WrappedGrid
 
 #: Most bytes of a message, or of what is expected in return: enough to hide what a message costs, little beside a worker's memory.
 MOST_BYTES = 32 * 2**20
 
 
-class NodeGrid(Grid):
+class NodeGrid(WrappedGrid):
     """``num_clients`` virtual clients behind ``nodes`` of ``grid``, whose app answers for many (``answer_for_many``)."""
 
     def __init__(self, grid: Grid, num_clients: int, nodes: Sequence[int], most_bytes: int = MOST_BYTES) -> None:
-        self.grid, self.nodes, self.most_bytes = grid, sorted(nodes), most_bytes
+        super().__init__(grid)
+        self.nodes, self.most_bytes = sorted(nodes), most_bytes
         self.roster = Numbered(FIRST_NODE, num_clients)
         #: What travelled in the last phase.
         self.travel = Travel()
@@ -160,8 +162,6 @@ class NodeGrid(Grid):
                     self._samples[client] = min(max(told, 0), 1e9)
         return Message(part.content, reply_to=message)
 
-    # --- the rest of the Grid interface --------------------------------------------------------------------------
-
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Not offered: replies come in packages."""
         raise NotImplementedError("clients that share nodes are reached by send_and_receive")
@@ -169,21 +169,6 @@ class NodeGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Not offered: replies come in packages."""
         raise NotImplementedError("clients that share nodes are reached by send_and_receive")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Create a message as the wrapped grid does."""
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def set_run(self, run: Any) -> None:
-        """Set the run of the wrapped grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """The run of the wrapped grid."""
-        return self.grid.run
 
 
 def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:

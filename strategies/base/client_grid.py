@@ -32,6 +32,7 @@ from strategies.base.messages import content_bytes, metrics_of
 from strategies.base.reply_validation import Rules, UpdateBound
 from strategies.base.roster import ClientId, KnowingClients, Packing, Travel
 from strategies.base.weights import capped
+from strategies.base.wrapped_grid import WrappedGrid
 
 IDENTITY = f"{MessageType.QUERY}.identity"
 LATECOMER_TIMEOUT = 60.0  # seconds that a run waits for the identity of a node that connects after the start
@@ -65,7 +66,7 @@ class Exchange:
     travel: Travel | None = None
 
 
-class ClientGrid(Grid):
+class ClientGrid(WrappedGrid):
     """A ``Grid`` around ``grid``; see the module docstring.
 
     ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
@@ -86,7 +87,7 @@ class ClientGrid(Grid):
         same_arrays: bool = True,
         bound: UpdateBound | None = None,
     ) -> None:
-        self.grid = grid
+        super().__init__(grid)
         self.seed = seed
         self.clients_per_round = clients_per_round
         self.num_clients = num_clients
@@ -294,36 +295,6 @@ class ClientGrid(Grid):
         reason = " ".join(reason.split())[:LONGEST_FAULT]  # it may hold what a client wrote, in any length
         exchange.failures.append(Failure(client, reason))
         log(WARNING, "client %s left out: %s", client, reason)
-
-    # --- the rest of the Grid interface, delegated to the wrapped grid -------------------------------------------
-
-    def set_run(self, run: Any) -> None:
-        """Set the run of the wrapped grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """The run of the wrapped grid."""
-        return self.grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message as the wrapped grid does."""
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push through the wrapped grid, unmetered."""
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull through the wrapped grid, unmetered."""
-        return self.grid.pull_messages(message_ids)
 
 
 def clients_of(grid: Grid) -> Mapping[int, ClientId]:
