@@ -19,7 +19,7 @@ from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.scores import as_global as as_global
-from clients.base.steps import SGD, Descent, Eager, Numbers, Problem, State, Step, Terms, no_surrogate
+from clients.base.steps import SGD, Descent, Eager, Numbers, Problem, State, Step, Terms, in_batches, no_surrogate
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, epochs, get_arrays, set_arrays, trainable
 
@@ -135,8 +135,7 @@ class FedAvgClient(NumPyClient):
 
     def batches(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the mini-batches (x, y) of these epochs; the last of an epoch may be smaller."""
-        for x, y in self.epochs(options, config):
-            yield from zip(x.split(options.batch_size), y.split(options.batch_size), strict=True)
+        return in_batches(self.epochs(options, config), options.batch_size)
 
     def zero_loss(self) -> Tensor:
         """Return 0 on the data's device: losses are summed there, since reading one in every step would wait for the device."""

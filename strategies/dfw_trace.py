@@ -35,6 +35,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
+from algorithms.common.prefixes import under, within
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Float64
 from algorithms.frank_wolfe.domain import Domain
@@ -144,7 +145,7 @@ class DFWTrace(Constrained):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the iteration's vectors and the sum of an unfinished half step."""
-        state = super().state_dict() | {f"power.{name}": array for name, array in self.power.state_dict().items()}
+        state = super().state_dict() | under("power.", self.power.state_dict())
         state["steps"] = np.array([self.steps_taken, np.nan if self.gap is None else self.gap, self._inner])
         if self._sum is not None:
             answered = sorted(self._answered, key=str)
@@ -157,8 +158,7 @@ class DFWTrace(Constrained):
         """Restore what :meth:`state_dict` returned."""
         if self.preparation:
             super().load_state_dict(state)
-        prefix = "power."
-        self.power.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+        self.power.load_state_dict(within("power.", state))
         steps, gap, self._inner = (float(value) for value in state["steps"])
         self.steps_taken, self.gap = int(steps), None if math.isnan(gap) else gap
         self._sum = state.get("sum")

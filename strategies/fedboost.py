@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.mirror import MIRRORS
 from algorithms.common.options import Options, option
+from algorithms.common.prefixes import under, within
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from algorithms.ensembles.mixture_losses import (
@@ -298,12 +299,12 @@ class FedBoost(FedAvg):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return alpha, its running average, the number of steps and the predictors that clients have sent."""
-        predictors = {f"library.{name}": array for name, array in self._collected.items()}
+        predictors = under("library.", self._collected)
         return {"alpha": self.alpha, "average": self.average, "steps": np.array(self.steps), **predictors}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._collected = {name.removeprefix("library."): array for name, array in state.items() if name.startswith("library.")}
+        self._collected = within("library.", state)
         if self._collected and self._make:
             self._open_library(self._make(self._collected))
         self.alpha, self.average, self.steps = state["alpha"], state["average"].copy(), int(state["steps"])

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
+from algorithms.common.prefixes import under, within
 from algorithms.common.privacy import gaussian_epsilon
 from algorithms.common.wire import read
 from strategies.base.capabilities import (
@@ -163,14 +164,12 @@ class Private(Wrapper):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the number of releases and the wrapped strategy's state, if it has one."""
-        inner = {f"strategy.{name}": value for name, value in state_of(self.strategy).items()}
-        return {"releases": np.array(self.releases), **inner}
+        return {"releases": np.array(self.releases), **under("strategy.", state_of(self.strategy))}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.releases = int(state["releases"])
-        inner = {name.removeprefix("strategy."): v for name, v in state.items() if name.startswith("strategy.")}
-        load_state(self.strategy, inner)
+        load_state(self.strategy, within("strategy.", state))
 
 
 def _spec(arrays: Named) -> dict[str, tuple[tuple[int, ...], str]]:

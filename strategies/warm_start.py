@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
+from algorithms.common.prefixes import within
 from strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,
@@ -138,8 +139,7 @@ class WarmStart(Strategy):
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         for name, half in {"first": self.first, "then": self.then}.items():
-            prefix = f"{name}."
-            load_state(half, {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)})
+            load_state(half, within(f"{name}.", state))
 
     @contextmanager
     def _announced(self, server_round: int, config: ConfigRecord, phase: str) -> Iterator[Strategy]:

@@ -90,7 +90,8 @@ def _scale(probe: Array) -> float:
     return scale
 
 
-def _axis(size: int) -> Float64:
+def first_axis(size: int) -> Float64:
+    """Return the unit vector along the first axis."""
     vector = np.zeros(size)
     vector[0] = 1.0
     return vector
@@ -186,7 +187,7 @@ class NuclearBall(Domain):
         probe = np.asarray(there(generic_vector(min(p, q))))
         scale = _scale(probe)
         if scale == 0:
-            u, v = _axis(p), _axis(q)
+            u, v = first_axis(p), first_axis(q)
         else:
             last = None if not isinstance(warm, RankOne) or warm.shape != self.shape else (warm.u if p <= q else warm.v)
 
@@ -255,7 +256,7 @@ class Spectrahedron(Domain):
             return (np.asarray(g.matvec(vector), np.float64) / scale + np.asarray(g.rmatvec(vector), np.float64) / scale) / 2
 
         scale = _scale(probe := product(generic_vector(q))) or 1.0
-        v = smallest_eigenvector(product, _begin(q, last), self.tolerance, self.max_steps)[1] if probe.any() else _axis(q)
+        v = smallest_eigenvector(product, _begin(q, last), self.tolerance, self.max_steps)[1] if probe.any() else first_axis(q)
         return self._atom(v.astype(np.asarray(g.matvec(v)).dtype))
 
     def _atom(self, v: Array) -> SymmetricRankOne:

@@ -16,7 +16,7 @@ from algorithms.common.checks import check_range
 from algorithms.frank_wolfe.atoms import Atom, Float64, RankOne, SymmetricRankOne
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.lanczos import generic_vector
-from algorithms.frank_wolfe.matrix_domains import NuclearBall, Spectrahedron, as_operator
+from algorithms.frank_wolfe.matrix_domains import NuclearBall, Spectrahedron, as_operator, first_axis
 
 RIGHT, LEFT = "right", "left"
 # Weight of a generic vector that is added to the last one (weight 1) after a step. A step along an exact singular pair of G leaves it
@@ -62,10 +62,10 @@ class PowerIteration:
         if self.symmetric:
             return self._take_symmetric(total, norm)
         if self.side == RIGHT:
-            self._other = total / norm if norm else _axis(self.size)
+            self._other = total / norm if norm else first_axis(self.size)
             self.side, self.vector = LEFT, self._other
             return None
-        u, v = self._other, total / norm if norm else _axis(self.size)
+        u, v = self._other, total / norm if norm else first_axis(self.size)
         self.side, self.vector = RIGHT, v
         self.value = self._radius * norm  # u'G v for v = G'u / ||G'u||
         return self._every(RankOne(u, v, -self._radius))
@@ -103,9 +103,3 @@ class PowerIteration:
         self.vector, self._other = state["vector"], state["other"]
         left, self.value, done, self._shift = (float(value) for value in state["numbers"])
         self.side, self._done = LEFT if left else RIGHT, int(done)
-
-
-def _axis(size: int) -> Float64:
-    vector = np.zeros(size)
-    vector[0] = 1.0
-    return vector

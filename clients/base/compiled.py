@@ -17,7 +17,7 @@ import platform
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -72,8 +72,7 @@ class Compiler:
     ) -> float:  # fmt: skip
         """As ``Eager.run``."""
         training = _Training(problem, step, state, constants)
-        total, done = 0.0, 0
-        losses: list[Tensor] = []
+        done, losses = 0, list[Tensor]()
         for x, y in epochs:
             slab = UNROLLED * batch_size
             start = 0
@@ -88,7 +87,7 @@ class Compiler:
                 losses.append(self._take(training, xs, ys, values, batch_size if many else 0))
                 start, done = end, done + count
         training.write()
-        return total + float(torch.stack(losses).sum()) if losses else 0.0
+        return float(torch.stack(losses).sum()) if losses else 0.0
 
     def _take(self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int) -> Tensor:
         """Take the steps of ``numbers``; return the sum of the losses of all samples. ``batch_size`` 0: a single step of any size."""
@@ -197,10 +196,14 @@ class _Training:
     def eagerly(self, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Tensor:
         """Take the same steps one by one."""
         self.write()
+        return self.eager_steps(self.state, x, y, numbers, many)
+
+    def eager_steps(self, state: State, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Tensor:
+        """Take steps one by one in ``state``; return the sum of the losses of all samples."""
         total = torch.zeros((), device=y.device)
         for i, values in enumerate(numbers):
             xi, yi = (x[i], y[i]) if many else (x, y)
-            total = total + self.eager.step(self.step, {**self.state, **self.constants}, values, xi, yi) * len(yi)
+            total = total + self.eager.step(self.step, {**state, **self.constants}, values, xi, yi) * len(yi)
         return total
 
     def facts(self, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> dict[str, Any]:
@@ -302,17 +305,16 @@ def _build(path: Path, training: _Training, x: Tensor, y: Tensor, numbers: list[
         sizes[first] = sizes[first + 1] = {0: batch}
     level = logging.getLogger("torch").level
     logging.getLogger("torch").setLevel(logging.ERROR)  # notes on GPUs that are not there
-    folder = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    try:
-        program = torch.export.export(Steps(), (inputs,), dynamic_shapes=(sizes,), strict=False)
-        made = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "steps.pt2"), inductor_configs=OPTIONS)
-        os.replace(made, path)
-    finally:
-        logging.getLogger("torch").setLevel(level)
-        os.environ.pop("TORCHINDUCTOR_CACHE_DIR") if before is None else os.environ.update(TORCHINDUCTOR_CACHE_DIR=before)
-        _remove(folder)
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent, ignore_cleanup_errors=True) as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        try:
+            program = torch.export.export(Steps(), (inputs,), dynamic_shapes=(sizes,), strict=False)
+            made = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/steps.pt2", inductor_configs=OPTIONS)
+            os.replace(made, path)
+        finally:
+            logging.getLogger("torch").setLevel(level)
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR") if before is None else os.environ.update(TORCHINDUCTOR_CACHE_DIR=before)
 
 
 def _load(path: Path) -> Run:
@@ -340,9 +342,7 @@ def _check(training: _Training, run: Run, x: Tensor, y: Tensor, numbers: list[Nu
         copies = {name: [t.clone() for t in tensors] for name, tensors in training.state.items()}
         kept = {name: training.others[name].clone() for name in training.kept}
         torch.set_rng_state(random)
-        for i, values in enumerate(numbers):
-            xi, yi = (x[i], y[i]) if many else (x, y)
-            training.eager.step(training.step, {**copies, **training.constants}, values, xi, yi)
+        training.eager_steps(copies, x, y, numbers, many)
         expected = [
             *(t for tensors in copies.values() for t in tensors),
             *(training.others[name].clone() for name in training.kept),
@@ -410,14 +410,3 @@ def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def libraries(folder: Path) -> Iterable[Path]:
-    """Return the files of the libraries in a folder."""
-    return folder.glob("*.pt2") if folder.is_dir() else ()

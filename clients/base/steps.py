@@ -156,6 +156,12 @@ def one(number: Number | Sequence[float]) -> Number:
     return number
 
 
+def in_batches(epochs: Epochs, batch_size: int) -> Epochs:
+    """Yield the mini-batches (x, y) of epochs (x, y); the last of an epoch may be smaller."""
+    for x, y in epochs:
+        yield from zip(x.split(batch_size), y.split(batch_size), strict=True)
+
+
 class Eager:
     """Runs the steps of a problem one by one; called by them, it is the gradient at the current mini-batch."""
 
@@ -189,10 +195,8 @@ class Eager:
         ``state``: what the steps change, in place; ``constants``: what they read. ``numbers``: of the i-th step, asked for in this
         order.
         """
-        total, done, state, steps = None, 0, {**state, **constants}, cls(problem)
-        for xs, ys in epochs:
-            for x, y in zip(xs.split(batch_size), ys.split(batch_size), strict=True):
-                loss = steps.step(step, state, numbers(done), x, y) * len(y)
-                total = loss if total is None else total.add_(loss)
-                done += 1
+        total, state, steps = None, {**state, **constants}, cls(problem)
+        for done, (x, y) in enumerate(in_batches(epochs, batch_size)):
+            loss = steps.step(step, state, numbers(done), x, y) * len(y)
+            total = loss if total is None else total.add_(loss)
         return 0.0 if total is None else float(total)  # read once: reading it in every step would wait for the device

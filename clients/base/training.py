@@ -18,7 +18,7 @@ from algorithms.common.modules import set_arrays as set_arrays
 from clients.base.data import Split
 from clients.base.options import Config as Config
 from clients.base.options import TrainOptions as TrainOptions
-from clients.base.steps import SGD, Descent, Eager, Problem, no_surrogate
+from clients.base.steps import SGD, Descent, Eager, Problem, in_batches, no_surrogate
 
 
 def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -30,8 +30,7 @@ def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iter
 
 def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the mini-batches (x, y) of ``local_epochs`` epochs, each in a new random order; the last of an epoch may be smaller."""
-    for x, y in epochs(data, options, rng):
-        yield from zip(x.split(options.batch_size), y.split(options.batch_size), strict=True)
+    return in_batches(epochs(data, options, rng), options.batch_size)
 
 
 def train_classifier(net: nn.Module, data: Split, options: TrainOptions, rng: np.random.Generator) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorithms.common.prefixes import within
 from clients.loops.base import Loop, Named, add
 
 CONTROL = "control."
@@ -37,7 +38,7 @@ class ScaffoldLoop(Loop):
 
     def load(self, sent: Named) -> None:
         """Write the model into the module; set the control variates apart."""
-        self.c = {name.removeprefix(CONTROL): t for name, t in sent.items() if name.startswith(CONTROL)}
+        self.c = within(CONTROL, sent)
         self.sent = {name: t for name, t in sent.items() if not name.startswith(CONTROL)}
         self.reported: Named = {}
         super().load(self.sent)

@@ -17,13 +17,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fedapps.engines.processes import threads
 from fedapps.errors import UserError
 
 #: Packages whose versions decide on numbers, or on whether the parts of a run understand each other.
 PACKAGES = ("flwr", "ray", "torch", "numpy")
 #: Seconds that a machine may take to answer.
 PATIENCE = 120.0
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def joined(address: str) -> Iterator[Any]:
             address=address,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            runtime_env={"env_vars": {"PYTHONPATH": path, **ONE_THREAD}},
+            runtime_env={"env_vars": {"PYTHONPATH": path, **threads(1)}},
         )
     except Exception as error:  # Ray raises whatever its parts do
         reason = " ".join(str(error).split())[:200]

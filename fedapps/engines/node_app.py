@@ -16,6 +16,7 @@ from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
+from algorithms.common.prefixes import within
 from fedapps.engines.packing import Part, pack, unpack
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _context(node: Context, client: int | str, num_clients: int, state: RecordDi
 
 def _of(node: Context, prefix: str) -> RecordDict:
     """Return the state of a client that its node keeps."""
-    return RecordDict({name.removeprefix(prefix): record for name, record in node.state.items() if name.startswith(prefix)})
+    return RecordDict(within(prefix, node.state))
 
 
 def _keep(node: Context, prefix: str, state: RecordDict) -> None:

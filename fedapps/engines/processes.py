@@ -23,6 +23,11 @@ from fedapps.errors import UserError
 PROC = Path("/proc")
 
 
+def threads(count: int) -> dict[str, str]:
+    """Return the environment variables that give the numerical libraries of a process ``count`` threads."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
+
+
 def program(name: str) -> Path:
     """Return the path of program `name` in this Python's environment; PATH is not searched. Raises UserError if it is missing."""
     for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from fedapps.engines.processes import Guard, answers, end_marked, program, signals_ignored
+from fedapps.engines.processes import Guard, answers, end_marked, program, signals_ignored, threads
 from fedapps.engines.wall import HOLD, Wall, connect, entered
 from fedapps.errors import RunFailed
 
@@ -217,8 +217,7 @@ def environment_of(given: Mapping[str, str], home: Path, programs: Path, cpus: i
     for name in ("NO_PROXY", "no_proxy"):  # Flower's programs communicate over HTTP on this machine
         own[name] = ",".join(filter(None, [given.get(name), "127.0.0.1", "localhost"]))
     # A second thread on a one-CPU worker makes small models many times slower.
-    threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    return {**threads, **given, **own}
+    return {**threads(cpus), **given, **own}
 
 
 def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int) -> dict[str, str]:

@@ -17,10 +17,8 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
+from fedapps.engines.processes import threads
 from fedapps.errors import RunFailed
-
-#: One thread per process: more would compete for the cores that the processes share.
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def run_all(runs: Iterable[PlannedRun], processes: int = 0, after: Callable[[Pla
     jobs = {run.folder: run for run in runs}
     if not jobs:
         return
-    os.environ |= ONE_THREAD  # inherited by the worker processes
+    os.environ |= threads(1)  # inherited by the worker processes: more would compete for the cores that they share
     size = min(processes or os.cpu_count() or 1, len(jobs))
     others = set(active_children())
     with ProcessPoolExecutor(size, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:

@@ -22,6 +22,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from algorithms.common.prefixes import under, within
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
@@ -174,14 +175,14 @@ class Constrained(FedAvg):
         """Return the preparation's state."""
         if self.preparation is None:
             return {}
-        state = {f"{PREPARATION}{name}": array for name, array in self.preparation.state_dict().items()}
+        state = under(PREPARATION, self.preparation.state_dict())
         return state | {f"{PREPARATION}rounds": np.array(self._prepared_rounds)}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         if self.preparation is None:
             return super().load_state_dict(state)
-        own = {name.removeprefix(PREPARATION): array for name, array in state.items() if name.startswith(PREPARATION)}
+        own = within(PREPARATION, state)
         if not own:
             raise ValueError("the checkpoint is of an older version, which asked the clients nothing: start again")
         self._prepared_rounds = int(own.pop("rounds"))

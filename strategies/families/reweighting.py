@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
+from algorithms.common.prefixes import under, within
 from algorithms.fairness.rule import WeightRule, check_cap
 from algorithms.fairness.simplex import bounded, normalise
 from strategies.base.capabilities import Capabilities, declarer, load_state, require_declaration, state_of
@@ -199,7 +200,7 @@ class Reweighting(Wrapper):
         state["samples"] = self.samples.copy()
         if self.rule is not None:
             state |= {f"maker.{name}": value for name, value in self.rule.state_dict().items()}
-        return state | {f"strategy.{name}": value for name, value in state_of(self.strategy).items()}
+        return state | under("strategy.", state_of(self.strategy))
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -210,8 +211,8 @@ class Reweighting(Wrapper):
         if self.rule is not None:
             if self.prior == "samples":
                 self.rule.set_prior(self._prior())  # before the weights, which were saved as they were with it
-            self.rule.load_state_dict(_part(state, "maker."))
-        load_state(self.strategy, _part(state, "strategy."))
+            self.rule.load_state_dict(within("maker.", state))
+        load_state(self.strategy, within("strategy.", state))
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +271,3 @@ def _metrics_as_replied(strategy: Strategy, contents: list[RecordDict]) -> Itera
         yield
     finally:
         base.train_metrics_aggr_fn = average
-
-
-def _part(state: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
