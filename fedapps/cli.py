@@ -122,11 +122,21 @@ def _parser() -> argparse.ArgumentParser:
         help="run a grid of settings and seeds",
         description="Run every combination of a file's lists, and make tables, plots and a page of them.",
     )
-    sweep.add_argument("file", type=Path, metavar="FILE.toml", help="settings; a list is an axis of the grid")
+    sweep.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE.toml | DIR",
+        help="settings; a list is an axis of the grid. DIR: all sweeps in it, in turn",
+    )
     sweep.add_argument(
         "settings", nargs="*", metavar="key=value", help="settings that win over the file's; lists, too: seed=[0,1]"
     )
-    sweep.add_argument("--scale", default="", metavar="NAME", help="use the file's table [scale.NAME]")
+    sweep.add_argument(
+        "--scale", default="", metavar="NAME", help="use the file's table [scale.NAME]; full: the file as it stands"
+    )
+    sweep.add_argument(
+        "--data", type=Path, metavar="DIR", help="read a data set from DIR/NAME where DIR has the last name of its source"
+    )
     sweep.add_argument("--jobs", type=int, default=0, metavar="N", help="runs at a time (default: as many as there are cores)")
     sweep.add_argument(
         "--engine", choices=["inline", "ray"], default="inline", help="parallel processes (default), or Ray, run after run"

@@ -6,34 +6,29 @@ the same file again skips the finished runs and continues with the others.
 
 import argparse
 import fcntl
+import json
+import math
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.errors import INTERRUPTED, RunFailed, UserError
 from fedapps.prepare import checked, data_paths, prepare_folder
-from fedapps.progress import RoundReader
+from fedapps.results.formats import seconds_text
 from fedapps.results.reader import read_run
 from fedapps.results.writer import FREE, set_status, status_of
 from fedapps.settings import default_config, read_settings
-from fedapps.sweep.grid import RESERVED
+from fedapps.sweep.grid import FULL, RESERVED
+from fedapps.sweep.keep import prune
 from fedapps.sweep.page import write_page
 from fedapps.sweep.plan import Plan, read_plan
 from fedapps.sweep.pool import Ended, PlannedRun, finished, run_all
+from fedapps.sweep.progress import SweepProgress
 from fedapps.sweep.tables import Results
 from fedapps.toml_text import read_toml
-
-_POLL = 1.0  # seconds between polls of the runs' folders
 
 
 def sweep(arguments: argparse.Namespace) -> int:
@@ -54,20 +49,81 @@ def _sweep(arguments: argparse.Namespace) -> int:
         raise UserError("--jobs is for --engine inline: Ray runs the clients of one run in parallel, one run after the other")
     if arguments.jobs and arguments.ray_address:
         raise UserError("--jobs is for this machine: the cluster of --ray-address runs as many at a time as it has CPUs")
-    name = "-".join(filter(None, ("sweep", arguments.file.stem, arguments.scale)))
-    out = (arguments.out or Path("results") / name).expanduser().absolute()
-    plan = read_plan(arguments.file, arguments.settings, arguments.scale, out)
+    plans = read_plans(arguments)
     if arguments.dry_run:
-        return show_plan(plan)
-    check_out(out)
-    missing = check_runs([point.run for point in plan.points if not is_done(point.run)])
+        for out, plan in plans.items():
+            show_plan(plan, out)
+        return 0
+    for out in plans:
+        check_out(out)
+    missing = {out: check_runs([point.run for point in plan.points if not is_done(point.run)]) for out, plan in plans.items()}
+    if told := minutes_text([plan for out, plan in plans.items() if missing[out]]):
+        print(told, file=sys.stderr)
+    failed = total = 0
+    for out, plan in plans.items():
+        if len(plans) > 1:
+            print(f"== {plan.title}", file=sys.stderr)
+        failed, total = failed + one_sweep(plan, out, missing[out], arguments), total + len(plan.points)
+    if failed:
+        raise RunFailed(f"{failed} of {total} runs: see above, mend, and start again; what is finished is kept")
+    return 0
+
+
+def read_plans(arguments: argparse.Namespace) -> dict[Path, Plan]:
+    """Return the plan of the file, or of each sweep of a folder, by the folder of its results. Raises ``UserError``."""
+    files = sweeps_in(arguments.file) if arguments.file.is_dir() else [arguments.file]
+    scale = "" if arguments.scale == FULL else arguments.scale
+    out = {}
+    for file in files:
+        words = ("sweep", file.parent.name if arguments.file.is_dir() else "", file.stem, scale)
+        folder = (arguments.out or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
+        if arguments.file.is_dir() and arguments.out:
+            folder /= file.stem
+        out[folder] = read_plan(file, arguments.settings, arguments.scale, folder, arguments.data)
+    return out
+
+
+def sweeps_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that have a table ``[sweep]``, sorted. Raises ``UserError`` if there are none."""
+    found = [path for path in sorted(folder.glob("*.toml")) if any(key.startswith("sweep.") for key in read_toml(path))]
+    if not found:
+        raise UserError(f"{folder}: holds no file with a table [sweep]")
+    return found
+
+
+def minutes_text(plans: Sequence[Plan]) -> str:
+    """Return how long sweeps take, by what their files say of it; "" if none says."""
+    known = [plan.grid.options.minutes for plan in plans if plan.grid.options.minutes]
+    if not known:
+        return ""
+    more = f", and {len(plans) - len(known)} that do not say" if len(known) < len(plans) else ""
+    return f"about {seconds_text(60 * math.fsum(known))} on two cores for {len(known)} sweep{'s' * (len(known) > 1)}{more}"
+
+
+def one_sweep(plan: Plan, out: Path, missing: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
+    """Run what is missing of a sweep, prune, tabulate and draw; return how many runs failed."""
     (out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(out):
         failed = run_missing(plan, missing, arguments)
+        for point in plan.points:
+            prune(point.run.folder, plan.grid.options.keep)
         write_results(plan, out, failed)
-    if failed:
-        raise RunFailed(f"{len(failed)} of {len(plan.points)} runs: see above, mend, and start again; what is finished is kept")
-    return 0
+        write_record(plan, out, arguments)
+    return len(failed)
+
+
+def write_record(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
+    """Write sweep.json: which file, at which scale, with which settings, and what is behind each entry of the table."""
+    record = {
+        "file": plan.grid.name,
+        "title": plan.grid.options.title,
+        "scale": plan.grid.scale,
+        "settings": list(arguments.settings),
+        "runs": len(plan.points),
+        "keep": list(plan.grid.options.keep),
+        "axes": {axis.name: list(axis.values) for axis in plan.grid.axes},
+    }
+    (out / "sweep.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def run_missing(plan: Plan, missing: Sequence[PlannedRun], arguments: argparse.Namespace) -> dict[str, str]:
@@ -76,6 +132,7 @@ def run_missing(plan: Plan, missing: Sequence[PlannedRun], arguments: argparse.N
     with SweepProgress([point.run for point in plan.points], missing) as progress:
         for ended in started(missing, arguments):
             progress.tell(ended)
+            prune(ended.run.folder, plan.grid.options.keep)
             if ended.error:
                 failed[ended.run.folder.name] = ended.error
     return failed
@@ -115,14 +172,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def show_plan(plan: Plan) -> int:
-    """Print the runs and their states; return the exit status 0."""
+def show_plan(plan: Plan, out: Path) -> None:
+    """Print the runs and their states."""
     for point in plan.points:
         state = "finished" if finished(point.run.folder) else "to run"
         print(f"{point.name}  ({point.run.config['num-rounds']} rounds, {state})")
     done = sum(finished(point.run.folder) for point in plan.points)
-    print(f"{len(plan.points)} runs, {done} of them finished; results: {plan.points[0].run.folder.parent.parent}")
-    return 0
+    print(f"{len(plan.points)} runs, {done} of them finished; results: {out}")
+    if told := minutes_text([plan]):
+        print(told)
 
 
 def is_done(run: PlannedRun) -> bool:
@@ -207,78 +265,3 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float, address: str = "
 
 def _ended(folder: Path) -> Callable[[], str | None]:
     return lambda: status_of(folder)
-
-
-class SweepProgress:
-    """Progress display of a sweep: a bar over all rounds in a terminal, and a line for every run that ends."""
-
-    def __init__(self, runs: Sequence[PlannedRun], missing: Sequence[PlannedRun], console: Console | None = None) -> None:
-        """Create the display for all ``runs``, of which ``missing`` are still to run."""
-        self._console = console or Console(stderr=True)
-        self._total, self._done = len(runs), len(runs) - len(missing)
-        self._rounds = {run.folder: int(run.config["num-rounds"]) for run in missing}
-        self._at = dict.fromkeys(self._rounds, 0)
-        self._readers = {folder: RoundReader() for folder in self._rounds}
-        self._failed = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._bar: RichProgress | None = None
-
-    def __enter__(self) -> Self:
-        if self._done:
-            self._print(f"{self._done} of {self._total} runs are finished")
-        if self._console.is_interactive and self._rounds:
-            self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=32),
-                MofNCompleteColumn(),
-                TextColumn("rounds"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self._console,
-                refresh_per_second=2,
-                speed_estimate_period=300,
-            )
-            self._task = self._bar.add_task(self._describe(), total=sum(self._rounds.values()))
-            self._bar.start()
-            self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._stop.set()
-        if self._bar is not None:
-            self._thread.join(timeout=5)
-            self._bar.stop()
-            self._console.show_cursor(True)
-
-    def tell(self, ended: Ended) -> None:
-        """Print how a run ended."""
-        self._failed += bool(ended.error)
-        self._done += not ended.error
-        self._print(f"[{self._done + self._failed}/{self._total}] {ended}", "red" if ended.error else None)
-        if self._bar is not None:
-            # A run may end before its last round, and a failed one has no further rounds.
-            self._at[ended.run.folder] = self._rounds[ended.run.folder]
-            self._readers.pop(ended.run.folder, None)
-            self._show()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_POLL):
-            for folder, reader in list(self._readers.items()):
-                if records := reader.read(folder / "rounds.jsonl"):
-                    self._at[folder] = max(self._at[folder], records[-1]["round"])
-            self._show()
-
-    def _show(self) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=sum(self._at.values()), description=self._describe())
-
-    def _describe(self) -> str:
-        failed = f", {self._failed} failed" if self._failed else ""
-        return f"{self._done}/{self._total} runs{failed}"
-
-    def _print(self, text: str, style: str | None = None) -> None:
-        console = self._bar.console if self._bar is not None else self._console
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-        sys.stderr.flush()

@@ -2,48 +2,30 @@
 
 A setting whose value is a list is an axis; ``[axis.NAME]`` is an axis of named cases, each a small table of settings. ``[[when]]``
 changes settings of some runs: its keys are conditions, its table ``set`` holds the settings of runs that satisfy them.
-``[scale.NAME]`` replaces settings, axes and options, or selects cases (``axis.NAME = ["one", "two"]``).
+``[scale.NAME]`` replaces settings, axes and options, or selects cases (``axis.NAME = ["one", "two"]``). ``[[claim]]`` is for the index
+of results (``fedapps.claims``) and changes no run.
 """
 
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorithms.common.checks import check_choice, nearest
-from algorithms.common.options import kebab
+from algorithms.common.checks import nearest
 from fedapps.errors import UserError
 from fedapps.settings import default_config, read_settings
+from fedapps.sweep.options import SweepOptions, read_options
 from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
 
 SEED = "seed"
-TABLES = ("axis", "scale", "sweep", "when")
+TABLES = ("axis", "claim", "scale", "sweep", "when")
+#: The file as it stands, unless it has a table of that name.
+FULL = "full"
 MAX_RUNS = 10_000
 #: Settings that the sweep sets itself.
 RESERVED = {"out": "the folders of the runs are the sweep's: choose --out", "resume": "a sweep always goes on where it stopped"}
-
-
-@dataclass(frozen=True)
-class SweepOptions:
-    """The table ``[sweep]``.
-
-    ``title``: of the report. ``measures``: the metrics to tabulate, () for those that fit the task. ``rows``: the axes of the rows,
-    () for the first axis.
-    """
-
-    title: str = ""
-    measures: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.title, str):
-            raise ValueError(f"title = {self.title!r}: must be text")
-        for name in ("measures", "rows"):
-            names = getattr(self, name)
-            if not isinstance(names, tuple) or not all(isinstance(value, str) for value in names) or len(set(names)) < len(names):
-                raise ValueError(f"{name} = {names!r}: must be a list of different names")
 
 
 @dataclass(frozen=True)
@@ -81,6 +63,7 @@ class Grid:
     fixed: Mapping[str, Any]
     rules: Sequence[Rule]
     options: SweepOptions
+    scale: str = ""
 
 
 def read_grid(path: Path, assignments: Sequence[str] = (), scale: str = "") -> Grid:
@@ -101,8 +84,10 @@ def _grid(name: str, tables: dict[str, Any], given: Mapping[str, Any], scale: st
     scales = tables.pop("scale", {})
     if not isinstance(scales, dict) or not all(isinstance(table, dict) for table in scales.values()):
         raise UserError("scale: must hold tables, [scale.small] for example")
+    if scale == FULL and FULL not in scales:
+        scale = ""
     if scale and scale not in scales:
-        raise UserError(f"--scale {scale}: {nearest(scale, scales)}it has {listed(scales, 'no scales')}")
+        raise UserError(f"--scale {scale}: {nearest(scale, scales)}it has {listed([*scales, FULL], '')}")
     when = tables.pop("when", [])
     rules = [_rule(table) for table in (when if isinstance(when, list) else [when])]
     settings, axes, options = _parts(tables)
@@ -117,7 +102,7 @@ def _grid(name: str, tables: dict[str, Any], given: Mapping[str, Any], scale: st
     lists = [_list_axis(key, value) for key, value in settings.items() if isinstance(value, list)]
     fixed = {key: value for key, value in settings.items() if not isinstance(value, list)}
     _check_keys([*settings, *(key for axis in named for key in axis.keys), *(key for rule in rules for key in rule.settings)])
-    grid = Grid(f"{name}-{scale}" if scale else name, [*lists, *named], fixed, rules, _options(options))
+    grid = Grid(f"{name}-{scale}" if scale else name, [*lists, *named], fixed, rules, read_options(options), scale or FULL)
     _check_axes(grid, given, picked)
     return grid
 
@@ -231,20 +216,6 @@ def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
             raise UserError(f"sweep.rows = {row!r}: {nearest(row, names)}choose of {listed(names, 'no axes')}")
     if (count := math.prod(len(axis.values) for axis in grid.axes)) > MAX_RUNS:
         raise UserError(f"{count} combinations of settings: leave values out until there are at most {MAX_RUNS}")
-
-
-def _options(given: Mapping[str, Any]) -> SweepOptions:
-    names = {kebab(part.name): part.name for part in fields(SweepOptions)}
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        check_choice("[sweep]", key, names)
-        # A single name may be given without brackets.
-        several = [value] if key != "title" and isinstance(value, str) else value
-        values[names[key]] = tuple(several) if isinstance(several, list) else several
-    try:
-        return SweepOptions(**values)
-    except ValueError as error:
-        raise UserError(f"sweep.{error}") from None
 
 
 def _text(value: Any) -> str:

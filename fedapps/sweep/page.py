@@ -8,22 +8,27 @@ import numpy as np
 from fedapps.results import html
 from fedapps.results.canvas import FORMS
 from fedapps.results.drawing import heat, label_rounds, label_values, legend, line_with_range, panels, png, svg, title
-from fedapps.results.formats import is_percent, metric_name, one_line, seconds_text
+from fedapps.results.formats import is_percent, one_line, seconds_text
+from fedapps.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, drawn, look
 from fedapps.results.html import Html
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
+from fedapps.results.run_measures import read_measure
 from fedapps.results.theme import DARK, LIGHT, Theme
+from fedapps.sweep.grid import SEED
 from fedapps.sweep.plan import Plan, short_label
-from fedapps.sweep.tables import Results, best_of, heading
+from fedapps.sweep.tables import Labels, Results
+from fedapps.sweep.texts import best_of, heading
 
-MAX_PANELS = 12
-_STYLES = ("-", "--", ":", "-.")
 _MARKERS = tuple(FORMS)
 _SHADES = ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b")
 
 
 def figures(results: Results, theme: Theme) -> dict[str, Figure]:
-    """Return the sweep's plots by file name; plots without data are left out."""
+    """Return the sweep's plots by file name: those that its file asks for, else the usual ones; plots without data are left out."""
+    if specs := results.plan.grid.options.plot:
+        asked = {spec.file: _asked(results, spec, theme) for spec in specs}
+        return {name: figure for name, figure in asked.items() if figure is not None}
     out = {}
     if curve := next((measure for measure in results.measures if _has_curve(results, measure)), None):
         out["curves"] = _curves(results, curve, theme)
@@ -35,8 +40,34 @@ def figures(results: Results, theme: Theme) -> dict[str, Figure]:
     return out
 
 
+def _asked(results: Results, spec: PlotSpec, theme: Theme) -> Figure | None:
+    """Return a plot that the file asks for."""
+    axes = {axis.name: axis for axis in results.plan.grid.axes}
+    if spec.kind != "parameter":
+        shown = [
+            (results.column_name(column), {results.row_name(row): _runs(results, row, column) for row in results.rows})
+            for column in results.columns
+        ]
+        return drawn(spec, results.measures, shown, {}, theme)
+    if spec.x not in axes:
+        return None
+    lines: dict[str, list[RunFolder]] = {}
+    for point in results.plan.points:
+        others = [short_label(axis, label) for axis, label in point.labels.items() if axis not in (spec.x, SEED)]
+        if (run := results.found.get(point.name)) and spec.x in point.labels:
+            lines.setdefault(f"{', '.join(others)}\0{point.labels[spec.x]}", []).append(run)
+    settings = axes[spec.x].values.items()
+    numbers = {label: float(value) for label, one in settings for value in one.values() if isinstance(value, int | float)}
+    return drawn(spec, results.measures, [("", lines)], numbers, theme)
+
+
+def _runs(results: Results, row: Labels, column: Labels) -> tuple[RunFolder, ...]:
+    entry = results.entry(row, column)
+    return entry.runs if entry else ()
+
+
 def _has_curve(results: Results, measure: str) -> bool:
-    return any(len(run.series("evaluate").get(measure, ((),))[0]) > 1 for run in results.runs)
+    return any(len(run.series("evaluate").get(read_measure(measure).key, ((),))[0]) > 1 for run in results.runs)
 
 
 def _curves(results: Results, measure: str, theme: Theme) -> Figure:
@@ -48,25 +79,20 @@ def _curves(results: Results, measure: str, theme: Theme) -> Figure:
     for panel, column in zip(axes, columns, strict=False):
         for index, row in enumerate(results.rows):
             entry = results.entry(row, column)
-            over_rounds = [
-                dict(zip(*s, strict=True)) for run in (entry.runs if entry else ()) if (s := run.series("evaluate").get(measure))
-            ]
+            key, runs = read_measure(measure).key, entry.runs if entry else ()
+            over_rounds = [dict(zip(*s, strict=True)) for run in runs if (s := run.series("evaluate").get(key))]
             if over_rounds:
                 common = sorted(set.intersection(*(set(values) for values in over_rounds)))
                 stack = np.array([[values[r] for r in common] for values in over_rounds])
-                line_with_range(panel, common, stack, *_look(index, theme), results.row_name(row))
+                line_with_range(panel, common, stack, *look(index, theme), results.row_name(row))
         title(panel, results.column_name(column) or f"{heading(measure)} over rounds", 11)
         label_rounds(panel)
-        label_values(panel, measure, "")
+        label_values(panel, read_measure(measure).unit, "")
     for panel in axes[len(columns) :]:
         panel.hidden = True
     fullest = max(axes[: len(columns)], key=lambda panel: len(panel.legend))
     legend(figure, fullest)
     return figure
-
-
-def _look(index: int, theme: Theme) -> tuple[str, str]:
-    return theme.series[index % len(theme.series)], _STYLES[index // len(theme.series) % len(_STYLES)]
 
 
 def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
@@ -75,7 +101,7 @@ def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
     height = max(2.6, 0.3 * len(rows) + 1.5)
     figure, axes = panels(1, len(measures), (max(6.2, 3.3 * len(measures) + 1.6), height), theme)
     for panel, measure in zip(axes, measures, strict=True):
-        scale = 100 if is_percent(measure) else 1
+        scale = 100 if is_percent(read_measure(measure).unit) else 1
         for index, column in enumerate(columns):
             shift = 0.16 * (index - (len(columns) - 1) / 2)
             found = [(height, entry.values(measure)) for height, row in enumerate(rows) if (entry := results.entry(row, column))]
@@ -117,7 +143,7 @@ def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]],
     high = -(-len(kinds) // wide)
     figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.5 * high), theme)
     means = [mean for entry in results.entries.values() if (mean := entry.mean(measure)) is not None]
-    scale = 100 if is_percent(measure) else 1
+    scale = 100 if is_percent(read_measure(measure).unit) else 1
     tops, lefts = (list(dict.fromkeys(labels[-1] for labels in side)) for side in (columns, rows))
     for panel, (row_kind, column_kind) in zip(axes, kinds, strict=False):
         table = np.full((len(lefts), len(tops)), np.nan)
@@ -154,9 +180,10 @@ def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Pat
     for name, figure in light.items():
         (folder / "plots" / f"{name}.png").write_bytes(png(figure))
     words = {"curves": "over rounds", "values": "at the end", "grid": "at the end, as a grid"}
+    words |= {spec.file: KINDS[spec.kind] for spec in results.plan.grid.options.plot}
     pictures = [
         html.picture(
-            f"{results.plan.title}: {', '.join(map(metric_name, results.measures))} {words[name]}",
+            f"{results.plan.title}: {', '.join(read_measure(measure).name for measure in results.measures)} {words[name]}",
             svg(light[name]),
             svg(dark[name]),
         )

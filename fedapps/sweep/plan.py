@@ -16,7 +16,7 @@ from typing import Any
 from fedapps.errors import UserError
 from fedapps.prepare import completed
 from fedapps.settings import default_config, read_settings
-from fedapps.sweep.grid import RESERVED, SEED, Axis, Grid, listed, read_grid
+from fedapps.sweep.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweep.pool import PlannedRun
 from fedapps.toml_text import Value
 
@@ -46,25 +46,29 @@ class Plan:
     @property
     def title(self) -> str:
         """The title of the report."""
-        return self.grid.options.title or self.grid.name
+        title = self.grid.options.title or self.grid.name
+        return title if self.grid.scale == FULL else f"{title} (scale {self.grid.scale})"
 
 
-def read_plan(path: Path, assignments: Sequence[str] = (), scale: str = "", out: Path = Path()) -> Plan:
-    """Return the plan of a sweep file, with the folders of its runs below ``out``. Raises ``UserError`` if the file is invalid."""
+def read_plan(path: Path, assignments: Sequence[str] = (), scale: str = "", out: Path = Path(), data: Path | None = None) -> Plan:
+    """Return the plan of a sweep file, with the folders of its runs below ``out``. Raises ``UserError`` if the file is invalid.
+
+    ``data``: a folder of data sets. A source is read from the one that has its last name, ``ylecun/mnist`` from ``data``/mnist.
+    """
     grid = read_grid(path, assignments, scale)
     try:
-        return Plan(grid, _points(grid, out))
+        return Plan(grid, _points(grid, out, data))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _points(grid: Grid, out: Path) -> list[Point]:
+def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
     """Return every point of the grid once."""
     found: dict[AxisLabels, dict[str, Value]] = {}
     for values in product(*(axis.values for axis in grid.axes)):
         combination = list(zip(grid.axes, values, strict=True))
         try:
-            config = _config(grid, combination)
+            config = _with_data(_config(grid, combination), data)
             # Keys of other methods' tables are not in the settings, so an axis with only such keys does not apply to this point.
             used = read_settings(config).flat()
             labels = tuple((axis.name, label) for axis, label in combination if axis.keys & used.keys())
@@ -97,6 +101,15 @@ def _config(grid: Grid, combination: Sequence[tuple[Axis, str]]) -> dict[str, An
                 if special.setdefault(key, value) != value:
                     raise UserError(f"{key}: one [[when]] says {special[key]}, another {value}")
     return config | special
+
+
+def _with_data(config: dict[str, Any], data: Path | None) -> dict[str, Any]:
+    """Return the settings with those sources that ``data`` has a folder for read from there."""
+    if data is None:
+        return config
+    sources = {key: value for key, value in config.items() if key.endswith(".source") and isinstance(value, str) and value}
+    folders = {key: data.expanduser().absolute() / Path(value).name for key, value in sources.items()}
+    return config | {key: str(folder) for key, folder in folders.items() if folder.is_dir()}
 
 
 def _folder_names(points: Sequence[AxisLabels]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The tables of a sweep: mean and standard deviation over seeds, with the best of every column in bold; as Markdown and CSV.
+"""The tables of a sweep: mean and standard deviation over seeds, differences by seed, what a paper prints; as Markdown and CSV.
 
 Rows are the first axis (or ``sweep.rows``) and every axis that does not apply to all runs; columns are the other axes except the seed.
 """
@@ -12,11 +12,13 @@ from functools import cached_property
 from pathlib import Path
 
 from algorithms.common.checks import nearest
-from fedapps.results.comparison_table import AUROC_COLUMNS, COLUMNS
-from fedapps.results.formats import bytes_text, is_percent, metric_name, one_line
+from fedapps.results.formats import is_percent, one_line
 from fedapps.results.reader import RunFolder
+from fedapps.results.run_measures import read_measure, value_of
+from fedapps.results.seeds import ENOUGH, paired, stands_out
 from fedapps.sweep.grid import SEED
 from fedapps.sweep.plan import Plan, Point, short_label
+from fedapps.sweep.texts import best_of, difference, heading, markdown_table, number
 
 Labels = tuple[str, ...]
 
@@ -25,20 +27,6 @@ DEFAULTS = (
     ("auroc-mean", "auroc-worst", "auroc-parity-gap"),
     ("accuracy-mean", "accuracy-worst10", "ece-mean"),
 )
-#: Words in the names of measures that tell whether larger or smaller is better.
-_MORE = ("mean", "worst", "worst10", "best10", "weighted")
-_LESS = ("loss", "ece", "mce", "gini", "std", "gap", "bytes", "seconds", "error")
-
-
-def best_of(measure: str) -> Callable[[list[float]], float] | None:
-    """Return ``max`` or ``min``, whichever is better for a measure, or ``None`` if unknown."""
-    for column in (*COLUMNS, *AUROC_COLUMNS):
-        if column.key == measure:
-            return column.best
-    words = measure.split("-")
-    if any(word in _LESS for word in words):
-        return min
-    return max if is_percent(measure) and words[-1] in _MORE else None
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,13 @@ class Entry:
 
     def values(self, measure: str) -> list[float]:
         """Return the values of a measure over the runs that have it."""
-        return [float(run.numbers[measure]) for run in self.runs if measure in run.numbers]
+        return list(self.by_seed(measure).values())
+
+    def by_seed(self, measure: str) -> dict[object, float]:
+        """Return the values of a measure by seed, of the runs that have it."""
+        seeds = {point.name: point.run.config[SEED] for point in self.points}
+        wanted = read_measure(measure)
+        return {seeds[run.path.name]: value for run in self.runs if (value := value_of(run, wanted)) is not None}
 
     def mean(self, measure: str) -> float | None:
         """Return the mean over the seeds, or ``None`` without values."""
@@ -78,27 +72,9 @@ class Entry:
         if std is not None:
             decimals = len(shown.partition(".")[2])
             exact = "e" in shown or not shown.replace(".", "").lstrip("-").isdigit()
-            scaled = 100 * std if is_percent(measure) else std
+            scaled = 100 * std if is_percent(read_measure(measure).unit) else std
             shown += f" ± {number(measure, std) if exact else f'{scaled:.{decimals}f}'}"
         return shown if self.complete else f"{shown} ({len(self.runs)} of {len(self.points)})"
-
-
-def number(measure: str, value: float) -> str:
-    """Return a mean or standard deviation as text with the usual number of decimals."""
-    if "bytes" in measure.split("-"):
-        return bytes_text(value)
-    if is_percent(measure):
-        return f"{100 * value:.2f}"
-    if measure == "seconds":
-        return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.3g}"
-
-
-def heading(measure: str) -> str:
-    """Return the heading of a measure: its name with its unit."""
-    unit = ", %" if is_percent(measure) else ", s" if measure == "seconds" else ""
-    name = metric_name(measure) + unit
-    return name[:1].upper() + name[1:]
 
 
 class Results:
@@ -106,7 +82,7 @@ class Results:
 
     def __init__(self, plan: Plan, runs: Mapping[str, RunFolder]) -> None:
         """Arrange the finished runs ``runs``, by name, according to ``plan``."""
-        self.plan = plan
+        self.plan, self.found = plan, runs
         self.row_axes, self.column_axes = _axes(plan)
         self.entries: dict[tuple[Labels, Labels], Entry] = {}
         found: dict[tuple[Labels, Labels], list[Point]] = {}
@@ -120,7 +96,7 @@ class Results:
         self.columns = list(dict.fromkeys(column for _, column in self.entries))
         self.known = list(dict.fromkeys(key for run in runs.values() for key in run.numbers))
         asked = plan.grid.options.measures
-        self.absent = [measure for measure in asked if self.known and measure not in self.known]
+        self.absent = [measure for measure in asked if runs and not any(entry.values(measure) for entry in self.entries.values())]
         self.measures = self._measures()
 
     def _labels(self, axes: Sequence[str], point: Point) -> Labels:
@@ -165,29 +141,62 @@ class Results:
         return self.entries.get((row, column))
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
-        """Return the rows that show a column's best value; none if it is unknown what is better, or if all values look equal."""
+        """Return the row whose value in a column is better than all others beyond the noise between seeds (``seeds.stands_out``).
+
+        None without three seeds, or if it is unknown what is better.
+        """
         choose = best_of(measure)
-        means = {
-            row: mean
-            for row in self.rows
-            if (entry := self.entry(row, column)) and entry.complete and (mean := entry.mean(measure)) is not None
-        }
-        shown = {row: number(measure, mean) for row, mean in means.items() if math.isfinite(mean)}
-        if choose is None or len(set(shown.values())) < 2:
+        entries = {row: entry for row in self.rows if (entry := self.entry(row, column)) and entry.complete}
+        values = {row: found for row, entry in entries.items() if (found := entry.by_seed(measure))}
+        if choose is None:
             return set()
-        top = number(measure, choose([mean for row, mean in means.items() if row in shown]))
-        return {row for row, text in shown.items() if text == top}
+        return {row for row in values if stands_out(row, values, smaller=choose is min)}
+
+    def gains(self, row: Labels, column: Labels, measure: str) -> list[float]:
+        """Return the differences of a row to the one it is compared with, seed by seed."""
+        partner = self.plan.grid.options.partner(self.row_name(row))
+        other = next((known for known in self.rows if partner and self.row_name(known) == partner), None)
+        ours, theirs = self.entry(row, column), other and self.entry(other, column)
+        return paired(ours.by_seed(measure), theirs.by_seed(measure)) if ours and theirs else []
+
+    def printed(self, row: Labels, column: Labels, measure: str) -> str:
+        """Return what a paper prints for a row and a column."""
+        found = (self.plan.grid.options.printed or {}).get(measure, {}).get(self.row_name(row), "")
+        return found if isinstance(found, str) else found.get(self.column_name(column), "")
 
     def table(self, measures: Sequence[str], mark: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows: one measure over all columns, or all measures if there is a single column."""
+        """Return header and rows: one measure over all columns, or all measures if there is a single column.
+
+        Beside a measure stands what is printed for it, and the differences by seed where these are asked for.
+        """
         shown = [(measure, column) for measure in measures for column in self.columns]
-        header = [self.corner, *(self.column_name(c) if len(self.columns) > 1 else heading(m) for m, c in shown)]
-        best = {(m, c): self.best(m, c) for m, c in shown}
-        rows = []
-        for row in self.rows:
-            cells = [(entry.text(m) if (entry := self.entry(row, c)) else "-", row in best[m, c]) for m, c in shown]
-            rows.append([self.row_name(row), *(mark(text) if is_best else text for text, is_best in cells)])
-        return header, rows
+        several = len(self.columns) > 1
+        header, columns = [self.corner], []
+        for measure, column in shown:
+            name = self.column_name(column) if several else heading(measure)
+            columns.append(
+                [mark(text) if row in self.best(measure, column) else text for row, text in self._texts(measure, column)]
+            )
+            header.append(name)
+            if any(beside := [self.printed(row, column, measure) for row in self.rows]):
+                columns.append(beside)
+                header.append("printed")
+            if measure in self.paired and any(
+                gains := [difference(measure, self.gains(row, column, measure)) for row in self.rows]
+            ):
+                columns.append(gains)
+                header.append(f"{name}, by seed" if not several else "by seed")
+        cells = list(zip(*columns, strict=True))
+        return header, [[self.row_name(row), *cells[place]] for place, row in enumerate(self.rows)]
+
+    def _texts(self, measure: str, column: Labels) -> list[tuple[Labels, str]]:
+        return [(row, entry.text(measure) if (entry := self.entry(row, column)) else "-") for row in self.rows]
+
+    @property
+    def paired(self) -> tuple[str, ...]:
+        """The measures of which differences by seed are told."""
+        options = self.plan.grid.options
+        return (options.paired or tuple(self.measures[:1])) if options.against else ()
 
     def tables(self, mark: Callable[[str], str]) -> list[tuple[str, list[str], list[list[str]]]]:
         """Return (heading, header, rows) of each table; ``mark`` formats the best values."""
@@ -199,7 +208,7 @@ class Results:
         """Return all tables as Markdown."""
         blocks = [f"# {self.plan.title}"]
         for name, header, rows in self.tables(lambda text: f"**{text}**"):
-            blocks += [f"## {name}"] * bool(name) + [_markdown_table(header, rows)]
+            blocks += [f"## {name}"] * bool(name) + [markdown_table(header, rows)]
         return "\n\n".join([*blocks, self.note()]) + "\n"
 
     def note(self) -> str:
@@ -207,7 +216,17 @@ class Results:
         seeds = max(len(entry.points) for entry in self.entries.values())
         over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One run each"
         absent = [f" Left out, since no run has it: {m} ({nearest(m, self.known)}see summary.json)." for m in self.absent]
-        return f"{over}, at the end of the runs. The best value of a column is bold.{''.join(absent)}"
+        bold = (
+            " Bold: better than every other row beyond the noise between seeds (the 95 % t intervals of all paired differences lie on "
+            "one side of 0)."
+        )
+        beside = " By seed: paired difference to " + self._partners() + ", its 95 % t interval, seeds in which it is positive."
+        told = f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}{beside * bool(self.paired)}"
+        return told + "".join(absent)
+
+    def _partners(self) -> str:
+        against = self.plan.grid.options.against
+        return f"{against!r}" if isinstance(against, str) else "the row that the file names"
 
     def write_csv(self, path: Path) -> None:
         """Write one line per entry: its labels, its numbers of finished and planned seeds, and every measure in full precision."""
@@ -235,13 +254,3 @@ def _axes(plan: Plan) -> tuple[list[str], list[str]]:
     rows += [name for name in names if name not in rows and not all(name in point.labels for point in plan.points)]
     several = [axis.name for axis in plan.grid.axes if len(axis.values) > 1]
     return rows, [name for name in names if name not in rows and name in several]
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [[text.replace("|", "\\|") for text in row] for row in (header, *rows)]
-    widths = [max(3, *(len(row[index]) for row in lines)) for index in range(len(header))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    padded = [
-        [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))] for row in lines
-    ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [padded[0], rule, *padded[1:]])

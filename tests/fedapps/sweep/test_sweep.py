@@ -20,7 +20,8 @@ from fedapps.sweep.command import SweepProgress
 from fedapps.sweep.page import write_page
 from fedapps.sweep.plan import read_plan
 from fedapps.sweep.pool import Ended, run_one
-from fedapps.sweep.tables import Results, best_of
+from fedapps.sweep.tables import Results
+from fedapps.sweep.texts import best_of
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 LASSO = """
@@ -186,8 +187,8 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
         ("axis.noise.pair.seed = 1", ["axis.noise=['pear']"], "axis.noise = ['pear']: did you mean 'pair'?"),
         ("out = 'x'", [], "out: the folders of the runs are the sweep's: choose --out"),
         ("resume = true", [], "resume: a sweep always goes on"),
-        ("[scale.small]\nseed = 1", ["--scale", "smal"], "--scale smal: did you mean 'small'? it has small"),
-        ("seed = 1", ["--scale", "small"], "--scale small: it has no scales"),
+        ("[scale.small]\nseed = 1", ["--scale", "smal"], "--scale smal: did you mean 'small'? it has small, full"),
+        ("seed = 1", ["--scale", "small"], "--scale small: it has full"),
         ("scale = 3", [], "scale: must hold tables"),
         ("[scale.a.scale.b]\nseed = 1", ["--scale", "a"], "scale: belongs to the top of the file"),
         ("[sweep]\nmeasure = 'x'", [], "[sweep] = 'measure': did you mean 'measures'?"),
@@ -269,7 +270,10 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
     text = 'method = ["fedavg", "local"]\nnum-clients = [5, 9]\nseed = [0, 1, 2]\n'
     accuracy = {
         f"{method}_num-clients-{clients}_seed-{seed}": value
-        for method, rows in {"fedavg": [[0.5, 0.6, 0.75], [0.9, 0.9, 0.9]], "local": [[0.8, 0.7, 0.9], [0.25, None, 0.5]]}.items()
+        for method, rows in {
+            "fedavg": [[0.5, 0.6, 0.75], [0.9, 0.9, 0.9]],
+            "local": [[0.7, 0.8, 0.96], [0.25, None, 0.5]],
+        }.items()
         for clients, values in zip((5, 9), rows, strict=True)
         for seed, value in enumerate(values)
     }
@@ -278,12 +282,12 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
     (heading, header, rows), (second, _, errors) = results.tables(lambda text: f"*{text}*")
     assert (heading, second) == ("Accuracy, mean, %", "ECE, mean")
     assert header == ["method", "num-clients = 5", "num-clients = 9"]
-    sample = {values: statistics.stdev(values) for values in ((50, 60, 75), (80, 70, 90), (25, 50))}
+    sample = {values: statistics.stdev(values) for values in ((50, 60, 75), (70, 80, 96), (25, 50))}
     assert rows == [
         ["fedavg", f"61.67 ± {sample[50, 60, 75]:.2f}", "90.00 ± 0.00"],
-        ["local", f"*80.00 ± {sample[80, 70, 90]:.2f}*", f"37.50 ± {sample[25, 50]:.2f} (2 of 3)"],
+        ["local", f"*82.00 ± {sample[70, 80, 96]:.2f}*", f"37.50 ± {sample[25, 50]:.2f} (2 of 3)"],
     ]
-    assert errors[1][1] == "*0.200 ± 0.100*"  # of errors the least is best
+    assert errors[1][1] == f"*0.180 ± {sample[70, 80, 96] / 100:.3f}*"  # of errors the least is best
     results.write_csv(tmp_path / "table.csv")
     with (tmp_path / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -292,7 +296,7 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
     ]  # fmt: skip
     assert float(lines[0]["accuracy-mean"]) == pytest.approx((0.5 + 0.6 + 0.75) / 3, abs=1e-15)
     assert float(lines[0]["accuracy-mean-over-seeds-std"]) == pytest.approx(sample[50, 60, 75] / 100, abs=1e-15)
-    assert "| local  | **80.00 ± 10.00** | 37.50 ± 17.68 (2 of 3) |" in results.markdown()
+    assert "| local  | **82.00 ± 13.11** | 37.50 ± 17.68 (2 of 3) |" in results.markdown()
 
 
 def test_an_axis_that_some_methods_lack_tells_rows_apart(results_of):
@@ -302,7 +306,7 @@ def test_an_axis_that_some_methods_lack_tells_rows_apart(results_of):
     accuracy = {"fedavg_num-clients-5": 0.5, "superfed-mm_nu-0.0_num-clients-5": 0.75, "superfed-mm_nu-1.0_num-clients-5": 0.75}
     ((heading, header, rows),) = results_of(text, accuracy).tables(lambda text: f"*{text}*")
     assert (heading, header) == ("", ["method", "Accuracy, mean, %"])
-    assert rows == [["fedavg", "50.00"], ["superfed-mm, nu = 0.0", "*75.00*"], ["superfed-mm, nu = 1.0", "*75.00*"]]
+    assert rows == [["fedavg", "50.00"], ["superfed-mm, nu = 0.0", "75.00"], ["superfed-mm, nu = 1.0", "75.00"]]
 
 
 def test_rows_can_be_chosen(results_of):
@@ -310,7 +314,7 @@ def test_rows_can_be_chosen(results_of):
     accuracy = {"superfed-mm_nu-0.0": 0.5, "superfed-mm_nu-1.0": 0.75, "superfed-lm_nu-0.0": 0.5, "superfed-lm_nu-1.0": None}
     (_, header, rows), _ = results_of(text, accuracy).tables(lambda text: f"*{text}*")
     assert header == ["superfed.nu", "superfed-mm", "superfed-lm"]
-    assert rows == [["0.0", "50.00", "50.00"], ["1.0", "*75.00*", "missing"]]
+    assert rows == [["0.0", "50.00", "50.00"], ["1.0", "75.00", "missing"]]
 
 
 @pytest.mark.parametrize("others", ["", ", 'accuracy-mean'"])

@@ -1,0 +1,294 @@
+"""The plots that a sweep's file can ask for: lines over rounds, bytes, seconds or models, clients from worst to best, and others.
+
+A plot has a panel for each measure and each column of the sweep's table, and a line (or a bar) for each of its rows: the mean over
+seeds, with a band from the lowest to the highest. ``KINDS`` says which there are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapps.results.axes import Axis, Panel
+from fedapps.results.drawing import label_rounds, label_values, legend, line, line_with_range, panels, title
+from fedapps.results.fair_plots import client_bars, weights_figure
+from fedapps.results.formats import is_percent, metric_name
+from fedapps.results.layout import Figure
+from fedapps.results.reader import RunFolder
+from fedapps.results.run_measures import Measure, curve_of, read_measure, value_of
+from fedapps.results.theme import Theme
+
+Runs = Sequence[RunFolder]
+#: A panel's heading, and the runs of each of its lines.
+Shown = tuple[str, Mapping[str, Runs]]
+Floats = NDArray[np.float64]
+
+MAX_PANELS = 12
+STYLES = ("-", "--", ":", "-.")
+#: What each kind draws, for messages and docs/sweep.md.
+KINDS = {
+    "rounds": "a measure over the rounds",
+    "bytes": "a measure over the bytes of all training messages so far, up and down",
+    "seconds": "a measure over the seconds so far",
+    "models": "a measure over the models that a client has sent and received",
+    "clients": "a column of clients.csv, from the worst client to the best, as lines",
+    "bars": "the clients' accuracies or AUROC, from worst to best, as bars",
+    "parameter": "a measure along the numbers of an axis (`x`)",
+    "curve": "what runs measured along a curve of their own, such as lambda-accuracy along lambda",
+    "weights": "the weights that the server gave each client, of the first run of each row",
+}
+_X = {"bytes": "bytes, all clients", "seconds": "seconds", "models": "models sent and received, per client"}
+
+
+@dataclass(frozen=True)
+class PlotSpec:
+    """One ``[[sweep.plot]]``.
+
+    ``kind``: one of ``KINDS``. ``measures``: () for the sweep's first. ``rows``: () for all. ``x``: the axis of ``parameter``. ``log``:
+    the logarithmic axes, "", "x", "y" or "xy". ``levels``: measures that are drawn as horizontal lines, by what the legend calls them.
+    ``relative``: show the difference to the mean of all rows. ``slope``: of a dotted line t ** slope, with ``log = "xy"``. ``name``: of
+    the file, "" for the kind.
+    """
+
+    kind: str
+    measures: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    x: str = ""
+    log: str = ""
+    levels: Mapping[str, str] | None = None
+    relative: bool = False
+    slope: float = 0.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind = {self.kind!r}: choose of {', '.join(KINDS)}")
+        if self.log not in ("", "x", "y", "xy"):
+            raise ValueError(f'log = {self.log!r}: "x", "y" or "xy"')
+        if (self.kind == "parameter") != bool(self.x):
+            raise ValueError(
+                f"kind = {self.kind!r}, x = {self.x!r}: x names the axis of a plot of kind parameter, and of no other"
+            )
+        if self.slope and self.log != "xy":
+            raise ValueError(f'slope = {self.slope}: needs log = "xy"')
+        if self.kind not in ("clients", "curve"):
+            for text in (*self.measures, *(self.levels or {}).values()):
+                read_measure(text)
+
+    @property
+    def file(self) -> str:
+        """The name of the file, without its end."""
+        return self.name or self.kind
+
+
+def read_plot(table: Any) -> PlotSpec:
+    """Return the plot that a table describes. Raises ``ValueError``."""
+    if not isinstance(table, dict) or "kind" not in table:
+        raise ValueError(f"plot = {table!r}: must be tables with a kind, [[sweep.plot]]")
+    types = {part.name: part for part in fields(PlotSpec)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in types:
+            raise ValueError(f"plot.{key}: unknown, choose of {', '.join(types)}")
+        values[key] = (value,) if key in ("measures", "rows") and isinstance(value, str) else value
+        if isinstance(value, list):
+            values[key] = tuple(value)
+        if key in ("kind", "x", "log", "name") and not isinstance(value, str):
+            raise ValueError(f"plot.{key} = {value!r}: must be text")
+    return PlotSpec(**values)
+
+
+def drawn(
+    spec: PlotSpec, measures: Sequence[str], shown: Sequence[Shown], numbers: Mapping[str, float], theme: Theme
+) -> Figure | None:
+    """Return a plot; ``None`` if no run has what it shows.
+
+    ``measures``: the sweep's, of which the first is shown unless the plot names its own. ``shown``: what each panel shows, for each
+    measure. ``numbers``: for ``parameter``, the number that stands at each label of its axis; there ``shown`` has lines named
+    ``LINE\\0LABEL``, which belong together.
+    """
+    if spec.rows and spec.kind != "parameter":
+        shown = [(heading, {row: runs for row, runs in lines.items() if row in spec.rows}) for heading, lines in shown]
+    wanted = list(spec.measures or measures[:1])
+    if spec.kind == "bars":
+        pairs = [(run, row) for _, lines in shown[:1] for row, runs in lines.items() for run in runs if run.clients]
+        known = [(run, row) for run, row in pairs if run.column("auroc") or run.column("accuracy")]
+        return client_bars([run for run, _ in known], [row for _, row in known], theme) if known else None
+    if spec.kind == "weights":
+        firsts = (run for _, lines in shown for runs in lines.values() for run in runs[:1] if run.weights)
+        return weights_figure(first, theme) if (first := next(firsts, None)) else None
+    return _panels(spec, wanted, shown[: max(1, MAX_PANELS // len(wanted))], numbers, theme)
+
+
+def _panels(
+    spec: PlotSpec, wanted: list[str], shown: Sequence[Shown], numbers: Mapping[str, float], theme: Theme
+) -> Figure | None:
+    count = len(wanted) * len(shown)
+    wide = len(shown) if len(wanted) > 1 and len(shown) > 1 else min(3, count)
+    high = -(-count // wide)
+    rows = max((len(lines) for _, lines in shown), default=1)
+    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.4 * high + 0.22 * rows / wide + 0.5), theme)
+    cells = [(measure, heading, lines) for measure in wanted for heading, lines in shown]
+    any_line = False
+    for panel, (text, heading, lines) in zip(axes, cells, strict=False):
+        found = _lines(spec, text, lines, numbers)
+        any_line |= bool(found)
+        _draw(panel, spec, found, theme)
+        _label(panel, spec, text, heading, len(cells) > 1)
+        for place, (name, level) in enumerate((spec.levels or {}).items()):
+            if (value := _level(level, lines)) is not None:
+                panel.level(_scaled(np.array([value]), "y" in spec.log)[0], theme.muted, 1.3, STYLES[(place + 2) % 4], name)
+    for panel in axes[count:]:
+        panel.hidden = True
+    legend(figure, max(axes[:count], key=lambda panel: len(panel.legend)))
+    return figure if any_line else None
+
+
+def _lines(
+    spec: PlotSpec, text: str, lines: Mapping[str, Runs], numbers: Mapping[str, float]
+) -> dict[str, tuple[Floats, Floats]]:
+    """Return for each line its places (n,) and values (seeds, n)."""
+    if spec.kind == "parameter":
+        return _along_parameter(read_measure(text), lines, numbers)
+    tell: Callable[[Runs], tuple[Floats, Floats] | None]
+    if spec.kind == "clients":
+        tell = lambda runs: _sorted(runs, text)  # noqa: E731
+    elif spec.kind == "curve":
+        tell = lambda runs: _own_curve(runs, text)  # noqa: E731
+    else:
+        tell = lambda runs: _over(spec.kind, runs, read_measure(text))  # noqa: E731
+    found = {row: told for row, runs in lines.items() if (told := tell(runs)) is not None}
+    if spec.relative and len(found) > 1:
+        least = min(len(values) for _, values in found.values()), min(values.shape[1] for _, values in found.values())
+        middle = np.mean([values[: least[0], : least[1]] for _, values in found.values()], axis=0)
+        found = {row: (x[: least[1]], y[: least[0], : least[1]] - middle) for row, (x, y) in found.items()}
+    return found
+
+
+def _over(kind: str, runs: Runs, measure: Measure) -> tuple[Floats, Floats] | None:
+    """Return the places and the values of runs at the rounds that all of them have."""
+    curves = [(run, dict(zip(*curve, strict=True))) for run in runs if (curve := curve_of(run, measure))[0]]
+    if not curves:
+        return None
+    places = [_places(kind, run) for run, _ in curves]
+    common = sorted(set.intersection(*(set(values) & set(at) for (_, values), at in zip(curves, places, strict=True))))
+    if not common:
+        return None
+    x = np.mean([[at[number] for number in common] for at in places], axis=0)
+    return x, np.array([[values[number] for number in common] for _, values in curves], float)
+
+
+def _places(kind: str, run: RunFolder) -> dict[int, float]:
+    """Return where each round stands on the x axis."""
+    if kind == "models":
+        return run.models
+    keys = {"bytes": ("bytes-up", "bytes-down"), "seconds": ("seconds",)}.get(kind, ())
+    total, out = 0.0, {}
+    for record in run.rounds:
+        total += sum(float(record.get(key, 0.0)) for key in keys)
+        out[record["round"]] = total if keys else float(record["round"])
+    return out
+
+
+def _sorted(runs: Runs, column: str) -> tuple[Floats, Floats] | None:
+    values = [np.sort(found) for run in runs if (found := run.column(column))]
+    if not values:
+        return None
+    share = np.linspace(0, 1, max(map(len, values)))
+    return 100 * share, np.array([found if len(found) == len(share) else np.quantile(found, share) for found in values])
+
+
+def _own_curve(runs: Runs, name: str) -> tuple[Floats, Floats] | None:
+    """Return a curve of curves.json over the one that has the same first word, ``lambda-accuracy`` over ``lambda``."""
+    axis = name.partition("-")[0]
+    found = [run.curves for run in runs if name in run.curves and axis in run.curves]
+    return (np.array(found[0][axis]), np.array([curves[name] for curves in found])) if found else None
+
+
+def _along_parameter(
+    measure: Measure, lines: Mapping[str, Runs], numbers: Mapping[str, float]
+) -> dict[str, tuple[Floats, Floats]]:
+    points: dict[str, dict[float, list[float]]] = {}
+    for key, runs in lines.items():
+        name, _, label = key.partition("\0")
+        values = [value for run in runs if (value := value_of(run, measure)) is not None]
+        if values and label in numbers:
+            points.setdefault(name, {})[numbers[label]] = values
+    out = {}
+    for name, found in points.items():
+        seeds = min(map(len, found.values()))
+        places = sorted(found)
+        out[name] = np.array(places), np.array([found[place][:seeds] for place in places]).T
+    return out
+
+
+def _level(text: str, lines: Mapping[str, Runs]) -> float | None:
+    values = [value for runs in lines.values() for run in runs if (value := value_of(run, read_measure(text))) is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _draw(panel: Panel, spec: PlotSpec, found: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> None:
+    for index, (row, (x, stack)) in enumerate(found.items()):
+        colour, style = look(index, theme)
+        x, stack = _scaled(x, "x" in spec.log), _scaled(stack, "y" in spec.log)
+        line_with_range(panel, x, stack, colour, style, row or " ")
+    if spec.slope and found:
+        x, stack = next(iter(found.values()))
+        x, y = _scaled(x, True), _scaled(stack.mean(0), True)
+        known = np.isfinite(x) & np.isfinite(y)
+        if known.any():
+            middle = len(x[known]) // 2
+            ends = np.array([x[known][0], x[known][-1]])
+            line(
+                panel,
+                ends,
+                y[known][middle] + spec.slope * (ends - x[known][middle]),
+                theme.muted,
+                ":",
+                f"t^{spec.slope:.2g}",
+                1.4,
+            )
+
+
+def look(index: int, theme: Theme) -> tuple[str, str]:
+    """Return colour and style of the line of a row."""
+    return theme.series[index % len(theme.series)], STYLES[index // len(theme.series) % len(STYLES)]
+
+
+def _scaled(values: Floats, logarithmic: bool) -> Floats:
+    """Return the values, or their logarithms, NaN where there is none."""
+    if not logarithmic:
+        return values
+    return np.log10(values, out=np.full(np.shape(values), np.nan), where=np.asarray(values) > 0)
+
+
+def _label(panel: Panel, spec: PlotSpec, text: str, heading: str, several: bool) -> None:
+    column = spec.kind in ("clients", "curve")
+    key, name = (text, metric_name(text)) if column else ((m := read_measure(text)).unit, m.name)
+    label_values(panel, key, "")
+    panel.y.label = f"{name} (%)" if is_percent(key) else name
+    if spec.relative:
+        panel.y.label += ", difference to the mean of all"
+    told = ", ".join(filter(None, (heading, name[:1].upper() + name[1:] if several else "")))
+    title(panel, told, 10.5)
+    if spec.kind == "rounds":
+        label_rounds(panel)
+    else:
+        panel.x.label = {
+            **_X,
+            "parameter": spec.x,
+            "clients": "share of clients, worst first (%)",
+            "curve": text.partition("-")[0],
+        }[spec.kind]
+    if "x" in spec.log:
+        _powers(panel.x, 1.0)
+    if "y" in spec.log:
+        _powers(panel.y, 100.0 if is_percent(key) else 1.0)
+
+
+def _powers(axis: Axis, scale: float) -> None:
+    """Write an axis of logarithms in the numbers themselves, times ``scale``."""
+    axis.whole = False
+    axis.tell = lambda ticks: [f"{scale * 10**tick:.3g}" for tick in ticks]

@@ -1,0 +1,86 @@
+"""Statistics over seeds: t intervals of a mean, differences paired by seed, and a bootstrap of seeds and, within them, of clients.
+
+A seed deals the data, draws the start and samples the clients, so seeds are the independent repetitions of a study; clients of one run
+share a model and are not. Two settings with the same seed share all of that, hence differences are taken seed by seed first.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+#: Fewer seeds tell nothing of the noise between them that would be worth a verdict.
+ENOUGH = 3
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over ``n`` values, their sample standard deviation, and the bounds of the mean; infinite where n < 2."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether all of the interval is on one side of 0."""
+        return self.low > 0 or self.high < 0
+
+
+def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """Return mean ± t · s / √n, t the quantile of Student's distribution with n - 1 degrees of freedom."""
+    from scipy.stats import t  # late: it takes longer to import than a table takes to make
+
+    n, mean = len(values), fmean(values)
+    if n < 2:
+        return Interval(mean, math.nan, -math.inf, math.inf, n)
+    if not all(map(math.isfinite, values)):
+        return Interval(mean, math.nan, -math.inf, math.inf, n)
+    s = stdev(values)
+    reach = float(t.ppf((1 + level) / 2, n - 1)) * s / math.sqrt(n)
+    return Interval(mean, s, mean - reach, mean + reach, n)
+
+
+def paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> list[float]:
+    """Return ours - theirs of every seed that both have, in the order of ``ours``."""
+    return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+
+
+def stands_out(name: Any, by_seed: Mapping[Any, Mapping[Any, float]], smaller: bool = False, level: float = 0.95) -> bool:
+    """Return whether a setting is better than every other one beyond the noise between seeds.
+
+    ``by_seed``: of each setting its value by seed. That is, with at least three common seeds the t interval of its paired difference to
+    each other setting lies wholly on its side of 0. All of them must, so nothing has to be corrected for their number.
+    """
+    sign = -1.0 if smaller else 1.0
+    for other, values in by_seed.items():
+        if other != name:
+            gains = [sign * gain for gain in paired(by_seed[name], values)]
+            if len(gains) < ENOUGH or not t_interval(gains, level).low > 0:
+                return False
+    return len(by_seed) > 1
+
+
+def nested_bootstrap(
+    differences: Sequence[NDArray[np.float64]], rng: Generator, draws: int = 10_000, level: float = 0.95
+) -> Interval:
+    """Return the mean over seeds of the clients' mean difference, with bounds that know of both levels.
+
+    ``differences``: for each seed (S of them) those of its clients (K_s,), each to itself. A draw takes S seeds with replacement and of
+    each as many clients with replacement as it has; the bounds are quantiles of the draws' means. ``std``: of the seeds' means.
+    """
+    means = np.array([part.mean() for part in differences])
+    drawn = np.stack([part[rng.integers(len(part), size=(draws, len(part)))].mean(1) for part in differences])  # (S, draws)
+    # A seed that is drawn twice brings other clients the second time: another column of its draws.
+    seeds = rng.integers(len(means), size=(len(means), draws))
+    columns = rng.permuted(np.broadcast_to(np.arange(draws), (len(means), draws)), axis=1)
+    low, high = np.quantile(drawn[seeds, columns].mean(0), [(1 - level) / 2, (1 + level) / 2])
+    spread = float(means.std(ddof=1)) if len(means) > 1 else math.nan
+    return Interval(float(means.mean()), spread, float(low), float(high), len(means))

@@ -1,0 +1,91 @@
+"""The progress display of a sweep: a bar over all rounds in a terminal, and a line for every run that ends."""
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from fedapps.progress import RoundReader
+from fedapps.sweep.pool import Ended, PlannedRun
+
+_POLL = 1.0  # seconds between polls of the runs' folders
+
+
+class SweepProgress:
+    """Progress display of a sweep: a bar over all rounds in a terminal, and a line for every run that ends."""
+
+    def __init__(self, runs: Sequence[PlannedRun], missing: Sequence[PlannedRun], console: Console | None = None) -> None:
+        """Create the display for all ``runs``, of which ``missing`` are still to run."""
+        self._console = console or Console(stderr=True)
+        self._total, self._done = len(runs), len(runs) - len(missing)
+        self._rounds = {run.folder: int(run.config["num-rounds"]) for run in missing}
+        self._at = dict.fromkeys(self._rounds, 0)
+        self._readers = {folder: RoundReader() for folder in self._rounds}
+        self._failed = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> Self:
+        if self._done:
+            self._print(f"{self._done} of {self._total} runs are finished")
+        if self._console.is_interactive and self._rounds:
+            self._bar = RichProgress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=32),
+                MofNCompleteColumn(),
+                TextColumn("rounds"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
+                refresh_per_second=2,
+                speed_estimate_period=300,
+            )
+            self._task = self._bar.add_task(self._describe(), total=sum(self._rounds.values()))
+            self._bar.start()
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stop.set()
+        if self._bar is not None:
+            self._thread.join(timeout=5)
+            self._bar.stop()
+            self._console.show_cursor(True)
+
+    def tell(self, ended: Ended) -> None:
+        """Print how a run ended."""
+        self._failed += bool(ended.error)
+        self._done += not ended.error
+        self._print(f"[{self._done + self._failed}/{self._total}] {ended}", "red" if ended.error else None)
+        if self._bar is not None:
+            # A run may end before its last round, and a failed one has no further rounds.
+            self._at[ended.run.folder] = self._rounds[ended.run.folder]
+            self._readers.pop(ended.run.folder, None)
+            self._show()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_POLL):
+            for folder, reader in list(self._readers.items()):
+                if records := reader.read(folder / "rounds.jsonl"):
+                    self._at[folder] = max(self._at[folder], records[-1]["round"])
+            self._show()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=sum(self._at.values()), description=self._describe())
+
+    def _describe(self) -> str:
+        failed = f", {self._failed} failed" if self._failed else ""
+        return f"{self._done}/{self._total} runs{failed}"
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        console = self._bar.console if self._bar is not None else self._console
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        sys.stderr.flush()

@@ -1,0 +1,77 @@
+"""How a sweep's numbers are written: with the decimals of their measure, differences with their interval, tables as Markdown."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from fedapps.results.comparison_table import AUROC_COLUMNS, COLUMNS
+from fedapps.results.formats import bytes_text, is_percent
+from fedapps.results.run_measures import read_measure
+from fedapps.results.seeds import t_interval
+
+#: Words in the names of measures that tell whether larger or smaller is better.
+_MORE = ("mean", "worst", "worst10", "best10", "weighted")
+_LESS = ("loss", "ece", "mce", "gini", "std", "gap", "bytes", "seconds", "error")
+
+
+def best_of(text: str) -> Callable[[list[float]], float] | None:
+    """Return ``max`` or ``min``, whichever is better for a measure, or ``None`` if unknown."""
+    measure = read_measure(text).unit
+    if measure == "rounds":
+        return min
+    for column in (*COLUMNS, *AUROC_COLUMNS):
+        if column.key == measure:
+            return column.best
+    words = measure.split("-")
+    if any(word in _LESS for word in words):
+        return min
+    return max if is_percent(measure) and words[-1] in _MORE else None
+
+
+def number(text: str, value: float) -> str:
+    """Return a mean or standard deviation as text with the usual number of decimals."""
+    measure = read_measure(text).unit
+    if measure == "rounds":
+        return f"{value:.0f}" if math.isfinite(value) else "never"
+    if "bytes" in measure.split("-"):
+        return bytes_text(value)
+    if is_percent(measure):
+        return f"{100 * value:.2f}"
+    if measure == "seconds":
+        return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.3g}"
+
+
+def heading(text: str) -> str:
+    """Return the heading of a measure: its name with its unit."""
+    measure = read_measure(text)
+    unit = ", %" if is_percent(measure.unit) else ", s" if measure.unit == "seconds" else ""
+    name = measure.name + unit
+    return name[:1].upper() + name[1:]
+
+
+def difference(measure: str, gains: Sequence[float]) -> str:
+    """Return a paired difference as text: its mean, the 95 % t interval of that, in how many seeds it is positive."""
+    if not gains:
+        return ""
+    scale = 100 if is_percent(read_measure(measure).unit) else 1
+    found = t_interval([scale * gain for gain in gains])
+    if found.n < 2 or not math.isfinite(found.low):
+        return _signed(found.mean)
+    positive = sum(gain > 0 for gain in gains)
+    return f"{_signed(found.mean)} [{_signed(found.low)}, {_signed(found.high)}], {positive} of {found.n}"
+
+
+def _signed(value: float) -> str:
+    text = f"{value:+.2f}" if value == 0 or abs(value) >= 0.1 else f"{value:+.2g}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown, columns aligned."""
+    lines = [[text.replace("|", "\\|") for text in row] for row in (header, *rows)]
+    widths = [max(3, *(len(row[index]) for row in lines)) for index in range(len(header))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    padded = [
+        [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))] for row in lines
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [padded[0], rule, *padded[1:]])
