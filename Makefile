@@ -3,7 +3,8 @@
 # make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
 # make test-lowest  the test suite with the lowest versions that pyproject.toml allows, in an environment of its own (.venv-lowest)
-# make generate  brings up to date what follows from declarations: settings in pyproject.toml and docs/, exports, the README's methods
+# make generate  brings up to date what follows from declarations: settings in pyproject.toml and docs/, exports, the table of methods
+# make docs   builds the site into build/site/html, strictly: broken links, missing references, stale generated tables fail
 # make lint   ruff (lint and format), mypy and import-linter
 # make clean  removes what these made, but not results/
 #
@@ -14,11 +15,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run quick test test-deployment test-lowest generate lint clean
+.PHONY: help run quick test test-deployment test-lowest generate docs lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+DOCS := .venv-docs
 # The first of these that is there and new enough; python3 if none is, so that the message below names it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
@@ -56,6 +58,13 @@ test-lowest: $(LOWEST)/.installed
 generate: $(VENV)/.installed
 	@$(BIN)/fedapps settings --write
 
+# The tools of the site have an environment of their own: nothing that tests or runs use follows from them.
+docs: $(VENV)/.installed $(DOCS)/.installed
+	@$(BIN)/fedapps settings --check
+	@$(DOCS)/bin/python docs/theme/prepare.py build/site
+	@$(DOCS)/bin/zensical build --strict --config-file build/site/site.yml
+	@echo "the site: build/site/html/index.html"
+
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -63,7 +72,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/lint-imports --no-cache
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find algorithms strategies clients fedapps tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # --- the environment -------------------------------------------------------------------------------------------------
@@ -91,4 +100,10 @@ $(LOWEST)/.installed: pyproject.toml | $(VENV)/.installed
 	@echo "== Installing the lowest versions that fedapps allows into $(LOWEST) (some gigabytes)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
+	@touch $@
+
+$(DOCS)/.installed: pyproject.toml | $(VENV)/.installed
+	@echo "== Installing the tools of the documentation into $(DOCS)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(DOCS)
+	@$(BIN)/uv pip install --quiet --python $(DOCS)/bin/python --requirements pyproject.toml --extra docs
 	@touch $@

@@ -169,9 +169,11 @@ def _parser() -> argparse.ArgumentParser:
         "settings", help="say what can be set", description="List all settings, or say what those of one table, or one key, mean."
     )
     settings.add_argument("name", nargs="?", default="", metavar="TABLE | KEY", help="what to say more about")
-    settings.add_argument(
+    files = settings.add_mutually_exclusive_group()
+    files.add_argument(
         "--write", action="store_true", help="bring pyproject.toml and docs of a checkout up to date with the code"
     )
+    files.add_argument("--check", action="store_true", help="fail if --write would change something")
     settings.set_defaults(command=_settings)
 
     compare = commands.add_parser(

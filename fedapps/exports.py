@@ -1,4 +1,4 @@
-"""What follows from the files of the methods and from their entries: the exports of ``strategies`` and ``clients``, the README's rows.
+"""What follows from the files of the methods and their entries: the exports of ``strategies`` and ``clients``, the table of methods.
 
 A file in the folder itself holds a method: its strategies or clients, and their options, are exported. Of the rooms below it only what
 is listed here.
@@ -68,11 +68,11 @@ def with_exports(text: str, names: Mapping[str, list[str]]) -> str:
 
 
 def with_rows(text: str, methods: Mapping[str, Method]) -> str:
-    """Return the text of the README with a row for every method between the markers."""
+    """Return the text of the page of methods with a row for every method between the markers."""
     rows = ["| method | what it does | paper |\n", "| --- | --- | --- |\n"]
     for name, method in methods.items():
         paper = "" if method.paper == "baseline" else method.paper
-        rows.append(f"| [`{name}`](docs/{method.page or name}.md) | {method.summary} | {paper} |\n")
+        rows.append(f"| [`{name}`]({method.page or name}.md) | {method.summary} | {paper} |\n")
     return _between(text, ROWS_START, ROWS_END, "\n" + "".join(rows) + "\n")
 
 

@@ -1,9 +1,9 @@
-"""`fedapps settings`: lists and explains the settings. `--write` updates the files of a checkout that are generated from them."""
+"""`fedapps settings`: lists and explains the settings. `--write` updates a checkout's generated files, `--check` looks at them."""
 
 import argparse
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedapps.errors import UserError
@@ -26,9 +26,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def settings(arguments: argparse.Namespace) -> int:
-    """Print all settings, or those of a table or key, or update the generated files; return the exit status 0."""
+    """Print all settings, or those of a table or key, or update or check the generated files; return the exit status."""
     known = settings_in(option_tables())
-    if arguments.write:
+    if arguments.check:
+        if stale := [str(path.relative_to(ROOT)) for path in stale_files(generated(ROOT))]:
+            raise UserError(f"{', '.join(stale)}: what is generated there is stale: make generate")
+        print("nothing is stale")
+    elif arguments.write:
         written = write(ROOT)
         print("\n".join(f"written: {path}" for path in written) or "nothing has changed")
     elif arguments.name:
@@ -68,11 +72,11 @@ def generated(root: Path) -> dict[Path, str]:
     known, users = settings_in(option_tables()), table_users()
     tables = by_table(known)
     texts = {project: with_toml(project.read_text(encoding="utf-8"), toml_block(known, users))}
-    for page in sorted(docs.glob("*.md")):
+    for page in sorted(docs.rglob("*.md")):
         text = with_tables(page.read_text(encoding="utf-8"), lambda words: markdown_table(chosen(known, words), tables))
         texts[page] = with_diffs(with_contracts(text, root / "strategies", METHODS), root)
-    readme = root / "README.md"
-    texts |= {docs / "settings.md": markdown_page(known, users), readme: with_rows(readme.read_text(encoding="utf-8"), METHODS)}
+    methods = docs / "methods.md"
+    texts |= {docs / "settings.md": markdown_page(known, users), methods: with_rows(texts[methods], METHODS)}
     for package in SHARED:
         path = root / package / "__init__.py"
         texts[path] = with_exports(path.read_text(encoding="utf-8"), exported(package, root / package))
@@ -82,7 +86,12 @@ def generated(root: Path) -> dict[Path, str]:
 def write(root: Path) -> list[Path]:
     """Update the generated files and return those that have changed."""
     texts = generated(root)
-    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    stale = stale_files(texts)
     for path in stale:
         path.write_text(texts[path], encoding="utf-8")
     return stale
+
+
+def stale_files(texts: Mapping[Path, str]) -> list[Path]:
+    """Return the files that are missing or hold something else than their text."""
+    return [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

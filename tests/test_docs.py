@@ -32,7 +32,8 @@ from strategies import AAggFFD, FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 STRATEGY_PAGE = ROOT / "docs" / "strategy-in-your-project.md"
 # What CONTRIBUTING.md shows how to add, tests/fedapps/test_contributing.py tests.
 PROPOSED = re.findall(r'^ +"([\w-]+)": Method\(', (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
@@ -194,11 +195,11 @@ def test_methods_say_their_options_in_generated_tables():
     assert "| key | default | |" not in text
 
 
-def test_the_readme_lists_every_method_with_its_page():
-    rows = re.findall(r"^\| \[`([\w-]+)`\]\((.*?)\) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+def test_the_page_of_methods_lists_every_method_with_its_page():
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\((.*?)\) \|", (ROOT / "docs" / "methods.md").read_text(encoding="utf-8"), re.M)
     assert [name for name, _ in rows] == list(METHODS)
     for name, page in rows:
-        assert f"method={name}" in (ROOT / page).read_text(encoding="utf-8")
+        assert f"method={name}" in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 # --- the example -----------------------------------------------------------------------------------------------------------

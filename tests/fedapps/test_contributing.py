@@ -56,7 +56,7 @@ def python(folder, *arguments):
 def test_the_rest_follows_from_five_places(extended):
     written = {
         "pyproject.toml": "[tool.flwr.app.config.fednova]\nserver-learning-rate = 1.0",
-        "README.md": "| [`fednova`](docs/fednova.md) | averages updates per local step",
+        "docs/methods.md": "| [`fednova`](fednova.md) | averages updates per local step",
         "docs/settings.md": "| `fednova.server-learning-rate` | `1.0` | above 0 |",
         "docs/strategy-in-your-project.md": "`fednova`",
         PAGE: "| `fednova.server-learning-rate` | `1.0` | above 0 |",

@@ -135,3 +135,15 @@ def test_only_a_checkout_can_be_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("fedapps.settings_command.ROOT", tmp_path)
     assert main(["settings", "--write"]) == 2
     assert "run it in a checkout" in capsys.readouterr().err
+
+
+def test_what_is_stale_fails_the_check(monkeypatch, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("as it was", encoding="utf-8")
+    monkeypatch.setattr("fedapps.settings_command.ROOT", tmp_path)
+    monkeypatch.setattr("fedapps.settings_command.generated", lambda root: {page: "as it was"})
+    assert main(["settings", "--check"]) == 0
+    monkeypatch.setattr("fedapps.settings_command.generated", lambda root: {page: "as it is"})
+    assert main(["settings", "--check"]) == 2
+    assert "page.md: what is generated there is stale: make generate" in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8") == "as it was"
