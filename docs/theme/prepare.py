@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from latex2mathml.converter import convert
+from math_core import LatexToMathML
 
 ROOT = Path(__file__).resolve().parents[2]
 THEME = "docs/theme"
@@ -88,8 +88,8 @@ def page(path: str, text: str) -> str:
 
 
 def mathml(source: str) -> str:
-    """Return LaTeX as a block of MathML."""
-    return f'<div class="math">{convert(source.strip(), display="block")}</div>'
+    """Return LaTeX as a block of MathML. Raises ``LatexError`` for what it does not know."""
+    return f'<div class="math">{LatexToMathML().convert_with_local_state(source.strip(), displaystyle=True)}</div>'
 
 
 def file_page(path: str) -> str:
