@@ -84,7 +84,7 @@ class Both:
             alpha = exact.to(w[0].dtype)
             _, at_mixture = gradient(between(gradient, w, v, [alpha] * len(w)))
             if self.adaptive:
-                slope = inner([b - a for a, b in zip(w, v, strict=True)], at_mixture)
+                (slope,) = inner((torch._foreach_sub(v, w), at_mixture))
                 exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)  # type: ignore[operator]
             to_v = list(torch._foreach_mul(at_mixture, alpha))
             self.sgd(v, to_v, state["velocity-v"], rate)

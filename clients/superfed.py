@@ -150,7 +150,7 @@ class Mixture:
 
     def _angle(self, f: Tensors, own: Tensors, floats: bool) -> Sequence[Number]:
         """Return the gradient coefficients of nu cos^2 over all mixed parameters together."""
-        dots = torch.stack([inner(u, v) for u, v in ((f, own), (f, f), (own, own))])
+        dots = inner((f, own), (f, f), (own, own))
         values: Sequence[Number] = dots.tolist() if floats else dots.unbind()  # a single GPU synchronisation
         return [self.nu * k for k in cosine_squared_gradient(*values)]
 

@@ -122,13 +122,19 @@ def between(gradient: Gradient, tensors: Tensors, others: Tensors, weights: Sequ
 
 def parted(tensors: Tensors, weights: Sequence[Number]) -> tuple[Tensors, Tensors]:
     """Return ``(1 - weight) tensors`` and ``weight tensors``; the former takes the place of ``tensors``."""
-    second = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
-    return [tensor.mul_(1 - weight) for tensor, weight in zip(tensors, weights, strict=True)], second
+    if isinstance(weights[0], Tensor):
+        second = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
+        return [tensor.mul_(1 - weight) for tensor, weight in zip(tensors, weights, strict=True)], second
+    numbers = [float(weight) for weight in weights]
+    second = list(torch._foreach_mul(tensors, numbers))
+    torch._foreach_mul_(tensors, [1 - number for number in numbers])
+    return tensors, second
 
 
-def inner(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Return the inner product of two lists of tensors, taken as two vectors."""
-    return torch.stack([torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(tensors, others, strict=True)]).sum()
+def inner(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
+    """Return the inner products (pairs,) of pairs of lists of tensors, each list taken as one vector."""
+    dots = [torch.dot(a.reshape(-1), b.reshape(-1)) for tensors, others in pairs for a, b in zip(tensors, others, strict=True)]
+    return torch.stack(dots).view(len(pairs), -1).sum(1)
 
 
 @dataclass(frozen=True)

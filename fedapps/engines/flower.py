@@ -47,6 +47,7 @@ def run_simulation(
     cpus_per_client: int = 1,
     gpus_per_client: float = 0.0,
     ray_cpus: int | None = None,
+    ray_gpus: int | None = None,
     port: int | None = None,
     log_path: Path,
     on_line: Callable[[str], None] | None = None,
@@ -62,6 +63,7 @@ def run_simulation(
     run_config: flat dotted keys, each present in the app's `[tool.flwr.app.config]`.
     ray_cpus: number of CPUs reported to Ray; None: the actual number. ray_cpus / cpus_per_client clients run concurrently.
     port: the SuperLink's port on the loopback interface; None: a free one.
+    ray_gpus: number of GPUs reported to Ray; None: those found. Tests give it, to see the shares of a GPU that is not there.
     log_path: the run's log is appended to this file, line by line; `on_line` is called with every line as well.
     poll: called about ten times a second while waiting.
     ended: returns the final status recorded by the ServerApp itself, `completed` or `failed`; None while it is running. Flower's
@@ -75,7 +77,7 @@ def run_simulation(
     Raises UserError before anything is started: no such GPU, too few CPUs, port in use, Flower not installed.
     """
     environment = os.environ | dict(env or {}) | {"RAY_ADDRESS": cluster or "local"}
-    _check_resources(cpus_per_client, gpus_per_client, ray_cpus, environment)
+    _check_resources(cpus_per_client, gpus_per_client, ray_cpus, ray_gpus, environment)
     chosen = free_port() if port is None else checked_port(port)
     federation = (
         f"num-supernodes={num_nodes} client-resources-num-cpus={cpus_per_client} "
@@ -83,6 +85,8 @@ def run_simulation(
     )
     if ray_cpus is not None:
         federation += f" init-args-num-cpus={ray_cpus}"
+    if ray_gpus is not None:
+        federation += f" init-args-num-gpus={ray_gpus}"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     within = log_path.parent.absolute() if cluster else None
     superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore, walled, within)
@@ -105,17 +109,19 @@ def nodes_for(
 ) -> int:
     """Return how many nodes the clients of a simulation share: as many as run at a time, so that each worker gets one message."""
     cores = os.cpu_count() or 1
-    cpus, gpus = (cluster.cpus, cluster.gpus) if cluster else (workers or cores, 0)
-    at_once = min(
-        32, cores + 4, cpus // cpus_per_client, workers or cpus
-    )  # the first two: threads that Flower feeds its workers with
+    cpus = cluster.cpus if cluster else workers or cores
+    # The first two: threads that Flower feeds its workers with.
+    at_once = min(32, cores + 4, cpus // cpus_per_client, workers or cpus)
     if gpus_per_client > 0:
-        if not cluster:
-            import torch  # imported here: it takes seconds, and a run on CPUs does not need it
-
-            gpus = torch.cuda.device_count()
-        at_once = min(at_once, int(gpus / gpus_per_client))
+        at_once = min(at_once, int((cluster.gpus if cluster else gpus_found()) / gpus_per_client))
     return min(num_clients, max(1, at_once))
+
+
+def gpus_found() -> int:
+    """Return the number of GPUs of this machine that this process may use."""
+    import torch  # imported here: it takes seconds, and a run on CPUs does not need it
+
+    return torch.cuda.device_count()
 
 
 def wall_wanted(refused: bool = False, cluster: str = "") -> tuple[bool, str]:
@@ -259,7 +265,7 @@ class SubmittedRun:
         self.note(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}")
 
 
-def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, environment: Mapping[str, str]) -> None:
+def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, ray_gpus: int | None, environment: Mapping[str, str]) -> None:
     """Raise UserError for resource requests that would otherwise fail after Ray's start with "ActorPool is empty"."""
     if environment.get("RAY_ADDRESS", "local") != "local":  # the cluster's resources count, not this machine's
         if ray_cpus is not None:
@@ -271,9 +277,7 @@ def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, environment: 
     if gpus < 0:
         raise UserError(f"gpus-per-client = {gpus}, but it is a share of a GPU: choose 0 or more")
     if gpus > 0:
-        import torch  # imported here: it takes seconds, and a run on CPUs does not need it
-
-        count = torch.cuda.device_count()
+        count = gpus_found() if ray_gpus is None else ray_gpus
         if count == 0:
             raise UserError(
                 f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or see `nvidia-smi` and CUDA_VISIBLE_DEVICES"

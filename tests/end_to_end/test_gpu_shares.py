@@ -1,0 +1,90 @@
+"""Shares of a GPU under Ray, on a machine without one: Ray is told that there is one, and the clients say what they see of it."""
+
+import os
+from collections import Counter
+
+import pytest
+
+from fedapps.engines import flower
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+PYPROJECT = """
+[project]
+name = "gpuapp"
+version = "0.1.0"
+description = "An app whose clients tell what they see of a GPU"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "tests"
+fab-include = ["gpuapp/**/*.py"]
+[tool.flwr.app.components]
+serverapp = "gpuapp.apps:server"
+clientapp = "gpuapp.apps:client"
+"""
+APPS = """
+import os, time
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+client = ClientApp()
+
+@server.main()
+def main(grid, context):
+    while len(nodes := sorted(grid.get_node_ids())) < 6:
+        time.sleep(0.01)
+    for _ in range(2):  # in the first round the workers are still starting
+        asked = [Message(RecordDict({"config": ConfigRecord()}), node, "train") for node in nodes]
+        seen = [reply.content["seen"] for reply in grid.send_and_receive(asked)]
+    for one in seen:
+        print("SEEN", *one.values(), flush=True)
+
+@client.train()
+def train(message, context):
+    begin = time.time()
+    time.sleep(0.5)
+    seen = {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "unset") or "none", "pid": os.getpid(), "begin": begin, "end": time.time()}
+    return Message(RecordDict({"seen": ConfigRecord(seen)}), reply_to=message)
+"""
+
+
+@pytest.fixture
+def app(tmp_path):
+    folder = tmp_path / "app"
+    (folder / "gpuapp").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "gpuapp" / "__init__.py").touch()
+    (folder / "gpuapp" / "apps.py").write_text(APPS)
+    return folder
+
+
+@pytest.mark.parametrize(("share", "at_once", "visible"), [(0.5, 2, "0"), (0.0, 3, "none")])
+def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(app, tmp_path, share, at_once, visible):
+    lines = []
+    outcome = flower.run_simulation(
+        app, {}, num_nodes=6, gpus_per_client=share, ray_cpus=3, ray_gpus=1, log_path=tmp_path / "log", on_line=lines.append,
+        env={"CUDA_VISIBLE_DEVICES": "0"},
+    )  # fmt: skip
+    assert outcome.status == "completed", (outcome, lines[-20:])
+    seen = [line.split()[1:] for line in lines if line.startswith("SEEN ")]
+    assert len(seen) == 6
+    assert {gpus for gpus, *_ in seen} == {visible}
+    assert len(Counter(pid for _, pid, *_ in seen)) <= at_once
+    spans = [(float(begin), float(end)) for *_, begin, end in seen]
+    assert max(sum(begin <= other < end for begin, end in spans) for other, _ in spans) == at_once
+
+
+def test_clients_share_as_many_nodes_as_run_at_a_time(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(flower, "gpus_found", lambda: 1)
+    assert [flower.nodes_for(100, 1, share, None) for share in (0.0, 0.25, 0.5, 1.0)] == [8, 4, 2, 1]
+    assert flower.nodes_for(100, 1, 0.25, 3) == 3
+    assert flower.nodes_for(2, 1, 0.25, None) == 2
+
+
+def test_a_share_that_does_not_fit_is_refused(app, tmp_path):
+    with pytest.raises(flower.UserError, match=r"^gpus-per-client = 1\.5, but 1 GPUs were found"):
+        flower.run_simulation(app, {}, num_nodes=3, gpus_per_client=1.5, ray_gpus=1, log_path=tmp_path / "log")
