@@ -7,7 +7,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from clients import FedAvgClient, SuPerFedClient, to_client_app
-from clients.base.training import get_arrays
+from clients.base.evaluation import Objective
+from clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
 from strategies import FedAvg, SuPerFed, SuPerFedOptions
 from tests.helpers import arrays_of, blobs, simulate, small_net
@@ -50,8 +51,13 @@ def test_mu_alone_is_fedprox():
         np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("lambdas", [[0.3, 0.3], [0.9, 0.1]], ids=["model", "layer"])
-def test_one_step_equals_autograd_on_the_printed_loss(lambdas):
+LAMBDAS = {"model": [0.3, 0.3], "layer": [0.9, 0.1], "close to the ends": [0.0004, 0.9997], "at the ends": [0.0, 1.0]}
+
+
+@pytest.mark.parametrize("lambdas", LAMBDAS.values(), ids=LAMBDAS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum):
+    """Partial batches; theta_l goes on where the first round left it, momentum starts anew."""
     mu, nu, rate = 0.7, 1.3, 0.05
 
     class Fixed(SuPerFedClient):
@@ -60,33 +66,31 @@ def test_one_step_equals_autograd_on_the_printed_loss(lambdas):
             return lambda: lambdas
 
     data = blobs(seed=1)
-    options = {"learning-rate": rate, "momentum": 0.0, "weight-decay": 0.01, "local-epochs": 2, "batch-size": 1000}
-    config = {**options, "proximal-mu": mu, "superfed-nu": nu, "superfed-mixing": "layer", "server-round": 1, "lr-decay": 1.0}
+    options = {"learning-rate": rate, "momentum": momentum, "weight-decay": 0.01, "local-epochs": 2, "batch-size": 14}
+    config = {**options, "proximal-mu": mu, "superfed-nu": nu, "superfed-mixing": "layer", "lr-decay": 1.0}
     client = Fixed(small_net, data, 4)
-    sent = get_arrays(small_net(5))
-    received, _, _ = client.fit([a.copy() for a in sent], config)
-    kept = client.store.load("personal", config, before=False)
-
-    net = small_net(5)
+    sent, net = get_arrays(small_net(5)), small_net(5).double()
     names = [name for name, _ in net.named_parameters()]
-    start = {name: torch.tensor(a, dtype=torch.float64) for name, a in zip(names, sent, strict=True)}
-    f = {name: t.clone().requires_grad_() for name, t in start.items()}
     own = client.fresh_arrays("personal", config, own=True)
     p = {name: torch.tensor(a, dtype=torch.float64).requires_grad_() for name, a in zip(names, own, strict=True)}
     weight = {name: lambdas[0] if name.startswith("1.") else lambdas[1] for name in names}
-    x, y = data.train.x.double(), data.train.y
-    for _ in range(2):
-        mixed = {name: (1 - weight[name]) * f[name] + weight[name] * p[name] for name in names}
-        flat_f, flat_p = (torch.cat([t.reshape(-1) for t in side.values()]) for side in (f, p))
-        prox = sum(((f[n] - start[n]) ** 2).sum() for n in names)
-        cosine = (flat_f @ flat_p) ** 2 / ((flat_f @ flat_f) * (flat_p @ flat_p) + 1e-12)
-        decay = 0.005 * (flat_f @ flat_f + flat_p @ flat_p)  # SGD's weight decay 0.01 as a loss
-        loss = functional.cross_entropy(functional_call(net.double(), mixed, x), y) + mu / 2 * prox + nu * cosine + decay
-        gradients = torch.autograd.grad(loss, [*f.values(), *p.values()])
-        for tensor, gradient in zip([*f.values(), *p.values()], gradients, strict=True):
-            tensor.data -= rate * gradient
-    for got, want in zip(received + kept, [*f.values(), *p.values()], strict=True):
-        np.testing.assert_allclose(got, want.detach(), rtol=2e-4, atol=2e-6)
+    for server_round in (1, 2):
+        received, _, _ = client.fit([a.copy() for a in sent], {**config, "server-round": server_round})
+        start = {name: torch.tensor(a, dtype=torch.float64) for name, a in zip(names, sent, strict=True)}
+        f = {name: t.clone().requires_grad_() for name, t in start.items()}
+        optimiser = torch.optim.SGD([*f.values(), *p.values()], lr=rate, momentum=momentum, weight_decay=0.01)
+        for x, y in client.batches(TrainOptions.from_config(config), {**config, "server-round": server_round}):
+            mixed = {name: (1 - weight[name]) * f[name] + weight[name] * p[name] for name in names}
+            flat_f, flat_p = (torch.cat([t.reshape(-1) for t in side.values()]) for side in (f, p))
+            prox = sum(((f[n] - start[n]) ** 2).sum() for n in names)
+            cosine = (flat_f @ flat_p) ** 2 / ((flat_f @ flat_f) * (flat_p @ flat_p) + 1e-12)
+            optimiser.zero_grad()
+            (functional.cross_entropy(functional_call(net, mixed, x.double()), y) + mu / 2 * prox + nu * cosine).backward()
+            optimiser.step()
+        kept = client.store.load("personal", config, before=False)
+        for got, want in zip(received + kept, [*f.values(), *p.values()], strict=True):
+            np.testing.assert_allclose(got, want.detach(), rtol=2e-4, atol=5e-6)
+        sent = [a + np.float32(0.01) for a in received]
 
 
 def test_the_personal_model_never_leaves_and_persists():
@@ -147,6 +151,28 @@ def test_evaluation_chooses_lambda_on_validation_only():
     _, _, other = flipped.evaluate(sent, {"server-round": 1})
     assert other["lambda"] != metrics["lambda"]  # the choice follows validation labels
     assert other["lambda-accuracy"] == metrics["lambda-accuracy"]  # the scores are the test set's
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "losses", "chosen"),
+    [
+        ([0.5] * 11, [2.0] * 7 + [1.0] + [2.0] * 3, 0.7),  # equally right everywhere: the lowest loss
+        ([0.5] * 4 + [0.6] * 2 + [0.5] * 5, [1.0] * 4 + [3.0, 2.9] + [1.0] * 5, 0.5),  # two are more often right than the others
+        ([0.5] * 11, [1.0] * 11, 0.0),  # a tie in both: as federated as can be
+    ],
+)
+def test_lambda_is_chosen_by_accuracy_then_loss_on_validation(accuracies, losses, chosen):
+    data, calls = blobs(), []
+
+    def score(_, split):
+        if split.y is not data.validation.y:
+            return {"accuracy": 0.1, "loss": 0.0}
+        calls.append(split)
+        return {"accuracy": accuracies[len(calls) - 1], "loss": losses[len(calls) - 1]}
+
+    client = SuPerFedClient(small_net, data, 0, objective=Objective(functional.cross_entropy, score))
+    assert client.evaluate(list(INITIAL.values()), CONFIG)[2]["lambda"] == chosen
+    assert len(calls) == 11
 
 
 def train_net(split):

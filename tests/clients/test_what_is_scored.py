@@ -1,0 +1,100 @@
+"""Which model a client is scored with, and what APFL and SCAFFOLD compute under momentum and with partial batches."""
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+
+from clients import APFLClient, ClientData, FedAvgClient, LocalClient, ScaffoldClient, Split
+from clients.base.training import TrainOptions, get_arrays
+from tests.helpers import blobs, small_net
+
+CONFIG = {
+    "learning-rate": 0.05,
+    "lr-decay": 1.0,
+    "momentum": 0.9,
+    "weight-decay": 0.01,
+    "batch-size": 14,
+    "local-epochs": 2,
+    "seed": 3,
+}
+
+
+def scores_of(arrays, data):
+    loss, _, metrics = FedAvgClient(small_net, data).evaluate(arrays, CONFIG)
+    return loss, metrics["accuracy"]
+
+
+def test_apfl_is_scored_at_alpha_v_plus_one_minus_alpha_w():
+    data, w, v = blobs(1, n=200), get_arrays(small_net(1)), get_arrays(small_net(2))
+    client = APFLClient(small_net, data)
+    client.store.save("apfl", [*v, np.array([0.2])], CONFIG)
+    loss, _, found = client.evaluate(w, {**CONFIG, "apfl-alpha": 0.9})
+    want = scores_of([0.2 * b + 0.8 * a for a, b in zip(w, v, strict=True)], data)
+    other = scores_of([0.8 * b + 0.2 * a for a, b in zip(w, v, strict=True)], data)
+    assert (loss, found["accuracy"]) == (pytest.approx(want[0], abs=1e-6), want[1])
+    assert abs(want[0] - other[0]) > 0.01
+    assert found["apfl-alpha"] == 0.2
+    assert (found["global-loss"], found["global-accuracy"]) == (pytest.approx(scores_of(w, data)[0]), scores_of(w, data)[1])
+
+
+def test_local_is_scored_with_what_it_trained():
+    data, client = blobs(1), LocalClient(small_net, blobs(1), 1)
+    start = client.fresh_arrays("model", CONFIG, own=False)
+    for server_round in (1, 2):
+        config = {**CONFIG, "server-round": server_round}
+        client.fit([], config)
+        loss, _, found = client.evaluate(start, config)
+        assert (loss, found["accuracy"]) == scores_of(client.store.load("model", config, before=False), data)
+        assert found["global-loss"] == scores_of(start, data)[0]
+        assert abs(loss - found["global-loss"]) > 0.05
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_two_rounds_of_apfl_equal_autograd(momentum):
+    """w descends at w, v at the mixture along alpha times its gradient, both with momentum from 0 and weight decay, on the same batches."""
+    config = {**CONFIG, "momentum": momentum, "apfl-alpha": 0.3, "apfl-adaptive": False}
+    client, net = APFLClient(small_net, blobs(1), 4), small_net(5).double()
+    names = [name for name, _ in net.named_parameters()]
+    sent = get_arrays(small_net(5))
+    v = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in sent]
+    for server_round in (1, 2):
+        got, _, _ = client.fit([a.copy() for a in sent], {**config, "server-round": server_round})
+        w = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in sent]
+        optimiser = torch.optim.SGD([*w, *v], lr=0.05, momentum=momentum, weight_decay=0.01)
+        for x, y in client.batches(TrainOptions.from_config(config), {**config, "server-round": server_round}):
+            optimiser.zero_grad()
+            mixed = [0.3 * b + 0.7 * a.detach() for a, b in zip(w, v, strict=True)]
+            for point in (w, mixed):
+                outputs = functional_call(net, dict(zip(names, point, strict=True)), x.double())
+                functional.cross_entropy(outputs, y).backward()
+            optimiser.step()
+        kept = client.store.load("apfl", config, before=False)
+        for found, want in zip([*got, *kept[:-1]], [*w, *v], strict=True):
+            np.testing.assert_allclose(found, want.detach(), rtol=2e-4, atol=5e-6)
+        sent = [a + np.float32(0.01) for a in got]
+
+
+class Slope(ScaffoldClient):
+    """A client whose loss is ``3 w``: whatever K is, the mean direction of its steps is 3."""
+
+    def loss(self, x, y):
+        return 3 * self.model.w.sum()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_scaffolds_variate_is_the_gradient_where_it_is_constant(momentum):
+    """Seven samples in batches of three, two epochs: K = 6 steps, of which two are partial."""
+
+    class Scalar(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1))
+
+    split = Split(torch.zeros(7, 1), torch.zeros(7, dtype=torch.int64))
+    client = Slope(lambda seed: Scalar(), ClientData(split, split, split))
+    config = {**CONFIG, "momentum": momentum, "weight-decay": 0.0, "batch-size": 3}
+    _, direction = client.fit([np.float32([1.0]), np.float32([0.0])], config)[0]
+    assert direction[0] == pytest.approx(3.0, rel=1e-5)
+    assert client.store.load("control", config, before=False)[0][0] == pytest.approx(3.0, rel=1e-5)
