@@ -53,7 +53,7 @@ def test_local_is_scored_with_what_it_trained():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_two_rounds_of_apfl_equal_autograd(momentum):
-    """w descends at w, v at the mixture along alpha times its gradient, both with momentum from 0 and weight decay, on the same batches."""
+    """w descends at w, v at the mixture along alpha times its gradient, both with momentum from 0, on the same batches."""
     config = {**CONFIG, "momentum": momentum, "apfl-alpha": 0.3, "apfl-adaptive": False}
     client, net = APFLClient(small_net, blobs(1), 4), small_net(5).double()
     names = [name for name, _ in net.named_parameters()]
