@@ -24,7 +24,10 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from clients.base.store import Store as Store
     from clients.dfw_trace import DFWTraceClient as DFWTraceClient
     from clients.ditto import DittoClient as DittoClient
+    from clients.fedala import FedALAClient as FedALAClient
     from clients.fedavg import FedAvgClient as FedAvgClient
+    from clients.fedbabu import FedBABUClient as FedBABUClient
+    from clients.fedbn import FedBNClient as FedBNClient
     from clients.fedboost import FedBoostClient as FedBoostClient
     from clients.fedcgan import FedCGANClient as FedCGANClient
     from clients.fedcvae import FedCVAEClient as FedCVAEClient
@@ -32,8 +35,10 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from clients.fedevg import FedEvgClient as FedEvgClient
     from clients.fedfw import FedFWClient as FedFWClient
     from clients.fedprox import FedProxClient as FedProxClient
+    from clients.fedrod import FedRoDClient as FedRoDClient
     from clients.ffgb import FFGBClient as FFGBClient
     from clients.ffgb_distill import FFGBDistillClient as FFGBDistillClient
+    from clients.finetune import FinetuneClient as FinetuneClient
     from clients.local import LocalClient as LocalClient
     from clients.loops.base import Loop as Loop
     from clients.loops.corrections import FedDynLoop as FedDynLoop
@@ -44,8 +49,10 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from clients.loops.personal import FedRepLoop as FedRepLoop
     from clients.loops.personal import PartialLoop as PartialLoop
     from clients.loops.personal import SuPerFedLoop as SuPerFedLoop
+    from clients.partial import FilteredClient as FilteredClient
     from clients.partial_sharing import FedRepClient as FedRepClient
     from clients.partial_sharing import PartialClient as PartialClient
+    from clients.per_fedavg import PerFedAvgClient as PerFedAvgClient
     from clients.pfedme import PFedMeClient as PFedMeClient
     from clients.projected import ProjectedClient as ProjectedClient
     from clients.propfair import PropFairClient as PropFairClient

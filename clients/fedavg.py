@@ -8,6 +8,7 @@ AISTATS 2017, arXiv 1602.05629, Algorithm 1, ClientUpdate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.scores import as_global as as_global
-from clients.base.steps import SGD, Descent, Eager, Numbers, Problem, State, Step, Terms, in_batches, no_surrogate
+from clients.base.steps import SGD, Descent, Eager, Epochs, Numbers, Problem, State, Step, Terms, in_batches, no_surrogate
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, epochs, get_arrays, set_arrays, trainable
 
@@ -90,14 +91,30 @@ class FedAvgClient(NumPyClient):
         constants = {f"term-{j}": list(t) for j, (t, _) in enumerate(terms)}
         return self.run(step, {"w": tensors, "velocity": sgd.velocity(tensors)}, constants, lambda _: {"rate": rate}, config)
 
-    def run(self, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], config: Config) -> float:
-        """Take the step (``clients.base.steps``) with every mini-batch of the round; return the mean loss over all samples seen."""
-        options = TrainOptions.from_config(config)
-        plain = type(self).loss is FedAvgClient.loss
-        problem = Problem(self.model, self.loss, self.surrogate(config), self.objective.loss if plain else None)
+    def run(
+        self, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], config: Config,
+        samples: Epochs | None = None,
+    ) -> float:  # fmt: skip
+        """Take the step (``clients.base.steps``) with every mini-batch of the round; return the mean loss over all samples seen.
+
+        ``samples``: what is cut into these mini-batches, by default the epochs of the round.
+        """
+        options, seen = TrainOptions.from_config(config), 0
+
+        def counted() -> Iterator[tuple[Tensor, Tensor]]:
+            nonlocal seen
+            for x, y in self.epochs(options, config) if samples is None else samples:
+                seen += len(y)
+                yield x, y
+
         runner = self.compiler if self.compiler is not None and config.get("compile") == "on" else Eager
-        total = runner.run(problem, step, state, constants, numbers, self.epochs(options, config), options.batch_size)
-        return total / self.samples_seen(options)
+        total = runner.run(self.problem(config), step, state, constants, numbers, counted(), options.batch_size)
+        return total / seen if seen else 0.0
+
+    def problem(self, config: Config) -> Problem:
+        """Return what the client minimises."""
+        plain = type(self).loss is FedAvgClient.loss
+        return Problem(self.model, self.loss, self.surrogate(config), self.objective.loss if plain else None)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean training loss of a mini-batch. A class with a loss of its own trains uncompiled."""
@@ -126,12 +143,18 @@ class FedAvgClient(NumPyClient):
 
     def epochs(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the epochs (x, y) of the round, with ``self.model`` in training mode and torch's generator seeded."""
-        self.model.train()
-        seed, place = int(config.get("seed", 0)), (self.client_id, self.round(config))
-        rng, device = generator(seed, "batches", *place), self.data.train.y.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(derived_seed(seed, "dropout", *place))  # random layers (dropout) draw from torch's global generator
+        rng = generator(int(config.get("seed", 0)), "batches", self.client_id, self.round(config))
+        with self.training(config):
             yield from epochs(self.data.train, options, rng)
+
+    @contextmanager
+    def training(self, config: Config, purpose: str = "dropout") -> Iterator[None]:
+        """Put ``self.model`` into training mode and, within the context, seed torch's global generator, from which dropout draws."""
+        self.model.train()
+        device = self.data.train.y.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(derived_seed(int(config.get("seed", 0)), purpose, self.client_id, self.round(config)))
+            yield
 
     def batches(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the mini-batches (x, y) of these epochs; the last of an epoch may be smaller."""

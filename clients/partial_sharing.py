@@ -13,10 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from clients.base.training import Arrays, Config, get_arrays, set_arrays
 from clients.fedavg import FedAvgClient
 
 NAME = "private"
+
+
+def head_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the name prefixes of a model's head. Raises ``ValueError`` if the model does not declare them."""
+    head: Any = getattr(model, "head", None)
+    if not head:
+        raise ValueError(f"{type(model).__name__} has no head: give it an attribute head, prefixes of parameter names")
+    return tuple(head)
 
 
 class PartialClient(FedAvgClient):
@@ -66,10 +76,7 @@ class PartialClient(FedAvgClient):
 
     def head(self) -> tuple[str, ...]:
         """Return the name prefixes of the head's parameters. Raises ``ValueError`` if the model does not declare them."""
-        head: Any = getattr(self.model, "head", None)
-        if not head:
-            raise ValueError(f"{type(self.model).__name__} has no head: give it an attribute head, prefixes of parameter names")
-        return tuple(head)
+        return head_of(self.model)
 
 
 class FedRepClient(PartialClient):

@@ -34,10 +34,15 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.ditto import Ditto as Ditto
     from strategies.ditto import DittoOptions as DittoOptions
     from strategies.families.reweighting import Reweighting as Reweighting
+    from strategies.fedala import FedALA as FedALA
+    from strategies.fedala import FedALAOptions as FedALAOptions
     from strategies.fedavg import FedAvg as FedAvg
     from strategies.fedavg import FedAvgOptions as FedAvgOptions
     from strategies.fedavg_distill import FedAvgDistill as FedAvgDistill
     from strategies.fedavg_distill import FedAvgDistillOptions as FedAvgDistillOptions
+    from strategies.fedbabu import FedBABU as FedBABU
+    from strategies.fedbabu import FedBABUOptions as FedBABUOptions
+    from strategies.fedbn import FedBN as FedBN
     from strategies.fedboost import FedBoost as FedBoost
     from strategies.fedboost import FedBoostOptions as FedBoostOptions
     from strategies.feddyn import FedDyn as FedDyn
@@ -56,14 +61,21 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.fedopt import FedYogi as FedYogi
     from strategies.fedprox import FedProx as FedProx
     from strategies.fedprox import FedProxOptions as FedProxOptions
+    from strategies.fedrod import FedRoD as FedRoD
     from strategies.ffgb import FFGB as FFGB
     from strategies.ffgb import FFGBOptions as FFGBOptions
     from strategies.ffgb_distill import FFGBDistill as FFGBDistill
     from strategies.ffgb_distill import FFGBDistillOptions as FFGBDistillOptions
+    from strategies.finetune import Finetune as Finetune
+    from strategies.finetune import FinetuneOptions as FinetuneOptions
     from strategies.local import Local as Local
+    from strategies.partial import Partial as Partial
+    from strategies.partial import PartialOptions as PartialOptions
     from strategies.partial_sharing import FedRep as FedRep
     from strategies.partial_sharing import FedRepOptions as FedRepOptions
     from strategies.partial_sharing import PartialSharing as PartialSharing
+    from strategies.per_fedavg import PerFedAvg as PerFedAvg
+    from strategies.per_fedavg import PerFedAvgOptions as PerFedAvgOptions
     from strategies.pfedme import PFedMe as PFedMe
     from strategies.pfedme import PFedMeOptions as PFedMeOptions
     from strategies.private import PrivacyOptions as PrivacyOptions

@@ -14,19 +14,17 @@ Contract: a training reply holds the arrays that were sent, and ``num-examples``
 and, for FedRep, ``fedrep-head-epochs`` (0: as many as in other methods) and ``fedrep-body-epochs``. The client keeps the other part.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
+from strategies.families.shared_part import SharedPart
 from strategies.fedavg import FedAvg
 
 
-class PartialSharing(FedAvg):
+class PartialSharing(SharedPart):
     """FedPer (``share="body"``) and LG-FedAvg (``share="head"``) strategy.
 
     ``head``: name prefixes of the head's arrays. In the server's model, the part that is not shared keeps its initial values.
@@ -38,7 +36,6 @@ class PartialSharing(FedAvg):
         super().__init__(**kwargs)
         check_choice("share", share, ["body", "head"])
         self.head, self.share = tuple(head), share
-        self._model = ArrayRecord()
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
         """Send which part is shared."""
@@ -47,25 +44,6 @@ class PartialSharing(FedAvg):
     def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
         """Send which part is shared."""
         return {"share": self.share}
-
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the shared part."""
-        self._model = arrays
-        return super().configure_train(server_round, self.shared(arrays), config, grid)
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the shared part."""
-        return super().configure_evaluate(server_round, self.shared(arrays), config, grid)
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the shared part."""
-        average, metrics = super().aggregate_train(server_round, replies)
-        return None if average is None else ArrayRecord({**self._model, **average}), metrics
-
-    def shared(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the shared part. Raises ``ValueError`` if it is empty or the whole model."""
-        self.check(list(arrays))
-        return ArrayRecord({name: array for name, array in arrays.items() if self.travels(name)})
 
     def travels(self, name: str) -> bool:
         """Return whether the array of this name is shared."""

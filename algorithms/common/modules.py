@@ -38,3 +38,10 @@ def outputs_of(model: nn.Module, x: Tensor, batch_size: int = 1024) -> Tensor:
     out = torch.cat([model(part) for part in x.split(batch_size)])
     model.train(was_training)
     return out
+
+
+def normalisation(model: nn.Module) -> list[str]:
+    """Return the names of the arrays of normalisation layers (batch, layer, group, instance), statistics and counters included."""
+    kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+    inside = [f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, kinds)]
+    return [name for name in model.state_dict() if any(name.startswith(prefix) for prefix in inside)]

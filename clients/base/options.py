@@ -15,12 +15,14 @@ Config = Mapping[str, Any]
 #: their first word.
 OTHERS = (
     "base", "cache", "cache-holds", "checkpoint-round", "clip", "clip-residual", "draw", "dual-mean", "etas", "first-round",
-    "hashes", "lambda-0", "lambdas", "learner-arrays", "lipschitz", "local-steps", "loss", "loss-before", "mixtures", "mu",
+    "hashes", "lambda-0", "lambdas", "learner-arrays", "lipschitz", "local-share", "local-steps", "loss", "loss-before",
+    "mixtures", "mu",
     "new", "num-clients", "num-rounds", "phase", "predictor-arrays", "residual", "resync", "rhos", "seed", "server-round",
     "share", "side", "stage", "stochastic", "variant", "version",
 )  # fmt: skip
 OF_METHODS = (
-    "apfl-", "ditto-", "evg-", "feddyn-", "fedrep-", "oracle-", "pfedme-", "propfair-", "proximal-", "superfed-", "warm-start-",
+    "apfl-", "ditto-", "evg-", "fedala-", "fedbabu-", "feddyn-", "fedrep-", "finetune-", "oracle-", "partial-", "per-fedavg-",
+    "pfedme-", "propfair-", "proximal-", "superfed-", "warm-start-",
 )  # fmt: skip
 #: What options are called elsewhere.
 ALIASES = {

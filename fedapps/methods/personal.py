@@ -1,5 +1,7 @@
-"""Personalised methods, in which every client has its own model: SuPerFed and the baselines of its paper."""
+"""Personalised methods, in which every client has its own model, and their baselines."""
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
@@ -13,23 +15,43 @@ from strategies import (
     APFLOptions,
     Ditto,
     DittoOptions,
+    FedALA,
+    FedALAOptions,
+    FedBABU,
+    FedBABUOptions,
+    FedBN,
     FedRep,
     FedRepOptions,
+    FedRoD,
+    Finetune,
+    FinetuneOptions,
     Local,
+    Partial,
+    PartialOptions,
     PartialSharing,
+    PerFedAvg,
+    PerFedAvgOptions,
     PFedMe,
     PFedMeOptions,
     SuPerFed,
     SuPerFedOptions,
 )
+from strategies.families.shared_part import SharedPart
+
+logger = logging.getLogger(__name__)
 
 
 def sharing(share: str) -> StrategyFactory:
     """Return a factory of the strategy that shares one part of the task's model: "body" or "head"."""
+    return fitting(lambda options, model: FedRep(model.head, options) if options else PartialSharing(model.head, share))
 
-    def build(options: FedRepOptions | None, task: Any, context: RunContext) -> Strategy:
+
+def fitting(make: Callable[[Any, Any], SharedPart]) -> StrategyFactory:
+    """Return a factory of the strategy ``make(options, model)`` that refuses a model whose arrays it cannot share."""
+
+    def build(options: Any, task: Any, context: RunContext) -> Strategy:
         model = task.work_model()
-        strategy = FedRep(model.head, options) if options else PartialSharing(model.head, share)
+        strategy = make(options, model)
         try:
             strategy.check(list(model.state_dict()))
         except ValueError as error:
@@ -37,6 +59,15 @@ def sharing(share: str) -> StrategyFactory:
         return strategy
 
     return build
+
+
+def fedbn(options: None, model: Any) -> FedBN:
+    """Return the FedBN strategy; say so if the model has no normalisation layer."""
+    from algorithms.common.modules import normalisation
+
+    if not (own := normalisation(model)):
+        logger.warning("fedbn: the net has no normalisation layer, so that everything is averaged, as by fedavg")
+    return FedBN(own)
 
 
 def pfedme(options: PFedMeOptions, task: Any, context: RunContext) -> Strategy:
@@ -57,6 +88,15 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         strategy=lambda options, task, context: Local(),
         client=TorchClient(lambda: clients.LocalClient),
+    ),
+    "finetune": Method(
+        summary="FedAvg, whose model every client trains further before it uses it",
+        paper="baseline",
+        trait="personalises",
+        strategy=lambda options, task, context: Finetune(options),
+        client=TorchClient(lambda: clients.FinetuneClient),
+        options=FinetuneOptions,
+        table="finetune",
     ),
     "superfed-mm": Method(
         summary="federated and personal model mixed at random, one weight a model",
@@ -133,5 +173,59 @@ METHODS: dict[str, Method] = {
         client=TorchClient(lambda: clients.DittoClient),
         options=DittoOptions,
         table="ditto",
+    ),
+    "fedbn": Method(
+        summary="averages all but the normalisation layers, which stay with the clients",
+        paper="Li et al. 2021 (FedBN)",
+        trait="personalises",
+        page="partial-sharing",
+        strategy=fitting(fedbn),
+        client=TorchClient(lambda: clients.FedBNClient),
+    ),
+    "partial": Method(
+        summary="averages the arrays whose names match, the others stay with the clients",
+        paper="Pillutla et al. 2022",
+        trait="personalises",
+        page="partial-sharing",
+        strategy=fitting(lambda options, model: Partial(options)),
+        client=TorchClient(lambda: clients.FilteredClient),
+        options=PartialOptions,
+        table="partial",
+    ),
+    "fedbabu": Method(
+        summary="averages the body, trained under a head that stays random; clients fine-tune before use",
+        paper="Oh, Kim, Yun 2022",
+        trait="personalises",
+        page="partial-sharing",
+        strategy=fitting(lambda options, model: FedBABU(model.head, options)),
+        client=TorchClient(lambda: clients.FedBABUClient),
+        options=FedBABUOptions,
+        table="fedbabu",
+    ),
+    "fedala": Method(
+        summary="a client starts between its own model and the global one, at weights it learns",
+        paper="Zhang et al. 2023",
+        trait="personalises",
+        strategy=lambda options, task, context: FedALA(options),
+        client=TorchClient(lambda: clients.FedALAClient),
+        options=FedALAOptions,
+        table="fedala",
+    ),
+    "fedrod": Method(
+        summary="a global model trained with a balanced loss, and a second head of each client's own",
+        paper="Chen, Chao 2022",
+        trait="personalises",
+        strategy=lambda options, task, context: FedRoD(),
+        client=TorchClient(lambda: clients.FedRoDClient),
+        tasks=("classification", "digits", "speech"),
+    ),
+    "per-fedavg": Method(
+        summary="a global model that is good after one gradient step on a client's own samples",
+        paper="Fallah, Mokhtari, Ozdaglar 2020",
+        trait="personalises",
+        strategy=lambda options, task, context: PerFedAvg(options),
+        client=TorchClient(lambda: clients.PerFedAvgClient),
+        options=PerFedAvgOptions,
+        table="per-fedavg",
     ),
 }

@@ -35,11 +35,11 @@ ACTIVE = {
 }  # fmt: skip
 AVERAGES = [
     "fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "superfed-mm", "superfed-lm", "fedper", "lg-fedavg", "fedrep", "apfl",
-    "pfedme", "ditto", "propfair",
+    "pfedme", "ditto", "propfair", "finetune", "fedbn", "partial", "fedbabu", "fedala", "per-fedavg", "fedrod",
 ]  # fmt: skip
 # Whose clients train by gradients of a loss: what PropFair takes.
 LOSSES = ["apfl", "ditto", "pfedme", "superfed-mm", "fedrep", "scaffold", "feddyn", "local", "superfed-lm"]
-LOSSES += [name for name in AVERAGES if name not in (*LOSSES, "propfair")]
+LOSSES += [name for name in AVERAGES if name not in (*LOSSES, "propfair", "fedrod")]
 
 
 def some_slow(names, quick):

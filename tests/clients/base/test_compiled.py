@@ -11,12 +11,17 @@ from algorithms.common.averaging import STATISTICS
 from clients import (
     APFLClient,
     DittoClient,
+    FedALAClient,
     FedAvgClient,
+    FedBABUClient,
+    FedBNClient,
     FedDynClient,
     FedProxClient,
     FedRepClient,
+    FinetuneClient,
     LocalClient,
     PartialClient,
+    PerFedAvgClient,
     PFedMeClient,
     PropFairClient,
     ScaffoldClient,
@@ -70,6 +75,16 @@ METHODS = {
     "feddyn": (FedDynClient, {"feddyn-alpha": 0.1}),
     "scaffold": (ScaffoldClient, {}),
     "local": (LocalClient, {}),
+    "local, in shares": (LocalClient, {"local-share": 0.7}),
+    "finetune": (FinetuneClient, {"finetune-epochs": 1, "finetune-rate": 0.05}),
+    "fedbn": (FedBNClient, {}),
+    "fedbabu": (FedBABUClient, {"share": "body", "fedbabu-epochs": 1, "fedbabu-part": "head"}),
+    "fedala": (FedALAClient, {"fedala-layers": 2, "fedala-rate": 0.5, "fedala-samples": 0.8, "fedala-start-epochs": 2}),
+    "per-fedavg": (PerFedAvgClient, {"per-fedavg-alpha": 0.05, "per-fedavg-hessian": "none", "per-fedavg-steps": 1}),
+    "per-fedavg, differences": (
+        PerFedAvgClient,
+        {"per-fedavg-alpha": 0.05, "per-fedavg-hessian": "differences", "per-fedavg-steps": 1},
+    ),
     "fedper": (PartialClient, {"share": "body"}),
     "fedrep": (FedRepClient, {"share": "body", "fedrep-head-epochs": 1, "fedrep-body-epochs": 1}),
     "ditto": (DittoClient, {"ditto-mu": 0.5, "ditto-epochs": 1}),
@@ -84,7 +99,9 @@ METHODS = {
 
 def sent_by(method: str, net: nn.Module) -> list[np.ndarray]:
     arrays = get_arrays(net)
-    if method in ("fedper", "fedrep"):
+    if method == "fedbn":
+        return [a for a, name in zip(arrays, net.state_dict(), strict=True) if not name.startswith("body.2.")]
+    if method in ("fedper", "fedrep", "fedbabu"):
         return [a for a, name in zip(arrays, net.state_dict(), strict=True) if not name.startswith("out.")]
     if method == "scaffold":
         learned = [t for n, t in net.state_dict().items() if t.is_floating_point() and not n.endswith(STATISTICS)]

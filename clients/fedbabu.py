@@ -1,0 +1,28 @@
+"""FedBABU's client; source: ``strategies/fedbabu.py``."""
+
+from contextlib import nullcontext
+from typing import Any
+
+from clients.base.scores import as_global
+from clients.base.training import Arrays, Config
+from clients.partial_sharing import FedRepClient
+
+
+class FedBABUClient(FedRepClient):
+    """Trains the body under the initial head; fine-tunes the model before it is scored."""
+
+    def train_parts(self, config: Config) -> float:
+        """Train the body; return the mean loss."""
+        with self.only(head=False):
+            return self.train(config)
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
+        """Evaluate the model after fine-tuning, and before it as ``global-...``."""
+        self.assemble(parameters, config, before=False)
+        before = as_global(self.score(self.data.test))
+        part = str(config["fedbabu-part"])
+        if epochs := int(config["fedbabu-epochs"]):
+            with nullcontext() if part == "all" else self.only(head=part == "head"):
+                self.train({**config, "local-epochs": epochs})
+        scores = self.score(self.data.test)
+        return scores["loss"], len(self.data.test), {**scores, **before}

@@ -1,0 +1,14 @@
+"""FedBN's client: its normalisation layers are its own. Source: ``strategies/fedbn.py``."""
+
+from algorithms.common.modules import normalisation
+from clients.base.training import Config
+from clients.partial_sharing import PartialClient
+
+
+class FedBNClient(PartialClient):
+    """Keeps parameters and statistics of normalisation layers, shares the rest."""
+
+    def shared(self, config: Config) -> list[bool]:
+        """Return, for each array of the model, whether it is shared."""
+        own = set(normalisation(self.model))
+        return [name not in own for name in self.model.state_dict()]

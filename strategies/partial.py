@@ -1,0 +1,46 @@
+"""Partial sharing by name: the arrays whose names match are averaged, the others belong to the clients.
+
+FedPer, LG-FedAvg and FedBN are cases of it, and so are low-rank adapters alone (``share = "*lora_*"``) or biases alone
+(``"*.bias"``); the general form is that of Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, "Federated Learning with Partial Model
+Personalization", ICML 2022, arXiv 2204.03809 (there FedSim). With ``share = "*"`` it is FedAvg.
+
+Contract: a training reply holds the arrays that were sent, and ``num-examples``. The configuration holds ``partial-share`` and
+``partial-keep``, patterns of names separated by commas; an array travels if its name matches one of the former and none of the latter.
+The client keeps the others.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from algorithms.common.options import Options, option
+from algorithms.personal.name_filter import patterns, travels
+from strategies.families.shared_part import SharedPart
+
+
+@dataclass(frozen=True)
+class PartialOptions(Options):
+    """Options of partial sharing by name."""
+
+    share: str = option("*", 'arrays that are averaged: names separated by commas, "*" in them stands for anything')
+    keep: str = option("", "arrays that stay with the clients all the same, likewise")
+
+
+class Partial(SharedPart):
+    """Strategy of partial sharing by name."""
+
+    def __init__(self, options: PartialOptions | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.options = options or PartialOptions()
+        self._share, self._keep = patterns(self.options.share), patterns(self.options.keep)
+
+    def travels(self, name: str) -> bool:
+        """Return whether the array of this name is shared."""
+        return travels(name, self._share, self._keep)
+
+    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send the patterns."""
+        return {"partial-share": self.options.share, "partial-keep": self.options.keep}
+
+    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send the patterns."""
+        return self.train_options(server_round, num_rounds)

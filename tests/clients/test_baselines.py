@@ -1,0 +1,422 @@
+"""Fine-tuning, FedBN, sharing by name, FedBABU, FedALA, Fed-RoD, Per-FedAvg: reductions, references, what is scored.
+
+Momentum, weight decay and partial batches are on; two of three clients are drawn a round, and one fails in the second.
+"""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from torch.func import functional_call
+from torch.nn import functional
+
+from clients import (
+    ClientData,
+    FedALAClient,
+    FedAvgClient,
+    FedBABUClient,
+    FedBNClient,
+    FedRoDClient,
+    FilteredClient,
+    FinetuneClient,
+    PartialClient,
+    PerFedAvgClient,
+    Split,
+    to_client_app,
+)
+from clients.base.store import MessageStore
+from clients.base.training import TrainOptions, get_arrays
+from fedapps.engines.inline import InlineGrid
+from strategies import (
+    ClientGrid,
+    FedALA,
+    FedALAOptions,
+    FedAvg,
+    FedBABU,
+    FedBABUOptions,
+    FedBN,
+    FedRoD,
+    Finetune,
+    FinetuneOptions,
+    Partial,
+    PartialOptions,
+    PartialSharing,
+    PerFedAvg,
+    PerFedAvgOptions,
+)
+from tests.helpers import arrays_of, blobs, simulate, small_net
+
+TRAIN = {
+    "learning-rate": 0.05,
+    "lr-decay": 0.9,
+    "momentum": 0.9,
+    "weight-decay": 1e-3,
+    "batch-size": 8,
+    "local-epochs": 2,
+    "seed": 3,
+}
+HEAD = ("3.",)
+
+
+def normalised(seed):
+    """Return a net with batch normalisation in it, for ``blobs``."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+
+
+def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
+    """Return the final arrays, the clients' stores and the result."""
+    stores = {}
+
+    def net(seed):
+        model = build(seed)
+        model.head = head
+        return model
+
+    class Unreliable(kind):
+        def fit(self, parameters, config):
+            if config["server-round"] == 2 and self.client_id == 1:
+                raise RuntimeError("out of reach")
+            return super().fit(parameters, config)
+
+    def client(context):
+        i = int(context.node_config["partition-id"])
+        stores[i] = MessageStore(context.state)
+        return Unreliable(net, blobs(i, shift=0.2 * i), i, stores[i])
+
+    grid = ClientGrid(InlineGrid(to_client_app(client), 3), seed=1, clients_per_round=2)
+    initial = {name: t.numpy() for name, t in build(11).state_dict().items()}
+    result = simulate(strategy, None, 3, initial, rounds, TRAIN, grid=grid, evaluate_config=ConfigRecord(TRAIN))
+    return arrays_of(result), stores, result
+
+
+def assert_equal(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+# --- reductions to FedAvg, to the last bit ------------------------------------------------------------------------------
+
+REDUCTIONS = {
+    "finetune": (lambda: Finetune(FinetuneOptions(epochs=3)), FinetuneClient, small_net),
+    "finetune, nothing": (lambda: Finetune(FinetuneOptions(epochs=0)), FinetuneClient, small_net),
+    "fedbn without normalisation": (lambda: FedBN([]), FedBNClient, small_net),
+    "partial, all": (lambda: Partial(PartialOptions("*")), FilteredClient, small_net),
+    "partial, all of a normalised net": (lambda: Partial(PartialOptions("*")), FilteredClient, normalised),
+    "fedbabu without a head": (lambda: FedBABU(["none."], FedBABUOptions(0)), FedBABUClient, small_net),
+    "fedala with weights of one": (lambda: FedALA(FedALAOptions(layers=9, rate=0.0)), FedALAClient, small_net),
+    "fedala without layers": (lambda: FedALA(FedALAOptions(layers=0)), FedALAClient, normalised),
+    "per-fedavg, alpha 0": (lambda: PerFedAvg(PerFedAvgOptions(alpha=0.0)), PerFedAvgClient, small_net),
+    "per-fedavg, alpha 0, with differences": (
+        lambda: PerFedAvg(PerFedAvgOptions(alpha=0.0, hessian="differences")),
+        PerFedAvgClient,
+        small_net,
+    ),
+}
+SAME_SCORE = [name for name in REDUCTIONS if name != "finetune"]
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_it_is_fedavg_where_what_differs_is_taken_away(name, monkeypatch):
+    monkeypatch.setattr(PartialSharing, "check", lambda *_: None)  # which refuses to share everything
+    make, kind, build = REDUCTIONS[name]
+    head = ("none.",) if "without a head" in name else HEAD
+    wanted, _, of_fedavg = run(FedAvg(), FedAvgClient, build=build)
+    found, _, result = run(make(), kind, head=head, build=build)
+    assert_equal(found, wanted)
+    for number, metrics in of_fedavg.evaluate_metrics_clientapp.items():
+        assert (result.evaluate_metrics_clientapp[number]["loss"] == metrics["loss"]) == (name in SAME_SCORE), number
+
+
+# --- fine-tuning --------------------------------------------------------------------------------------------------------
+
+
+def test_finetune_scores_the_model_that_fedavgs_client_would_send_next():
+    data, sent = blobs(1), get_arrays(small_net(5))
+    config = {**TRAIN, "server-round": 3}
+    trained, _, _ = FedAvgClient(small_net, data, 1).fit(
+        sent, {**config, "local-epochs": 4, "learning-rate": 0.01, "lr-decay": 1.0}
+    )
+    client = FinetuneClient(small_net, data, 1)
+    loss, _, found = client.evaluate(sent, {**config, "finetune-epochs": 4, "finetune-rate": 0.01})
+    plain = FedAvgClient(small_net, data, 1)
+    assert loss == plain.evaluate(trained, config)[0]
+    assert found["global-loss"] == plain.evaluate(sent, config)[0] != loss
+    decayed, _, _ = FedAvgClient(small_net, data, 1).fit(sent, {**config, "local-epochs": 2})
+    assert client.evaluate(sent, {**config, "finetune-epochs": 2, "finetune-rate": 0.0})[0] == plain.evaluate(decayed, config)[0]
+
+
+# --- parts of a model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "home"),
+    [
+        (lambda: FedBN(["2.weight", "2.bias", "2.running_mean", "2.running_var", "2.num_batches_tracked"]), FedBNClient, "2."),
+        (lambda: Partial(PartialOptions("*", "3.*")), FilteredClient, "3."),
+        (lambda: Partial(PartialOptions("1.*, 2.*")), FilteredClient, "3."),
+    ],
+)
+def test_what_stays_home_is_in_no_message_and_differs_between_clients(make, kind, home, monkeypatch):
+    seen, deliver = set(), InlineGrid._answer
+
+    def watch(self, message):
+        reply = deliver(self, message)
+        for content in (message.content, *([] if reply.has_error() else [reply.content])):
+            seen.update(name for record in content.array_records.values() for name in record)
+        return reply
+
+    monkeypatch.setattr(InlineGrid, "_answer", watch)
+    final, stores, _ = run(make(), kind, build=normalised)
+    start = normalised(11).state_dict()
+    assert seen == {name for name in start if not name.startswith(home)}
+    for name, array in final.items():
+        assert np.array_equal(array, start[name].numpy()) == name.startswith(home), name
+    kept = [stores[i].load("private", {}, before=False) for i in range(3)]
+    assert [a.shape for a in kept[0]] == [tuple(t.shape) for name, t in start.items() if name.startswith(home)]
+    assert not np.array_equal(kept[0][0], kept[2][0])
+
+
+def test_sharing_all_but_the_head_by_name_is_fedper():
+    found, mine, _ = run(Partial(PartialOptions("*", "3.*")), FilteredClient)
+    wanted, theirs, _ = run(PartialSharing(HEAD, "body"), PartialClient)
+    assert_equal(found, wanted)
+    for i in range(3):
+        for a, b in zip(mine[i].load("private", {}, False), theirs[i].load("private", {}, False), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_patterns_that_share_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"none of the arrays is shared: 1\.weight, 1\.bias, 3"):
+        run(Partial(PartialOptions("lora_*")), FilteredClient)
+
+
+def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_before_use():
+    _, stores, _ = run(FedBABU(HEAD), FedBABUClient)
+    client = FedBABUClient(small_net, blobs(1), 1, stores[1])
+    client.model.head = HEAD
+    initial = client.fresh_arrays("model", TRAIN, own=False)
+    for found, want in zip(stores[1].load("private", {}, before=False), initial[2:], strict=True):
+        np.testing.assert_array_equal(found, want)
+    body = get_arrays(small_net(4))[:2]
+    config = {**TRAIN, "server-round": 2, "share": "body"}
+    after = {}
+    for part in ("all", "head", "body"):
+        client.evaluate(body, {**config, "fedbabu-epochs": 3, "fedbabu-part": part})
+        after[part] = get_arrays(client.model)
+    plain = FedAvgClient(small_net, blobs(1), 1)
+    trained, _, _ = plain.fit([*body, *initial[2:]], {**config, "local-epochs": 3})
+    for found, want in zip(after["all"], trained, strict=True):
+        np.testing.assert_array_equal(found, want)
+    changed = {
+        part: [not np.array_equal(a, b) for a, b in zip(now, [*body, *initial[2:]], strict=True)] for part, now in after.items()
+    }
+    assert changed == {"all": [True] * 4, "head": [False, False, True, True], "body": [True, True, False, False]}
+    loss, _, found = client.evaluate(body, {**config, "fedbabu-epochs": 3, "fedbabu-part": "all"})
+    assert loss == plain.evaluate(trained, config)[0]
+    assert found["global-loss"] == plain.evaluate([*body, *initial[2:]], config)[0]
+
+
+# --- FedALA -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "rate"), [(0, 0.5), (2, 0.5), (2, 30.0)])
+def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate):
+    """The reference descends in W by autograd, in the last layer; its start is what training starts from, and what is scored."""
+    data = blobs(1)
+    client = FedALAClient(small_net, data, 4)
+    old, new = get_arrays(small_net(1)), get_arrays(small_net(2))
+    stored = [np.full(a.shape, 0.7, np.float32) for a in new[2:]]
+    client.store.save("fedala", [*old, *stored, np.array([count])], {})
+    config = {
+        **TRAIN,
+        "server-round": 3,
+        "fedala-layers": 1,
+        "fedala-rate": rate,
+        "fedala-samples": 0.5,
+        "fedala-start-epochs": 4,
+    }
+    config["learning-rate"] = 1e-12
+    with_samples = list(client.samples(1 if count else 4, config))
+    assert [len(y) for _, y in with_samples] == [18] * (1 if count else 4)
+    sent, _, _ = client.fit([a.copy() for a in new], config)
+
+    net = small_net(0).double()
+    names = [name for name, _ in net.named_parameters()]
+    a, b = ([torch.tensor(array, dtype=torch.float64) for array in arrays] for arrays in (old, new))
+    w = [torch.full_like(t, 0.7).requires_grad_() for t in b[2:]]
+
+    def mixed():
+        return [*b[:2], *(x + v * (y - x) for x, y, v in zip(a[2:], b[2:], w, strict=True))]
+
+    for xs, ys in with_samples:
+        for x, y in zip(xs.split(8), ys.split(8), strict=True):
+            loss = functional.cross_entropy(functional_call(net, dict(zip(names, mixed(), strict=True)), x.double()), y)
+            for v, g in zip(w, torch.autograd.grad(loss, w), strict=True):
+                v.data.sub_(rate * g).clamp_(0, 1)
+    for found, want in zip(sent, mixed(), strict=True):
+        np.testing.assert_allclose(found, want.detach(), rtol=1e-4, atol=1e-5)
+    kept = client.store.load("fedala", {}, before=False)
+    for found, want in zip(kept[4:6], w, strict=True):
+        np.testing.assert_allclose(found, want.detach(), rtol=1e-4, atol=1e-5)
+    assert kept[6] == count + 1
+    assert max(float(np.abs(v - 0.7).max()) for v in kept[4:6]) > 0.02
+    assert (rate == 30.0) == any((v == 0).any() or (v == 1).any() for v in kept[4:6])  # clipped
+
+    client.store.save("fedala", [*old, *stored, np.array([count])], {})
+    loss, _, found = client.evaluate([a.copy() for a in new], config)
+    assert loss == pytest.approx(
+        FedAvgClient(small_net, data).evaluate([t.detach().float().numpy() for t in mixed()], config)[0], rel=1e-4
+    )
+    assert found["global-loss"] == pytest.approx(FedAvgClient(small_net, data).evaluate(new, config)[0])
+
+
+def test_learning_fedalas_weights_leaves_running_statistics_as_received():
+    client = FedALAClient(normalised, blobs(1), 4)
+    config = {**TRAIN, "fedala-layers": 2, "fedala-rate": 1.0, "fedala-samples": 0.8, "fedala-start-epochs": 2}
+    client.fit(get_arrays(normalised(1)), {**config, "server-round": 1})
+    sent = get_arrays(normalised(2))
+    client.evaluate(sent, {**config, "server-round": 1})
+    for name, found, want in zip(client.model.state_dict(), get_arrays(client.model), sent, strict=True):
+        assert np.array_equal(found, want) == (name not in ("2.weight", "2.bias", "3.weight", "3.bias")), name
+
+
+# --- Fed-RoD ------------------------------------------------------------------------------------------------------------
+
+
+class Balanced(FedAvgClient):
+    """FedAvg's client with the balanced softmax: exp(g_c) counts n_c times."""
+
+    def loss(self, x, y):
+        counts = torch.bincount(self.data.train.y, minlength=3).float()
+        weighted = self.model(x).exp() * counts
+        return -(weighted.gather(1, y[:, None])[:, 0] / weighted.sum(1)).log().mean()
+
+
+def test_fedrods_global_model_is_fedavgs_with_the_balanced_softmax():
+    found, _, _ = run(FedRoD(), FedRoDClient)
+    wanted, _, _ = run(FedAvg(), Balanced)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+    plain, _, _ = run(FedAvg(), FedAvgClient)
+    assert max(np.abs(plain[name] - found[name]).max() for name in plain) > 1e-2
+
+
+@pytest.mark.parametrize("build", [small_net, normalised])
+def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
+    data = blobs(1)
+    there = data.train.y != 2  # one of three classes is not there: log 0 takes it out of the balanced softmax
+    data = ClientData(Split(data.train.x[there], data.train.y[there]), data.validation, data.test)
+    client = FedRoDClient(build, data, 4)
+    client.model.head = HEAD
+    sent, config = get_arrays(build(5)), {**TRAIN, "server-round": 1}
+    got, _, _ = client.fit([a.copy() for a in sent], config)
+    assert all(np.isfinite(a).all() for a in got)
+    net = build(5)
+    names = [name for name, _ in net.named_parameters()]
+    p = {name: t.detach().clone().requires_grad_() for name, t in net.named_parameters() if name.startswith("3.")}
+    optimiser = torch.optim.SGD([*net.parameters(), *p.values()], lr=0.05, momentum=0.9, weight_decay=1e-3)
+    log_counts = torch.bincount(data.train.y, minlength=3).float().log()
+    for x, y in client.batches(TrainOptions.from_config(config), config):
+        optimiser.zero_grad()
+        net.train()
+        g = net(x)
+        body = net[:3](x).detach() if build is small_net else _with_batch_statistics(net, x)
+        own = functional.linear(body, p["3.weight"], p["3.bias"])
+        (functional.cross_entropy(g + log_counts, y) + functional.cross_entropy(g.detach() + own, y)).backward()
+        optimiser.step()
+    for name, found in zip(net.state_dict(), got, strict=True):
+        np.testing.assert_allclose(found, net.state_dict()[name].numpy(), rtol=1e-3, atol=2e-5, err_msg=name)
+    kept = client.store.load("fedrod", {}, before=False)
+    for found, want in zip(kept, p.values(), strict=True):
+        np.testing.assert_allclose(found, want.detach(), rtol=1e-3, atol=2e-5)
+    assert names[-2:] == list(p)
+    net.eval()
+    with torch.no_grad():
+        outputs = net(data.test.x) + functional.linear(net[:3](data.test.x), p["3.weight"], p["3.bias"])
+        want, generic = (float(functional.cross_entropy(out, data.test.y)) for out in (outputs, net(data.test.x)))
+    loss, _, found = client.evaluate(got, config)
+    assert (loss, found["global-loss"]) == (pytest.approx(want, rel=1e-3), pytest.approx(generic, rel=1e-3))
+    other = FedRoDClient(build, data, 5)
+    other.model.head = HEAD
+    assert other.evaluate(got, config)[0] == pytest.approx(generic, rel=1e-3)  # it never trained: the generic model
+
+
+def _with_batch_statistics(net, x):
+    h = net[1](torch.flatten(x, 1))
+    return functional.batch_norm(h, None, None, net[2].weight, net[2].bias, training=True).detach()
+
+
+def test_fedrod_refuses_what_has_no_classes():
+    client = FedRoDClient(lambda seed: small_net(seed, classes=1), blobs(1), 4)
+    client.model.head = HEAD
+    with pytest.raises(ValueError, match="an output a class"):
+        client.fit(get_arrays(client.model), TRAIN)
+
+
+# --- Per-FedAvg ---------------------------------------------------------------------------------------------------------
+
+
+class Quadratic(PerFedAvgClient):
+    """The loss ``1/2 (w - t)' H (w - t)`` on all samples: its meta-gradient is ``(I - alpha H) H (I - alpha H) (w - t)``."""
+
+    H = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+    T = torch.tensor([1.0, -1.0])
+
+    def loss(self, x, y):
+        way = self.model.w - self.T
+        return 0.5 * way @ self.H @ way
+
+
+class Vector(torch.nn.Module):
+    def __init__(self, seed=0):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(2))
+
+
+@pytest.mark.parametrize("hessian", ["none", "differences"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
+    data, alpha = blobs(1), 0.3
+    client = Quadratic(Vector, data, 0)
+    config = {**TRAIN, "momentum": momentum, "weight-decay": 0.0, "per-fedavg-alpha": alpha, "per-fedavg-hessian": hessian}
+    (found,), _, _ = client.fit([np.float32([4.0, 3.0])], config)
+    w, velocity, shrink = torch.tensor([4.0, 3.0]), torch.zeros(2), torch.eye(2) - alpha * Quadratic.H
+    for _ in range(10):
+        meta = Quadratic.H @ shrink @ (w - Quadratic.T)
+        velocity = momentum * velocity + (shrink @ meta if hessian == "differences" else meta)
+        w = w - 0.05 * velocity
+    np.testing.assert_allclose(found, w, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps):
+    data, sent = blobs(1), get_arrays(small_net(5))
+    client = PerFedAvgClient(small_net, data, 0)
+    loss, _, found = client.evaluate(sent, {**TRAIN, "per-fedavg-alpha": 0.2, "per-fedavg-steps": steps})
+    net = small_net(5)
+    for _ in range(steps):
+        gradients = torch.autograd.grad(functional.cross_entropy(net(data.train.x), data.train.y), list(net.parameters()))
+        for p, g in zip(net.parameters(), gradients, strict=True):
+            p.data -= 0.2 * g
+    with torch.no_grad():
+        assert loss == pytest.approx(float(functional.cross_entropy(net(data.test.x), data.test.y)), rel=1e-4)
+    assert found["global-loss"] == FedAvgClient(small_net, data).evaluate(sent, TRAIN)[0]
+    assert (loss == found["global-loss"]) == (steps == 0)
+
+
+def test_per_fedavgs_two_gradients_of_a_step_are_of_different_mini_batches():
+    class Watched(PerFedAvgClient):
+        def loss(self, x, y):
+            batches.append(x.flatten().tolist())
+            return super().loss(x, y)
+
+    batches = []
+    client = Watched(small_net, blobs(1), 0)
+    client.fit(get_arrays(small_net(5)), {**TRAIN, "per-fedavg-alpha": 0.1, "per-fedavg-hessian": "none"})
+    assert len(batches) == 1 + 2 * 10
+    inner, outer = batches[0::2][:-1], batches[1::2]  # the last adapted model is not used
+    assert len(outer) == 10
+    assert all(a != b for a, b in zip(inner, outer, strict=True))

@@ -1,0 +1,93 @@
+"""Local under sampling: every client trains, and takes as many steps as a client of a sampled method on average."""
+
+import numpy as np
+import pytest
+
+from clients import FedAvgClient, LocalClient, to_client_app
+from clients.base.steps import Eager
+from clients.base.store import MessageStore
+from fedapps.engines.inline import InlineGrid
+from strategies import ClientGrid, Local
+from tests.helpers import blobs, simulate, small_net
+
+TRAIN = {
+    "learning-rate": 0.05,
+    "lr-decay": 1.0,
+    "momentum": 0.9,
+    "weight-decay": 1e-3,
+    "batch-size": 7,
+    "local-epochs": 2,
+    "seed": 3,
+}
+STEPS = 12  # 36 samples in batches of 7, the last of one sample, twice
+
+
+def run(rounds, a_round, clients=5, fails=lambda i, server_round: False, **config):
+    """Return the stores of the clients after ``rounds`` rounds in which another method would train ``a_round`` of them."""
+    stores = {}
+
+    class Client(LocalClient):
+        def fit(self, parameters, given):
+            if fails(self.client_id, given["server-round"]):
+                raise RuntimeError("out of reach")
+            return super().fit(parameters, given)
+
+    def client(context):
+        i = int(context.node_config["partition-id"])
+        stores[i] = MessageStore(context.state)
+        return Client(small_net, blobs(i), i, stores[i])
+
+    grid = ClientGrid(InlineGrid(to_client_app(client), clients), seed=1, clients_per_round=a_round)
+    initial = {name: t.numpy() for name, t in small_net(11).state_dict().items()}
+    result = simulate(Local(), None, clients, initial, rounds, {**TRAIN, **config}, grid=grid)
+    return stores, result
+
+
+def alone(i, visits, **config):
+    """Return the model of a client that trains for so many rounds of a federated client on its own."""
+    client = FedAvgClient(small_net, blobs(i), i)
+    arrays = client.fresh_arrays("model", TRAIN, own=False)
+    for visit in range(1, visits + 1):
+        arrays, _, _ = client.fit(arrays, {**TRAIN, **config, "server-round": visit})
+    return arrays
+
+
+@pytest.mark.parametrize(("rounds", "a_round", "visits"), [(10, 1, 2), (5, 2, 2), (3, 5, 3), (3, 0, 3)])
+def test_training_in_shares_is_the_same_as_whole_rounds_of_training(rounds, a_round, visits):
+    """Ten fifths of a round of 12 steps (2, 2, 3, ... at a time), momentum and partial batches included, are two rounds."""
+    stores, _ = run(rounds, a_round)
+    for i in range(5):
+        for found, want in zip(stores[i].load("model", {}, before=False), alone(i, visits), strict=True):
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("a_round", "after"), [(1, [2, 4, 7, 9, 12, 14]), (2, [4, 9, 14, 19, 24, 28]), (5, [12, 24, 36, 48, 60, 72])]
+)
+def test_after_t_rounds_every_client_has_taken_its_share_of_the_steps(a_round, after):
+    for rounds, steps in enumerate(after, 1):
+        stores, result = run(rounds, a_round)
+        assert [int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()] == [steps] * 5
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] > result.evaluate_metrics_clientapp[1]["global-accuracy"]
+
+
+def test_what_counts_as_a_step_is_a_step(monkeypatch):
+    taken, step = [], Eager.step
+    monkeypatch.setattr(Eager, "step", lambda self, *args: taken.append(1) or step(self, *args))
+    run(7, 1)
+    assert len(taken) == 5 * int(7 * STEPS / 5)
+
+
+def test_a_share_of_less_than_a_step_is_carried_over():
+    stores, result = run(3, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})  # two steps a visit
+    assert all(store.load("progress", {}, before=False)[0].tolist() == pytest.approx([0.2, 0]) for store in stores.values())
+    assert all("loss" not in metrics for metrics in result.train_metrics_clientapp.values())
+    stores, result = run(8, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})
+    assert {int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()} == {1}
+    assert ["loss" in metrics for metrics in result.train_metrics_clientapp.values()] == [False] * 7 + [True]
+
+
+def test_a_client_that_is_out_of_reach_misses_its_share_of_that_round_only():
+    stores, _ = run(5, 2, fails=lambda i, server_round: i == 3 and server_round in (2, 3))
+    taken = [int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()]
+    assert taken == [24, 24, 24, 14, 24]
