@@ -1,7 +1,6 @@
 """Personalised methods, in which every client has its own model, and their baselines."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
@@ -43,31 +42,30 @@ logger = logging.getLogger(__name__)
 
 def sharing(share: str) -> StrategyFactory:
     """Return a factory of the strategy that shares one part of the task's model: "body" or "head"."""
-    return fitting(lambda options, model: FedRep(model.head, options) if options else PartialSharing(model.head, share))
 
-
-def fitting(make: Callable[[Any, Any], SharedPart]) -> StrategyFactory:
-    """Return a factory of the strategy ``make(options, model)`` that refuses a model whose arrays it cannot share."""
-
-    def build(options: Any, task: Any, context: RunContext) -> Strategy:
-        model = task.work_model()
-        strategy = make(options, model)
-        try:
-            strategy.check(list(model.state_dict()))
-        except ValueError as error:
-            raise UserError(f"model.name = {context.model.name!r}: {error}") from None
-        return strategy
+    def build(options: FedRepOptions | None, task: Any, context: RunContext) -> Strategy:
+        head = task.work_model().head
+        return fitting(FedRep(head, options) if options else PartialSharing(head, share), task, context)
 
     return build
 
 
-def fedbn(options: None, model: Any) -> FedBN:
+def fedbn(options: None, task: Any, context: RunContext) -> Strategy:
     """Return the FedBN strategy; say so if the model has no normalisation layer."""
     from algorithms.common.modules import normalisation
 
-    if not (own := normalisation(model)):
+    if not (own := normalisation(task.work_model())):
         logger.warning("fedbn: the net has no normalisation layer, so that everything is averaged, as by fedavg")
-    return FedBN(own)
+    return fitting(FedBN(own), task, context)
+
+
+def fitting(strategy: SharedPart, task: Any, context: RunContext) -> Strategy:
+    """Return the strategy. Raises ``UserError`` if it cannot share the task's model."""
+    try:
+        strategy.check(list(task.work_model().state_dict()))
+    except ValueError as error:
+        raise UserError(f"model.name = {context.model.name!r}: {error}") from None
+    return strategy
 
 
 def pfedme(options: PFedMeOptions, task: Any, context: RunContext) -> Strategy:
@@ -179,7 +177,7 @@ METHODS: dict[str, Method] = {
         paper="Li et al. 2021 (FedBN)",
         trait="personalises",
         page="partial-sharing",
-        strategy=fitting(fedbn),
+        strategy=fedbn,
         client=TorchClient(lambda: clients.FedBNClient),
     ),
     "partial": Method(
@@ -187,7 +185,7 @@ METHODS: dict[str, Method] = {
         paper="Pillutla et al. 2022",
         trait="personalises",
         page="partial-sharing",
-        strategy=fitting(lambda options, model: Partial(options)),
+        strategy=lambda options, task, context: fitting(Partial(options), task, context),
         client=TorchClient(lambda: clients.FilteredClient),
         options=PartialOptions,
         table="partial",
@@ -197,7 +195,7 @@ METHODS: dict[str, Method] = {
         paper="Oh, Kim, Yun 2022",
         trait="personalises",
         page="partial-sharing",
-        strategy=fitting(lambda options, model: FedBABU(model.head, options)),
+        strategy=lambda options, task, context: fitting(FedBABU(task.work_model().head, options), task, context),
         client=TorchClient(lambda: clients.FedBABUClient),
         options=FedBABUOptions,
         table="fedbabu",
