@@ -78,7 +78,7 @@ class Meta:
         w, adapted = state["w"], state["adapted"]
         loss, v = gradient(adapted)
         if self.hessian:
-            delta = REACH / (inner(v, v).sqrt() + 1e-12)
+            delta = REACH / (inner((v, v))[0].sqrt() + 1e-12)
             way = [t * delta for t in v]
             _, ahead = gradient(list(torch._foreach_add(w, way)))
             _, behind = gradient(list(torch._foreach_sub(w, way)))
