@@ -15,7 +15,7 @@ from fedapps.progress import Progress
 from fedapps.results.compare import summary_table
 from fedapps.results.reader import read_run
 from fedapps.results.report import sections_of, write_report
-from fedapps.results.writer import set_status, status_of
+from fedapps.results.writer import all_written, set_status, status_of
 from fedapps.run import execute, with_folder
 from fedapps.settings import Settings
 from fedapps.toml_text import parse_assignment, read_toml
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             set_status(folder, status, reason)
         except OSError as error:
             print(f"fedapps: summary.json is not up to date: {error}", file=sys.stderr)
-    if (folder / "rounds.jsonl").exists() and not (status == "completed" and (folder / "report.html").exists()):
+    if (folder / "rounds.jsonl").exists() and not (status == "completed" and all_written(folder)):
         try:
             write_report(folder)
         except OSError as error:
@@ -130,6 +130,7 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
         log_path=folder / "run.log",
         poll=lambda: show(progress, folder),
         ended=lambda: status_of(folder),
+        written=lambda: all_written(folder),
         walled=walled,
     )
     show(progress, folder)

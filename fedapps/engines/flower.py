@@ -53,6 +53,7 @@ def run_simulation(
     on_line: Callable[[str], None] | None = None,
     poll: Callable[[], None] | None = None,
     ended: Callable[[], str | None] | None = None,
+    written: Callable[[], bool] | None = None,
     env: Mapping[str, str] | None = None,
     walled: bool = False,
     cluster: str = "",
@@ -68,6 +69,7 @@ def run_simulation(
     poll: called about ten times a second while waiting.
     ended: returns the final status recorded by the ServerApp itself, `completed` or `failed`; None while it is running. Flower's
         simulation then still waits for every client to return, for ever if one hangs, so it is stopped after LINGER_SECONDS.
+    written: whether a completed run has written everything: Flower and Ray, which would take seconds to end, are then stopped at once.
     env: added to this process's environment.
     cluster: address of a Ray cluster that the run joins, instead of starting Ray on this machine. The run's own folder, with the app in
         it, is then made beside `log_path`, which all machines of the cluster must see.
@@ -90,7 +92,7 @@ def run_simulation(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     within = log_path.parent.absolute() if cluster else None
     superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore, walled, within)
-    run = SubmittedRun(superlink, log_path, on_line, ended)
+    run = SubmittedRun(superlink, log_path, on_line, ended, None if cluster else written)  # a cluster is left in order
     outcome = Outcome("failed", "", log_path)
     try:
         superlink.start()
@@ -157,9 +159,11 @@ class SubmittedRun:
         log_path: Path,
         on_line: Callable[[str], None] | None,
         ended: Callable[[], str | None] | None,
+        written: Callable[[], bool] | None = None,
     ) -> None:
         self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line or _ignore, ended or _nothing
-        self.lingered: str | None = None  # the ServerApp's own status, if the simulation did not end after it
+        self.written = written or (lambda: False)
+        self.lingered: str | None = None  # the ServerApp's own status, if the simulation was not waited for
         self.run_id: str | None = None
         self.reader: threading.Thread | None = None
         self.lines: list[str] = []
@@ -226,8 +230,9 @@ class SubmittedRun:
                 raise RunFailed(f"the run did not start within {START_SECONDS:.0f} s; see {self.log_path}")
             if status := self.ended():
                 end_seen = min(end_seen, time.monotonic())
-                if time.monotonic() > end_seen + LINGER_SECONDS:
+                if (status == "completed" and self.written()) or time.monotonic() > end_seen + LINGER_SECONDS:
                     self.lingered = status
+                    stream.kill()  # a SuperLink does not end before its listeners do
                     return
             self.superlink.tick()
 

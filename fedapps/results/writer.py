@@ -314,6 +314,14 @@ def status_of(folder: Path) -> str | None:
     return None if status == "running" else status
 
 
+def all_written(folder: Path) -> bool:
+    """Return whether the report tells of the final summary: it is the last thing that a run writes."""
+    try:
+        return (folder / "report.html").stat().st_mtime_ns >= (folder / "summary.json").stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
 def set_status(folder: Path, status: str, error: str = "") -> None:
     """Set a run's recorded status from outside: its process was ended before it could, or is about to be restarted."""
     path = folder / "summary.json"

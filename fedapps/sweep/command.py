@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fedapps.engines.cluster import address_of, checked_cluster
@@ -19,7 +20,7 @@ from fedapps.errors import INTERRUPTED, RunFailed, UserError
 from fedapps.prepare import checked, data_paths, prepare_folder
 from fedapps.results.formats import seconds_text
 from fedapps.results.reader import read_run
-from fedapps.results.writer import FREE, set_status, status_of
+from fedapps.results.writer import FREE, all_written, set_status, status_of
 from fedapps.settings import default_config, read_settings
 from fedapps.sweep.grid import FULL, RESERVED
 from fedapps.sweep.keep import prune
@@ -248,7 +249,8 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float, address: str = "
             outcome = flower.run_simulation(
                 None, settings.flat(), num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
                 gpus_per_client=gpus_per_client,
-                log_path=run.folder / "run.log", ended=_ended(run.folder), walled=walled, cluster=address,
+                log_path=run.folder / "run.log", ended=_ended(run.folder), written=partial(all_written, run.folder), walled=walled,
+                cluster=address,
             )  # fmt: skip
         except (UserError, RunFailed) as error:
             yield Ended(run, {}, str(error))
