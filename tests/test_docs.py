@@ -3,23 +3,29 @@
 import functools
 import importlib
 import itertools
+import json
 import re
 import shlex
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 from string import Template
+from textwrap import dedent
 
 import numpy as np
 import pytest
+import yaml
+from click import Group
 from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.cli.app import app as flwr
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 from flwr.proto.federation_config_pb2 import SimulationConfig
 from flwr.serverapp import ServerApp
+from typer.main import get_command
 
 from fedapps.assembly import build_strategy, build_task
-from fedapps.cli import parse
+from fedapps.cli import main, parse
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
@@ -34,10 +40,18 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
+BENCHMARKS = ROOT / "benchmarks" / "README.md"  # names mistakes among its commands, which are not looked at
 STRATEGY_PAGE = ROOT / "docs" / "strategy-in-your-project.md"
-# What CONTRIBUTING.md shows how to add, tests/fedapps/test_contributing.py tests.
-PROPOSED = re.findall(r'^ +"([\w-]+)": Method\(', (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+# What this page shows how to add, tests/fedapps/test_add_a_method.py tests.
+METHOD_PAGE = ROOT / "docs" / "add-a-method.md"
+PROPOSED = re.findall(r'^ +"([\w-]+)": Method\(', METHOD_PAGE.read_text(encoding="utf-8"), re.M)
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+# What the shell blocks call: what is looked at here, and what cannot be without a network, rights or a cluster.
+LOOKED_AT = {"fedapps", ".venv/bin/fedapps", "flwr", "make", "python", ".venv/bin/python"}
+LEFT_ALONE = {
+    *("cd", "export", "source", "sleep", "for", "done", "tail", ".venv/bin/ruff", ".venv/bin/pre-commit", "python3"),
+    *("/opt/fedapps/.venv/bin/pip", "useradd", "systemctl", "srun", "kubectl", "head=$(hostname)"),
+}
 
 
 def named(paths):
@@ -51,7 +65,8 @@ def prose(page):
 
 def blocks(page, *languages):
     """Return the code blocks of a page that are in one of the languages."""
-    return [code for language, code in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+    found = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [dedent(code) for _, language, code in found if language in languages]
 
 
 def anchors(page):
@@ -80,7 +95,7 @@ def commands(page, program):
     """Return the commands of a page that call ``program``, in blocks and in running text."""
     lines = [line for block in blocks(page, "sh") for line in shell_lines(block)]
     lines += re.findall(r"`([^`\n]+)`", prose(page))
-    return [line for line in lines if line.startswith(f"{program} ")]
+    return [line for line in (line.removeprefix(".venv/bin/") for line in lines) if line.startswith(f"{program} ")]
 
 
 def experiment_commands():
@@ -89,8 +104,8 @@ def experiment_commands():
     return [re.sub(r" {2,}\(.*\)$", "", line) for line in re.findall(r"^#\s+(fedapps .*)$", text, re.M)]
 
 
-def all_commands(program):
-    return sorted({line for page in PAGES for line in commands(page, program)})
+def all_commands(program, pages=PAGES):
+    return sorted({line for page in pages for line in commands(page, program)})
 
 
 @pytest.mark.parametrize("line", sorted({*all_commands("fedapps"), *experiment_commands()}))
@@ -103,6 +118,8 @@ def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
     if any(f"method={name}" in words for name in PROPOSED):
         return
     arguments = parse(words[1:])
+    if words[1:] in (["run", "settings.toml"], ["sweep", "DIR"]):  # files that another one made
+        return
     if words[1] == "run":
         settings = settings_of(arguments)
         check_sizes(
@@ -125,6 +142,40 @@ def test_flowers_commands_use_known_settings(line):
             read_settings(parse_config_args([value]))
 
 
+@pytest.mark.parametrize("line", all_commands("flwr"))
+def test_flowers_commands_exist_with_their_options(line):
+    command = get_command(flwr)
+    words = [word for word in shlex.split(line, comments=True)[1:] if not word.startswith("...")]
+    while words and isinstance(command, Group):
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("line", all_commands("python", [*PAGES, BENCHMARKS]))
+def test_scripts_exist_and_know_their_options(line):
+    words = shlex.split(line.translate(str.maketrans("[]", "  ")), comments=True)
+    if words[1].startswith("-"):  # of the interpreter
+        return
+    text = (ROOT / words[1]).read_text(encoding="utf-8")
+    assert [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in text] == []
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_shell_blocks_call_what_is_looked_at_or_cannot_be(page):
+    for block in blocks(page, "sh"):
+        lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+        called = {line.split()[0] for line in lines if line and not line.startswith("#")}
+        assert called <= LOOKED_AT | LEFT_ALONE
+
+
+@pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "toml", "yaml", "json")]))
+def test_data_in_blocks_can_be_read(page):
+    for language, read in (("toml", tomllib.loads), ("yaml", yaml.safe_load), ("json", json.loads)):
+        for block in blocks(page, language):
+            assert read(block)
+
+
 @pytest.mark.parametrize("page", named(PAGES))
 def test_make_targets_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
@@ -143,7 +194,9 @@ def links(page):
 def named_settings(page):
     """Return (key, value) of the settings in a page's text; the value is of those in a table of options, else empty."""
     tables = "|".join({key.split(".")[0] for key in default_config() if "." in key})
-    return re.findall(rf"`(?!model\.safetensors)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| `([^`]*)` \|)?", prose(page))
+    return re.findall(
+        rf"`(?!model\.safetensors|train\.loss)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| `([^`]*)` \|)?", prose(page)
+    )
 
 
 def test_what_the_tests_below_look_at_is_found():
@@ -153,7 +206,7 @@ def test_what_the_tests_below_look_at_is_found():
     assert sum(map(bool, found)) > 120
 
 
-@pytest.mark.parametrize("page", named(PAGES))
+@pytest.mark.parametrize("page", named([*PAGES, BENCHMARKS]))
 def test_links_lead_somewhere(page):
     for target in links(page):
         if re.match(r"\w+:", target):
@@ -274,14 +327,21 @@ def test_the_examples_client_keeps_fedproxs_contract(own_project):
 SNIPPETS = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
-    if page.name != "CONTRIBUTING.md"
+    if page != METHOD_PAGE
     for number, code in enumerate(blocks(page, "python"))
     if code not in {path.read_text(encoding="utf-8") for path in EXAMPLE.rglob("*.py")}
 ]
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
-def test_snippets_run(code, own_project, capsys):
+def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    if folder := re.search(r'"(results/superfed-mm-digits-seed0)"', code):
+        run = ["run", "method=superfed-mm", "num-rounds=2", "train.local-epochs=1", "--engine", "inline", "--out", folder[1]]
+        assert main(run) == 0
+        exec(compile(code, "snippet", "exec"), {})
+        assert re.search(r"^completed 0\.\d+ True$", capsys.readouterr().out, re.M)
+        return
     client, digits_of = own_project("own_project.client_app:SoftmaxClient"), own_project("own_project.client_app:digits_of")
 
     class Plain(client):
@@ -325,3 +385,27 @@ def test_the_page_on_privacy_says_of_every_method_whether_it_can_be_private():
             assert not said[name].startswith("yes"), name
         else:
             assert said[name].startswith("yes"), name
+
+
+# --- the headline --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "local", "superfed-mm"])
+def test_the_table_on_the_front_page_is_what_comes_out(method, tmp_path):
+    """To three points: versions of PyTorch differ in the last bits, which a round of training makes into digits."""
+    run = [
+        "run",
+        str(ROOT / "experiments/default.toml"),
+        f"method={method}",
+        "--engine",
+        "inline",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(run) == 0
+    summary = json.loads((tmp_path / "out/summary.json").read_text(encoding="utf-8"))
+    found = [100 * summary[f"accuracy-{key}"] for key in ("mean", "std", "worst10", "best10", "worst")]
+    for page in (ROOT / "README.md", ROOT / "docs" / "reading-a-report.md"):
+        (row,) = re.findall(rf"^{method} +([\d. ]+)$", blocks(page, "text")[0], re.M)
+        assert [float(cell) for cell in row.split()[:5]] == pytest.approx(found, abs=3)

@@ -1,4 +1,4 @@
-"""The method that CONTRIBUTING.md adds runs as it is printed there, in five places and no more."""
+"""The method that docs/add-a-method.md adds runs as it is printed there, in five places and no more."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from fedapps.engines.app_folder import PACKAGES
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(python)\n(.*?)^```", TEXT.partition("## Add a method")[2], re.MULTILINE | re.DOTALL)
+TEXT = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(python)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 SERVER, CLIENT, ENTRY, EXAM = (code for _, code in BLOCKS)
 (SERVER_IMPORT,) = re.findall(r"`(from strategies\.\S+ import [^`]+)`", TEXT)
 PLACES = ["strategies/fednova.py", "clients/fednova.py", "fedapps/methods/averaging.py", "tests/clients/test_fednova.py"]
