@@ -391,7 +391,7 @@ def test_the_page_on_privacy_says_of_every_method_whether_it_can_be_private():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "local", "superfed-mm"])
+@pytest.mark.parametrize("method", ["fedavg", "finetune", "local", "superfed-mm"])
 def test_the_table_on_the_front_page_is_what_comes_out(method, tmp_path):
     """To three points: versions of PyTorch differ in the last bits, which a round of training makes into digits."""
     run = [
