@@ -75,7 +75,16 @@ class FedAvgClient(NumPyClient):
         scores = self.score(self.data.test)
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores)}
 
+    def personal_state_dict(self, parameters: Arrays, config: Config) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the model that :meth:`evaluate` scores, for ``load_state_dict`` of the net, and the metrics."""
+        _, _, metrics = self.evaluate(parameters, config)
+        return self.scored(parameters, config, metrics), metrics
+
     # --- building blocks for subclasses ---------------------------------------------------------------------------
+
+    def scored(self, parameters: Arrays, config: Config, metrics: dict[str, Any]) -> dict[str, Tensor]:
+        """Return a copy of the model that was scored, after :meth:`evaluate`, which mostly leaves it in ``self.model``."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
 
     def before(self, config: Config) -> dict[str, float]:
         """Return the metrics of the received model that the server asks for: ``loss-before``, or nothing."""

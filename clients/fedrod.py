@@ -54,6 +54,16 @@ class FedRoDClient(PersonalClient):
             scores = self.objective.score(both, self.data.test)
         return scores["loss"], len(self.data.test), {**scores, **as_global(generic)}
 
+    def scored(self, parameters: Arrays, config: Config, metrics: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the model whose head is the sum of both, which linear heads allow. Raises ``ValueError`` for others."""
+        found = super().scored(parameters, config, metrics)
+        if self.kept(config, before=False) is None:
+            return found
+        layers = {name.rpartition(".")[0] for name in self.head_parameters()}
+        if len(layers) != 1 or not isinstance(self.model.get_submodule(layers.pop()), nn.Linear):
+            raise ValueError("Fed-RoD's two heads are one only where a head is one linear layer")
+        return {**found, **{name: found[name] + p.cpu() for name, p in self.own_head(config, before=False).items()}}
+
     def own_head(self, config: Config, before: bool) -> dict[str, Tensor]:
         """Return the own head by name: as stored, or before the first training that of ``self.model``."""
         now, kept = self.head_parameters(), self.kept(config, before)

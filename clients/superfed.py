@@ -81,6 +81,14 @@ class SuPerFedClient(FedProxClient):
         scores = {**tested[best], **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
         return scores["loss"], len(self.data.test), {**scores, **curves, "lambda-grid": LAMBDAS}
 
+    def scored(self, parameters: Arrays, config: Config, metrics: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the mixture at the chosen lambda."""
+        set_arrays(self.model, parameters)
+        torch._foreach_lerp_(
+            [p.detach() for p in trainable(self.model).values()], self.personal(config, before=False), metrics["lambda"]
+        )
+        return super().scored(parameters, config, metrics)
+
     def personal(self, config: Config, before: bool) -> list[Tensor]:
         """Return theta_l as stored, or its own initialisation if it has not been trained yet."""
         parameters = trainable(self.model)

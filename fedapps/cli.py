@@ -1,4 +1,4 @@
-"""The command `fedapps`: run, sweep, data, methods, settings, compare, deploy.
+"""The command `fedapps`: run, sweep, export, data, methods, settings, compare, deploy.
 
 Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -151,6 +151,18 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
     sweep.set_defaults(command=_sweep)
 
+    export = commands.add_parser(
+        "export",
+        help="write the model that a client was scored with",
+        description="Write the model that a client of a finished run was scored with: its arrays as safetensors, with the names of the "
+        "net's.",
+    )
+    export.add_argument("run", type=Path, metavar="DIR", help="results folder")
+    export.add_argument("--client", type=int, required=True, metavar="N", help="whose model")
+    export.add_argument("--out", type=Path, metavar="FILE", help="the arrays (default: DIR/client-N.safetensors)")
+    export.add_argument("--program", type=Path, metavar="FILE.pt2", help="also the net with its arrays, by torch.export")
+    export.set_defaults(command=_export)
+
     data = commands.add_parser(
         "data",
         help="show who gets what",
@@ -217,6 +229,12 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from fedapps.sweep.command import sweep
 
     return sweep(arguments)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from fedapps.export_command import export
+
+    return export(arguments)
 
 
 def _data(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,125 @@
+"""`fedapps export DIR --client 7`: the model that a client of a finished run was scored with, as named arrays and as a program.
+
+What the server would send for the run's last evaluation is made from the folder, the client answers it from what it keeps there, and
+the model with which it does is written, once its scores are those that the run recorded.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fedapps.assembly import build_client, build_strategy, build_task
+from fedapps.client_factory import one_thread
+from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.prepare import completed
+from fedapps.results.reader import RunFolder, read_run
+from fedapps.settings import Settings
+from fedapps.toml_text import read_toml
+from strategies.base.messages import innermost
+
+if TYPE_CHECKING:
+    from clients import FedAvgClient
+
+#: How far scores may be from the recorded ones: those of another machine, not of another model.
+TOLERANCE = 1e-3
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Run `fedapps export` and return the exit status."""
+    client, scores, found = exported(arguments.run, arguments.client)
+    out = arguments.out or arguments.run / f"client-{arguments.client}.safetensors"
+    arrays = {name: tensor.numpy() for name, tensor in found.items()}
+    save_file(arrays, out, metadata={name: str(value) for name, value in scores.items()})
+    print(f"written: {out} ({', '.join(f'{name} {value}' for name, value in scores.items())})")
+    if arguments.program:
+        write_program(client, found, arguments.program)
+        print(f"written: {arguments.program}")
+    return 0
+
+
+def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
+    """Return the client, what is known of its model (method, round, scores, lambda or alpha) and the arrays by name.
+
+    Raises ``UserError`` if the folder does not hold what the client was scored with.
+    """
+    settings, run = settings_in(folder), read_run(folder)
+    row = next((row for row in run.clients if str(row["client"]) == str(number)), None)
+    if row is None:
+        known = ", ".join(str(row["client"]) for row in run.clients[:5])
+        raise UserError(f"--client {number}: {folder} has no scores of this client: choose one of {known}, ...")
+    task = build_task(settings)
+    from clients.base.store import DiskStore
+
+    store = DiskStore(folder / "clients" / f"client-{number}", "export")
+    one_thread()
+    client: Any = build_client(settings, task, number, settings.num_clients, store)
+    if not hasattr(client, "personal_state_dict"):
+        raise UserError(f"method = {settings.method!r}: its clients are scored with no torch model of their own")
+    parameters, config = message(settings, task, run)
+    tensors, metrics = client.personal_state_dict(parameters, config)
+    if abs(float(metrics["accuracy"]) - float(row["accuracy"])) > TOLERANCE:
+        raise UserError(
+            f"{folder}: client {number} was scored with accuracy {float(row['accuracy']):.4f}, and what it keeps there has "
+            f"{float(metrics['accuracy']):.4f}: run with checkpoints or client-store=disk, and leave clients/ as it is"
+        )
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return client, {"method": settings.method, "client": number, "round": config["server-round"], **numbers}, tensors
+
+
+def settings_in(folder: Path) -> Settings:
+    """Return the settings of a run. Raises ``UserError`` for a folder without one, or with data that are not here."""
+    if not (folder / "settings.toml").exists() or not (folder / "model.safetensors").exists():
+        raise UserError(f"{folder} holds no finished run: it has no settings.toml and model.safetensors")
+    recorded = {key: value for key, value in read_toml(folder / "settings.toml").items() if not key.startswith("versions.")}
+    settings = completed({**recorded, "out": str(folder.absolute())})
+    if settings.sites.own:
+        raise UserError(f"{folder}: the samples and models of its clients are at their sites")
+    return settings
+
+
+def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arrays and the configuration of the run's last evaluation. Raises ``UserError``."""
+    rounds = [row["round"] for row in run.rounds if "evaluate" in row]
+    if not rounds:
+        raise UserError(f"{run.path}: the run has no evaluation")
+    try:
+        model = load_file(run.path / "model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{run.path}: the model cannot be read ({error})") from error
+    names = list(task.work_model().state_dict())
+    if sorted(model) != sorted(names):
+        raise UserError(f"method = {settings.method!r}: what the run trained is not the task's net")
+    arrays = ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them
+    first = {"first-round": rounds[-1] + 1, "checkpoint-round": rounds[-1]}  # any version of the client's state up to then
+    config = ConfigRecord(
+        {
+            "seed": settings.seed,
+            "num-rounds": settings.num_rounds,
+            "server-round": rounds[-1],
+            **first,
+            **settings.train.to_config(),
+        }
+    )
+    strategy: Any = innermost(build_strategy(settings, task))
+    (sent,) = strategy.configure_evaluate(rounds[-1], arrays, config, InlineGrid(ClientApp(), 1))
+    (record,), (configured,) = sent.content.array_records.values(), sent.content.config_records.values()
+    return [array.numpy().copy() for array in record.values()], dict(configured)
+
+
+def write_program(client: "FedAvgClient", tensors: dict[str, Any], path: Path) -> None:
+    """Write the net with these arrays as a program of PyTorch (``torch.export``), for batches of any size. Raises ``UserError``."""
+    import torch
+
+    client.model.load_state_dict(tensors)
+    x = client.data.test.x[:2]
+    try:
+        batch = torch.export.Dim("batch", min=1, max=2**20)
+        torch.export.save(torch.export.export(client.model.eval(), (x,), dynamic_shapes=({0: batch},)), path)
+    except Exception as error:
+        raise UserError(f"--program: this net cannot be exported ({' '.join(str(error).split())[:200]})") from None
