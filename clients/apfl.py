@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.common.modules import estimate_statistics
 from clients.base.steps import SGD, Gradient, Numbers, State, between, inner, one
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
@@ -50,6 +51,8 @@ class APFLClient(PersonalClient):
         mixed = [p.detach() for p in trainable(self.model).values()]
         v, alpha = self.own(config, before=False)
         torch._foreach_lerp_(mixed, v, alpha)
+        if alpha:
+            estimate_statistics(self.model, self.data.train.x)
         return {"apfl-alpha": alpha}
 
     def own(self, config: Config, before: bool) -> tuple[list[Tensor], float]:

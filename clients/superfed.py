@@ -10,7 +10,8 @@ One backward pass serves both, and no module is copied. theta_l has its
 own initialisation and never leaves the client. Before the start round lambda = 0 and the cosine term is off: FedProx on theta_f.
 
 Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda with the best validation accuracy, and also
-lambda = 0.5, the global model alone (lambda = 0) and, as in the reference program, the best lambda on the test set ("oracle").
+lambda = 0.5, the global model alone (lambda = 0) and, as in the reference program, the best lambda on the test set ("oracle"). Running
+statistics of normalisation layers belong to no mixture: beyond lambda = 0 they are estimated anew on the client's training samples.
 
 Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
 arXiv 2408.00050, Chapter II, Algorithm 2.4, equations (2.3)-(2.6).
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorithms.common.modules import estimate_statistics, has_running_statistics
 from algorithms.common.seeds import generator
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
 from algorithms.personal.shared_layer import SharedFirstLayer
@@ -59,12 +61,16 @@ class SuPerFedClient(FedProxClient):
         mixed = [p.detach() for p in trainable(self.model).values()]
         federated, personal = [t.clone() for t in mixed], self.personal(config, before=False)
         splits = (self.data.validation, self.data.test)
-        shared = SharedFirstLayer.of(self.model, mixed, federated, personal, [split.x for split in splits])
+        estimates = has_running_statistics(self.model)
+        inputs = [split.x for split in splits]
+        shared = None if estimates else SharedFirstLayer.of(self.model, mixed, federated, personal, inputs)
         at = [i for i in range(len(mixed)) if shared is None or i not in shared.at]
         same = nn.Identity().eval()
         validated, tested = [], []
         for value in LAMBDAS:
             _mix([mixed[i] for i in at], [federated[i] for i in at], [personal[i] for i in at], [value] * len(at))
+            if estimates and value:  # at 0 it is the received model
+                estimate_statistics(self.model, self.data.train.x)
             if shared is None:
                 found = [self.score(split) for split in splits]
             else:  # outputs are scored as those of a net that changes nothing
@@ -87,6 +93,8 @@ class SuPerFedClient(FedProxClient):
         torch._foreach_lerp_(
             [p.detach() for p in trainable(self.model).values()], self.personal(config, before=False), metrics["lambda"]
         )
+        if metrics["lambda"]:
+            estimate_statistics(self.model, self.data.train.x)
         return super().scored(parameters, config, metrics)
 
     def personal(self, config: Config, before: bool) -> list[Tensor]:

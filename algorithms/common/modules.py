@@ -45,3 +45,34 @@ def normalisation(model: nn.Module) -> list[str]:
     kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
     inside = [f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, kinds)]
     return [name for name in model.state_dict() if any(name.startswith(prefix) for prefix in inside)]
+
+
+def has_running_statistics(model: nn.Module) -> bool:
+    """Return whether the model has statistics of inputs, those of batch normalisation, among its buffers."""
+    return any(_keeps_statistics(module) for module in model.modules())
+
+
+@torch.no_grad()
+def estimate_statistics(model: nn.Module, x: Tensor, batch_size: int = 1024) -> None:
+    """Set the running statistics of normalisation layers to the means over ``x`` (n, ...) at the model's parameters.
+
+    Where parameters are a mixture of two models', the statistics of neither are its own. With a single sample they stay as they are.
+    """
+    layers = [module for module in model.modules() if _keeps_statistics(module)]
+    if not layers or len(x) < 2:
+        return
+    momenta, was_training = [layer.momentum for layer in layers], model.training
+    model.eval()  # dropout stays off
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the mean over all batches
+        layer.train()
+    for part in x.chunk(-(-len(x) // batch_size)):  # of about the same size: none of a single sample
+        model(part)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    model.train(was_training)
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None

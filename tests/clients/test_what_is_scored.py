@@ -6,7 +6,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients import APFLClient, ClientData, FedAvgClient, LocalClient, ScaffoldClient, Split
+from clients import APFLClient, ClientData, FedAvgClient, LocalClient, ScaffoldClient, Split, SuPerFedClient
 from clients.base.training import TrainOptions, get_arrays
 from tests.helpers import blobs, small_net
 
@@ -98,3 +98,55 @@ def test_scaffolds_variate_is_the_gradient_where_it_is_constant(momentum):
     _, direction = client.fit([np.float32([1.0]), np.float32([0.0])], config)[0]
     assert direction[0] == pytest.approx(3.0, rel=1e-5)
     assert client.store.load("control", config, before=False)[0][0] == pytest.approx(3.0, rel=1e-5)
+
+
+# --- normalisation layers: running statistics belong to a mixture's own parameters -------------------------------------------
+
+
+def normalised(seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        linear, norm = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)
+        net = torch.nn.Sequential(torch.nn.Flatten(), linear, norm, torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+        norm.running_mean.normal_()
+        norm.weight.data.normal_()
+        return net
+
+
+def at(weight, data):
+    """Return the test loss of the mixture with the statistics of all training samples, by hand; the net's dropout is off."""
+    net, (a, b) = normalised(1), (normalised(seed) for seed in (1, 2))
+    for p, q, r in zip(net.parameters(), a.parameters(), b.parameters(), strict=True):
+        p.data = (1 - weight) * q.data + weight * r.data
+    with torch.no_grad():
+        hidden = net[1](torch.flatten(data.train.x, 1))
+        net[2].running_mean, net[2].running_var = hidden.mean(0), hidden.var(0)
+        return float(functional.cross_entropy(net.eval()(data.test.x), data.test.y))
+
+
+def parameters_of(net):
+    return [p.detach().numpy() for p in net.parameters()]
+
+
+def test_superfeds_mixtures_have_statistics_of_their_own():
+    data, client = blobs(1, n=100), SuPerFedClient(normalised, blobs(1, n=100), 1)
+    client.store.save("personal", parameters_of(normalised(2)), CONFIG)
+    sent = get_arrays(normalised(1))
+    scored, found = client.personal_state_dict(sent, CONFIG)
+    assert found["lambda-loss"] == pytest.approx([found["global-loss"], *(at(i / 10, data) for i in range(1, 11))], rel=1e-4)
+    assert found["global-loss"] == FedAvgClient(normalised, data).evaluate(sent, CONFIG)[0]
+    assert abs(at(0.0, data) - found["global-loss"]) > 0.01
+    assert client.evaluate(sent, CONFIG)[2] == found  # the same again: nothing is left of the estimates
+    net = normalised(7)
+    net.load_state_dict(scored)
+    with torch.no_grad():
+        assert float(functional.cross_entropy(net.eval()(data.test.x), data.test.y)) == pytest.approx(found["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_apfls_mixture_has_statistics_of_its_own(alpha):
+    data, client = blobs(1, n=100), APFLClient(normalised, blobs(1, n=100), 1)
+    client.store.save("apfl", [*parameters_of(normalised(2)), np.array([alpha])], CONFIG)
+    sent = get_arrays(normalised(1))
+    loss, _, found = client.evaluate(sent, {**CONFIG, "apfl-alpha": 0.1})
+    assert loss == pytest.approx(at(alpha, data) if alpha else found["global-loss"], rel=1e-4)
