@@ -85,7 +85,8 @@ class SuPerFedClient(FedProxClient):
         half = {"half-accuracy": tested[5]["accuracy"], "half-loss": tested[5]["loss"]}
         oracle = {"oracle-accuracy": max(scores["accuracy"] for scores in tested)}
         scores = {**tested[best], **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
-        return scores["loss"], len(self.data.test), {**scores, **curves, "lambda-grid": LAMBDAS}
+        own = {"validation-samples": len(self.data.validation), "lambda-validation-loss": [found["loss"] for found in validated]}
+        return scores["loss"], len(self.data.test), {**scores, **curves, **own, "lambda-grid": LAMBDAS}
 
     def scored(self, parameters: Arrays, config: Config, metrics: dict[str, Any]) -> dict[str, Tensor]:
         """Return the mixture at the chosen lambda."""

@@ -49,7 +49,7 @@ def normalisation(model: nn.Module) -> list[str]:
 
 def has_running_statistics(model: nn.Module) -> bool:
     """Return whether the model has statistics of inputs, those of batch normalisation, among its buffers."""
-    return any(_keeps_statistics(module) for module in model.modules())
+    return bool(_with_statistics(model))
 
 
 @torch.no_grad()
@@ -58,10 +58,10 @@ def estimate_statistics(model: nn.Module, x: Tensor, batch_size: int = 1024) -> 
 
     Where parameters are a mixture of two models', the statistics of neither are its own. With a single sample they stay as they are.
     """
-    layers = [module for module in model.modules() if _keeps_statistics(module)]
+    layers, was_training = _with_statistics(model), model.training
     if not layers or len(x) < 2:
         return
-    momenta, was_training = [layer.momentum for layer in layers], model.training
+    momenta = [layer.momentum for layer in layers]
     model.eval()  # dropout stays off
     for layer in layers:
         layer.reset_running_stats()
@@ -74,5 +74,6 @@ def estimate_statistics(model: nn.Module, x: Tensor, batch_size: int = 1024) -> 
     model.train(was_training)
 
 
-def _keeps_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
+def _with_statistics(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    modules = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    return [module for module in modules if module.running_mean is not None]

@@ -11,6 +11,7 @@ from clients.base.evaluation import Objective
 from clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
 from strategies import FedAvg, SuPerFed, SuPerFedOptions
+from strategies.superfed import one_for_all
 from tests.helpers import arrays_of, blobs, simulate, small_net
 
 INITIAL = {name: t.numpy().copy() for name, t in small_net(5).state_dict().items()}
@@ -200,3 +201,25 @@ def test_an_evaluation_is_the_same_with_the_first_layer_computed_once(monkeypatc
     assert (pytest.approx(loss, abs=1e-6), count) == client.evaluate(parameters, CONFIG)[:2]
     for name, value in client.evaluate(parameters, CONFIG)[2].items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_one_lambda_for_all_is_chosen_on_validation_and_scored_on_test():
+    """Two clients by hand: their validation losses, weighted by samples, are least at the second; test scores do not matter."""
+    one = {"lambda-grid": [0.0, 0.5, 1.0], "lambda-accuracy": [0.9, 0.5, 0.8], "lambda-validation-loss": [1.0, 2.0, 3.0]}
+    two = {**one, "lambda-accuracy": [0.9, 0.7, 0.8], "lambda-validation-loss": [3.0, 1.0, 2.0]}
+    few, many = {**one, "validation-samples": 10}, {**two, "validation-samples": 30}
+    assert one_for_all([few, many]) == {"pooled-accuracy": pytest.approx(0.6), "pooled-lambda": 0.5}
+    assert one_for_all([{**few, "validation-samples": 90}, many])["pooled-lambda"] == 0.0
+    strange = [{}, {**few, "lambda-accuracy": [0.9]}, {**few, "lambda-validation-loss": [0.0, float("nan"), 0.0]}]
+    strange += [{**few, "validation-samples": -5}, {**few, "lambda-grid": 3.0}, {**few, "validation-samples": [1]}]
+    assert one_for_all([few, many, *strange, {**few, "lambda-grid": [0.0, 0.1, 0.2]}]) == one_for_all([few, many])
+    assert one_for_all(strange) == {}
+
+
+def test_a_run_reports_it():
+    strategy = SuPerFed(SuPerFedOptions(start=0.0))
+    result = simulate(strategy, superfed, 3, INITIAL, 2, CONFIG)
+    last = result.evaluate_metrics_clientapp[2]
+    assert last["pooled-accuracy"] == strategy.own_measures["pooled-accuracy"]
+    assert last["pooled-lambda"] in last["lambda-grid"]
+    assert last["pooled-accuracy"] == pytest.approx(last["lambda-accuracy"][round(10 * last["pooled-lambda"])])  # equal test sets
