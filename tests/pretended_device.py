@@ -103,6 +103,11 @@ def moved(tensor, device):
 def computed(func, args, kwargs):
     """Compute an operation with the CPU's kernel, and put the result where it belongs."""
     wanted = kwargs.get("device")
+    if func is aten.scatter.src and isinstance(args[3], OnCuda) and not args[0].any():
+        args = (
+            moved(args[0], CUDA),
+            *args[1:],
+        )  # topk's gradient: PyTorch 2.6 makes its zeros where its own code sees the tensors
     found = []
     tree_map_only(torch.Tensor, found.append, [*args[:1], kwargs] if func in INDEXED else [args, kwargs])
     there = any(isinstance(tensor, OnCuda) for tensor in found)

@@ -34,6 +34,8 @@ from clients.base.steps import Eager, Epochs, Numbers, Problem, State, Step, Ten
 UNROLLED = 4
 #: Of the compiler: random numbers are PyTorch's own; what the processor can do is what it says, without a test program.
 OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": True}
+#: The oldest PyTorch that was seen to do it; 2.6's compiler fails at some of these graphs.
+OLDEST = (2, 14)
 #: Change this when the way in which steps are traced changes.
 FORMAT = 1
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -122,6 +124,8 @@ class Compiler:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (status := self.folder.stat()).st_uid != os.getuid() or status.st_mode & 0o022:
             raise CannotCompile(f"{self.folder} is not this user's alone")
+        if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
+            raise CannotCompile(f"that takes PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and this is {torch.__version__}")
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{name}.pt2"
         if not path.exists():

@@ -334,7 +334,7 @@ def test_ctrl_c_leaves_a_folder_that_can_be_resumed(tmp_path):
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "r"), "evaluate-every=0"], env=environment, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 400
     while not list((tmp_path / "r" / "checkpoint").glob("[0-9]*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)

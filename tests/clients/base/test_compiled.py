@@ -28,7 +28,7 @@ from clients import (
     SuPerFedClient,
 )
 from clients.base import compiled
-from clients.base.compiled import Compiler, trace
+from clients.base.compiled import OLDEST, Compiler, trace
 from clients.base.training import get_arrays
 from tests.helpers import blobs
 
@@ -240,7 +240,18 @@ def test_the_name_of_a_library_covers_what_it_depends_on():
     assert len(set(names)) == len(names)
 
 
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST
+
+
+@pytest.mark.skipif(not OLD, reason="this PyTorch is new enough")
+def test_an_old_pytorch_is_named_and_steps_run_uncompiled(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "flwr"):
+        assert_close(rounds("fedavg", Compiler(tmp_path)), rounds("fedavg", None))
+    assert "takes PyTorch 2.14 or newer" in caplog.text
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(OLD, reason="compiled steps take a newer PyTorch")
 def test_compiled_for_real(tmp_path):
     """Two libraries for three clients with three numbers of samples; another process only loads them and has the same bits."""
     compiler = Compiler(tmp_path)
