@@ -223,6 +223,16 @@ def test_the_index_names_every_page():
     assert [p.name for p in PAGES if p.parent.name == "docs" and p.name != "README.md" and f"({p.name})" not in index] == []
 
 
+def test_every_page_is_three_clicks_from_the_front_page():
+    front = ROOT / "docs" / "README.md"
+    reached, seen = {front}, {front}
+    for _ in range(3):
+        targets = {(page.parent / link.partition("#")[0]).resolve() for page in reached for link in links(page)}
+        reached = {page for page in targets if page in PAGES} - seen
+        seen |= reached
+    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in seen and page != ROOT / "README.md"] == []
+
+
 def test_images_are_small_and_used():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for image in (ROOT / "docs" / "images").iterdir():
