@@ -3,6 +3,7 @@
 # make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
 # make test-lowest  the test suite with the lowest versions that pyproject.toml allows, in an environment of its own (.venv-lowest)
+# make reproduce PAPER=superfed SCALE=small [DATA=DIR]  all tables and figures of a paper (experiments/), says how long it takes
 # make generate  brings up to date what follows from declarations: settings in pyproject.toml and docs/, exports, the table of methods
 # make docs   builds the site into build/site/html, strictly: broken links, missing references, stale generated tables fail
 # make lint   ruff (lint and format), mypy and import-linter
@@ -15,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run quick test test-deployment test-lowest generate docs lint clean
+.PHONY: help run reproduce quick test test-deployment test-lowest generate docs lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +29,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PIP = $(BIN)/python -m pip --disable-pip-version-check $(if $(wildcard $(VENV)/.installed*),--quiet)
 RUN := $(BIN)/fedapps run experiments/default.toml
 ARGS ?=
+PAPER ?=
+SCALE ?= small
+DATA ?=
 # Two tests at a time, those of a file in one process, files in the order of their names: the long ones come early.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -45,6 +49,13 @@ run: $(VENV)/.installed
 	@$(RUN) method=superfed-mm --out results/main/superfed-mm --overwrite
 	@echo "== 5/5  All together"
 	@$(BIN)/fedapps compare results/main/{fedavg,finetune,local,superfed-mm} --out results/main/comparison
+
+# Interrupted, the same command goes on; a finished run is not done again.
+reproduce: $(VENV)/.installed
+	@test -n "$(PAPER)" -a -d "experiments/$(PAPER)" || { \
+		echo "PAPER=$(PAPER): choose of $(notdir $(patsubst %/paper.toml,%,$(wildcard experiments/*/paper.toml)))" >&2; exit 2; }
+	@$(BIN)/fedapps sweep experiments/$(PAPER) --scale $(SCALE) $(if $(DATA),--data $(DATA)) \
+		--out results/$(PAPER)-$(SCALE) $(ARGS)
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS)

@@ -6,7 +6,7 @@ Workload: MNIST, 100 clients with 600 training samples each, the 2NN of McMahan 
 ten clients a round, one epoch, batch 10, SGD with rate 0.1 and nothing else: 600 steps a round. The plain loop is what one would write
 without any framework: `nn.Module`, `torch.optim.SGD`, tensors, a weighted sum. Everything runs with one torch thread.
 
-`--data` is a folder with MNIST (see experiments/superfed-mnist-100.toml). Without it, random images of the same shapes take its
+`--data` is a folder with MNIST (see experiments/superfed/mnist-100.toml). Without it, random images of the same shapes take its
 place: the arithmetic is the same. Ratios are what to quote: the plain loop runs before and after the engines in the same process, and
 CPU time is given beside wall time, since it does not see what else the machine is doing.
 """

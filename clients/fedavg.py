@@ -70,10 +70,14 @@ class FedAvgClient(NumPyClient):
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test samples and metrics of the server's model on the local test set."""
+        """Return loss, number of test samples and metrics of the server's model on the local test set.
+
+        If the configuration asks for ``train-loss``, also its loss on the training samples.
+        """
         set_arrays(self.model, parameters)
         scores = self.score(self.data.test)
-        return scores["loss"], len(self.data.test), {**scores, **as_global(scores)}
+        more = {"train-loss": self.score(self.data.train)["loss"]} if config.get("train-loss") else {}
+        return scores["loss"], len(self.data.test), {**scores, **as_global(scores), **more}
 
     def personal_state_dict(self, parameters: Arrays, config: Config) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the model that :meth:`evaluate` scores, for ``load_state_dict`` of the net, and the metrics."""

@@ -59,6 +59,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
     base |= {"checkpoint-round": done, **settings.train.to_config()}  # a client may train before it is evaluated
     evaluate, train = ConfigRecord(base), ConfigRecord(base)
+    if settings.evaluate_train:
+        evaluate["train-loss"] = True
 
     def tell_clients(now: Round) -> None:  # which of their stored states a resumed run could still need
         train["checkpoint-round"] = evaluate["checkpoint-round"] = checkpoints.last

@@ -57,6 +57,9 @@ class Settings(Options):
     )
     clients_per_round: int = option(5, "clients sampled for training in each round; 0: all", low=0)
     evaluate_every: int = option(10, "rounds between evaluations of all clients; 0: only after the last round", low=0)
+    evaluate_train: bool = option(
+        False, "evaluations also tell the loss of the server's model on a client's training samples: `train-loss` in clients.csv"
+    )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
     min_replies: int = option(1, "a round with fewer valid replies counts as failed", low=1)
     max_failed_rounds: int = option(3, "so many failed rounds in a row end the run", low=1)
@@ -105,6 +108,8 @@ class Settings(Options):
             raise ValueError(
                 "client-store = 'message' keeps clients' state nowhere a resume could find it: set checkpoint-every = 0"
             )
+        if self.evaluate_train and self.dp.noise_multiplier:
+            raise ValueError("evaluate-train = true: losses on training samples are not private, as dp.noise-multiplier asks")
         if self.sites.client and not self.num_clients:
             raise ValueError(
                 f"num-clients = 0: sites.client = {self.sites.client!r} needs the number of all sites' clients together"

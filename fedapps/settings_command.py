@@ -64,6 +64,7 @@ def generated(root: Path) -> dict[Path, str]:
     project, docs = root / "pyproject.toml", root / "docs"
     if not project.is_file() or not docs.is_dir():
         raise UserError(f"--write: {root} holds no pyproject.toml with a folder docs beside it: run it in a checkout")
+    from fedapps.claims import index
     from fedapps.contracts import with_contracts
     from fedapps.example_diffs import with_diffs
     from fedapps.exports import SHARED, exported, with_exports, with_rows
@@ -75,6 +76,8 @@ def generated(root: Path) -> dict[Path, str]:
     for page in sorted(docs.rglob("*.md")):
         text = with_tables(page.read_text(encoding="utf-8"), lambda words: markdown_table(chosen(known, words), tables))
         texts[page] = with_diffs(with_contracts(text, root / "strategies", METHODS), root)
+    if (docs / "results").is_dir():
+        texts[docs / "results" / "README.md"] = index(root)
     methods = docs / "methods.md"
     texts |= {docs / "settings.md": markdown_page(known, users), methods: with_rows(texts[methods], METHODS)}
     for package in SHARED:

@@ -100,7 +100,7 @@ def commands(page, program):
 
 def experiment_commands():
     """Return the commands in the comments of the experiments."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "experiments").glob("*.toml")))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "experiments").rglob("*.toml")))
     return [re.sub(r" {2,}\(.*\)$", "", line) for line in re.findall(r"^#\s+(fedapps .*)$", text, re.M)]
 
 

@@ -4,6 +4,7 @@ A plot has a panel for each measure and each column of the sweep's table, and a 
 seeds, with a band from the lowest to the highest. ``KINDS`` says which there are.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.results.axes import Axis, Panel
+from fedapps.results.axes import Panel
 from fedapps.results.drawing import label_rounds, label_values, legend, line, line_with_range, panels, title
 from fedapps.results.fair_plots import client_bars, weights_figure
 from fedapps.results.formats import is_percent, metric_name
@@ -47,9 +48,9 @@ class PlotSpec:
     """One ``[[sweep.plot]]``.
 
     ``kind``: one of ``KINDS``. ``measures``: () for the sweep's first. ``rows``: () for all. ``x``: the axis of ``parameter``. ``log``:
-    the logarithmic axes, "", "x", "y" or "xy". ``levels``: measures that are drawn as horizontal lines, by what the legend calls them.
-    ``relative``: show the difference to the mean of all rows. ``slope``: of a dotted line t ** slope, with ``log = "xy"``. ``name``: of
-    the file, "" for the kind.
+    the logarithmic axes, "", "x", "y" or "xy". ``levels``: measures or numbers that are drawn as horizontal lines, by what the legend
+    calls them. ``relative``: show the difference to the mean of all rows. ``slope``: of a dotted line t ** slope, with ``log = "xy"``.
+    ``name``: of the file, "" for the kind.
     """
 
     kind: str
@@ -57,7 +58,7 @@ class PlotSpec:
     rows: tuple[str, ...] = ()
     x: str = ""
     log: str = ""
-    levels: Mapping[str, str] | None = None
+    levels: Mapping[str, str | float] | None = None
     relative: bool = False
     slope: float = 0.0
     name: str = ""
@@ -75,7 +76,8 @@ class PlotSpec:
             raise ValueError(f'slope = {self.slope}: needs log = "xy"')
         if self.kind not in ("clients", "curve"):
             for text in (*self.measures, *(self.levels or {}).values()):
-                read_measure(text)
+                if isinstance(text, str):
+                    read_measure(text)
 
     @property
     def file(self) -> str:
@@ -224,8 +226,11 @@ def _along_parameter(
     return out
 
 
-def _level(text: str, lines: Mapping[str, Runs]) -> float | None:
-    values = [value for runs in lines.values() for run in runs if (value := value_of(run, read_measure(text))) is not None]
+def _level(level: str | float, lines: Mapping[str, Runs]) -> float | None:
+    if not isinstance(level, str):
+        return float(level)
+    measure = read_measure(level)
+    values = [value for runs in lines.values() for run in runs if (value := value_of(run, measure)) is not None]
     return float(np.mean(values)) if values else None
 
 
@@ -282,13 +287,19 @@ def _label(panel: Panel, spec: PlotSpec, text: str, heading: str, several: bool)
             "clients": "share of clients, worst first (%)",
             "curve": text.partition("-")[0],
         }[spec.kind]
-    if "x" in spec.log:
-        _powers(panel.x, 1.0)
-    if "y" in spec.log:
-        _powers(panel.y, 100.0 if is_percent(key) else 1.0)
+    for axis, name, limits in zip((panel.x, panel.y), "xy", panel.limits(), strict=True):
+        if name in spec.log:
+            axis.ticks = _round_powers(*limits, 100.0 if name == "y" and is_percent(key) else 1.0)
 
 
-def _powers(axis: Axis, scale: float) -> None:
-    """Write an axis of logarithms in the numbers themselves, times ``scale``."""
-    axis.whole = False
-    axis.tell = lambda ticks: [f"{scale * 10**tick:.3g}" for tick in ticks]
+def _round_powers(low: float, high: float, scale: float) -> tuple[list[float], list[str]]:
+    """Return ticks of an axis of logarithms: 1, 2 and 5 times powers of ten, or powers alone; their texts are ``scale`` times them."""
+    shift = math.log10(scale)
+    powers = range(math.floor(low + shift), math.ceil(high + shift) + 1)
+    for steps, every in (((1, 2, 5), 1), ((1,), 1), ((1,), 2), ((1,), 4)):
+        numbers = [step * 10.0**power for power in powers if power % every == 0 for step in steps]
+        shown = [number for number in numbers if low <= math.log10(number) - shift <= high]
+        if len(shown) <= 7:
+            break
+    texts = [f"{number:,.10g}" if 1e-4 <= number < 1e6 else f"{number:.0e}" for number in shown]
+    return [math.log10(number) - shift for number in shown], texts

@@ -31,6 +31,9 @@ from fedapps.sweep.progress import SweepProgress
 from fedapps.sweep.tables import Results
 from fedapps.toml_text import read_toml
 
+#: A folder that has it holds the studies of one paper, whose names mean little without that of the folder.
+PAPER = "paper.toml"
+
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Run `fedapps sweep` and return the exit status."""
@@ -76,7 +79,8 @@ def read_plans(arguments: argparse.Namespace) -> dict[Path, Plan]:
     scale = "" if arguments.scale == FULL else arguments.scale
     out = {}
     for file in files:
-        words = ("sweep", file.parent.name if arguments.file.is_dir() else "", file.stem, scale)
+        of_paper = arguments.file.is_dir() or (file.parent / PAPER).exists()
+        words = ("sweep", file.parent.name if of_paper else "", file.stem, scale)
         folder = (arguments.out or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
         if arguments.file.is_dir() and arguments.out:
             folder /= file.stem

@@ -242,7 +242,7 @@ def test_lines_levels_and_differences_say_what_was_measured(results_of):
         [[sweep.plot]]
         kind = "rounds"
         name = "plain"
-        levels = { "nothing" = "level" }
+        levels = { "nothing" = "level", "a number" = 0.125 }
         [[sweep.plot]]
         kind = "rounds"
         name = "relative"
@@ -262,10 +262,12 @@ def test_lines_levels_and_differences_say_what_was_measured(results_of):
 
     assert last(plain, "local") == (4.0, 0.75)
     assert last(plain, "nothing")[1] == 0.25
+    assert last(plain, "a number")[1] == 0.125
     assert last(relative, "local") == (4.0, 0.125)
     assert last(relative, "fedavg") == (4.0, -0.125)
     assert last(logarithmic, "local") == pytest.approx((math.log10(4), math.log10(0.75)))
-    assert logarithmic.y.tell([-1.0, 0.0]) == ["10", "100"]  # a fraction, in per cent
+    assert list(zip(*logarithmic.x.ticks, strict=True)) == [(math.log10(x), f"{x}") for x in (2,)]
+    assert logarithmic.y.ticks == ([pytest.approx(math.log10(0.5))], ["50"])  # a fraction, in per cent
     (slope,) = [shapes[0].points for name, shapes in logarithmic.legend if name == "t^-0.5"]
     assert (slope[-1, 1] - slope[0, 1]) / (slope[-1, 0] - slope[0, 0]) == pytest.approx(-0.5)
 

@@ -228,15 +228,33 @@ def test_mistakes_are_told_in_one_line_before_anything_runs(text, arguments, mes
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("path", [path for path in sorted(EXPERIMENTS.glob("*.toml")) if "[sweep]" in path.read_text()])
+SWEEPS = [
+    pytest.param(path, id=f"{path.parent.name}-{path.stem}")
+    for path in sorted(EXPERIMENTS.glob("*/*.toml"))
+    if re.search(r"^\[sweep\]", path.read_text(), re.M)
+]
+
+
+@pytest.mark.parametrize("path", SWEEPS)
 def test_the_sweeps_of_the_project_plan_at_every_scale(path):
-    scales = re.findall(r"^\[scale\.(\w+)\]", path.read_text(), re.M)
+    """Small is a fifth of the whole at most and says what it takes; every row that a file names exists at its full scale."""
+    scales = {name.split(".")[1] for name in re.findall(r"^\[(scale\.[\w.-]+)\]", path.read_text(), re.M)}
     assert "small" in scales
-    whole, small = read_plan(path), read_plan(path, scale="small")
-    work = [sum(point.run.config["num-rounds"] for point in plan.points) for plan in (whole, small)]
-    assert work[1] <= work[0] / 5
-    for scale in scales:
-        assert read_plan(path, scale=scale).points
+    plans = {scale: read_plan(path, scale=scale) for scale in {*scales, "full"}}
+    work = {scale: sum(point.run.config["num-rounds"] for point in plan.points) for scale, plan in plans.items()}
+    assert work["small"] <= work["full"] / 5 or "data.max-samples" in path.read_text()
+    options = plans["small"].grid.options
+    assert 0 < options.minutes <= 25
+    results = Results(plans["full"], {})
+    full = plans["full"].grid.options
+    named = {row for table in (full.printed or {}).values() for row in table}
+    named |= {full.against} if isinstance(full.against, str) else {row for pair in full.against.items() for row in pair}
+    named |= {row for plot in full.plot for row in plot.rows}
+    columns = {
+        c for table in (full.printed or {}).values() for beside in table.values() if isinstance(beside, dict) for c in beside
+    }
+    assert named <= {*map(results.row_name, results.rows), ""}
+    assert columns <= set(map(results.column_name, results.columns))
 
 
 def test_the_pages_example_makes_as_many_runs_as_it_says(plan_of):

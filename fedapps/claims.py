@@ -1,0 +1,148 @@
+"""The index of results, docs/results/README.md: what papers claim, what came of it here, and the command that repeats it.
+
+It is generated from tables ``[[claim]]`` in the files of ``experiments/PAPER/``; each folder has a ``paper.toml`` with the paper's
+``title``, the ``page`` of its results, and the claims that have no experiment of their own.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import UserError
+
+#: In the order of the summary at the top.
+VERDICTS = ("holds", "holds in part", "does not hold", "not tried")
+PAPER = "paper.toml"
+START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the index.
+
+    ``item``: the table or figure. ``says``: what the paper says. ``have``: what we have, for ``not tried`` why not. ``verdict``: one of
+    ``VERDICTS``. ``section``: of the page, an anchor. ``scale``: the one whose numbers are told. ``command``: instead of the sweep of
+    the file. ``minutes``: on two cores, 0 if unknown. ``seeds``: how many.
+    """
+
+    item: str
+    says: str
+    have: str
+    verdict: str
+    section: str = ""
+    scale: str = ""
+    command: str = ""
+    minutes: float = 0.0
+    seeds: int = 0
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"verdict = {self.verdict!r}: choose of {', '.join(VERDICTS)}")
+        for name in ("item", "says", "have"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: must say something")
+        if self.verdict != "not tried" and not (self.section and self.minutes and self.seeds):
+            raise ValueError(f"{self.item}: section, minutes and seeds are needed unless it is not tried")
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A folder of experiments. ``page``: of its results, beside the index."""
+
+    title: str
+    page: str
+    claims: tuple[Claim, ...]
+
+
+def papers(root: Path) -> list[Paper]:
+    """Return the papers of ``root``/experiments, by the names of their folders. Raises ``UserError``."""
+    return [_paper(path) for path in sorted((root / "experiments").glob(f"*/{PAPER}"))]
+
+
+def _paper(path: Path) -> Paper:
+    table = _read(path)
+    if not isinstance(table.get("title"), str) or not isinstance(table.get("page"), str):
+        raise UserError(f"{path}: needs a title and a page")
+    others = [file for file in sorted(path.parent.glob("*.toml")) if file != path]
+    claims = [claim for file in (*others, path) for claim in _claims(file, _read(file))]
+    return Paper(table["title"], table["page"], tuple(sorted(claims, key=_order)))
+
+
+def _order(claim: Claim) -> tuple[int, str]:
+    return VERDICTS.index(claim.verdict) == 3, claim.item
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+
+
+def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
+    known = {part.name for part in fields(Claim)}
+    for entry in table.get("claim", []):
+        if unknown := sorted(set(entry) - known):
+            raise UserError(f"{path}: claim.{unknown[0]}: choose of {', '.join(sorted(known))}")
+        if "sweep" in table and "command" not in entry:
+            name = f"experiments/{path.parent.name}/{path.name}"
+            entry = {**entry, "command": f"fedapps sweep {name}" + (f" --scale {entry['scale']}" if entry.get("scale") else "")}
+        try:
+            yield Claim(**entry)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path}: claim: {error}") from None
+
+
+def index(root: Path) -> str:
+    """Return the text of the index."""
+    found = papers(root)
+    all_claims = [claim for paper in found for claim in paper.claims]
+    counts = ", ".join(f"{sum(claim.verdict == verdict for claim in all_claims)} {verdict}" for verdict in VERDICTS)
+    lines = [
+        "# Results",
+        "",
+        START,
+        "",
+        "What the papers say, what came of it here, and the command that repeats it: one row a claim, with a link to the numbers. "
+        f"Of {len(all_claims)} claims: {counts}.",
+        "",
+        "Minutes are those of two cores, rough ones; *seeds* how many there are behind the numbers, and one seed is no proof of "
+        "anything. What a paper does not claim itself is marked *(ours)*. `--data DIR` lets a command read its data from `DIR/mnist`, "
+        "`DIR/shakespeare` and so on. All of a paper, small:",
+        "",
+        "```sh",
+        "make reproduce PAPER=superfed SCALE=small DATA=DIR",
+        "```",
+        "",
+        f"Papers: {', '.join(f'[{paper.title}](#{anchor(paper.title)})' for paper in found)}. "
+        "The [default job](default-job.md) of the project compares its methods on digits.",
+    ]
+    for paper in found:
+        lines += ["", f"## {paper.title}", "", f"[All numbers]({paper.page})", ""]
+        lines += [
+            "| | the paper says | here | verdict | command | minutes | seeds |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        lines += [_row(claim, paper.page) for claim in paper.claims]
+    return "\n".join(lines) + "\n"
+
+
+def _row(claim: Claim, page: str) -> str:
+    verdict = f"[**{claim.verdict}**]({page}#{claim.section})" if claim.section else f"**{claim.verdict}**"
+    cells = (
+        claim.item,
+        claim.says,
+        claim.have,
+        verdict,
+        f"`{claim.command}`" if claim.command else "",
+        f"{claim.minutes:g}" if claim.minutes else "",
+        str(claim.seeds or ""),
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def anchor(heading: str) -> str:
+    """Return the name by which a heading is linked."""
+    return "".join(char for char in heading.lower() if char.isalnum() or char in "_- ").replace(" ", "-")
