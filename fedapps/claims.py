@@ -18,8 +18,8 @@ PAPER = "paper.toml"
 READING = (
     "Accuracy is that of each client on its own test samples (a fifth of what it holds), of the model that the method gives it; then "
     "mean, standard deviation and mean of the worst tenth over the clients. ECE (15 bins) is the mean over clients. *Global* is the "
-    "one federated model on the same samples. Bytes are those of all training messages. † marks what was computed aside: no command here "
-    "prints it."
+    "one federated model on the same samples. Bytes are those of all training messages. † marks what was computed aside: no command "
+    "here prints it."
 )
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
 
