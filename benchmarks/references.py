@@ -123,7 +123,8 @@ def main() -> None:
     shared: Config = {"method": "fedevg", "num-clients": 10, "clients-per-round": 0, "data.partition": "dirichlet-clients",
                       "data.validation": 0.0, "model.name": "small-cnn", "synthetic.samples": SAMPLES}  # fmt: skip
     mnist = {"task": "classification", "data.source": arguments.data, "data.max-samples": 6000, "synthetic.reference": "test"}
-    print(f"{100 * real_images({**shared, **(mnist if arguments.data else {'task': 'digits', 'synthetic.reference': 'clients'})}):.1f} %")
+    digits = {"task": "digits", "synthetic.reference": "clients"}
+    print(f"{100 * real_images({**shared, **(mnist if arguments.data else digits)}):.1f} %")
 
 
 if __name__ == "__main__":
