@@ -120,8 +120,16 @@ def main() -> None:
     if arguments.study == "trees":
         trees(arguments.sweep)
         return
-    shared: Config = {"method": "fedevg", "num-clients": 10, "clients-per-round": 0, "data.partition": "dirichlet-clients",
-                      "data.validation": 0.0, "model.name": "small-cnn", "synthetic.samples": SAMPLES}  # fmt: skip
+    shared: Config = {
+        "method": "fedevg",
+        "num-clients": 10,
+        "clients-per-round": 0,
+        "data.partition": "dirichlet-clients",
+        "data.alpha": 1.0,
+        "data.validation": 0.0,
+        "model.name": "small-cnn",
+        "synthetic.samples": SAMPLES,
+    }
     mnist = {"task": "classification", "data.source": arguments.data, "data.max-samples": 6000, "synthetic.reference": "test"}
     digits = {"task": "digits", "synthetic.reference": "clients"}
     print(f"{100 * real_images({**shared, **(mnist if arguments.data else digits)}):.1f} %")
