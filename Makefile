@@ -66,7 +66,7 @@ quick: $(VENV)/.installed-dev
 test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
 
-# Flower brings uv. What is left out needs no lowest version: linters, and the extras that most tests do without.
+# uv resolves them; Flower brings it. What is left out needs no lowest version: linters, and the extras that most tests do without.
 test-lowest: $(LOWEST)/.installed
 	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(TOGETHER) $(ARGS)
 
@@ -111,8 +111,9 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@$(PIP) install --editable '.[app,dev]'
 	@touch $(VENV)/.installed $@
 
-$(LOWEST)/.installed: pyproject.toml | $(VENV)/.installed
+$(LOWEST)/.installed: pyproject.toml | $(BIN)/python
 	@echo "== Installing the lowest versions that fedapps allows into $(LOWEST) (some gigabytes)"
+	@[ -x $(BIN)/uv ] || $(PIP) install --quiet uv
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
 	@touch $@
