@@ -56,7 +56,7 @@ class PerFedAvgClient(PersonalClient):
         for _ in range(int(config["per-fedavg-steps"])):
             total = [torch.zeros_like(t) for t in place]
             for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
-                add(total, torch.autograd.grad(problem.loss(x, y), parameters), len(y) / len(data))
+                add(total, torch.autograd.grad(problem.surrogate(problem.loss(x, y)), parameters), len(y) / len(data))
             add(place, total, -alpha)
         return {}
 

@@ -21,7 +21,6 @@ from fedapps.prepare import completed
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.settings import Settings
 from fedapps.toml_text import read_toml
-from strategies.base.messages import innermost
 
 if TYPE_CHECKING:
     from clients import FedAvgClient
@@ -106,7 +105,7 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
             **settings.train.to_config(),
         }
     )
-    strategy: Any = innermost(build_strategy(settings, task))
+    strategy = build_strategy(settings, task)
     (sent,) = strategy.configure_evaluate(rounds[-1], arrays, config, InlineGrid(ClientApp(), 1))
     (record,), (configured,) = sent.content.array_records.values(), sent.content.config_records.values()
     return [array.numpy().copy() for array in record.values()], dict(configured)

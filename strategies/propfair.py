@@ -6,7 +6,7 @@ FedAvg. The gradient is divided by M - l: a large M needs a learning rate M time
 
     PropFair(FedAvg())        PropFair(Scaffold())        TERM(PropFair(FedAdam()))
 
-Contract: that of the wrapped strategy; the client minimises that loss with M = ``propfair-m`` of the training configuration.
+Contract: that of the wrapped strategy; the client minimises that loss with M = ``propfair-m`` of the configuration.
 """
 
 from collections.abc import Iterable
@@ -52,6 +52,11 @@ class PropFair(Wrapper):
         """Send M beside what the wrapped strategy sends."""
         config["propfair-m"] = self.options.m
         return self.strategy.configure_train(server_round, arrays, config, grid)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send M there, too: a client may train before it is scored."""
+        config["propfair-m"] = self.options.m
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the wrapped strategy."""

@@ -64,6 +64,13 @@ def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, c
     assert f"accuracy {float(known['accuracy'])}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("wrapped", [["method=propfair", "propfair.base=finetune"], ["method=ditto", "robust.rule=median"]])
+def test_a_method_around_another_one_is_exported_like_it(wrapped, tmp_path):
+    assert run(tmp_path / "r", *wrapped) == 0
+    for client, said in reported(tmp_path / "r").items():
+        assert exported(tmp_path / "r", client)[1]["accuracy"] == pytest.approx(said)
+
+
 def test_the_program_computes_the_same(tmp_path):
     assert run(tmp_path / "r", "method=ditto") == 0
     program = tmp_path / "client.pt2"
