@@ -32,7 +32,7 @@ def test_it_takes_less_than_ninety_lines_of_code():
 def extended(tmp_path_factory):
     """A copy of the project with the method added as the text says."""
     copy = tmp_path_factory.mktemp("extended")
-    for name in (*PACKAGES, "tests", "docs", "examples"):
+    for name in (*PACKAGES, "tests", "docs", "examples", "experiments"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, copy)
