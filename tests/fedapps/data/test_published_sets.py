@@ -47,7 +47,12 @@ def write(folder, splits, features):
 
 def experiment(name, source, **more):
     """Return the settings of an experiment on a folder in place of the hub's set, without pre-trained weights."""
-    config = {**read_toml(EXPERIMENTS / f"aaggff-{name}.toml"), "device": "cpu", "model.pretrained": False, "data.source": source}
+    config = {
+        **read_toml(EXPERIMENTS / "aaggff" / f"{name}.toml"),
+        "device": "cpu",
+        "model.pretrained": False,
+        "data.source": source,
+    }
     return {**config, "num-clients": 0, "clients-per-round": 1, "method": "fedavg", **more}
 
 

@@ -21,6 +21,7 @@ from fedapps.data.partition import load_images
 from fedapps.errors import UserError
 from fedapps.models.options import ModelOptions
 from fedapps.settings import Settings, read_settings
+from fedapps.sweep.plan import read_plan
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.next_word import Words, vocabulary, windows
 from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions
@@ -373,10 +374,12 @@ def test_transformers_missing(monkeypatch):
 
 # The experiments
 
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments" / "aaggff"
+
 
 @pytest.mark.parametrize("name", ["isic", "mqp", "celeba", "reddit", "speech", "tinyimagenet"])
 def test_the_papers_settings_are_accepted(name):
-    config = read_toml(Path(__file__).resolve().parents[3] / "experiments" / f"aaggff-{name}.toml")
+    config = read_toml(EXPERIMENTS / f"{name}.toml")
     for method in ("fedavg", "q-fedavg", "term", "propfair", "fedmgda", config["method"]):
         chosen = read_settings(config | {"method": method})
         build_strategy(chosen, None)
@@ -386,8 +389,9 @@ def test_the_papers_settings_are_accepted(name):
 
 @pytest.mark.parametrize("name", ["heart", "berka", "shakespeare"])
 def test_the_settings_of_the_studies_that_run_here_are_accepted(name):
-    config = read_toml(Path(__file__).resolve().parents[3] / "experiments" / f"aaggff-{name}.toml")
-    for method in ("fedavg", "q-fedavg", "term", "propfair", "fedmgda", "afl", config["method"]):
-        chosen = read_settings(config | {"method": method})
+    configs = [point.run.config for point in read_plan(EXPERIMENTS / f"{name}.toml").points]
+    others = [{**configs[0], "method": method} for method in ("q-fedavg", "term", "propfair", "fedmgda", "afl")]
+    for config in configs + others:
+        chosen = read_settings(config)
         build_strategy(chosen, None)
-    assert (chosen.train.local_epochs, chosen.train.batch_size, chosen.train.momentum) == (1, 20, 0)
+        assert (chosen.train.local_epochs, chosen.train.batch_size, chosen.train.momentum) == (1, 20, 0)
