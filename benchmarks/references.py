@@ -99,7 +99,8 @@ def trees(folder: Path) -> None:
 def real_images(config: Config) -> float:
     """Return the accuracy of the same classifier on as many real training images, mean of three draws: what there is to reach."""
     settings = read_settings(config)
-    evaluator = SetEvaluator(build_task(settings))  # type: ignore[arg-type]
+    task: Any = build_task(settings)
+    evaluator = SetEvaluator(task)
     pool: Split = evaluator._of_all("train")
     accuracies = []
     for draw in range(3):

@@ -76,8 +76,8 @@ def _paper(path: Path) -> Paper:
     return Paper(table["title"], table["page"], tuple(sorted(claims, key=_order)))
 
 
-def _order(claim: Claim) -> tuple[int, str]:
-    return VERDICTS.index(claim.verdict) == 3, claim.item
+def _order(claim: Claim) -> tuple[bool, str]:
+    return claim.verdict == "not tried", claim.item
 
 
 def _read(path: Path) -> dict[str, Any]:

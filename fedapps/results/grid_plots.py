@@ -5,7 +5,7 @@ seeds, with a band from the lowest to the highest. ``KINDS`` says which there ar
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -154,19 +154,20 @@ def _lines(
     """Return for each line its places (n,) and values (seeds, n)."""
     if spec.kind == "parameter":
         return _along_parameter(read_measure(text), lines, numbers)
-    tell: Callable[[Runs], tuple[Floats, Floats] | None]
-    if spec.kind == "clients":
-        tell = lambda runs: _sorted(runs, text)  # noqa: E731
-    elif spec.kind == "curve":
-        tell = lambda runs: _own_curve(runs, text)  # noqa: E731
-    else:
-        tell = lambda runs: _over(spec.kind, runs, read_measure(text))  # noqa: E731
-    found = {row: told for row, runs in lines.items() if (told := tell(runs)) is not None}
+    found = {row: told for row, runs in lines.items() if (told := _line(spec.kind, text, runs)) is not None}
     if spec.relative and len(found) > 1:
         least = min(len(values) for _, values in found.values()), min(values.shape[1] for _, values in found.values())
         middle = np.mean([values[: least[0], : least[1]] for _, values in found.values()], axis=0)
         found = {row: (x[: least[1]], y[: least[0], : least[1]] - middle) for row, (x, y) in found.items()}
     return found
+
+
+def _line(kind: str, text: str, runs: Runs) -> tuple[Floats, Floats] | None:
+    if kind == "clients":
+        return _sorted(runs, text)
+    if kind == "curve":
+        return _own_curve(runs, text)
+    return _over(kind, runs, read_measure(text))
 
 
 def _over(kind: str, runs: Runs, measure: Measure) -> tuple[Floats, Floats] | None:

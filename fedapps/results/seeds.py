@@ -39,9 +39,7 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     from scipy.stats import t  # late: it takes longer to import than a table takes to make
 
     n, mean = len(values), fmean(values)
-    if n < 2:
-        return Interval(mean, math.nan, -math.inf, math.inf, n)
-    if not all(map(math.isfinite, values)):
+    if n < 2 or not all(map(math.isfinite, values)):
         return Interval(mean, math.nan, -math.inf, math.inf, n)
     s = stdev(values)
     reach = float(t.ppf((1 + level) / 2, n - 1)) * s / math.sqrt(n)
