@@ -39,7 +39,8 @@ def load_data(partition_id, num_partitions, batch_size):
     images, labels = torch.tensor(x[rows] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y[rows])
     cut = len(rows) * 4 // 5
     train, test = TensorDataset(images[:cut], labels[:cut]), TensorDataset(images[cut:], labels[cut:])
-    return DataLoader(train, batch_size=batch_size, shuffle=True), DataLoader(test, batch_size=batch_size)
+    order = torch.Generator().manual_seed(partition_id)  # a client's own: the same numbers in whatever order clients are asked
+    return DataLoader(train, batch_size=batch_size, shuffle=True, generator=order), DataLoader(test, batch_size=batch_size)
 
 
 def train(net, trainloader, epochs, lr, device):
