@@ -2,22 +2,28 @@
 
 A client is paired with itself by its id, a run with the reference of the same seed, since another seed deals other samples. With a_k
 the accuracy (AUROC where all runs have it) of client k and b_k that in the reference run: the mean of a_k - b_k, the share of clients
-with a_k > b_k and with a_k < b_k, and the least a_k - b_k, that of the client that loses most.
+with a_k > b_k and with a_k < b_k, and the least a_k - b_k, that of the client that loses most. From three seeds on the mean has bounds,
+which know of other seeds and of other clients.
 """
 
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import stdev
 from typing import NamedTuple
 
+import numpy as np
+
+from algorithms.common.seeds import generator
 from fedapps.errors import UserError
 from fedapps.results.comparison_table import Row
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.formats import one_line
 from fedapps.results.reader import RunFolder, is_number
 from fedapps.results.sections import Section
+from fedapps.results.seeds import ENOUGH, Interval, nested_bootstrap
 
 #: Settings of the data that change neither which samples a client tests on nor how they are scored.
 _FREE = {
@@ -62,7 +68,17 @@ class Gains:
             "gain-share-lost": [sum(gain < 0 for gain in gains) / len(gains) for gains in means],
         }
         out = {key: (sum(v) / len(v), stdev(v) if len(v) > 1 else None) for key, v in table.items()}
-        return out | {"gain-worst": (min(min(gains) for gains in means), None)}
+        out |= {"gain-worst": (min(min(gains) for gains in means), None)}
+        bounds = self.bounds
+        return out if bounds is None else out | {"gain-mean-low": (bounds.low, None), "gain-mean-high": (bounds.high, None)}
+
+    @cached_property
+    def bounds(self) -> Interval | None:
+        """The mean with its 95 % bounds over seeds and, within them, clients; none of fewer than three seeds."""
+        if len(self.runs) < ENOUGH:
+            return None
+        draws = max(100, min(2000, 4_000_000 // max(map(len, self.runs))))
+        return nested_bootstrap([np.array([pair.gain for pair in run]) for run in self.runs], generator(0, "gains"), draws)
 
 
 def reference_of(rows: Sequence[Row], reference: Path | None) -> Row | None:
@@ -113,8 +129,10 @@ def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Secti
     rows = []
     for gains in found:
         numbers = gains.numbers()
-        (mean, std), (up, _), (down, _), (worst, _) = numbers.values()
+        (mean, std), (up, _), (down, _), (worst, _) = list(numbers.values())[:4]
+        bounds = gains.bounds
         spread = "" if std is None else f"\n±{100 * std:.1f}"
+        spread += "" if bounds is None else f"\n{100 * bounds.low:+.1f} to {100 * bounds.high:+.1f}"
         clients = len({pair.client for run in gains.runs for pair in run})
         rows.append(
             (
@@ -136,6 +154,10 @@ def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Secti
     )
     if any(len(gains.runs) > 1 for gains in found):
         note += " Of several seeds: means, and the least of all."
+    if any(gains.bounds for gains in found):
+        note += (
+            " From three seeds on with the central 95 % of what other seeds, and other clients in them, would show (bootstrap)."
+        )
     if alone := sum(gains.alone for gains in found):
         note += f" {alone} clients of the reference have no partner and are left out."
     return Section(f"Gain over {one_line(reference.label, 60)}", note, header, tuple(rows))

@@ -51,6 +51,26 @@ def test_seeds_are_paired_with_their_own_reference(write_run):
     assert section.rows == (("fedavg", "+0.0\n±35.4", "50", "25", "-50.0", "2"),)
 
 
+def test_from_three_seeds_on_the_mean_has_bounds_of_seeds_and_clients(write_run):
+    """Gains of 0, 0.25 and 0.5 for all of a seed's clients: one draw of 27 has three times the least, so 95 % lie within 0 and 0.5.
+
+    The same mean from seeds that agree, whose clients gain 0 or 0.5, is surer: 60 clients, a deviation of 0.25 / sqrt(60).
+    """
+    runs = []
+    for seed in range(3):
+        runs.append(write_run(f"l{seed}", "local", seed=seed, clients=[(k, 0.5) for k in range(20)]))
+        runs.append(write_run(f"f{seed}", seed=seed, clients=[(k, 0.5 + seed / 4) for k in range(20)]))
+        runs.append(write_run(f"p{seed}", "fedprox", seed=seed, clients=[(k, 0.5 + k % 2 / 2) for k in range(20)]))
+    comparison = compare(runs)
+    rows = {row["label"]: row for row in csv_rows(comparison.csv)}
+    bounds = {label: [float(rows[label][f"gain-mean-{end}"]) for end in ("low", "high")] for label in ("fedavg", "fedprox")}
+    assert bounds["fedavg"] == [0, 0.5]
+    assert bounds["fedprox"] == pytest.approx([0.25 - 1.96 * 0.25 / 60**0.5, 0.25 + 1.96 * 0.25 / 60**0.5], abs=0.015)
+    section = gains(comparison)
+    assert section.rows[0][1] == "+25.0\n±25.0\n+0.0 to +50.0"
+    assert "other clients" in section.note
+
+
 def test_any_run_can_be_the_reference(write_run, capsys):
     runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE)]
     other = write_run("p", "fedprox", clients=TOGETHER)
