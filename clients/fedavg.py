@@ -106,11 +106,11 @@ class FedAvgClient(NumPyClient):
 
     def run(
         self, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], config: Config,
-        samples: Epochs | None = None,
+        samples: Epochs | None = None, problem: Problem | None = None,
     ) -> float:  # fmt: skip
         """Take the step (``clients.base.steps``) with every mini-batch of the round; return the mean loss over all samples seen.
 
-        ``samples``: what is cut into these mini-batches, by default the epochs of the round.
+        ``samples``: what is cut into these mini-batches, by default the epochs of the round. ``problem``: by default :meth:`problem`.
         """
         options, seen = TrainOptions.from_config(config), 0
 
@@ -121,7 +121,7 @@ class FedAvgClient(NumPyClient):
                 yield x, y
 
         runner = self.compiler if self.compiler is not None and config.get("compile") == "on" else Eager
-        total = runner.run(self.problem(config), step, state, constants, numbers, counted(), options.batch_size)
+        total = runner.run(problem or self.problem(config), step, state, constants, numbers, counted(), options.batch_size)
         return total / seen if seen else 0.0
 
     def problem(self, config: Config) -> Problem:

@@ -36,14 +36,10 @@ class FedRoDClient(PersonalClient):
         options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(both).values()]
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
-        self._problem = Problem(both, loss, self.surrogate(config))
-        found = self.run(Descent(sgd), {"w": tensors, "velocity": sgd.velocity(tensors)}, {}, lambda _: {"rate": rate}, config)
+        state, problem = {"w": tensors, "velocity": sgd.velocity(tensors)}, Problem(both, loss, self.surrogate(config))
+        found = self.run(Descent(sgd), state, {}, lambda _: {"rate": rate}, config, problem=problem)
         self.store.save(self.kept_as, [p.detach().cpu().numpy() for p in both.own], config)
         return get_arrays(self.model), len(self.data.train), {"loss": found, **before}
-
-    def problem(self, config: Config) -> Problem:
-        """Return the problem of both models together."""
-        return self._problem
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the sum of both heads (before the first training, the generic one), and the generic one as ``global-...``."""

@@ -42,7 +42,7 @@ from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.power_iteration import PowerIteration
 from algorithms.frank_wolfe.steps import move
 from strategies.base.client_grid import clients_of
-from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.messages import arrays_of, metrics_of, round_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
@@ -82,7 +82,7 @@ class DFWTrace(Constrained):
     ) -> Iterable[Message]:
         """Ask clients that have not answered this half step, as many as a round has."""
         self._ids = clients_of(grid)
-        nodes = self._sample(grid, int(str(config["server-round"])), MessageType.TRAIN)
+        nodes = self._sample(grid, round_of(config), MessageType.TRAIN)
         waiting = [node for node in self._ids if self._waits_for(self._ids[node])]
         drawn = [node for node in nodes if node in waiting]
         nodes = drawn + [node for node in waiting if node not in drawn][: len(nodes) - len(drawn)]

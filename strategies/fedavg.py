@@ -28,7 +28,7 @@ from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientGrid
-from strategies.base.messages import metrics_of
+from strategies.base.messages import metrics_of, rounds_of
 from strategies.base.records import average_arrays, average_metrics
 from strategies.base.rounds import Callback, Patience, run_rounds
 
@@ -94,7 +94,7 @@ class FedAvg(FlowerFedAvg):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the model to the sampled clients, with :meth:`train_options` in the configuration."""
         config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
-        config.update(self.train_options(server_round, int(str(config.get("num-rounds", server_round)))))
+        config.update(self.train_options(server_round, rounds_of(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
@@ -103,7 +103,7 @@ class FedAvg(FlowerFedAvg):
         if self.fraction_evaluate == 0:
             return []
         config["server-round"] = server_round
-        config.update(self.evaluate_options(server_round, int(str(config.get("num-rounds", server_round)))))
+        config.update(self.evaluate_options(server_round, rounds_of(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         return self._messages(arrays, config, nodes, MessageType.EVALUATE)
 

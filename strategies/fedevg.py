@@ -29,7 +29,7 @@ from algorithms.common.wire import read
 from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.client_grid import clients_of
-from strategies.base.messages import arrays_of
+from strategies.base.messages import arrays_of, rounds_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
@@ -130,7 +130,7 @@ class FedEvg(Synthetic):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the set to the sampled clients."""
         self._x, self._names = read(arrays["x"]), clients_of(grid)
-        self._num_rounds = int(str(config.get("num-rounds", server_round)))
+        self._num_rounds = rounds_of(config, server_round)
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:

@@ -34,7 +34,7 @@ from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, automatic_lambda_0, dual_step, server_step, server_step_partial
 from strategies.base.client_grid import clients_of
-from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.messages import arrays_of, metrics_of, round_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
@@ -126,7 +126,7 @@ class FedFW(Constrained):
     ) -> Iterable[Message]:
         """Send x_bar and the step sizes and penalties of the round."""
         ids = clients_of(grid)
-        if not (nodes := self._sample(grid, int(str(config["server-round"])), MessageType.TRAIN)):
+        if not (nodes := self._sample(grid, round_of(config), MessageType.TRAIN)):
             return []
         now = _Round(self.open_model(arrays), (), ids, [ids[node] for node in nodes])
         local = self.options.local_steps

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.domain import Domain
-from strategies.base.messages import arrays_of
+from strategies.base.messages import arrays_of, round_of
 from strategies.families.consensus import Constrained
 
 
@@ -65,7 +65,7 @@ class ProjectedFedAvg(Constrained):
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the point to the sampled clients."""
-        server_round = int(str(config["server-round"]))
+        server_round = round_of(config)
         config.update(self.train_options(server_round, num_steps))
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
         return self._messages(arrays, config, nodes, MessageType.TRAIN)

@@ -5,7 +5,7 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
@@ -43,6 +43,16 @@ def metrics_of(content: RecordDict) -> dict[str, Any]:
 def arrays_of(content: RecordDict) -> list[ArrayRecord]:
     """Return the array records of a message (Flower's own view of them is slow for small messages)."""
     return [record for record in content.values() if isinstance(record, ArrayRecord)]
+
+
+def round_of(config: ConfigRecord) -> int:
+    """Return the round that a configuration is for."""
+    return int(str(config["server-round"]))
+
+
+def rounds_of(config: ConfigRecord, server_round: int) -> int:
+    """Return how many rounds the run has; under a loop that does not tell, the round ``server_round`` counts as the last."""
+    return int(str(config.get("num-rounds", server_round)))
 
 
 def innermost(strategy: Strategy) -> Strategy:

@@ -88,7 +88,11 @@ class _Tally:
             )
 
     def why(self) -> str:
-        return f"client {self.last[0].client}: {self.last[0].reason}" if self.last else "no client answered"
+        return _first_of(self.last, "no client answered")
+
+
+def _first_of(failures: Sequence[Failure], otherwise: str) -> str:
+    return f"client {failures[0].client}: {failures[0].reason}" if failures else otherwise
 
 
 def run_rounds(
@@ -206,7 +210,7 @@ def _fault(now: Round, patience: Patience) -> str:
     phases = [("round", now.trained, patience.min_replies), ("evaluation after round", now.evaluated, 1)]
     for phase, exchange, least in phases:
         if exchange is not None and exchange.kind and len(exchange.clients) < least:
-            why = f"client {exchange.failures[0].client}: {exchange.failures[0].reason}" if exchange.failures else "no answer"
+            why = _first_of(exchange.failures, "no answer")
             return f"the last {phase} {now.number} had {len(exchange.clients)} valid replies, at least {least} needed; {why}"
     return ""
 

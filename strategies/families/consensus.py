@@ -29,7 +29,7 @@ from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.steps import duality_gap
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
-from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.messages import arrays_of, metrics_of, rounds_of
 from strategies.base.records import to_record
 from strategies.fedavg import FedAvg
 
@@ -112,7 +112,7 @@ class Constrained(FedAvg):
             told = self.preparation.told()
             content = to_record([str(i) for i in range(len(told))], told)
             return self._messages(content, config, list(clients_of(grid)), MessageType.TRAIN)
-        steps = int(str(config.get("num-rounds", server_round))) - self._prepared_rounds
+        steps = rounds_of(config, server_round) - self._prepared_rounds
         return self.configure_step(server_round - self._prepared_rounds, steps, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
