@@ -22,11 +22,14 @@ NAME = "private"
 
 
 def head_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the name prefixes of a model's head. Raises ``ValueError`` if the model does not declare them."""
-    head: Any = getattr(model, "head", None)
+    """Return the name prefixes of a model's head. Raises ``ValueError`` if the model does not declare them.
+
+    They are its attribute ``chosen_head``, which a user's choice sets, else ``head``, else the layer of that name.
+    """
+    head: Any = getattr(model, "chosen_head", None) or getattr(model, "head", None)
     if not head:
         raise ValueError(f"{type(model).__name__} has no head: give it an attribute head, prefixes of parameter names")
-    return tuple(head)
+    return ("head.",) if isinstance(head, nn.Module) else tuple(head)
 
 
 class PartialClient(FedAvgClient):

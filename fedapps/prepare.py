@@ -26,6 +26,10 @@ def completed(given: Mapping[str, Any]) -> Settings:
     settings = read_settings({**method.defaults, **task.defaults, **given})
     if settings.data.source != "digits" and is_local(settings.data.source):  # workers run in another directory
         settings = replace(settings, data=with_absolute_source(settings.data))
+    if settings.model.weights:
+        settings = replace(
+            settings, model=replace(settings.model, weights=str(Path(settings.model.weights).expanduser().absolute()))
+        )
     if settings.data.synthetic:
         settings = replace(
             settings, data=replace(settings.data, synthetic=str(Path(settings.data.synthetic).expanduser().absolute()))

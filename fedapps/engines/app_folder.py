@@ -1,6 +1,8 @@
 """The app's packages: whether those that are imported are its own, and the folder of them that is passed to `flwr run`."""
 
+import json
 import shutil
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,8 +30,10 @@ def check_packages() -> None:
         )
 
 
-def copy_app(folder: Path) -> Path:
+def copy_app(folder: Path, own: Mapping[str, Path] | None = None) -> Path:
     """Copy this project's Flower app, and nothing else, into a new folder inside `folder`; return the new folder.
+
+    `own`: files of the user's own that the app shall have too, by their places in it.
 
     A copy works the same from a checkout and from an installed wheel. It also keeps Flower, which scans the whole app folder and may
     edit its pyproject.toml, away from environments, results and the user's files.
@@ -45,4 +49,11 @@ def copy_app(folder: Path) -> Path:
             target = app / source.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
+    for place, source in (own or {}).items():
+        (app / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, app / place)
+    if own:  # Flower leaves out what is not listed
+        listed = "".join(f"{json.dumps(place)}, " for place in own)
+        text = (app / "pyproject.toml").read_text(encoding="utf-8")
+        (app / "pyproject.toml").write_text(text.replace("fab-include = [", f"fab-include = [{listed}", 1), encoding="utf-8")
     return app

@@ -8,6 +8,7 @@ from flwr.serverapp.strategy import Strategy
 import clients
 from fedapps.errors import UserError
 from fedapps.methods.method import Method, StrategyFactory, TorchClient
+from fedapps.tasks.base import layers_of
 from fedapps.tasks.context import RunContext
 from strategies import (
     APFL,
@@ -44,10 +45,21 @@ def sharing(share: str) -> StrategyFactory:
     """Return a factory of the strategy that shares one part of the task's model: "body" or "head"."""
 
     def build(options: FedRepOptions | None, task: Any, context: RunContext) -> Strategy:
-        head = task.work_model().head
+        head = declared_head(task, context)
         return fitting(FedRep(head, options) if options else PartialSharing(head, share), task, context)
 
     return build
+
+
+def declared_head(task: Any, context: RunContext) -> tuple[str, ...]:
+    """Return the name prefixes of the head of the task's model. Raises ``UserError`` if it declares none."""
+    from clients import partial_sharing
+
+    try:
+        return partial_sharing.head_of(task.work_model())
+    except ValueError:
+        layers = ", ".join(layers_of(task.work_model()))
+        raise UserError(f"model.head = '': {context.model.name!r} declares no head: name it, one of {layers}") from None
 
 
 def fedbn(options: None, task: Any, context: RunContext) -> Strategy:
@@ -195,7 +207,7 @@ METHODS: dict[str, Method] = {
         paper="Oh, Kim, Yun 2022",
         trait="personalises",
         page="partial-sharing",
-        strategy=lambda options, task, context: fitting(FedBABU(task.work_model().head, options), task, context),
+        strategy=lambda options, task, context: fitting(FedBABU(declared_head(task, context), options), task, context),
         client=TorchClient(lambda: clients.FedBABUClient),
         options=FedBABUOptions,
         table="fedbabu",

@@ -21,6 +21,8 @@ from torch import nn
 from fedapps.errors import UserError
 from fedapps.models import aaggff_nets, superfed_nets
 from fedapps.models.base import Classifier, Shape, draw_weights
+from fedapps.models.own_code import is_reference
+from fedapps.models.own_net import build_own
 
 
 def logistic(shape: Shape, num_classes: int) -> Classifier:
@@ -152,14 +154,17 @@ ONE_ROW = ("cnn-1d", "m5")
 ONE_OR_THREE = ("efficientnet-b0",)
 
 
-def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False) -> Classifier:
+def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False) -> nn.Module:
     """Build model ``name`` for samples (C, H, W) with weights drawn from ``seed`` (Xavier normal; biases 0, or by the net's own rule).
 
     The same arguments give the same weights, and the global random state is not changed. ``pretrained``: use published weights for
-    the body. Raises UserError for an unknown name, missing pretrained weights, or samples of a shape that the net does not take.
+    the body. A name with a colon is a net of the user's own (``own_net.py``). Raises UserError for an unknown name, missing
+    pretrained weights, or samples of a shape that the net does not take.
     """
     name = net_for(input_shape) if name == BY_SHAPE else name
-    if name not in MODELS:
+    if is_reference(name) and not pretrained:
+        return build_own(name, input_shape, num_classes, seed)
+    if name not in MODELS and not is_reference(name):
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"model.name = {name!r}: {hint}choose one of {', '.join(NAMES)}")

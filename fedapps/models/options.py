@@ -11,7 +11,9 @@ class ModelOptions(Options):
 
     name: str = option(
         "auto",
-        "a net of fedapps/models; auto: mlp for images and vectors, cnn-1d for windows, logistic for tables, char-lstm for text",
+        "a net of fedapps/models, or one of yours as module:name; "
+        "auto: mlp for images and vectors, cnn-1d for windows, logistic for tables, char-lstm for text",
     )
+    weights: str = option("", "safetensors file of the weights to start from, by the net's names")
     pretrained: bool = option(False, "start from published weights (efficientnet-b0, and the DistilBERT of task text-pairs)")
     head: str = option("", 'fedper, lg-fedavg, fedrep: layers that are the head, separated by commas; "": as the net declares')

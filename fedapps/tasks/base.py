@@ -69,14 +69,23 @@ class TorchTask:
         model = self.model_fn(0)
         if self.context.model.head:
             named: Any = model
-            named.head = head_of(model, self.context.model.head)
+            named.chosen_head = head_of(model, self.context.model.head)  # "head" may be a layer
+        return model
+
+    def initial_model(self) -> "nn.Module":
+        """Return the model that the run starts from: drawn by the seed, or with the weights of the file ``model.weights``."""
+        model = self.model_fn(derived_seed(self.context.seed, "model"))
+        if self.context.model.weights:
+            from fedapps.models.weights import read_weights
+
+            read_weights(model, self.context.model.weights)
         return model
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the initial model by name."""
         from algorithms.common.modules import get_arrays
 
-        model = self.model_fn(derived_seed(self.context.seed, "model"))
+        model = self.initial_model()
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
@@ -105,11 +114,16 @@ def head_of(model: "nn.Module", names: str) -> tuple[str, ...]:
     head = tuple(f"{name.strip().rstrip('.')}." for name in names.split(","))
     for prefix in head:
         if not any(name.startswith(prefix) for name in model.state_dict()):
-            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in model.state_dict()))
             raise UserError(
-                f"model.head = {names!r}: there is no layer {prefix[:-1]!r}: choose among {layers}, or whole parts of these"
+                f"model.head = {names!r}: there is no layer {prefix[:-1]!r}: choose among {', '.join(layers_of(model))}, or whole "
+                "parts of these"
             )
     return head
+
+
+def layers_of(model: "nn.Module") -> list[str]:
+    """Return the names of the layers that have arrays."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in model.state_dict()))
 
 
 def device_of(name: str) -> "torch.device":

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from algorithms.common.checks import nearest
 from algorithms.common.modules import get_arrays
-from algorithms.common.seeds import derived_seed, generator
+from algorithms.common.seeds import generator
 from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective
@@ -27,6 +27,7 @@ from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.models import image_nets
+from fedapps.models.own_code import is_reference
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.set_training import check_fits, fit, tensors
@@ -42,7 +43,7 @@ class Classification(TorchTask):
     deals_samples = True
 
     def __init__(self, options: Any, context: RunContext) -> None:
-        if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES):
+        if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES) and not is_reference(context.model.name):
             near = nearest(context.model.name, image_nets.NAMES)
             raise UserError(f"model.name = {context.model.name!r}: {near}choose one of auto, {', '.join(image_nets.NAMES)}")
         super().__init__(options, context)
@@ -137,7 +138,7 @@ class Classification(TorchTask):
         _ = self.groups  # raises if they are too many
         if self.context.data.synthetic:  # without the pre-training, which would be done twice
             self.synthetic_set()
-            self.model_fn(0)
+            self.initial_model()
         else:
             self.initial_arrays()
 
@@ -162,14 +163,9 @@ class Classification(TorchTask):
         chosen = self.context.data
         if not chosen.synthetic or chosen.synthetic_use != "pretrain":
             return super().initial_arrays()
-        seed = self.context.seed
-        model = self.model_fn(derived_seed(seed, "model"))
-        fit(
-            model,
-            self.synthetic_set(),
-            self.context.synthetic.steps,
-            generator(seed, "pre-training on synthetic samples"),
-        )
+        model = self.initial_model()
+        rng = generator(self.context.seed, "pre-training on synthetic samples")
+        fit(model, self.synthetic_set(), self.context.synthetic.steps, rng)
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))
 
     def prepare(self, client: int, num_clients: int) -> ClientData:

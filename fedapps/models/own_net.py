@@ -1,0 +1,91 @@
+"""A net of the user's own as the model of a run: ``model.name = "my_nets:build"``.
+
+``build`` is a function or a class. It is called with those of ``input_shape`` (channels, height, width), ``num_classes`` and ``seed``
+that it has parameters for, and returns a module that maps samples (n, C, H, W), float, to logits (n, num_classes).
+``torchvision:NAME`` and ``timm:NAME`` are the nets of these libraries by their names there.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedapps.errors import UserError
+from fedapps.models.base import Shape
+from fedapps.models.own_code import load
+
+KEY = "model.name"
+
+
+def build_own(name: str, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
+    """Return the net ``name``; weights that it draws follow from ``seed``, and the global random state is not changed.
+
+    Raises ``UserError`` if there is none, if it cannot be built, or if its outputs have another shape.
+    """
+    build = _hub(name, input_shape[0]) or load(KEY, name)
+    if not callable(build):
+        raise UserError(f"{KEY} = {name!r}: is a {type(build).__name__}, no function or class that makes a net")
+    offered = {"input_shape": input_shape, "num_classes": num_classes, "seed": seed}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            net = build(**asked_for(name, build, offered))
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{KEY} = {name!r}: cannot be built: {_first_line(error)}") from error
+    if not isinstance(net, nn.Module):
+        raise UserError(f"{KEY} = {name!r}: returned a {type(net).__name__}, no torch.nn.Module")
+    _check_outputs(name, net, input_shape, num_classes)
+    return net
+
+
+def asked_for(name: str, build: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Return those of ``offered`` that ``build`` has parameters for; one that only takes ``**kwargs`` gets ``num_classes``."""
+    parameters = inspect.signature(build).parameters
+    for parameter in parameters.values():
+        optional = parameter.default is not parameter.empty or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.name not in offered and not optional:
+            raise UserError(
+                f"{KEY} = {name!r}: asks for {parameter.name!r}; it is given {', '.join(offered)}: give the others a default"
+            )
+    chosen = {key: value for key, value in offered.items() if key in parameters}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        chosen.setdefault("num_classes", offered["num_classes"])
+    return chosen
+
+
+def _hub(name: str, channels: int) -> Callable[..., nn.Module] | None:
+    """Return what builds a net of a library that keeps many, untrained; ``None`` if ``name`` names none."""
+    library, _, net = name.partition(":")
+    if library not in ("torchvision", "timm"):
+        return None
+    try:
+        module: Any = __import__("torchvision.models" if library == "torchvision" else "timm", fromlist=["x"])
+    except ImportError:
+        raise UserError(f"{KEY} = {name!r}: {library} is not installed: pip install 'fedapps[vision]'") from None
+    if library == "torchvision":
+        return lambda num_classes: module.get_model(net, weights=None, num_classes=num_classes)
+    return lambda num_classes: module.create_model(net, num_classes=num_classes, in_chans=channels)
+
+
+@torch.no_grad()
+def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) -> None:
+    training = net.training
+    try:
+        out = net.eval()(torch.zeros(2, *shape))
+    except Exception as error:
+        raise UserError(f"{KEY} = {name!r}: does not take samples of shape {shape}: {_first_line(error)}") from error
+    finally:
+        net.train(training)
+    if not isinstance(out, torch.Tensor) or out.shape != (2, num_classes):
+        found = f"shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
+        raise UserError(
+            f"{KEY} = {name!r}: of two samples its output is {found}, but there must be {num_classes} logits for each"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

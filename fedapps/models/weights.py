@@ -1,0 +1,37 @@
+"""Weights that a run starts from, from a safetensors file."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from algorithms.common.checks import nearest
+from fedapps.errors import UserError
+
+
+def read_weights(net: nn.Module, file: str) -> None:
+    """Give ``net`` the arrays of ``file``, which must have its names and shapes. Raises ``UserError`` naming the first that differs."""
+    key = f"model.weights = {file!r}"
+    if not Path(file).is_file():
+        raise UserError(f"{key}: there is no such file")
+    try:
+        found = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{key}: is no safetensors file: {error}") from None
+    wanted = net.state_dict()
+    for name in [*wanted, *found]:
+        if name not in found:
+            raise UserError(
+                f"{key}: has no array {name!r}, which the model has; {nearest(name, found)}it has {len(found)} arrays"
+            )
+        if name not in wanted:
+            raise UserError(f"{key}: has an array {name!r}, which the model has not; {nearest(name, wanted)}leave it out")
+        if found[name].shape != wanted[name].shape:
+            raise UserError(
+                f"{key}: array {name!r} has shape {tuple(found[name].shape)}, the model's is {tuple(wanted[name].shape)}"
+            )
+        if found[name].is_floating_point() and not bool(torch.isfinite(found[name]).all()):
+            raise UserError(f"{key}: array {name!r} holds values that are not finite")
+    net.load_state_dict(found)

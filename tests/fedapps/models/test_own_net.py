@@ -1,0 +1,241 @@
+"""A net of the user's own by ``module:name``: how it is found, called, checked, seeded, and carried to where clients run."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from clients import partial_sharing
+from fedapps.assembly import build_task
+from fedapps.engines.app_folder import copy_app
+from fedapps.errors import UserError
+from fedapps.models.image_nets import build_model
+from fedapps.models.own_code import own_files
+from fedapps.prepare import checked, completed
+
+NETS = """
+from torch import nn
+import my_layers
+
+class Small(nn.Module):
+    head = ("last.",)
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.body, self.last = my_layers.dense(input_shape, 8), nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.last(self.body(x))
+
+def by_seed(num_classes, *, seed, width=4):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
+    net.told = seed
+    return net
+
+def by_kwargs(**kwargs):
+    assert set(kwargs) == {"num_classes"}
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, kwargs["num_classes"]))
+
+class Headed(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+def deep(depth, num_classes): ...
+def text(): return "net"
+def wrong(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes + 1))
+def wide(): return nn.Linear(3, 10)
+def broken(): raise RuntimeError("no such layer\\nand more")
+number = 3
+"""
+LAYERS = """
+from torch import nn
+
+def dense(shape, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], width), nn.ReLU())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder with two modules of the user's, of which one imports the other."""
+    (tmp_path / "my_nets.py").write_text(NETS)
+    (tmp_path / "my_layers.py").write_text(LAYERS)
+    (tmp_path / "unused.py").write_text("")
+    (tmp_path / "spoilt.py").write_text("import nowhere_to_be_found\n")
+    (tmp_path / "wrong_syntax.py").write_text("def (:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    for name in ("my_nets", "my_layers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def net(name, shape=(1, 8, 8), seed=0):
+    return build_model(name, shape, 10, seed)
+
+
+def test_it_is_found_in_the_current_folder_and_follows_from_the_seed(folder):
+    state = torch.random.get_rng_state()
+    first, again, other = net("my_nets:Small"), net("my_nets:Small"), net("my_nets:Small", seed=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert first.head == ("last.",)
+    assert first(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    for a, b, c in zip(first.parameters(), again.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c)
+
+
+def test_the_net_of_the_page_is_one(folder):
+    page = (Path(__file__).parents[3] / "docs" / "own-model.md").read_text(encoding="utf-8")
+    (folder / "my_page.py").write_text(re.findall(r"```python\n(.*?)```", page, re.S)[0])
+    for task, shape in (("digits", (1, 8, 8)), ("tabular", None)):
+        _, task = checked(completed({"method": "fedper", "task": task, "model.name": "my_page:Small"}))
+        assert partial_sharing.head_of(task.work_model()) == ("last.",)
+        assert shape is None or task.image_shape == shape
+
+
+def test_it_gets_what_it_asks_for_and_no_more(folder):
+    assert net("my_nets:by_seed", seed=7).told == 7
+    assert isinstance(net("my_nets:by_kwargs"), nn.Module)
+
+
+def test_a_net_of_torchvision_by_its_name_there():
+    found = net("torchvision:squeezenet1_1", (3, 64, 64))
+    assert found(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+    with pytest.raises(UserError, match=r"does not take samples of shape \(1, 64, 64\)"):
+        net("torchvision:squeezenet1_1", (1, 64, 64))
+    with pytest.raises(UserError, match=r"cannot be built: ValueError: Unknown model"):
+        net("torchvision:squeezenet9", (3, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("my_nets:", "name a module and what to take of it, as in 'my_nets:build'"),
+        ("my-nets:Small", "name a module and what to take of it"),
+        ("other_nets:Small", "there is no module 'other_nets', not in the current folder, .*, and not installed"),
+        ("my_nets.deep:Small", "there is no module 'my_nets.deep'"),
+        ("spoilt:Small", "there is no module 'nowhere_to_be_found', which spoilt imports: install it here"),
+        ("wrong_syntax:Small", "wrong_syntax cannot be imported: SyntaxError: invalid syntax"),
+        ("my_nets:Smal", "did you mean 'Small'\\? my_nets .* has no 'Smal'"),
+        ("my_nets:number", "is a int, no function or class"),
+        ("my_nets:deep", "asks for 'depth'; it is given input_shape, num_classes, seed: give the others a default"),
+        ("my_nets:text", "returned a str, no torch.nn.Module"),
+        ("my_nets:wrong", "of two samples its output is shape \\(2, 11\\), but there must be 10 logits for each"),
+        ("my_nets:wide", "does not take samples of shape \\(1, 8, 8\\): RuntimeError: mat1 and mat2"),
+        ("my_nets:broken", "cannot be built: RuntimeError: no such layer$"),
+    ],
+)
+def test_mistakes_are_one_line(folder, name, said):
+    with pytest.raises(UserError, match=f"^model.name = {re.escape(repr(name))}: {said}") as caught:
+        net(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_files_that_travel_are_what_was_imported_from_the_current_folder(folder):
+    config = {"model.name": "my_nets:Small", "task": "digits"}
+    assert own_files({"model.name": "mlp"}) == {}
+    net("my_nets:Small")
+    assert own_files(config) == {name: folder / name for name in ("my_nets.py", "my_layers.py")}
+    app = copy_app(folder / "app", own_files(config))
+    assert (app / "my_layers.py").read_text() == LAYERS
+    listed = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
+    assert {"my_nets.py", "my_layers.py", "/LICENSE"} <= set(listed)
+    assert not (app / "unused.py").exists()
+
+
+def test_a_package_travels_as_one(folder):
+    (folder / "zoo").mkdir()
+    (folder / "zoo" / "__init__.py").write_text("")
+    (folder / "zoo" / "nets.py").write_text(NETS)
+    net("zoo.nets:Small")
+    assert set(own_files({"model.name": "zoo.nets:Small"})) >= {"zoo/__init__.py", "zoo/nets.py", "my_layers.py"}
+
+
+def settings(*pairs):
+    return completed({"method": "fedavg", "task": "digits", "model.name": "my_nets:Small", **dict(pairs)})
+
+
+def test_a_method_takes_it_with_its_head(folder):
+    found, task = checked(settings(("method", "fedper")))
+    assert found.flat()["model.name"] == "my_nets:Small"
+    assert task.work_model().head == ("last.",)
+    with pytest.raises(UserError, match=r"model.head = '': 'my_nets:by_seed' declares no head: name it, one of 1, 2"):
+        checked(settings(("method", "fedper"), ("model.name", "my_nets:by_seed")))
+    _, task = checked(settings(("method", "fedper"), ("model.name", "my_nets:by_seed"), ("model.head", "2")))
+    assert partial_sharing.head_of(task.work_model()) == ("2.",)
+    for given, head in (("", ("head.",)), ("body.1", ("body.1.",))):  # a layer of this name is the head
+        _, task = checked(settings(("method", "fedper"), ("model.name", "my_nets:Headed"), ("model.head", given)))
+        assert partial_sharing.head_of(task.work_model()) == head
+        assert task.work_model()(torch.ones(2, 1, 8, 8)).shape == (2, 10)
+    with pytest.raises(UserError, match=r"model.pretrained = true: there are no weights for 'my_nets:Small'"):
+        checked(settings(("model.pretrained", True)))
+
+
+def test_a_run_starts_from_the_weights_of_a_file(folder):
+    given = net("my_nets:Small", seed=5).state_dict()
+    save_file(given, "start.safetensors")
+    chosen = settings(("model.weights", "start.safetensors"))
+    assert Path(chosen.model.weights) == folder / "start.safetensors"
+    arrays = build_task(chosen).initial_arrays()
+    assert list(arrays) == list(given)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, given[name].numpy())
+    drawn = build_task(chosen).model_fn(3).state_dict()["last.weight"]
+    assert not torch.equal(drawn, given["last.weight"])  # a client's own model is its own
+
+
+def changed(**changes):
+    state = {**net("my_nets:Small").state_dict(), **changes}
+    return {name: value for name, value in state.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: changed(**{"last.bias": None}), "has no array 'last.bias', which the model has"),
+        (lambda: changed(extra=torch.zeros(2)), "has an array 'extra', which the model has not"),
+        (lambda: changed(**{"last.bias": torch.zeros(3)}), r"array 'last.bias' has shape \(3,\), the model's is \(10,\)"),
+        (lambda: changed(**{"last.bias": torch.full((10,), torch.nan)}), "array 'last.bias' holds values that are not finite"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(folder, make, said):
+    save_file(make(), "start.safetensors")
+    with pytest.raises(UserError, match=f"^model.weights = .*: {said}"):
+        checked(settings(("model.weights", "start.safetensors")))
+
+
+def test_what_is_no_file_of_weights_is_refused(folder):
+    with pytest.raises(UserError, match="there is no such file"):
+        checked(settings(("model.weights", "none.safetensors")))
+    Path("start.safetensors").write_text("text")
+    with pytest.raises(UserError, match="is no safetensors file"):
+        checked(settings(("model.weights", "start.safetensors")))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
+    """As a user types it, in a folder with the net; Ray's workers are elsewhere and get it with the app."""
+    said = []
+    for engine in (["--engine", "inline"], ["--engine", "ray", "--workers", "2"]):
+        command = ["method=fedper", "model.name=my_nets:Small", "num-rounds=2", "num-clients=4", "clients-per-round=0"]
+        command += ["train.local-epochs=1", "checkpoint-every=0", "--out", engine[1], *engine]
+        done = subprocess.run(
+            [sys.executable, "-c", "from fedapps.cli import main; raise SystemExit(main())", "run", *command],
+            cwd=folder, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append((folder / engine[1] / "clients.csv").read_text())
+    assert said[0] == said[1]
