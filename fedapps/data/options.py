@@ -47,6 +47,7 @@ class DataOptions(Options):
         "none", "training labels are flipped to the next class (pair) or to any other (symmetric)", choices=["none", *KINDS]
     )
     noise_ratio: float = option(0.0, "probability of a flip", low=0, high=1, open_high=True)
+    noise_validation: bool = option(False, "validation labels are flipped, too: a site with noisy labels has no clean ones")
     synthetic: str = option("", 'folder of a synthetic set, as fedevg, fedcgan or fedcvae leave it, to start from; "": none')
     synthetic_use: str = option(
         "pretrain", "train the initial model on that set, or mix it into every client's samples", choices=["pretrain", "mix"]
@@ -61,6 +62,8 @@ class DataOptions(Options):
             raise ValueError(
                 f"noise-ratio = {self.noise_ratio}, but noise = 'none': choose noise = pair or symmetric, or the ratio 0"
             )
+        if self.noise == "none" and self.noise_validation:
+            raise ValueError("noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or false")
         if self.partition == "natural" and not self.natural_id:
             raise ValueError("natural-id = '': partition = 'natural' needs the column that names the client")
         if self.group_edges and not self.group:

@@ -113,12 +113,21 @@ def client_data(images: Images, rows: tuple[Indices, Indices, Indices], scale: S
 
 
 def noisy(own: ClientData, options: DataOptions, num_classes: int, rng: np.random.Generator) -> ClientData:
-    """Return a client's data with label noise in the training set, also if that is used as the validation set."""
+    """Return a client's data with label noise in the training set, also if that is used as the validation set.
+
+    With ``noise_validation`` in a validation set of its own, too, whose draws come last: the training labels are the same without it.
+    """
     if options.noise == "none":
         return own
-    labels = torch.from_numpy(flipped(own.train.y.numpy(), num_classes, options.noise, options.noise_ratio, rng))
-    train = Split(own.train.x, labels)
-    return ClientData(train, train if own.validation is own.train else own.validation, own.test)
+
+    def spoilt(part: Split) -> Split:
+        labels = flipped(part.y.numpy(), num_classes, options.noise, options.noise_ratio, rng)
+        return Split(part.x, torch.from_numpy(labels), part.groups)
+
+    train = spoilt(own.train)
+    if own.validation is own.train:
+        return ClientData(train, train, own.test)
+    return ClientData(train, spoilt(own.validation) if options.noise_validation else own.validation, own.test)
 
 
 def tensors(images: Images, rows: Indices, scale: Scale | None = None) -> Split:

@@ -33,6 +33,7 @@ _FREE = {
     "data.synthetic-use",
     "data.noise",
     "data.noise-ratio",
+    "data.noise-validation",
     "data.class-weights",
 }
 

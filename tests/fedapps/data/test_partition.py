@@ -330,6 +330,22 @@ def test_noise_is_in_the_training_labels_only(validation):
     assert torch.equal(again.train.y, noisy.train.y)
 
 
+def test_validation_labels_are_noisy_where_a_site_has_no_clean_ones():
+    config = {"data.partition": "iid", "num-clients": 4, "seed": 5, "data.noise": "symmetric", "data.noise-ratio": 0.4}
+    clean = build_task(read_settings({**config, "data.noise": "none", "data.noise-ratio": 0.0})).client_data(1, 4)
+    usual = build_task(read_settings(config)).client_data(1, 4)
+    own = build_task(read_settings({**config, "data.noise-validation": True})).client_data(1, 4)
+    assert torch.equal(own.train.y, usual.train.y)  # what a site trains on does not depend on the option
+    assert torch.equal(own.test.y, clean.test.y)
+    assert torch.equal(own.validation.x, clean.validation.x)
+    right = own.validation.y == clean.validation.y
+    assert 0.25 < 1 - right.float().mean() < 0.55
+    # Drawn for themselves: not the flips of the first training samples over again.
+    assert not torch.equal(right, (own.train.y == clean.train.y)[: len(right)])
+    without = build_task(read_settings({**config, "data.validation": 0.0, "data.noise-validation": True})).client_data(1, 4)
+    assert without.validation is without.train
+
+
 def test_tasks_whose_labels_cannot_be_flipped_say_so():
     for task in ("tabular", "text", "words"):
         with pytest.raises(UserError, match=r"data.noise = 'pair': .* leave it 'none'"):
@@ -368,6 +384,7 @@ def test_real_mnist():
         ({"noise": "pair", "noise_ratio": 1.0}, "noise-ratio = 1.0: choose a value in [0, 1)"),
         ({"noise": "symmetric", "noise_ratio": -0.1}, "noise-ratio = -0.1: choose a value in [0, 1)"),
         ({"noise_ratio": 0.1}, "noise-ratio = 0.1, but noise = 'none': choose noise = pair or symmetric, or the ratio 0"),
+        ({"noise_validation": True}, "noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or false"),
         ({"max_samples": -1}, "max-samples = -1: choose a value in [0, inf)"),
         ({"source": ""}, "source = '': must not be empty"),
         ({"partition": "natural"}, "natural-id = '': partition = 'natural' needs the column that names the client"),
