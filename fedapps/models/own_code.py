@@ -24,6 +24,9 @@ def is_reference(text: object) -> bool:
 def load(key: str, reference: str) -> Any:
     """Return what ``reference``, the value of the setting ``key``, names. Raises ``UserError``."""
     module_name, _, name = reference.partition(":")
+    if module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise UserError(f"{key} = {reference!r}: name the module, not its file: '{dotted}:{name}', from the folder that it is in")
     if not name or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
         raise UserError(f"{key} = {reference!r}: name a module and what to take of it, as in 'my_nets:build'")
     found: Any = _module(key, reference, module_name)

@@ -128,6 +128,8 @@ def test_a_net_of_torchvision_by_its_name_there():
     ("name", "said"),
     [
         ("my_nets:", "name a module and what to take of it, as in 'my_nets:build'"),
+        ("my_nets.py:Small", "name the module, not its file: 'my_nets:Small'"),
+        ("./zoo/nets.py:Small", "name the module, not its file: 'zoo.nets:Small'"),
         ("my-nets:Small", "name a module and what to take of it"),
         ("other_nets:Small", "there is no module 'other_nets', not in the current folder, .*, and not installed"),
         ("my_nets.deep:Small", "there is no module 'my_nets.deep'"),
