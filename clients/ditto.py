@@ -30,6 +30,10 @@ class DittoClient(PersonalClient):
         self.store.save(self.kept_as, get_arrays(self.model), config)
         return reply[0], reply[1], {**reply[2], "personal-loss": own}
 
+    def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
+        """Train v for these local epochs, instead of its own number."""
+        return super().train_alone(parameters, {**config, "ditto-epochs": config["local-epochs"]})
+
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
         """Return the gradient of the proximal term, ``mu v - mu w``, while v is trained."""
         mu = float(config["ditto-mu"]) if self._anchor else 0.0

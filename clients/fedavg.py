@@ -40,6 +40,8 @@ class FedAvgClient(NumPyClient):
 
     #: Whether all of the class's training differentiates :meth:`surrogate`; a class with a ``fit`` or ``train`` of its own declares it.
     differentiates_surrogate = True
+    #: The option of an evaluation that says for how many epochs a client trains before its model is used; "": it does not.
+    epochs_before_use = ""
     #: Runs local steps as compiled code where the configuration says ``compile = "on"``.
     compiler: "Compiler | None" = None
 
@@ -78,6 +80,25 @@ class FedAvgClient(NumPyClient):
         scores = self.score(self.data.test)
         more = {"train-loss": self.score(self.data.train)["loss"]} if config.get("train-loss") else {}
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores), **more}
+
+    def evaluate_new(
+        self, epochs: int, parameters: Arrays, config: Config, train_parameters: Arrays, train_config: Config
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Return what :meth:`evaluate` does, of a client without state that has first trained for so many local epochs (0: has not).
+
+        It trains as in a round, alone: what it would send replaces, for itself, what it was sent. A method whose clients train before
+        use does that for so many epochs instead. ``train_parameters``, ``train_config``: what it is sent for training.
+        """
+        if epochs and self.epochs_before_use:
+            config = {**config, self.epochs_before_use: epochs}
+        elif epochs:
+            sent = self.train_alone(train_parameters, {**train_config, "local-epochs": epochs})
+            parameters = sent[: len(parameters)] or parameters  # a variate beside the model is of no use without a server
+        return self.evaluate(parameters, config)
+
+    def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
+        """Train as in a round that nobody else takes part in; return the shared arrays for :meth:`evaluate`, none: as received."""
+        return self.fit(parameters, config)[0]
 
     def personal_state_dict(self, parameters: Arrays, config: Config) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the model that :meth:`evaluate` scores, for ``load_state_dict`` of the net, and the metrics."""

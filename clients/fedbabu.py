@@ -11,6 +11,8 @@ from clients.partial_sharing import FedRepClient
 class FedBABUClient(FedRepClient):
     """Trains the body under the initial head; fine-tunes the model before it is scored."""
 
+    epochs_before_use = "fedbabu-epochs"
+
     def train_parts(self, config: Config) -> float:
         """Train the body; return the mean loss."""
         with self.only(head=False):

@@ -7,6 +7,8 @@ from clients.families.personal_model import PersonalClient
 class FinetuneClient(PersonalClient):
     """Trains as FedAvg's client, and trains the received model further before it is scored; keeps nothing."""
 
+    epochs_before_use = "finetune-epochs"
+
     def take_own(self, config: Config) -> dict[str, float]:
         """Train ``self.model`` for the epochs of fine-tuning."""
         if epochs := int(config["finetune-epochs"]):

@@ -42,10 +42,7 @@ class PartialClient(FedAvgClient):
         self.assemble(parameters, config, before=True)
         before = self.before(config)
         loss = self.train_parts(config)
-        arrays, shared = get_arrays(self.model), self.shared(config)
-        self.store.save(NAME, [a for a, travels in zip(arrays, shared, strict=True) if not travels], config)
-        sent = [a for a, travels in zip(arrays, shared, strict=True) if travels]
-        return sent, len(self.data.train), {"loss": loss, **before}
+        return self.keep(config), len(self.data.train), {"loss": loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the shared part combined with the client's private part."""
@@ -56,6 +53,12 @@ class PartialClient(FedAvgClient):
     def train_parts(self, config: Config) -> float:
         """Train the whole model; return the mean loss."""
         return self.train(config)
+
+    def keep(self, config: Config) -> Arrays:
+        """Store the private part of the model; return the shared one."""
+        arrays, shared = get_arrays(self.model), self.shared(config)
+        self.store.save(NAME, [a for a, travels in zip(arrays, shared, strict=True) if not travels], config)
+        return [a for a, travels in zip(arrays, shared, strict=True) if travels]
 
     def assemble(self, received: Arrays, config: Config, before: bool) -> None:
         """Set the model to the received and the private part. Raises ``ValueError`` if they do not fit this model."""
@@ -91,6 +94,14 @@ class FedRepClient(PartialClient):
             self.train({**config, "local-epochs": int(config["fedrep-head-epochs"]) or int(config["local-epochs"])})
         with self.only(head=False):
             return self.train({**config, "local-epochs": config["fedrep-body-epochs"]})
+
+    def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
+        """Fit the head to the received body, which stays as it is; store it."""
+        self.assemble(parameters, config, before=True)
+        with self.only(head=True):
+            self.train(config)
+        self.keep(config)
+        return []
 
     @contextmanager
     def only(self, head: bool) -> Iterator[None]:

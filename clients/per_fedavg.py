@@ -18,6 +18,7 @@ CHUNK = 1024
 class PerFedAvgClient(PersonalClient):
     """Descends the loss after a step of adaptation; is scored after such steps along the full gradient. Keeps nothing."""
 
+    epochs_before_use = "per-fedavg-steps"  # each goes through all samples once
     differentiates_surrogate = True
 
     def train(self, config: Config) -> float:

@@ -35,6 +35,11 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send no updates that have a norm: choose 0"
             )
     strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
+    if settings.num_new_clients and (settings.halves or not getattr(client_factory(settings), "can_be_new", False)):
+        raise UserError(
+            f"num-new-clients = {settings.num_new_clients}: method {settings.method!r} does not say how a new client "
+            "would train: choose 0, or a method that trains one net"
+        )
     if settings.node_sums:
         try:
             plan_of(strategy, Rules(bound=settings.bound))

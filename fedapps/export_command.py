@@ -18,6 +18,7 @@ from fedapps.client_factory import one_thread
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.prepare import completed
+from fedapps.results.newcomers import MARK
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.settings import Settings
 from fedapps.toml_text import read_toml
@@ -52,6 +53,8 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
     if row is None:
         known = ", ".join(str(row["client"]) for row in run.clients[:5])
         raise UserError(f"--client {number}: {folder} has no scores of this client: choose one of {known}, ...")
+    if row.get(MARK):
+        raise UserError(f"--client {number}: it is new (num-new-clients), so that {folder} keeps nothing of it")
     task = build_task(settings)
     from clients.base.store import DiskStore
 

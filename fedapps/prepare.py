@@ -68,15 +68,20 @@ def with_absolute_source(options: Any) -> Any:
 
 def check_sizes(settings: Settings) -> None:
     """Raise ``UserError`` if the number of clients contradicts clients-per-round, min-replies or the method."""
-    if settings.clients_per_round > settings.num_clients:
-        n = settings.num_clients
+    n = settings.num_clients - settings.num_new_clients
+    if n < 1:
         raise UserError(
-            f"clients-per-round = {settings.clients_per_round}, but there are {n} clients: choose 1..{n}, or 0 for all"
+            f"num-new-clients = {settings.num_new_clients}, but there are {settings.num_clients} clients: one at least must train"
         )
-    sampled = settings.clients_per_round or settings.num_clients
-    if any(method.all_clients for method in settings.methods) and sampled < settings.num_clients:
+    beside = " that are not new" if settings.num_new_clients else ""
+    if settings.clients_per_round > n:
         raise UserError(
-            f"clients-per-round = {sampled}, but {settings.method} needs all {settings.num_clients} clients in every round: choose 0, "
+            f"clients-per-round = {settings.clients_per_round}, but there are {n} clients{beside}: choose 1..{n}, or 0 for all"
+        )
+    sampled = settings.clients_per_round or n
+    if any(method.all_clients for method in settings.methods) and sampled < n:
+        raise UserError(
+            f"clients-per-round = {sampled}, but {settings.method} needs all {n} clients in every round: choose 0, "
             f"or method = 'aaggff-d'"
         )
     if settings.min_replies > sampled:

@@ -16,7 +16,7 @@ from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.results.checkpoint import Checkpoints
 from fedapps.results.image_grids import ImageGrids
-from fedapps.results.writer import FILES, Recorder, check_resumable
+from fedapps.results.writer import FILES, Recorder, check_resumable, new_clients_of
 from fedapps.settings import Settings, default_config
 from strategies.base.capabilities import MakingSamples
 from strategies.base.client_grid import ClientGrid
@@ -55,6 +55,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         num_clients=settings.num_clients,
         start_timeout=600,
         bound=settings.bound,
+        num_new=settings.num_new_clients,
+        new_clients=new_clients_of(folder) if done else (),
     )
     base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
     base |= {"checkpoint-round": done, **settings.train.to_config()}  # a client may train before it is evaluated
@@ -72,6 +74,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
             patience=Patience(max(settings.min_replies, settings.robust.least), settings.max_failed_rounds),
             callbacks=[recorder, checkpoints, *([image_grids] if image_grids else []), tell_clients, *callbacks],
             log_result=False,  # the results folder holds it
+            new_epochs=[1, settings.new_epochs],
         )  # fmt: skip
     except BaseException as error:
         if isinstance(error, TooFewReplies):  # raised between two rounds, so the current state can be resumed

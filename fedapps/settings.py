@@ -56,6 +56,10 @@ class Settings(Options):
         0, "clients to wait for; 0: as many as the nodes say there are (`fedapps run`: as the data have, or 20)", low=0
     )
     clients_per_round: int = option(5, "clients sampled for training in each round; 0: all", low=0)
+    num_new_clients: int = option(
+        0, "clients that never take part in training, drawn by the seed; evaluations score what the method gives them", low=0
+    )
+    new_epochs: int = option(5, "local epochs, the method's own, after which they are scored too, beside 0 and 1", low=1)
     evaluate_every: int = option(10, "rounds between evaluations of all clients; 0: only after the last round", low=0)
     evaluate_train: bool = option(
         False, "evaluations also tell the loss of the server's model on a client's training samples: `train-loss` in clients.csv"
@@ -113,6 +117,10 @@ class Settings(Options):
         if self.sites.client and not self.num_clients:
             raise ValueError(
                 f"num-clients = 0: sites.client = {self.sites.client!r} needs the number of all sites' clients together"
+            )
+        if self.num_new_clients and 0 < self.num_clients <= self.num_new_clients:
+            raise ValueError(
+                f"num-new-clients = {self.num_new_clients}, but there are {self.num_clients} clients: choose 0..{self.num_clients - 1}"
             )
         if 0 < self.clients_per_round < self.robust.least:
             raise ValueError(

@@ -5,7 +5,8 @@
 Replies carry the array names of the server's model, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep their types:
 numbers and lists of numbers are sent in the MetricRecord ``metrics``; strings (and lists of strings), bytes and booleans in the
 ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.ClientGrid`` asks for;
-``answer_identity(app)`` lets a message-API app of your own answer it too.
+``answer_identity(app)`` lets a message-API app of your own answer it too. ``evaluate.newcomer`` scores a client that takes no part in
+training (``clients.base.newcomers``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from algorithms.common.wire import fields, read
+from clients.base.newcomers import newcomer_metrics
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -40,7 +42,7 @@ def to_client_app(
 
     @app.train(mods=list(mods or []))
     def train(message: Message, context: Context) -> Message:
-        names, arrays, config = _open(message, writable)
+        names, arrays, config = _open(message.content, writable)
         new_arrays, num_examples, metrics = _numpy_client(client_fn(context)).fit(arrays, config)
         content = _metric_records(num_examples, metrics)
         if len(names) != len(new_arrays):  # the reply is not a model: a method with a wire format of its own
@@ -50,9 +52,20 @@ def to_client_app(
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        _, arrays, config = _open(message, writable)
+        _, arrays, config = _open(message.content, writable)
         loss, num_examples, metrics = _numpy_client(client_fn(context)).evaluate(arrays, config)
         return Message(content=_metric_records(num_examples, {"loss": float(loss), **metrics}), reply_to=message)
+
+    @app.evaluate("newcomer")
+    def newcomer(message: Message, context: Context) -> Message:
+        content = message.content
+        arrays, more = content["arrays"], content.get("train-arrays", content["arrays"])
+        _, *evaluated = _open(RecordDict({"arrays": arrays, "config": content["config"]}), writable)
+        _, *trained = _open(RecordDict({"arrays": more, "config": content["train-config"]}), writable)
+        own = Context(context.run_id, context.node_id, context.node_config, RecordDict(), context.run_config)  # to be dropped
+        epochs = [int(number) for number in content.config_records["new"]["epochs"]]  # type: ignore[union-attr]
+        number, metrics = newcomer_metrics(_numpy_client(client_fn(own)), (*evaluated,), (*trained,), epochs)
+        return Message(content=_metric_records(number, metrics), reply_to=message)
 
     return answer_identity(app, check)
 
@@ -88,8 +101,8 @@ def client_id(context: Context) -> int | str:
     return context.node_id
 
 
-def _open(message: Message, writable: bool) -> tuple[list[str], list[Any], dict[str, Any]]:
-    records = list(message.content.values())  # Flower's typed views of a message cost more than all work of a small client
+def _open(content: RecordDict, writable: bool) -> tuple[list[str], list[Any], dict[str, Any]]:
+    records = list(content.values())  # Flower's typed views of a message cost more than all work of a small client
     (arrays,) = (record for record in records if isinstance(record, ArrayRecord))
     (config,) = (record for record in records if isinstance(record, ConfigRecord))
     return list(arrays), [read(array).copy() if writable else read(array) for array in arrays.values()], dict(config)

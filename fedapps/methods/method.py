@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
@@ -60,6 +60,8 @@ class TorchClient:
     """Factory of clients that train the task's torch model; ``kind()``, called on first use, returns their class."""
 
     kind: "Callable[[], type[FedAvgClient]]"
+    #: Whether its clients can be scored as new ones (``num-new-clients``).
+    can_be_new: ClassVar[bool] = True
 
     def __call__(self, options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
         """Return the client."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedapps.results.formats import metric_name, one_line
+from fedapps.results.newcomers import newcomer_means
 from fedapps.results.reader import RunFolder, numbers
 
 
@@ -166,6 +167,9 @@ def columns_of(rows: list[Row]) -> list[Column]:
     wanted: tuple[Column, ...] = COLUMNS
     if all("auroc-mean" in row.values for row in rows):
         wanted = (*AUROC_COLUMNS, *(column for column in COLUMNS if column.key not in _OF_ACCURACY))
+    new = [Column(key, told, max) for key, told in newcomer_means({key: 0 for row in rows for key in row.values}).items()]
+    at = wanted.index(next(column for column in wanted if column.key == "bytes-up"))
+    wanted = (*wanted[:at], *new, *wanted[at:])
     columns = [column for column in wanted if any(column.key in row.values for row in rows)]
     # What is the same as another column in all rows says nothing: a single model for all, a worst tenth of one client.
     for key, like in (("global-accuracy-mean", "accuracy-mean"), ("accuracy-worst10", "accuracy-worst")):

@@ -166,6 +166,7 @@ class RunFolder:
     def models(self) -> dict[int, float]:
         """Cumulative number of models sent in training, in both directions, per client, by round; empty if they were not counted."""
         clients = self.settings.get("num-clients") or len(self.clients)
+        clients -= self.settings.get("num-new-clients") or 0
         sums, total = {}, 0.0
         for record in self.rounds:
             total += sum(record[key] for key in ("models-up", "models-down") if is_number(record.get(key)))

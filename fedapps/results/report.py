@@ -13,6 +13,7 @@ from fedapps.results.formats import bytes_text, metric_name, metric_text, one_li
 from fedapps.results.group_tables import groups_section
 from fedapps.results.html import Html
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
+from fedapps.results.newcomers import newcomers_section
 from fedapps.results.reader import RunFolder, is_number, read_run
 from fedapps.results.run_plots import run_figures, write_plots
 from fedapps.results.sections import Section
@@ -36,6 +37,8 @@ _CARDS = {
     "parity-gap": "best to worst client",
     "gini": "Gini coefficient",
     "global-accuracy-mean": "accuracy of the global model",
+    "new-accuracy-mean": "accuracy of new clients, not trained",
+    "new-accuracy-1-mean": "accuracy of new clients, 1 epoch",
     "test-accuracy": "accuracy on the server's test images",
     "frechet": "Fréchet distance",
     "ece-mean": "calibration error (ECE)",
@@ -106,7 +109,9 @@ def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes])
 
 def sections_of(run: RunFolder) -> list[Section]:
     """The tables below the main one, for the report and for the end of a run on the terminal."""
-    return [section for section in (worst_section(rows_of([run])), groups_section(run)) if section is not None]
+    return [
+        section for section in (worst_section(rows_of([run])), newcomers_section(run), groups_section(run)) if section is not None
+    ]
 
 
 def _synthetic(run: RunFolder) -> list[Html]:

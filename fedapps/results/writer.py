@@ -27,6 +27,7 @@ from fedapps import __version__
 from fedapps.errors import UserError
 from fedapps.results.files import Files, csv_text, replace, write_text
 from fedapps.results.group_writer import SUMS, group_table
+from fedapps.results.newcomers import newcomer_measures, newcomer_rows
 from fedapps.results.reader import read_table
 from fedapps.results.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
@@ -51,6 +52,8 @@ FILES = (
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic")
 # Settings that may differ between a run and its continuation, since they do not affect the results.
 FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds", "train.compile")
+# In the record of the first round: who never takes part.
+NEW_CLIENTS = "new-clients"
 # Approximate maximum number of rows of weights.csv: if a run would have more, it records every second, third, ... round only.
 MAX_WEIGHTS = 100_000
 
@@ -108,6 +111,7 @@ class Recorder:
             "seconds": round(now.seconds, 4),
             **self._models(now),
             **({"capped": now.trained.capped} if now.trained.capped else {}),
+            **({NEW_CLIENTS: list(now.new_clients)} if now.number == 1 and now.new_clients else {}),
         }
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
@@ -120,7 +124,11 @@ class Recorder:
                     row["evaluate"][f"{name}-weighted"] = value
             row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
             row |= _travelled("evaluate-", now.evaluated)
-            self._write_clients(now.evaluated.metrics)
+            newcomers = now.newcomers or Exchange()
+            row["evaluate"] |= newcomer_measures(newcomers.metrics)
+            row["evaluate-bytes-up"] += newcomers.bytes_up
+            row["evaluate-bytes-down"] += newcomers.bytes_down
+            self._write_clients(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
             if self.groups is not None:
                 table, gaps, left_out = group_table(self.groups, now.evaluated.metrics)
                 if table:
@@ -196,10 +204,13 @@ class Recorder:
         except SafetensorError as error:  # as it calls an OSError
             raise OSError(f"the model cannot be written: {error}") from error
 
-    def _write_clients(self, metrics: Mapping[int | str, Mapping[str, Any]]) -> None:
+    def _write_clients(
+        self, metrics: Mapping[int | str, Mapping[str, Any]], newcomers: Mapping[int | str, Mapping[str, Any]]
+    ) -> None:
         # A client may lack a metric that others have: AUROC, for example, if it has a single class.
-        scalars = list(dict.fromkeys(n for values in metrics.values() for n, v in values.items() if not isinstance(v, list)))
-        rows = [[client, *(values.get(name, "") for name in scalars)] for client, values in metrics.items()]
+        everyone = [*metrics.items(), *newcomers.items()]
+        scalars = list(dict.fromkeys(n for _, values in everyone for n, v in values.items() if not isinstance(v, list)))
+        rows = [[client, *(values.get(name, "") for name in scalars)] for client, values in everyone]
         self.files.replace("clients.csv", csv_text([["client", *scalars], *rows]))
         if curves := mean_curves(metrics):
             self.files.replace("curves.json", json.dumps(curves))
@@ -305,6 +316,11 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
     path = folder / "rounds.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def new_clients_of(folder: Path) -> list[int | str]:
+    """Return the ids of the run's new clients, which the record of the first round holds."""
+    return next((row[NEW_CLIENTS] for row in read_rounds(folder) if NEW_CLIENTS in row), [])
 
 
 def status_of(folder: Path) -> str | None:

@@ -111,7 +111,8 @@ def _out_of_range(replies: list[Reply]) -> dict[int, str]:
 
 @lru_cache(maxsize=1000)
 def _is_fraction(name: str) -> bool:
-    return re.split("[-_ ]", name.lower())[-1] in FRACTIONS
+    words = [word for word in re.split("[-_ ]", name.lower()) if not word.isdecimal()]  # new-accuracy-5
+    return bool(words) and words[-1] in FRACTIONS
 
 
 def _odd_records(replies: list[Reply]) -> dict[int, str]:

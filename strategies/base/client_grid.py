@@ -73,7 +73,8 @@ class ClientGrid(WrappedGrid):
     ``num_clients``: how many nodes to wait for before the first round (0: the median of what the nodes report; the virtual nodes of a
     simulation know). ``start_timeout``: seconds to wait for them. ``same_arrays``: a training reply must carry arrays of the
     names, shapes and types that were sent. ``bound``: on a client's update and weight. ``rules``: the validation rules for replies;
-    ``run_rounds`` sets those that depend on the strategy.
+    ``run_rounds`` sets those that depend on the strategy. ``num_new``: how many clients take no part (``strategies.base.newcomers``),
+    drawn by the seed of those that are there at the start; ``new_clients``: which, if it is known.
     """
 
     def __init__(
@@ -86,8 +87,12 @@ class ClientGrid(WrappedGrid):
         start_timeout: float = 300.0,
         same_arrays: bool = True,
         bound: UpdateBound | None = None,
+        num_new: int = 0,
+        new_clients: Iterable[ClientId] = (),
     ) -> None:
         super().__init__(grid)
+        self.num_new, self.new_clients = num_new, frozenset(new_clients)
+        self._members: dict[int, ClientId] | None = None  # of a grid that need not ask, without the new clients
         self.seed = seed
         self.clients_per_round = clients_per_round
         self.num_clients = num_clients
@@ -111,7 +116,7 @@ class ClientGrid(WrappedGrid):
         Raises ``TimeoutError`` after ``start_timeout`` seconds.
         """
         deadline, told = time.monotonic() + self.start_timeout, 0
-        while len(nodes := self._connected()) < (wanted := minimum or self._expected()):
+        while len(nodes := self._connected()) < (wanted := minimum or self._expected() - len(self.new_clients)):
             if time.monotonic() > deadline:
                 lower = "min_available_nodes, min_train_nodes or min_evaluate_nodes" if minimum else "num-clients"
                 raise TimeoutError(
@@ -121,7 +126,26 @@ class ClientGrid(WrappedGrid):
                 log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), wanted)
             time.sleep(0.05 if self.start_timeout < 1 else 0.2)
         self._met = True
+        if self.num_new and not self.new_clients:
+            self._keep_out(nodes)
+            return self._connected()
         return nodes
+
+    def _keep_out(self, nodes: Sequence[int]) -> None:
+        """Draw the new clients. Raises ``ValueError`` if nobody would be left, or nodes have no names to know them by."""
+        if self._mute:
+            raise ValueError(
+                "num-new-clients: the nodes do not say which client they are: clients.answer_identity(app) lets them"
+            )
+        if self.num_new >= len(nodes):
+            raise ValueError(f"num-new-clients = {self.num_new}, but {len(nodes)} clients are connected: one at least must train")
+        chosen = generator(self.seed, "new clients").choice(len(nodes), self.num_new, replace=False)
+        self.new_clients = frozenset(self.client_id(nodes[place]) for place in chosen)
+
+    def newcomers(self) -> Mapping[int, ClientId]:
+        """Node -> id of the connected new clients, sorted by id."""
+        everyone = {node: self.client_id(node) for node in self._everyone()} if self.new_clients else {}
+        return {node: client for node, client in everyone.items() if client in self.new_clients}
 
     def _expected(self) -> int:
         # The median: a single node that tells a wrong number must neither end the run nor start it too early.
@@ -130,6 +154,16 @@ class ClientGrid(WrappedGrid):
         return self.num_clients or (statistics.median_low(self._announced.values()) if self._announced else 1)
 
     def _connected(self) -> Sequence[int]:
+        """Return the connected nodes that take part in training."""
+        if self.new_clients and self._known is not None:
+            return list(self.clients)
+        return (
+            [node for node in self._everyone() if self._ids[node] not in self.new_clients]
+            if self.new_clients
+            else self._everyone()
+        )
+
+    def _everyone(self) -> Sequence[int]:
         """Return the connected nodes that have a name, sorted by it; asks new nodes for their identity."""
         if known := self._known:
             return known.nodes
@@ -137,7 +171,7 @@ class ClientGrid(WrappedGrid):
         unknown = sorted(node for node in nodes if node not in self._ids and node not in self._unfit)
         if unknown:
             self._identify(unknown, set(nodes))
-        return sorted((node for node in nodes if node in self._ids), key=lambda node: _order(self._ids[node]))
+        return sorted((node for node in nodes if node in self._ids), key=lambda node: order(self._ids[node]))
 
     def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
         """Name new nodes. Before the first round a duplicate name is an error; later the second node waits until the first is gone."""
@@ -214,9 +248,11 @@ class ClientGrid(WrappedGrid):
 
     @property
     def clients(self) -> Mapping[int, ClientId]:
-        """Node -> id of every connected client, sampled or not, sorted by id."""
+        """Node -> id of every connected client that takes part, sampled or not, sorted by id."""
         if known := self._known:
-            return known
+            if self.new_clients and self._members is None:
+                self._members = {node: client for node, client in known.items() if client not in self.new_clients}
+            return self._members or known
         return {node: self._ids[node] for node in self._connected()}
 
     @property
@@ -273,7 +309,7 @@ class ClientGrid(WrappedGrid):
                 dead += exchange.failures[-1:] if reply is not None and _worker_died(reply) else []
             else:
                 valid.append((client, reply))
-        valid.sort(key=lambda pair: _order(pair[0]))
+        valid.sort(key=lambda pair: order(pair[0]))
         odd = self.rules.agreement.odd(valid, self.rules.alike)
         if odd and exchange.travel and exchange.travel.summed:
             client, reason = valid[min(odd)][0], odd[min(odd)]
@@ -283,7 +319,7 @@ class ClientGrid(WrappedGrid):
         valid = [pair for place, pair in enumerate(valid) if place not in odd]
         if self.rules.weight and self.rules.bound.max_weight:
             exchange.capped = capped(valid, self.rules.weight, self.rules.bound.max_weight)
-        exchange.failures.sort(key=lambda failure: _order(failure.client))
+        exchange.failures.sort(key=lambda failure: order(failure.client))
         exchange.clients = [client for client, _ in valid]
         exchange.metrics = {client: metrics_of(reply.content) for client, reply in valid}
         self.last = exchange
@@ -358,5 +394,6 @@ def _worker_died(reply: Message) -> bool:
     return "ActorDied" in words or "ActorUnavailable" in words
 
 
-def _order(client: ClientId) -> tuple[bool, ClientId]:
+def order(client: ClientId) -> tuple[bool, ClientId]:
+    """Return the key by which client ids are sorted: numbers, then names."""
     return isinstance(client, str), client

@@ -19,8 +19,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from strategies.base.capabilities import counts_replies, is_finished
-from strategies.base.client_grid import ClientGrid, Exchange, Failure
+from strategies.base.client_grid import ClientGrid, Exchange, Failure, order
 from strategies.base.messages import innermost
+from strategies.base.newcomers import meet
+from strategies.base.roster import ClientId
 
 #: Rounds whose metrics the log repeats at the end.
 MOST_TOLD = 200
@@ -37,7 +39,8 @@ class TooFewReplies(RuntimeError):
 class Round:
     """The argument of callbacks: one finished round. ``evaluated`` is ``None`` in rounds without evaluation.
 
-    ``fault``: why the run cannot end well with this round, its last one, or "".
+    ``newcomers``: of the new clients, in rounds with evaluation; ``new_clients``: their ids. ``fault``: why the run cannot end well
+    with this round, its last one, or "".
     """
 
     number: int
@@ -49,11 +52,13 @@ class Round:
     evaluate_metrics: MetricRecord | None = None
     seconds: float = 0.0
     fault: str = ""
+    newcomers: Exchange | None = None
+    new_clients: Sequence[ClientId] = ()
 
     @property
     def failures(self) -> list[Failure]:
-        """The failures of both phases."""
-        return self.trained.failures + (self.evaluated.failures if self.evaluated else [])
+        """The failures of all phases."""
+        return [failure for phase in (self.trained, self.evaluated, self.newcomers) if phase for failure in phase.failures]
 
 
 Callback = Callable[[Round], bool | None]
@@ -110,6 +115,7 @@ def run_rounds(
     patience: Patience | None = None,
     callbacks: Sequence[Callback] = (),
     log_result: bool = True,
+    new_epochs: Sequence[int] = (1, 5),
 ) -> Result:
     """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's ``Result``.
 
@@ -117,7 +123,8 @@ def run_rounds(
     is called before round 1 and whenever the clients are evaluated: after every ``evaluate_every``-th round and after the last one (0:
     only then). A callback that returns ``True``, or a strategy whose ``finished`` is true, stops the run after the current round.
     Configurations are sent with ``server-round`` and ``num-rounds`` added; as in Flower's loop, a strategy finds in them what it wrote
-    there the round before. ``log_result``: whether the log ends with the metrics of all rounds.
+    there the round before. ``log_result``: whether the log ends with the metrics of all rounds. ``new_epochs``: after how many local
+    epochs the new clients of the grid are scored, beside as they are; nothing depends on their replies.
 
     Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid training replies, and if the last round or the last
     evaluation had not; ``TimeoutError`` if fewer clients than the strategy's minima connect in time; ``ValueError`` if strategy and
@@ -153,7 +160,7 @@ def run_rounds(
             client_grid.close_training()
         client_grid.rules.follow(strategy)  # every round: the rules of a strategy with phases change
         replies = client_grid.send_and_receive(messages, timeout=timeout)
-        now = Round(number, num_rounds, arrays, client_grid.last, None)
+        now = Round(number, num_rounds, arrays, client_grid.last, None, new_clients=sorted(client_grid.new_clients, key=order))
         asked = bool(messages)
         _log_replies("aggregate_train", strategy, now.trained)
         if replies:
@@ -183,6 +190,9 @@ def run_rounds(
                 log(INFO, "\t└──> MetricRecord: %s", score)
                 if score is not None:
                     result.evaluate_metrics_serverapp[number] = score
+            if client_grid.new_clients:
+                configs = {"train": train_config, "evaluate": evaluate_config}
+                now.newcomers = meet(strategy, client_grid, number, arrays, configs, new_epochs, timeout)
         now.seconds = time.monotonic() - round_began
         now.fault = _fault(now, patience) if stopping or is_finished(strategy) else ""
         tally.note(now.trained, asked, patience)

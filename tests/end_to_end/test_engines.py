@@ -69,6 +69,7 @@ FRANK_WOLFE = [
         pytest.param(BOOST, id="fedboost"),
         pytest.param(FRANK_WOLFE, id="fedfw-plus"),
         pytest.param(["method=aaggff-d", *JOB[2:]], id="aaggff-d"),
+        pytest.param([*JOB, "num-new-clients=3", "new-epochs=2"], id="new clients"),
     ],
 )
 def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_path, short_folder):

@@ -72,19 +72,20 @@ def result(settings, grid, out):
     return rows, (out / "model.safetensors").read_bytes(), (out / "clients.csv").read_bytes()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, sites, tmp_path):
+@pytest.mark.parametrize(("method", "new"), [("fedavg", 0), ("scaffold", 0), ("scaffold", 1)])
+def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, tmp_path):
     files, rows_of = sites
-    together = read_settings(JOB | {"method": method, "sites.client": "ward", "out": str(tmp_path / "together")})
+    job = JOB | {"method": method, "num-new-clients": new}
+    together = read_settings(job | {"sites.client": "ward", "out": str(tmp_path / "together")})
     inner = nodes(together, files)
     gateway = GatewayGrid(inner)
     found = result(together, gateway, tmp_path / "together")
-    assert gateway.travel.messages == 2  # the evaluation of five clients
+    assert gateway.travel.messages == (1 if new else 2)  # the evaluation of five clients, or then of the one that is new
     ids, parts = names_of(files), {}
     for key, rows in rows_of.items():
         parts[ids[key]] = tmp_path / f"part-{len(parts)}.csv"
         parts[ids[key]].write_text("\n".join([HEADER, *rows]) + "\n")
-    alone = read_settings(JOB | {"method": method, "out": str(tmp_path / "alone")})
+    alone = read_settings(job | {"out": str(tmp_path / "alone")})
     apart = nodes(alone, parts)
     assert result(alone, apart, tmp_path / "alone") == found
     assert {row.split(",")[0] for row in found[2].decode().splitlines()[1:]} == set(ids.values())

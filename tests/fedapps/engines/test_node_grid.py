@@ -49,6 +49,7 @@ METHODS = {
     "scaffold-in-messages": {**SMALL, "method": "scaffold", "client-store": "message", "checkpoint-every": 0},
     "superfed-mm": {**SMALL, "superfed.start": 0.3},
     "aaggff-d": SMALL,
+    "new-clients": {**SMALL, "method": "scaffold", "num-new-clients": 2, "client-store": "message", "checkpoint-every": 0},
     "fedboost": {"task": "unigram", "fedboost.library": "clients", "fedboost.cache": 3, "fedboost.budget": 2},
     "fedfw-plus": {"task": "sparse-logistic", "clients-per-round": 0},
     "ffgb": {"ffgb.local-steps": 2},

@@ -1,0 +1,262 @@
+"""`num-new-clients`: clients that never take part, and what each method gives them, as they are and after epochs of their own."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+from safetensors.numpy import load_file
+
+from clients import to_client_app
+from clients.base.store import MessageStore
+from clients.base.training import get_arrays, set_arrays
+from fedapps.assembly import build_client, build_task
+from fedapps.client_app import app
+from fedapps.client_factory import client_of
+from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import FIRST_NODE
+from fedapps.errors import UserError
+from fedapps.methods import METHODS
+from fedapps.prepare import checked, completed
+from fedapps.results.compare import summary_table
+from fedapps.results.newcomers import newcomers_section
+from fedapps.results.reader import read_run
+from fedapps.run import execute
+from fedapps.settings import read_settings
+from tests.helpers import assert_same
+
+CLIENTS = 6
+JOB = {
+    "task": "classification",
+    "num-clients": CLIENTS,
+    "num-new-clients": 2,
+    "new-epochs": 3,
+    "clients-per-round": 2,
+    "num-rounds": 4,
+    "evaluate-every": 2,
+    "checkpoint-every": 0,
+    "data.partition": "dirichlet",
+    "data.alpha": 0.5,
+    "data.max-samples": 600,
+    "train.local-epochs": 2,
+    "superfed.start": 0.3,
+    "seed": 3,
+}
+TORCH = [name for name, method in METHODS.items() if getattr(method.client, "can_be_new", False) and not method.public]
+
+
+class Part(InlineGrid):
+    """A grid of which only some clients are there; it has to ask who they are."""
+
+    def __init__(self, left_out, *arguments):
+        super().__init__(app, *arguments)
+        self.left_out = {FIRST_NODE + client for client in left_out}
+
+    def get_node_ids(self):
+        return [node for node in self.contexts.nodes if node not in self.left_out]
+
+
+def run(folder, grid=None, callbacks=(), client_app=app, **given):
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
+    settings = read_settings({**completed({**JOB, **given}).flat(), "out": str(folder)})
+    execute(settings, grid or InlineGrid(client_app, CLIENTS, settings.flat(), numbered=True), callbacks)
+    return read_run(folder)
+
+
+def newcomers(found):
+    return [int(row["client"]) for row in found.clients if row.get("new")]
+
+
+def of_training(found):
+    """What a run tells of those who take part."""
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "new-clients")} for row in found.rounds]
+    for row in rows:
+        for phase in ("up", "down"):
+            row.pop(f"evaluate-bytes-{phase}", 0)
+        row["evaluate"] = {k: v for k, v in row.get("evaluate", {}).items() if not k.startswith("new-")}
+    return rows, load_file(found.path / "model.safetensors"), found.weights
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddyn", "aaggff-d", "local", "superfed-mm", "fedrod"])
+def test_training_is_that_of_the_others_alone(method, tmp_path):
+    """Sampling, sums, counts and weights to the last bit: the new clients might as well not exist."""
+    together = run(tmp_path / "together", method=method)
+    new = newcomers(together)
+    assert len(new) == 2
+    flat = completed({**JOB, "method": method}).flat()
+    config = {"method": method, "num_clients": CLIENTS - 2, "num_new_clients": 0}
+    alone = run(tmp_path / "alone", Part(new, CLIENTS, {**flat, "client-store": "message"}), **config)
+    rows, model, weights = of_training(together)
+    other_rows, other_model, other_weights = of_training(alone)
+    assert not set(new) & {client for row in rows for client in row["clients"]}
+    assert rows == other_rows
+    assert weights == other_weights
+    assert model.keys() == other_model.keys()
+    assert all(np.array_equal(model[name], other_model[name]) for name in model)
+    members = [row for row in together.clients if not row.get("new")]
+    assert [{k: v for k, v in row.items() if not k.startswith("new")} for row in members] == alone.clients
+
+
+def client_for(settings, number):
+    task = build_task(settings)
+    return build_client(settings, task, number, CLIENTS, MessageStore(RecordDict()))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_scores_are_of_the_servers_model_and_of_it_trained_further_on_the_clients_test_samples(method, tmp_path):
+    found = run(tmp_path / "r", method=method, fedprox__mu=0.5)
+    settings = read_settings({**completed({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
+    arrays = load_file(tmp_path / "r" / "model.safetensors")
+    config = {"seed": 3, "server-round": 4, "proximal-mu": 0.5, **settings.train.to_config()}
+    for row in found.clients[-2:]:
+        client = client_for(settings, int(row["client"]))
+        server = [arrays[name] for name in client.model.state_dict()]
+        for epochs, suffix in ((0, ""), (1, "-1"), (3, "-3")):
+            set_arrays(client.model, server)
+            if epochs:
+                client.train({**config, "local-epochs": epochs})
+            scores = client.score(client.data.test)
+            assert row[f"new-accuracy{suffix}"] == scores["accuracy"]
+            assert row[f"new-loss{suffix}"] == pytest.approx(scores["loss"])
+            assert "accuracy" not in row
+
+
+def new_rows(found):
+    return {int(row["client"]): {k: v for k, v in row.items() if k.startswith("new-")} for row in found.clients if row.get("new")}
+
+
+def test_training_alone_starts_at_the_initial_model(tmp_path):
+    found = new_rows(run(tmp_path / "r", method="local"))
+    settings = read_settings(completed({**JOB, "method": "local"}).flat())
+    for number, row in found.items():
+        client = client_for(settings, number)
+        fresh = client.fresh_arrays("model", {"seed": 3}, own=False)
+        set_arrays(client.model, fresh)
+        assert row["new-accuracy"] == client.score(client.data.test)["accuracy"]
+        config = {"seed": 3, "server-round": 1, **settings.train.to_config(), "local-epochs": 3}
+        rate = settings.train.rate(4)  # the first epoch's order is that of the client's first visit
+        client.train({**config, "learning-rate": rate})
+        assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
+
+
+def test_what_adapts_before_use_does_that_for_so_many_epochs(tmp_path):
+    """Fine-tuning's new clients get what its members get, with that number of epochs, and never both."""
+    plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
+    fine = new_rows(run(tmp_path / "fine", method="finetune", finetune__epochs=3))
+    for number, row in fine.items():
+        assert row["new-accuracy-1"] == plain[number]["new-accuracy-1"]
+        assert row["new-accuracy"] == row["new-accuracy-3"] == plain[number]["new-accuracy-3"]
+    assert any(row["new-loss"] != row["new-loss-1"] for row in fine.values())
+
+
+def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
+    found = new_rows(run(tmp_path / "r", method="fedrep"))
+    settings = read_settings(completed({**JOB, "method": "fedrep"}).flat())
+    arrays = load_file(tmp_path / "r" / "model.safetensors")
+    for number, row in found.items():
+        client = client_for(settings, number)
+        set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])  # of the head it has the initial values
+        before = get_arrays(client.model)
+        with client.only(head=True):
+            client.train({"seed": 3, "server-round": 4, **settings.train.to_config(), "local-epochs": 3})
+        assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
+        moved = [not np.array_equal(a, b) for a, b in zip(before, get_arrays(client.model), strict=True)]
+        assert moved == [name.startswith(client.head()) for name in client.model.state_dict()]
+
+
+def test_dittos_personal_model_is_trained_so_many_epochs_near_the_servers(tmp_path):
+    """With a large mu the personal model is the server's; with 0 it is fine-tuned."""
+    free = new_rows(run(tmp_path / "free", method="ditto", ditto__mu=0.0, ditto__epochs=7))
+    plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
+    assert free == plain
+
+
+@pytest.mark.parametrize("method", TORCH)
+def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
+    """Adapting before one evaluation leaves no trace in the next, nor on the disk."""
+    every = {"num_rounds": 2, "client_store": "disk", "new_epochs": 2, "clients_per_round": 0}
+    often = run(tmp_path / "often", method=method, evaluate_every=1, **every)
+    once = run(tmp_path / "once", method=method, evaluate_every=0, **every)
+    rows = new_rows(often)
+    assert rows == new_rows(once)
+    assert all({"new-accuracy", "new-accuracy-1", "new-accuracy-2", "new-loss-2"} <= row.keys() for row in rows.values())
+    kept = {path.name for path in (tmp_path / "often" / "clients").glob("*")}
+    assert not kept & {f"client-{number}" for number in rows}
+    measures = often.rounds[-1]["evaluate"]
+    for key in ("new-accuracy", "new-accuracy-1", "new-accuracy-2"):
+        values = [row[key] for row in rows.values()]
+        assert measures[f"{key}-mean"] == pytest.approx(np.mean(values))
+        assert measures[f"{key}-worst10"] == min(values)
+
+
+def test_a_failing_newcomer_costs_only_itself(tmp_path):
+    """One fails in its own training, then both: the run goes on, and its numbers are the same."""
+    whole = run(tmp_path / "whole")
+    first, second = newcomers(whole)
+
+    def failing(numbers):
+        def client_fn(context):
+            client = client_of(context)
+            if client.client_id in numbers:
+                client.train = lambda config: [][0]
+            return client
+
+        return to_client_app(client_fn, writable=False)
+
+    one = run(tmp_path / "one", client_app=failing([first]))
+    assert of_training(one)[0][0] == of_training(whole)[0][0]
+    assert newcomers(one) == [second]
+    assert new_rows(one)[second] == new_rows(whole)[second]
+    assert {int(failure.client) for failure in one.failures} == {first}
+    both = run(tmp_path / "both", client_app=failing([first, second]))
+    assert both.state == "completed"
+    assert newcomers(both) == []
+    np.testing.assert_equal(of_training(both)[1], of_training(whole)[1])
+
+
+def test_a_resumed_run_keeps_them_out(tmp_path):
+    """Who is new stands in the record, not in who happens to be connected when the run goes on."""
+    whole = run(tmp_path / "whole", checkpoint_every=2, method="superfed-mm")
+    run_half = {"checkpoint_every": 2, "method": "superfed-mm"}
+    run(tmp_path / "half", callbacks=[lambda now: now.number == 3], **run_half)
+    resumed = run(tmp_path / "half", **run_half, resume=True)
+    assert_same(of_training(resumed)[0], of_training(whole)[0])
+    assert new_rows(resumed) == new_rows(whole)
+    rows = (tmp_path / "half" / "rounds.jsonl").read_text().splitlines()
+    told = json.loads(rows[0])
+    assert told["new-clients"] == newcomers(whole)
+    other = sorted(set(range(CLIENTS)) - set(told["new-clients"]))[:2]
+    (tmp_path / "half" / "rounds.jsonl").write_text("\n".join([json.dumps({**told, "new-clients": other}), *rows[1:2], ""]))
+    assert newcomers(run(tmp_path / "half", **run_half, resume=True)) == other
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num-new-clients": 6}, "num-new-clients = 6, but there are 6 clients"),
+        ({"clients-per-round": 5}, "clients-per-round = 5, but there are 4 clients that are not new: choose 1..4"),
+        ({"method": "warm-start"}, "num-new-clients = 2: method 'warm-start' does not say"),
+        ({"method": "fedboost"}, "num-new-clients = 2: method 'fedboost' does not say"),
+        ({"method": "ffgb"}, "num-new-clients = 2: method 'ffgb' does not say"),
+        ({"new-epochs": 0}, "new-epochs = 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        checked(completed({k: v for k, v in JOB.items() if k != "task" or "method" not in given} | given))
+
+
+def test_they_are_shown_and_marked(tmp_path):
+    found = run(tmp_path / "r")
+    section = newcomers_section(found)
+    assert [row[0] for row in section.rows] == ["not at all", "1 epoch", "3 epochs"]
+    assert section.note.startswith("2 clients that never took part")
+    shown = " ".join(str(column.header) for column in summary_table([found.path]).columns)
+    assert "new" in shown
+    assert "3 epochs" in shown
+    with (found.path / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["new"] for row in rows] == [""] * 4 + ["1"] * 2
+    assert newcomers_section(run(Path(tmp_path / "none"), num_new_clients=0)) is None

@@ -1,0 +1,115 @@
+"""Clients kept out of training, with clients whose result is known by hand."""
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+
+from clients import to_client_app
+from clients.base.store import MessageStore
+from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import FIRST_NODE
+from strategies import ClientGrid, FedAvg
+from tests.helpers import EchoClient, arrays_of, simulate
+
+START = {"w": np.zeros(2, np.float32)}
+
+
+class Guest(EchoClient):
+    """Moves the model by its number; as a new client it tells the model's value, and the number of epochs."""
+
+    def __init__(self, number):
+        super().__init__(float(number), num_examples=number + 1)
+        self.store = MessageStore(RecordDict())
+
+    def evaluate_new(self, epochs, parameters, config, train_parameters, train_config):
+        assert self.store.load("kept", config, before=False) is None
+        self.store.save("kept", parameters, config)
+        return 0.0, 7, {"accuracy": epochs / 10, "loss": float(parameters[0][0]), "other": 1.0}
+
+
+class Meeting(FedAvg):
+    """Notes whom it writes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.met = set()
+
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.met |= {message.metadata.dst_node_id - FIRST_NODE for message in messages} | set(grid.clients.values())
+        return messages
+
+
+def client_fn(context):
+    return Guest(int(context.node_config["partition-id"]))
+
+
+class Asking(InlineGrid):
+    """A grid that has to ask, some of whose nodes may be gone."""
+
+    gone: frozenset[int] = frozenset()
+
+    def get_node_ids(self):
+        return [node for node in self.contexts.nodes if node not in self.gone]
+
+
+@pytest.mark.parametrize("kind", [Asking, lambda app, n: InlineGrid(app, n, numbered=True)])
+def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
+    rounds, strategy = [], Meeting()
+    grid = ClientGrid(kind(to_client_app(client_fn), 5), seed=1, num_new=2)
+    result = simulate(strategy, None, 5, START, 3, grid=grid, evaluate_every=2, callbacks=[rounds.append])
+    new = sorted(grid.new_clients)
+    others = [client for client in range(5) if client not in new]
+    assert len(new) == 2
+    assert strategy.met == set(others)
+    mean = sum(k * (k + 1) for k in others) / sum(k + 1 for k in others)
+    np.testing.assert_allclose(arrays_of(result)["w"], 3 * mean, rtol=1e-6)
+    assert [r.newcomers.clients if r.newcomers else None for r in rounds] == [None, new, new]
+    told = rounds[1].newcomers.metrics
+    assert told[new[0]] == {
+        "num-examples": 7, "new-accuracy": 0.0, "new-accuracy-1": 0.1, "new-accuracy-5": 0.5,
+        **dict.fromkeys(("new-loss", "new-loss-1", "new-loss-5"), pytest.approx(2 * mean)),
+    }  # fmt: skip
+    assert rounds[1].evaluated.clients == others
+    assert rounds[0].new_clients == new
+
+
+def test_a_new_client_that_returns_at_another_node_is_still_new():
+    grid = Asking(to_client_app(client_fn), 4)
+    clients = ClientGrid(grid, seed=3, num_new=1)
+    clients.wait()
+    (new,) = clients.new_clients
+    node = FIRST_NODE + new
+    grid.gone = frozenset({node})
+    assert clients.newcomers() == {}
+    assert len(clients.get_node_ids()) == 3
+    other = FIRST_NODE + (new + 1) % 4  # whose node now says that it is the new one
+    clients._ids[other] = new
+    assert clients.newcomers() == {other: new}
+    assert other not in clients.get_node_ids()
+
+
+def test_a_client_that_cannot_be_new_is_a_failure_of_its_own():
+    rounds = []
+    app = to_client_app(lambda context: EchoClient(1.0))
+    grid = ClientGrid(InlineGrid(app, 4, numbered=True), num_new=1)
+    result = simulate(FedAvg(), None, 4, START, 2, grid=grid, callbacks=[rounds.append])
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+    (failure,) = rounds[-1].failures
+    assert "EchoClient has no evaluate_new" in failure.reason
+
+
+def test_an_accuracy_that_is_none_is_left_out():
+    class Boaster(Guest):
+        def evaluate_new(self, epochs, *sent):
+            return 0.0, 7, {"accuracy": -0.5 if epochs else 0.5, "loss": 1.0}
+
+    rounds = []
+    grid = ClientGrid(InlineGrid(to_client_app(lambda context: Boaster(1)), 4, numbered=True), num_new=1)
+    simulate(FedAvg(), None, 4, START, 1, grid=grid, callbacks=[rounds.append])
+    assert "new-accuracy-1" in rounds[-1].failures[0].reason
+
+
+def test_somebody_must_train():
+    with pytest.raises(ValueError, match="num-new-clients = 3, but 3 clients are connected"):
+        ClientGrid(InlineGrid(to_client_app(client_fn), 3, numbered=True), num_new=3).wait()
