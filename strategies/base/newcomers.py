@@ -3,7 +3,8 @@
 ``ClientGrid(num_new=k)`` chooses them and keeps them out of all that a strategy sees: who there is, who is sampled, whose replies come
 in. At an evaluation each of them gets one message, with what the strategy would send to evaluate a client, and to train one, that it
 meets for the first time. What the client makes of it (``clients.base.newcomers``) leaves no trace: it keeps nothing and sends measures,
-which no strategy sees. The strategy writes these messages as a copy of itself, so that it does not meet them either.
+which no strategy sees. A copy of the strategy writes these messages, so that it does not meet them either, and of wrappers that decide
+weights, sum up or add noise only what they wrote into the round's configurations.
 """
 
 import copy
@@ -13,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from strategies.base.client_grid import ClientGrid, Exchange
-from strategies.base.messages import arrays_of
+from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost
 from strategies.base.roster import ClientId
 
 NEWCOMER = f"{MessageType.EVALUATE}.newcomer"
@@ -77,8 +78,9 @@ def messages_to(
     """Return the messages: records ``arrays`` and ``config`` as in an evaluation, ``train-arrays`` (if others) and ``train-config``."""
     if not newcomers.clients:
         return []
-    aside = copy.deepcopy(strategy)
+    aside = copy.deepcopy(innermost(strategy))
     train, evaluate = (ConfigRecord({**configs[phase]}) for phase in ("train", "evaluate"))
+    train.pop(LOSS_BEFORE, None)  # nobody asks for its loss
     trained = {m.metadata.dst_node_id: m for m in aside.configure_train(server_round, arrays, train, newcomers)}
     scored = {m.metadata.dst_node_id: m for m in aside.configure_evaluate(server_round, arrays, evaluate, newcomers)}
     contents: dict[tuple[int, int], RecordDict] = {}  # clients mostly share what they are sent
