@@ -218,18 +218,19 @@ def test_a_failing_newcomer_costs_only_itself(tmp_path):
 
 def test_a_resumed_run_keeps_them_out(tmp_path):
     """Who is new stands in the record, not in who happens to be connected when the run goes on."""
-    whole = run(tmp_path / "whole", checkpoint_every=2, method="superfed-mm")
-    run_half = {"checkpoint_every": 2, "method": "superfed-mm"}
-    run(tmp_path / "half", callbacks=[lambda now: now.number == 3], **run_half)
-    resumed = run(tmp_path / "half", **run_half, resume=True)
+    job = {"checkpoint_every": 2, "method": "superfed-mm"}
+    whole = run(tmp_path / "whole", **job)
+    for name in ("half", "other"):
+        run(tmp_path / name, callbacks=[lambda now: now.number == 3], **job)
+    resumed = run(tmp_path / "half", **job, resume=True)
     assert_same(of_training(resumed)[0], of_training(whole)[0])
     assert new_rows(resumed) == new_rows(whole)
-    rows = (tmp_path / "half" / "rounds.jsonl").read_text().splitlines()
-    told = json.loads(rows[0])
-    assert told["new-clients"] == newcomers(whole)
-    other = sorted(set(range(CLIENTS)) - set(told["new-clients"]))[:2]
-    (tmp_path / "half" / "rounds.jsonl").write_text("\n".join([json.dumps({**told, "new-clients": other}), *rows[1:2], ""]))
-    assert newcomers(run(tmp_path / "half", **run_half, resume=True)) == other
+    record = tmp_path / "other" / "rounds.jsonl"
+    told, *rows = record.read_text().splitlines()
+    assert json.loads(told)["new-clients"] == newcomers(whole)
+    other = sorted(set(range(CLIENTS)) - set(newcomers(whole)))[:2]
+    record.write_text("\n".join([json.dumps({**json.loads(told), "new-clients": other}), *rows, ""]))
+    assert newcomers(run(tmp_path / "other", **job, resume=True)) == other
 
 
 @pytest.mark.parametrize(
