@@ -60,11 +60,12 @@ def to_client_app(
     def newcomer(message: Message, context: Context) -> Message:
         content = message.content
         arrays, more = content["arrays"], content.get("train-arrays", content["arrays"])
-        _, *evaluated = _open(RecordDict({"arrays": arrays, "config": content["config"]}), writable)
-        _, *trained = _open(RecordDict({"arrays": more, "config": content["train-config"]}), writable)
+        _, received, config = _open(RecordDict({"arrays": arrays, "config": content["config"]}), writable)
+        _, train_received, train_config = _open(RecordDict({"arrays": more, "config": content["train-config"]}), writable)
         own = Context(context.run_id, context.node_id, context.node_config, RecordDict(), context.run_config)  # to be dropped
         epochs = [int(number) for number in content.config_records["new"]["epochs"]]  # type: ignore[union-attr]
-        number, metrics = newcomer_metrics(_numpy_client(client_fn(own)), (*evaluated,), (*trained,), epochs)
+        client, evaluated, trained = _numpy_client(client_fn(own)), (received, config), (train_received, train_config)
+        number, metrics = newcomer_metrics(client, evaluated, trained, epochs)
         return Message(content=_metric_records(number, metrics), reply_to=message)
 
     return answer_identity(app, check)
