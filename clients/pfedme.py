@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clients.base.steps import SGD, Gradient, Numbers, State, add, one
+from clients.base.steps import SGD, Epochs, Gradient, Numbers, State, add, one
 from clients.base.training import Config, TrainOptions, get_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
@@ -13,8 +13,9 @@ from clients.families.personal_model import PersonalClient
 class PFedMeClient(PersonalClient):
     """Minimises the Moreau envelope ``min_theta f_i(theta) + (lambda/2) ||theta - w_i||^2`` of its loss; theta is the personal model.
 
-    Each inner step on theta takes the next mini-batch (in the paper, all of them take the same one), so that a round costs as much as
-    FedAvg's; then ``w_i <- w_i - rate lambda (w_i - theta)``.
+    After every K inner steps on theta, ``w_i <- w_i - rate lambda (w_i - theta)``. With ``pfedme-batches`` "next" every inner step takes
+    the next mini-batch, so that a round costs as much as FedAvg's; with "same" (the paper) all K take the same one, so that w moves after
+    every mini-batch, K times as often, at K times the cost.
     """
 
     kept_as = "pfedme"
@@ -31,17 +32,30 @@ class PFedMeClient(PersonalClient):
         outer = lambda_ * (float(config["pfedme-rate"]) or inner)
         if outer > 1:
             raise ValueError(f"pfedme.lambda x rate = {outer:g}: w would jump beyond theta: lower pfedme.rate or pfedme.lambda")
-        sgd, steps = SGD(options.momentum, options.weight_decay), self.steps_of(options)
+        same = config.get("pfedme-batches", "next") == "same"
+        sgd, steps = SGD(options.momentum, options.weight_decay), self.steps_of(options) * (every if same else 1)
         loss = self.run(
             Envelope(sgd, lambda_),
             {"theta": theta, "w": w, "velocity": sgd.velocity(theta)},
             {},
             lambda step: {"rate": inner, "outer": outer if (step + 1) % every == 0 or step + 1 == steps else 0.0},
             config,
+            repeated(self.epochs(options, config), options.batch_size, every) if same else None,
         )
         self.store.save(self.kept_as, get_arrays(self.model), config)
         torch._foreach_copy_(theta, w)
         return loss
+
+
+def repeated(epochs: Epochs, batch_size: int, times: int) -> Epochs:
+    """Yield samples that are cut into the same mini-batches, each of them so many times in a row."""
+    for x, y in epochs:
+        whole = len(y) - len(y) % batch_size
+        for part in (slice(0, whole), slice(whole, len(y))):  # the last mini-batch may be smaller: on its own, so that cuts fall right
+            if part.start < part.stop:
+                size = min(batch_size, part.stop - part.start)
+                places = torch.arange(part.start, part.stop, device=y.device).view(-1, 1, size).expand(-1, times, -1).flatten()
+                yield x[places], y[places]
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from algorithms.common.modules import estimate_statistics, has_running_statistics
 from algorithms.common.seeds import generator
+from algorithms.personal.choice import half_noise, least, shrunk
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
+from clients.base.evaluation import Scores
 from clients.base.scores import as_global
 from clients.base.steps import SGD, Gradient, Number, Numbers, State, Tensors, add, between, inner, one, parted
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
 
+Floats = NDArray[np.float64]
 LAMBDAS = [i / 10 for i in range(11)]
 # Metrics reported as curves over lambda, if the objective has them.
 CURVES = ("accuracy", "loss", "ece", "mce", "auroc")
@@ -50,7 +55,8 @@ class SuPerFedClient(FedProxClient):
             return super().fit(parameters, config)
         set_arrays(self.model, parameters)
         before = self.before(config)
-        personal = self.personal(config, before=True)
+        kept = self.kept(config, before=True)
+        personal = self.first_personal(config) if kept is None else kept
         loss = self.train_mixed(personal, config)
         self.store.save("personal", [tensor.cpu().numpy() for tensor in personal], config)
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
@@ -59,14 +65,14 @@ class SuPerFedClient(FedProxClient):
         """Evaluate the mixtures over lambda; see the module docstring."""
         set_arrays(self.model, parameters)
         mixed = [p.detach() for p in trainable(self.model).values()]
-        federated, personal = [t.clone() for t in mixed], self.personal(config, before=False)
-        splits = (self.data.validation, self.data.test)
+        federated, personal = [t.clone() for t in mixed], self.personal(config)
+        splits = [self.data.validation, self.data.test, *self.halves(config)]
         estimates = has_running_statistics(self.model)
         inputs = [split.x for split in splits]
         shared = None if estimates else SharedFirstLayer.of(self.model, mixed, federated, personal, inputs)
         at = [i for i in range(len(mixed)) if shared is None or i not in shared.at]
         same = nn.Identity().eval()
-        validated, tested = [], []
+        scored: list[list[Scores]] = [[] for _ in splits]
         for value in LAMBDAS:
             _mix([mixed[i] for i in at], [federated[i] for i in at], [personal[i] for i in at], [value] * len(at))
             if estimates and value:  # at 0 it is the received model
@@ -78,38 +84,87 @@ class SuPerFedClient(FedProxClient):
                     self.objective.score(same, Split(outputs, split.y, split.groups))
                     for outputs, split in zip(shared.outputs(value), splits, strict=True)
                 ]
-            validated.append(found[0])
-            tested.append(found[1])
-        best = max(range(len(LAMBDAS)), key=lambda i: (validated[i]["accuracy"], -validated[i]["loss"]))
+            for scores, new in zip(scored, found, strict=True):
+                scores.append(new)
+        validated, tested, *halved = scored
+        best = self.choice(validated, config)
         curves = {f"lambda-{name}": [scores[name] for scores in tested] for name in CURVES if name in tested[0]}
         half = {"half-accuracy": tested[5]["accuracy"], "half-loss": tested[5]["loss"]}
         oracle = {"oracle-accuracy": max(scores["accuracy"] for scores in tested)}
         scores = {**tested[best], **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
-        own = {"validation-samples": len(self.data.validation), "lambda-validation-loss": [found["loss"] for found in validated]}
+        own = {"validation-samples": len(self.data.validation), "lambda-validation-loss": losses_of(validated).tolist()}
+        if halved:
+            first, second = map(losses_of, halved)
+            own["lambda-validation-noise"] = half_noise(first, second, (len(splits[2]), len(splits[3])))
         return scores["loss"], len(self.data.test), {**scores, **curves, **own, "lambda-grid": LAMBDAS}
+
+    def halves(self, config: Config) -> list[Split]:
+        """Return every other validation sample, and the others, where the server needs to know how noisy their losses are."""
+        data = self.data.validation
+        if config.get("superfed-lambda-choice", "own") != "shrunk" or len(data) < 2:
+            return []
+        return [Split(data.x[i::2], data.y[i::2], None if data.groups is None else data.groups[i::2]) for i in (0, 1)]
+
+    def choice(self, validated: list[Scores], config: Config) -> int:
+        """Return which of the lambdas is the client's, and remember it where that does not follow from what it keeps alone."""
+        if "superfed-lambda" in config:  # as it was chosen before
+            return LAMBDAS.index(float(config["superfed-lambda"]))
+        losses, pooled = losses_of(validated), np.array(config.get("superfed-pooled-loss", []), dtype=np.float64)
+        if pooled.shape == losses.shape and np.isfinite([losses, pooled]).all():
+            losses = shrunk(losses, pooled, len(self.data.validation), float(config["superfed-pooled-samples"]))
+        best = least(losses, np.array([scores["accuracy"] for scores in validated]))
+        if config.get("superfed-lambda-choice", "own") != "own":
+            self.store.save("lambda", [np.array([LAMBDAS[best]])], config)
+        return best
+
+    def personal_state_dict(self, parameters: Arrays, config: Config) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the mixture at the lambda of the last evaluation, and the metrics."""
+        kept = self.store.load("lambda", config, before=False)
+        return super().personal_state_dict(parameters, {**config, "superfed-lambda": float(kept[0][0])} if kept else config)
 
     def scored(self, parameters: Arrays, config: Config, metrics: dict[str, Any]) -> dict[str, Tensor]:
         """Return the mixture at the chosen lambda."""
         set_arrays(self.model, parameters)
-        torch._foreach_lerp_(
-            [p.detach() for p in trainable(self.model).values()], self.personal(config, before=False), metrics["lambda"]
-        )
+        torch._foreach_lerp_([p.detach() for p in trainable(self.model).values()], self.personal(config), metrics["lambda"])
         if metrics["lambda"]:
             estimate_statistics(self.model, self.data.train.x)
         return super().scored(parameters, config, metrics)
 
-    def personal(self, config: Config, before: bool) -> list[Tensor]:
-        """Return theta_l as stored, or its own initialisation if it has not been trained yet."""
-        parameters = trainable(self.model)
+    def personal(self, config: Config) -> list[Tensor]:
+        """Return theta_l for an evaluation: as stored, or that of a client that has not trained one yet, in ``self.model`` theta_f.
+
+        Once mixing has begun such a client trains one in ``superfed-catch-up`` epochs at the mixtures, from the received model, and
+        leaves that as it was. It keeps nothing: the same message has the same answer, and training is not affected.
+        """
+        kept = self.kept(config, before=False)
+        if kept is not None:
+            return kept
+        personal, epochs = self.first_personal(config), int(config.get("superfed-catch-up", 0))
+        if epochs and config.get("superfed-mixing", "none") != "none":
+            received = get_arrays(self.model)
+            self.train_mixed(personal, {**config, "local-epochs": epochs})
+            set_arrays(self.model, received)
+        return personal
+
+    def kept(self, config: Config, before: bool) -> list[Tensor] | None:
+        """Return theta_l as stored, or ``None``."""
+        parameters = trainable(self.model).values()
         kept = self.store.load("personal", config, before)
         if kept is None:
-            fresh = dict(zip(self.model.state_dict(), self.fresh_arrays("personal", config, own=True), strict=True))
-            kept = [fresh[name] for name in parameters]
-        if [a.shape for a in kept] != [tuple(p.shape) for p in parameters.values()]:
+            return None
+        if [a.shape for a in kept] != [tuple(p.shape) for p in parameters]:
             raise ValueError(
                 f"client {self.client_id} keeps a personal model of another architecture: use another results folder"
             )
-        return [torch.tensor(array, device=p.device) for array, p in zip(kept, parameters.values(), strict=True)]
+        return [torch.tensor(array, device=p.device) for array, p in zip(kept, parameters, strict=True)]
+
+    def first_personal(self, config: Config) -> list[Tensor]:
+        """Return what theta_l starts from: the received theta_f in ``self.model``, or a draw of this client's own."""
+        parameters = trainable(self.model)
+        if config.get("superfed-init", "own") == "global":
+            return [p.detach().clone() for p in parameters.values()]
+        fresh = dict(zip(self.model.state_dict(), self.fresh_arrays("personal", config, own=True), strict=True))
+        return [torch.tensor(fresh[name], device=p.device) for name, p in parameters.items()]
 
     def train_mixed(self, personal: list[Tensor], config: Config) -> float:
         """Train theta_f (in ``self.model``) and theta_l (``personal``), both in place; return the mean loss at the mixtures."""
@@ -120,12 +175,12 @@ class SuPerFedClient(FedProxClient):
         layers = layer_of(list(named)) if config["superfed-mixing"] == "layer" else [0] * len(mixed)
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
         mu, nu = float(config.get("proximal-mu", 0.0)), float(config.get("superfed-nu", 0.0))
-        draw = self.lambda_source(config, max(layers) + 1)
+        draw, scale = self.lambda_source(config, max(layers) + 1), float(config.get("superfed-step-scale", 1.0))
         loss = self.run(
             Mixture(sgd, mu, nu, tuple(layers)),
             {"f": federated, "l": personal, "velocity-f": sgd.velocity(federated), "velocity-l": sgd.velocity(personal)},
             {"start": [t.clone() for t in mixed]} if mu else {},
-            lambda _: {"rate": rate, "lambda": draw()},
+            lambda _: {"rate": rate, "scale": scale, "lambda": draw()},
             config,
         )
         for tensor, trained in zip(mixed, federated, strict=True):
@@ -153,9 +208,11 @@ class Mixture:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        f, own, rate, lambdas = state["f"], state["l"], one(numbers["rate"]), numbers["lambda"]
+        f, own, rate, scale, lambdas = state["f"], state["l"], one(numbers["rate"]), one(numbers["scale"]), numbers["lambda"]
         values = [lambdas[layer] for layer in self.layers]  # type: ignore[index]
         loss, g = gradient(between(gradient, f, own, values))
+        if isinstance(scale, Tensor) or scale != 1:
+            torch._foreach_mul_(g, scale)
         to_f, to_l = parted(g, values)
         a, b, c = self._angle(f, own, not isinstance(rate, Tensor)) if self.nu else (0.0, 0.0, 0.0)
         add(to_l, f, a)
@@ -170,6 +227,11 @@ class Mixture:
         dots = inner((f, own), (f, f), (own, own))
         values: Sequence[Number] = dots.tolist() if floats else dots.unbind()  # a single GPU synchronisation
         return [self.nu * k for k in cosine_squared_gradient(*values)]
+
+
+def losses_of(scores: Sequence[Scores]) -> Floats:
+    """Return the losses of several scores, shape (scores,)."""
+    return np.array([one["loss"] for one in scores], dtype=np.float64)
 
 
 def _mix(mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], lambdas: list[float]) -> None:

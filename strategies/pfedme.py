@@ -2,8 +2,8 @@
 
 Source: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
 
-Contract: FedAvg's. The training configuration holds ``pfedme-lambda``, ``pfedme-inner-steps`` and ``pfedme-rate``, that of w (0: the
-learning rate). The client keeps its personal theta, is evaluated with it and never sends it.
+Contract: FedAvg's. The training configuration holds ``pfedme-lambda``, ``pfedme-inner-steps``, ``pfedme-batches`` and ``pfedme-rate``,
+that of w (0: the learning rate). The client keeps its personal theta, is evaluated with it and never sends it.
 """
 
 from collections.abc import Iterable
@@ -25,9 +25,13 @@ class PFedMeOptions(Options):
     lambda_: float = option(
         15.0, "weight of the pull between a client's own model theta and the one that it sends, w", low=0, open_low=True
     )
-    inner_steps: int = option(5, "steps of theta for one of w, each on the next mini-batch", low=1)
+    inner_steps: int = option(5, "steps of theta for one of w", low=1)
     rate: float = option(0.0, "learning rate of w, at most 1 / lambda; 0: train.learning-rate", low=0)
     beta: float = option(1.0, "how far the server goes towards the average; 1: all the way", low=0, open_low=True)
+    batches: str = option(
+        "next", "of the inner steps: each the next mini-batch, or all the same (the paper), at as many times the cost",
+        choices=["next", "same"],
+    )  # fmt: skip
 
 
 class PFedMe(FedAvg):
@@ -43,7 +47,8 @@ class PFedMe(FedAvg):
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
         """Send lambda, the inner steps and the learning rate."""
         o = self.options
-        return {"pfedme-lambda": o.lambda_, "pfedme-inner-steps": o.inner_steps, "pfedme-rate": o.rate}
+        steps = {"pfedme-inner-steps": o.inner_steps, "pfedme-batches": o.batches}
+        return {"pfedme-lambda": o.lambda_, "pfedme-rate": o.rate, **steps}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the model and remember it."""

@@ -3,14 +3,21 @@
 Sources: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for Personalized Federated Learning", KDD 2022, arXiv 2109.07628; Hahn,
 "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter II,
 Algorithms 2.3 and 2.4, equations (2.3)-(2.6). The server averages the federated models theta_f as FedAvg does and tells the clients
-when mixing starts: after the first L = start * num_rounds rounds. Mixing "model" is SuPerFed-MM (one lambda per mini-batch), "layer" is
-SuPerFed-LM (one per layer and mini-batch). The proximal term is squared; see ``clients/superfed.py``.
+when mixing starts: after the first L = start * num_rounds rounds, or as soon as ``start_draws`` draws a client have been made. Mixing
+"model" is SuPerFed-MM (one lambda per mini-batch), "layer" is SuPerFed-LM (one per layer and mini-batch). The proximal term is squared;
+see ``clients/superfed.py``.
 
 Contract: FedAvg's. The client trains the received theta_f, which it returns, and a theta_l of its own, which it keeps and never sends,
-at random mixtures of the two; the training configuration holds ``proximal-mu``, ``superfed-nu`` and ``superfed-mixing`` ("model",
-"layer", or "none" in the first L rounds). If evaluation replies hold ``lambda-grid``, ``lambda-accuracy``,
-``lambda-validation-loss`` (over that grid) and ``validation-samples``, ``pooled-accuracy`` is the mean test accuracy at the one lambda
-(``pooled-lambda``) that has the least validation loss over all clients.
+at random mixtures of the two; the training configuration holds ``proximal-mu``, ``superfed-nu``, ``superfed-init``,
+``superfed-step-scale`` and ``superfed-mixing`` ("model", "layer", or "none" before mixing starts). The evaluation configuration holds
+the same, ``superfed-catch-up``, ``superfed-lambda-choice`` and, from the second evaluation on and unless every client is to choose by
+itself, ``superfed-pooled-loss`` (the clients' pooled curve at the last evaluation, over their grid of lambda) and
+``superfed-pooled-samples`` (k of ``algorithms/personal/choice.py``).
+
+If evaluation replies hold ``lambda-grid``, ``lambda-accuracy``, ``lambda-validation-loss`` (over that grid) and ``validation-samples``,
+``pooled-accuracy`` is the mean test accuracy at the one lambda (``pooled-lambda``) that has the least validation loss over all clients.
+Where they also hold ``lambda-validation-noise``, that of the curve, ``shrunk-accuracy`` is the mean at the lambdas that the clients
+would choose by this evaluation's pooled curve, and ``shrink-samples`` is k.
 """
 
 import math
@@ -19,14 +26,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
-from algorithms.personal.mixing import pooled
+from algorithms.personal.choice import least, pooled_curve, shrinkage, shrunk
+from strategies.base.client_grid import clients_of
 from strategies.base.messages import metrics_of
 from strategies.base.records import most_common
 from strategies.fedavg import FedAvg
+
+Floats = NDArray[np.float64]
+CHOICES = ("own", "shrunk", "shared")
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,24 @@ class SuPerFedOptions(Options):
     mu: float = option(0.01, "weight of the proximal term", low=0)
     nu: float = option(1.0, "weight of the squared cosine between federated and personal model", low=0)
     start: float = option(0.4, "L / T, the share of the rounds before mixing starts", low=0, high=1)
+    start_draws: float = option(0.0, "mixing starts earlier, once clients were drawn so often on average; 0: not earlier", low=0)
+    init: str = option(
+        "own", "where theta_l starts: from a draw of its own, or from the received model", choices=["own", "global"]
+    )
+    step_scale: float = option(
+        1.0,
+        "factor on both models' gradient of the loss while they are mixed; 2 makes up for E[lambda] = 1/2",
+        low=0,
+        open_low=True,
+    )
+    catch_up: int = option(
+        0, "local epochs before scoring of a client that mixing has not reached; 0: it has its first theta_l", low=0
+    )
+    lambda_choice: str = option(
+        "own",
+        "whose validation losses choose lambda: the client's own, these shrunk to all clients', or all clients'",
+        choices=CHOICES,
+    )
 
 
 class SuPerFed(FedAvg):
@@ -47,33 +78,114 @@ class SuPerFed(FedAvg):
         self.options = options or SuPerFedOptions()
         self.mixing = mixing
         self.own_measures: Mapping[str, float] = {}
+        self.draws = 0.0  # a client's, on average, until now
+        self.mixed = False  # whether the last training mixed
+        self.pool: Floats = np.zeros(0)  # k and the pooled curve of the last evaluation
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send mu, nu and the kind of mixing. The paper's ``t < L`` counts rounds from 0: the first L rounds do not mix."""
-        mixing = self.mixing if server_round > int(self.options.start * num_rounds) else "none"
-        return {"proximal-mu": self.options.mu, "superfed-nu": self.options.nu, "superfed-mixing": mixing}
+        """Send what clients need to train. The paper's ``t < L`` counts rounds from 0: the first L rounds do not mix."""
+        o = self.options
+        starts = server_round > int(o.start * num_rounds) or 0 < o.start_draws <= self.draws
+        return self._options(starts)
+
+    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+        """Send the same, how long a client without a personal model trains one, and how clients choose lambda."""
+        o = self.options
+        mixed = self.mixed or server_round > int(o.start * num_rounds)
+        return {**self._options(mixed), "superfed-catch-up": o.catch_up, "superfed-lambda-choice": o.lambda_choice}
+
+    def _options(self, mixes: bool) -> dict[str, bool | int | float | str]:
+        o = self.options
+        sent = {"proximal-mu": o.mu, "superfed-nu": o.nu, "superfed-init": o.init, "superfed-step-scale": o.step_scale}
+        return {**sent, "superfed-mixing": self.mixing if mixes else "none"}
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send the model to the sampled clients; count the draws."""
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.mixed = config["superfed-mixing"] != "none"
+        self.draws += len(messages) / max(1, len(clients_of(grid)))
+        return messages
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Send the model and, if clients are to use it, the pooled curve of the last evaluation."""
+        if len(self.pool) and self.options.lambda_choice != "own":
+            k = math.inf if self.options.lambda_choice == "shared" else float(self.pool[0])
+            config.update({"superfed-pooled-loss": self.pool[1:].tolist(), "superfed-pooled-samples": k})
+        return super().configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the metrics; add what one lambda for all clients would give."""
         valid = [reply for reply in replies if not reply.has_error()]
-        self.own_measures = one_for_all([metrics_of(reply.content) for reply in valid])
+        curves = collected([metrics_of(reply.content) for reply in valid])
+        self.own_measures = curves.measures() if curves else {}
+        if curves and np.isfinite(pool := np.array([0.0, *curves.pooled])).all():
+            pool[0] = curves.k
+            self.pool = pool
         metrics = super().aggregate_evaluate(server_round, valid)
         return metrics and MetricRecord({**metrics, **self.own_measures})
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the draws and what is known of the clients' curves."""
+        return {"draws": np.array(self.draws), "pool": self.pool}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        if state:
+            self.draws, self.pool = float(state["draws"]), np.asarray(state["pool"], dtype=np.float64)
 
 
 CURVES = ("lambda-grid", "lambda-accuracy", "lambda-validation-loss")
 
 
-def one_for_all(metrics: list[dict[str, Any]]) -> dict[str, float]:
-    """Return pooled-accuracy and pooled-lambda of the clients whose curves are complete, on the grid that most of them have."""
+@dataclass(frozen=True)
+class Curves:
+    """The curves of some clients over one ``grid`` of lambda.
+
+    ``accuracies`` (of test samples), ``losses`` (of validation samples): shape (clients, grid). ``samples`` (clients,): of validation;
+    ``noise`` (some clients,): of their losses, as of ``algorithms.personal.choice.half_noise``.
+    """
+
+    grid: tuple[float, ...]
+    accuracies: Floats
+    losses: Floats
+    samples: Floats
+    noise: Floats
+
+    @property
+    def pooled(self) -> Floats:
+        """The pooled curve, shape (grid,)."""
+        return pooled_curve(self.losses, self.samples)
+
+    @property
+    def k(self) -> float:
+        """The samples at which a client's own curve and the pooled one count alike; 0 if the noise is not known."""
+        k = shrinkage(self.losses, self.samples, self.noise) if len(self.noise) else 0.0
+        return 0.0 if math.isnan(k) else k
+
+    def measures(self) -> dict[str, float]:
+        """Return what one lambda for all would give, and the clients' choice by their shrunk curves."""
+        pooled = self.pooled
+        best = int(np.argmin(pooled))
+        found = {"pooled-accuracy": float(self.accuracies[:, best].mean()), "pooled-lambda": float(self.grid[best])}
+        if not len(self.noise):
+            return found
+        chosen = [least(shrunk(own, pooled, int(n), self.k)) for own, n in zip(self.losses, self.samples, strict=True)]
+        shrunk_accuracy = float(self.accuracies[np.arange(len(chosen)), chosen].mean())
+        return {**found, "shrunk-accuracy": shrunk_accuracy, "shrink-samples": min(self.k, float(self.samples.sum()))}
+
+
+def collected(metrics: list[dict[str, Any]]) -> Curves | None:
+    """Return the curves of the clients whose curves are complete, on the grid that most of them have; ``None`` if there is none."""
     whole = [one for one in metrics if _complete(one)]
     if not whole:
-        return {}
+        return None
     grid = most_common([tuple(one["lambda-grid"]) for one in whole])
     whole = [one for one in whole if tuple(one["lambda-grid"]) == grid]
     accuracies, losses = (np.array([one[name] for one in whole], dtype=float) for name in CURVES[1:])
-    best, accuracy = pooled(losses, accuracies, np.array([one["validation-samples"] for one in whole], dtype=float))
-    return {"pooled-accuracy": accuracy, "pooled-lambda": float(grid[best])}
+    samples = np.array([one["validation-samples"] for one in whole], dtype=float)
+    noise = [one.get("lambda-validation-noise") for one in whole]
+    known = [n for n in noise if isinstance(n, int | float) and math.isfinite(n) and n >= 0]
+    return Curves(grid, accuracies, losses, samples, np.array(known, dtype=float))
 
 
 def _complete(metrics: Mapping[str, Any]) -> bool:

@@ -27,16 +27,6 @@ def draw_lambda(rng: np.random.Generator, mixing: str, num_layers: int) -> NDArr
     raise ValueError(f"mixing = {mixing!r}: choose 'model' or 'layer'")
 
 
-def pooled(losses: NDArray[np.float64], accuracies: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[int, float]:
-    """Return which one weight for all clients has the least validation loss, and the clients' mean accuracy there.
-
-    ``losses`` and ``accuracies``: shape (clients, mixing weights), of validation and of test samples; ``weights``: validation samples
-    of each client. A client's own choice among eleven noisy scores is a coin toss where it has a dozen samples; this one is not.
-    """
-    best = int(np.argmin(weights @ losses))
-    return best, float(accuracies[:, best].mean())
-
-
 def layer_of(names: list[str]) -> list[int]:
     """Return the layer index of every parameter name; a layer is the module that owns the parameter, in order of appearance."""
     layers: dict[str, int] = {}

@@ -193,9 +193,12 @@ class APFLLoop(Loop):
 class _Mixed(_Pair):
     """SuPerFed: every training pass is at a new random mixture of the net (theta_f) and the second set (theta_l)."""
 
-    def __init__(self, net: nn.Module, own: Mapping[str, Tensor], draw: Callable[[], list[float]], mu: float, nu: float) -> None:
+    def __init__(
+        self, net: nn.Module, own: Mapping[str, Tensor], draw: Callable[[], list[float]], config: Mapping[str, Any]
+    ) -> None:
         super().__init__(net, own)
-        self.draw, self.mu, self.nu = draw, mu, nu
+        self.draw, self.mu, self.nu = draw, float(config["proximal-mu"]), float(config["superfed-nu"])
+        self.scale = float(config.get("superfed-step-scale", 1.0))
         self.start = [f.detach().clone() for f, _ in self.pairs()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +209,7 @@ class _Mixed(_Pair):
 
     @torch.no_grad()
     def change(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-        """Add the gradients of the proximal term and of the squared cosine; autograd has shared out that of the loss."""
+        """Scale the gradient of the loss, shared out by autograd; add those of the proximal term and of the squared cosine."""
         pairs = self.pairs()
         dots = [sum(float(torch.sum(u * v)) for u, v in ((p[i], p[j]) for p in pairs)) for i, j in ((0, 1), (0, 0), (1, 1))]
         a, b, c = (self.nu * k for k in cosine_squared_gradient(*dots))
@@ -215,6 +218,7 @@ class _Mixed(_Pair):
             to_l = a * f - c * p
             for parameter, term in ((f, to_f), (p, to_l)):
                 if any(parameter is moving for moving in parameters.values()):
+                    add(parameter, parameter.grad, self.scale - 1)  # type: ignore[arg-type]  # what is moving has one
                     add(parameter, term)
 
 
@@ -236,7 +240,7 @@ class SuPerFedLoop(FedProxLoop):
         if mixing == "none":
             return super().train(function, loader, epochs, *args, **kwargs)
         names = list(self.parameters())
-        own = self.kept("personal", self.parameters(), before=True) or dict(self.fresh("personal", own=True).named_parameters())
+        own = self.kept("personal", self.parameters(), before=True) or self.first_personal()
         layers = layer_of(names) if mixing == "layer" else [0] * len(names)
         place = (self.client, int(self.config.get("server-round", 1)))
         rng = generator(int(self.config.get("seed", 0)), "lambda", *place)
@@ -245,11 +249,15 @@ class SuPerFedLoop(FedProxLoop):
             lambdas = draw_lambda(rng, mixing, max(layers) + 1)
             return [float(lambdas[layer]) for layer in layers]
 
-        mu, nu = float(self.config["proximal-mu"]), float(self.config["superfed-nu"])
-        pair = _Mixed(self.model, {name: own[name].detach() for name in names}, draw, mu, nu)
+        pair = _Mixed(self.model, {name: own[name].detach() for name in names}, draw, self.config)
         result = self.call(function, pair, loader, epochs, args, kwargs, pair.change)
         self.keep("personal", pair.owned())
         return result
+
+    def first_personal(self) -> Named:
+        """Return what theta_l starts from: the model that was sent, or a draw of this client's own."""
+        first = self.model if self.config.get("superfed-init", "own") == "global" else self.fresh("personal", own=True)
+        return {name: p.detach() for name, p in first.named_parameters()}
 
     def take_own(self) -> None:
         """Take the mixture, if there is a personal model."""

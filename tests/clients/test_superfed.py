@@ -1,5 +1,7 @@
 """Exams of SuPerFed's client: reductions, gradients against autograd, and what leaves the client."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from clients.base.evaluation import Objective
 from clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
 from strategies import FedAvg, SuPerFed, SuPerFedOptions
-from strategies.superfed import one_for_all
+from strategies.superfed import collected
 from tests.helpers import arrays_of, blobs, simulate, small_net
 
 INITIAL = {name: t.numpy().copy() for name, t in small_net(5).state_dict().items()}
@@ -57,8 +59,9 @@ LAMBDAS = {"model": [0.3, 0.3], "layer": [0.9, 0.1], "close to the ends": [0.000
 
 @pytest.mark.parametrize("lambdas", LAMBDAS.values(), ids=LAMBDAS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum):
-    """Partial batches; theta_l goes on where the first round left it, momentum starts anew."""
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale):
+    """Partial batches; theta_l goes on where the first round left it, momentum starts anew; the scale is of the loss alone."""
     mu, nu, rate = 0.7, 1.3, 0.05
 
     class Fixed(SuPerFedClient):
@@ -69,6 +72,7 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum):
     data = blobs(seed=1)
     options = {"learning-rate": rate, "momentum": momentum, "weight-decay": 0.01, "local-epochs": 2, "batch-size": 14}
     config = {**options, "proximal-mu": mu, "superfed-nu": nu, "superfed-mixing": "layer", "lr-decay": 1.0}
+    config |= {"superfed-step-scale": scale}
     client = Fixed(small_net, data, 4)
     sent, net = get_arrays(small_net(5)), small_net(5).double()
     names = [name for name, _ in net.named_parameters()]
@@ -86,7 +90,8 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum):
             prox = sum(((f[n] - start[n]) ** 2).sum() for n in names)
             cosine = (flat_f @ flat_p) ** 2 / ((flat_f @ flat_f) * (flat_p @ flat_p) + 1e-12)
             optimiser.zero_grad()
-            (functional.cross_entropy(functional_call(net, mixed, x.double()), y) + mu / 2 * prox + nu * cosine).backward()
+            loss = functional.cross_entropy(functional_call(net, mixed, x.double()), y)
+            (scale * loss + mu / 2 * prox + nu * cosine).backward()
             optimiser.step()
         kept = client.store.load("personal", config, before=False)
         for got, want in zip(received + kept, [*f.values(), *p.values()], strict=True):
@@ -157,12 +162,14 @@ def test_evaluation_chooses_lambda_on_validation_only():
 @pytest.mark.parametrize(
     ("accuracies", "losses", "chosen"),
     [
-        ([0.5] * 11, [2.0] * 7 + [1.0] + [2.0] * 3, 0.7),  # equally right everywhere: the lowest loss
-        ([0.5] * 4 + [0.6] * 2 + [0.5] * 5, [1.0] * 4 + [3.0, 2.9] + [1.0] * 5, 0.5),  # two are more often right than the others
+        ([0.6] * 7 + [0.5] + [0.6] * 3, [2.0] * 7 + [1.0] + [2.0] * 3, 0.7),  # the lowest loss, though less often right
+        ([0.5] * 4 + [0.6] + [0.5] * 6, [2.0] * 4 + [1.0, 1.0] + [2.0] * 5, 0.4),  # of two, that which is more often right
+        ([0.5] * 5 + [0.6] + [0.5] * 5, [2.0] * 4 + [1.0, 1.0] + [2.0] * 5, 0.5),
         ([0.5] * 11, [1.0] * 11, 0.0),  # a tie in both: as federated as can be
+        ([0.5] * 11, [math.nan, math.inf, *[2.0] * 8, 1.0], 1.0),  # a mixture that diverged is none
     ],
 )
-def test_lambda_is_chosen_by_accuracy_then_loss_on_validation(accuracies, losses, chosen):
+def test_lambda_is_chosen_by_loss_then_accuracy_on_validation(accuracies, losses, chosen):
     data, calls = blobs(), []
 
     def score(_, split):
@@ -216,6 +223,10 @@ def test_one_lambda_for_all_is_chosen_on_validation_and_scored_on_test():
     assert one_for_all(strange) == {}
 
 
+def one_for_all(metrics):
+    return curves.measures() if (curves := collected(metrics)) else {}
+
+
 def test_a_run_reports_it():
     strategy = SuPerFed(SuPerFedOptions(start=0.0))
     result = simulate(strategy, superfed, 3, INITIAL, 2, CONFIG)
@@ -223,3 +234,218 @@ def test_a_run_reports_it():
     assert last["pooled-accuracy"] == strategy.own_measures["pooled-accuracy"]
     assert last["pooled-lambda"] in last["lambda-grid"]
     assert last["pooled-accuracy"] == pytest.approx(last["lambda-accuracy"][round(10 * last["pooled-lambda"])])  # equal test sets
+
+
+# --- lambda by the client's curve, all clients', or the one shrunk to the other ----------------------------------------------
+
+
+def curve_client(losses, data=None, halves=None):
+    """A client whose validation losses are given, over the eleven lambdas; test scores count the calls."""
+    data, calls = data or blobs(), []
+
+    def score(_, split):
+        if len(split) == len(data.test) and torch.equal(split.x, data.test.x):
+            return {"accuracy": len(calls) / 100, "loss": 0.5}
+        calls.append(split)
+        return {"accuracy": 0.5, "loss": losses[len(calls) - 1] if halves is None else halves(split, len(calls) - 1)}
+
+    return SuPerFedClient(small_net, data, 0, objective=Objective(functional.cross_entropy, score))
+
+
+OWN = [2.0] * 9 + [1.0, 2.0]  # by itself: 0.9
+POOLED = [3.0] * 2 + [1.5] + [3.0] * 8  # all clients: 0.2
+
+
+@pytest.mark.parametrize(
+    ("k", "chosen"), [(0.0, 0.9), (5.0, 0.9), (11.0, 0.2), (math.inf, 0.2)], ids=["own", "little", "much", "shared"]
+)
+def test_the_pooled_curve_counts_as_so_many_samples(k, chosen):
+    """Twelve validation samples: the dips are 1 and 1.5 deep, so that they are equal at 12 / (12 + k) = 0.6, k = 8."""
+    client = curve_client(OWN)
+    config = {**CONFIG, "superfed-lambda-choice": "shared", "superfed-pooled-loss": POOLED, "superfed-pooled-samples": k}
+    assert len(client.data.validation) == 12
+    assert client.evaluate(list(INITIAL.values()), config)[2]["lambda"] == chosen
+
+
+@pytest.mark.parametrize("pooled", [[], [1.0, 2.0], [math.nan, *[1.0] * 10], None])
+def test_without_a_usable_pooled_curve_a_client_chooses_by_itself(pooled):
+    config = {**CONFIG, "superfed-lambda-choice": "shared", "superfed-pooled-samples": math.inf}
+    config |= {} if pooled is None else {"superfed-pooled-loss": pooled}
+    assert curve_client(OWN).evaluate(list(INITIAL.values()), config)[2]["lambda"] == 0.9
+
+
+def test_what_was_reported_is_what_is_exported():
+    """Without the server's curve, which an export does not have, the client takes the lambda of its last evaluation."""
+    data, sent = blobs(seed=2, n=200), get_arrays(small_net(5))
+    client = SuPerFedClient(small_net, data, 0)
+    client.store.save("personal", get_arrays(small_net(77)), {"server-round": 1})
+    alone = client.evaluate(sent, CONFIG)[2]["lambda"]
+    curve = [1.0] * 11
+    curve[3 if alone != 0.3 else 4] = 0.0
+    config = {**CONFIG, "superfed-lambda-choice": "shared"}
+    reported = client.evaluate(sent, {**config, "superfed-pooled-loss": curve, "superfed-pooled-samples": math.inf})[2]
+    assert reported["lambda"] == pytest.approx(0.3 if alone != 0.3 else 0.4)
+    tensors, metrics = client.personal_state_dict(sent, config)
+    assert metrics["accuracy"] == reported["accuracy"]
+    assert metrics["lambda"] == reported["lambda"]
+    net = small_net(0)
+    net.load_state_dict(tensors)
+    with torch.no_grad():
+        assert float((net(data.test.x).argmax(1) == data.test.y).float().mean()) == pytest.approx(reported["accuracy"])
+    assert client.personal_state_dict(sent, config)[1] == metrics
+
+
+def test_shrunk_clients_tell_how_noisy_their_losses_are():
+    """The two halves' curves: 0.2 apart at one of the eleven lambdas."""
+    half = lambda split, call: 1.2 if len(split) == 6 and call == 4 else 1.0  # noqa: E731
+    client = curve_client(None, halves=half)
+    metrics = client.evaluate(list(INITIAL.values()), {**CONFIG, "superfed-lambda-choice": "shrunk"})[2]
+    assert metrics["lambda-validation-noise"] == pytest.approx(6 * 6 / 12 * 0.04 * 10 / 11)
+    assert "lambda-validation-noise" not in curve_client(OWN).evaluate(list(INITIAL.values()), CONFIG)[2]
+
+
+@pytest.mark.parametrize("choice", ["own", "shrunk", "shared"])
+def test_the_server_sends_the_pooled_curve_of_the_last_evaluation(choice):
+    """A run, and a second strategy that goes on from the first one's state: the same replies."""
+    seen = []
+
+    class Spy(SuPerFedClient):
+        def evaluate(self, parameters, config):
+            found = super().evaluate(parameters, config)
+            seen.append(
+                (config["server-round"], config.get("superfed-pooled-loss"), config.get("superfed-pooled-samples"), found[2])
+            )
+            return found
+
+    clients = [superfed(i, None, Spy) for i in range(3)]
+    strategy = SuPerFed(SuPerFedOptions(start=0.0, lambda_choice=choice))
+    simulate(strategy, lambda i, _: clients[i], 3, INITIAL, 2, CONFIG)
+    assert [curve for round_, curve, _, _ in seen if round_ == 1] == [None] * 3
+    of_first = [metrics for round_, _, _, metrics in seen if round_ == 1]
+    weights = np.array([m["validation-samples"] for m in of_first])
+    want = weights @ np.array([m["lambda-validation-loss"] for m in of_first]) / weights.sum()
+    for round_, curve, k, metrics in seen:
+        if round_ == 2 and choice != "own":
+            np.testing.assert_allclose(curve, want - want.mean(), rtol=1e-9)
+            assert (k == math.inf) == (choice == "shared") or k > 0
+            assert choice != "shared" or metrics["lambda"] == pytest.approx(int(np.argmin(want)) / 10)
+        elif round_ == 2:
+            assert curve is None
+    resumed = SuPerFed(SuPerFedOptions(start=0.0, lambda_choice=choice))
+    resumed.load_state_dict(strategy.state_dict())
+    seen.clear()
+    simulate(resumed, lambda i, _: clients[i], 3, INITIAL, 3, CONFIG, first_round=3)
+    assert (seen[0][1] is None) == (choice == "own")
+
+
+def test_what_a_client_lies_about_its_curve_reaches_nobody():
+    one = {
+        "lambda-grid": [0.0, 1.0],
+        "lambda-accuracy": [0.9, 0.5],
+        "lambda-validation-loss": [1.0, 2.0],
+        "validation-samples": 4,
+    }
+    honest = [
+        {**one, "lambda-validation-noise": 0.1},
+        {**one, "lambda-validation-loss": [1.0, 3.0], "lambda-validation-noise": 0.2},
+    ]
+    want = collected(honest)
+    for lie in ({"lambda-validation-noise": math.nan}, {"lambda-validation-noise": "x"}, {"lambda-validation-noise": -1.0}):
+        found = collected([*honest, {**one, **lie}])
+        assert len(found.noise) == 2
+        assert math.isfinite(found.k)
+    assert collected([*honest, {**one, "lambda-validation-loss": [math.inf, 0.0]}]).k == want.k
+    huge = collected([{**one, "lambda-validation-loss": [1e300, -1e300]}, *honest])
+    assert not math.isnan(huge.k)
+
+
+# --- where theta_l starts, how far it steps, when ------------------------------------------------------------------------
+
+
+def test_with_init_global_theta_l_starts_at_what_is_received():
+    """One step at lambda = 1 from there: theta_f stays, theta_l has taken FedAvg's step; cos^2 = 1 has no gradient."""
+
+    class AtOne(SuPerFedClient):
+        def lambda_source(self, config, num_layers):
+            return lambda: [1.0] * num_layers
+
+    data = blobs(seed=1)
+    config = {
+        **CONFIG,
+        "local-epochs": 1,
+        "batch-size": 100,
+        "momentum": 0.0,
+        "superfed-mixing": "model",
+        "superfed-init": "global",
+    }
+    sent, client = get_arrays(small_net(5)), AtOne(small_net, data, 4)
+    received, _, _ = client.fit(sent, {**config, "superfed-nu": 1.0, "weight-decay": 0.0})
+    want, _, _ = FedAvgClient(small_net, data, 4).fit(sent, {**config, "weight-decay": 0.0})
+    for got, start in zip(received, sent, strict=True):
+        np.testing.assert_allclose(got, start, atol=1e-7)
+    for got, one in zip(client.store.load("personal", config, before=False), want, strict=True):
+        np.testing.assert_allclose(got, one, rtol=1e-4, atol=1e-6)
+    again = {**config, "server-round": 2}
+    kept = client.store.load("personal", again, before=True)
+    assert client.kept(again, before=True)[0].numpy() == pytest.approx(kept[0])  # the second round goes on from there
+
+
+MIXED = {**CONFIG, "superfed-mixing": "model", "superfed-init": "global", "superfed-catch-up": 1, "server-round": 7}
+
+
+def test_a_client_that_mixing_has_not_reached_trains_before_it_is_scored():
+    """What it is scored with is what a round of one epoch would have kept, but it keeps nothing, and every evaluation is the same."""
+    data, sent = blobs(seed=3, n=200), get_arrays(small_net(5))
+    late, other = SuPerFedClient(small_net, data, 4), SuPerFedClient(small_net, data, 4)
+    other.fit(sent, {**MIXED, "local-epochs": 1})
+    want = other.evaluate(sent, MIXED)[2]
+    found = late.evaluate(sent, MIXED)[2]
+    assert found == want
+    assert late.store.load("personal", MIXED, before=False) is None
+    assert late.evaluate(sent, MIXED)[2] == found
+    tensors, _ = late.personal_state_dict(sent, MIXED)
+    expected, _ = other.personal_state_dict(sent, MIXED)
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    without = late.evaluate(sent, {**MIXED, "superfed-catch-up": 0})[2]
+    assert found["lambda-loss"][-1] < without["lambda-loss"][-1]
+    assert found["lambda-loss"][0] == without["lambda-loss"][0]  # theta_f is the received one
+    before = late.evaluate(sent, {**MIXED, "superfed-mixing": "none"})[2]
+    assert before["lambda-loss"] == without["lambda-loss"]
+    late.fit(sent, {**MIXED, "server-round": 8})
+    trained = late.store.load("personal", {**MIXED, "server-round": 8}, before=False)
+    assert trained is not None
+
+
+def test_mixing_starts_after_so_many_draws_a_client_or_by_the_share_of_rounds():
+    """Two of four clients a round: half a draw each. The state of a checkpoint holds the count."""
+    from strategies.base.client_grid import ClientGrid
+
+    def mixings(options, rounds=8, strategy=None, first=1):
+        told = []
+
+        class Told(SuPerFedClient):
+            def fit(self, parameters, config):
+                told.append((config["server-round"], config["superfed-mixing"]))
+                return super().fit(parameters, config)
+
+            def evaluate(self, parameters, config):
+                told.append((config["server-round"], config["superfed-mixing"]))
+                return super().evaluate(parameters, config)
+
+        strategy = strategy or SuPerFed(options)
+        app = to_client_app(lambda c: superfed(int(c.node_config["partition-id"]), c, Told))
+        grid = ClientGrid(InlineGrid(app, 4), clients_per_round=2)
+        simulate(strategy, None, 4, INITIAL, rounds, CONFIG, grid=grid, first_round=first)
+        assert len(set(told)) == rounds - first + 1  # training and evaluation of a round are told the same
+        return strategy, [mixing for _, mixing in sorted(set(told))]
+
+    _, found = mixings(SuPerFedOptions(start=0.75, start_draws=1.5))
+    assert found == ["none"] * 3 + ["model"] * 5
+    _, found = mixings(SuPerFedOptions(start=0.25, start_draws=1.5))
+    assert found == ["none"] * 2 + ["model"] * 6
+    _, found = mixings(SuPerFedOptions(start=0.75))
+    assert found == ["none"] * 6 + ["model"] * 2
+    half, _ = mixings(SuPerFedOptions(start=0.75, start_draws=2.5), rounds=2)
+    resumed = SuPerFed(SuPerFedOptions(start=0.75, start_draws=2.5))
+    resumed.load_state_dict(half.state_dict())
+    assert mixings(None, 8, resumed, 3)[1] == ["none"] * 3 + ["model"] * 3

@@ -92,9 +92,13 @@ METHODS = {
     "fedrep": (FedRepClient, {"share": "body", "fedrep-head-epochs": 1, "fedrep-body-epochs": 1}),
     "ditto": (DittoClient, {"ditto-mu": 0.5, "ditto-epochs": 1}),
     "pfedme": (PFedMeClient, {"pfedme-lambda": 5.0, "pfedme-rate": 0.05, "pfedme-inner-steps": 3}),
+    "pfedme, same batches": (
+        PFedMeClient, {"pfedme-lambda": 5.0, "pfedme-rate": 0.05, "pfedme-inner-steps": 3, "pfedme-batches": "same"},
+    ),
     "apfl": (APFLClient, {"apfl-alpha": 0.3, "apfl-adaptive": False}),
     "apfl, adaptive": (APFLClient, {"apfl-alpha": 0.3, "apfl-adaptive": True}),
     "superfed-mm": (SuPerFedClient, {"superfed-mixing": "model", "superfed-nu": 1.0, "proximal-mu": 0.01}),
+    "superfed-mm, scaled": (SuPerFedClient, {"superfed-mixing": "model", "superfed-step-scale": 2.0, "superfed-init": "global"}),
     "superfed-lm": (SuPerFedClient, {"superfed-mixing": "layer", "superfed-nu": 1.0}),
     "superfed before mixing": (SuPerFedClient, {"superfed-mixing": "none", "proximal-mu": 0.01}),
 }

@@ -110,6 +110,12 @@ METHODS = {
     "apfl": (lambda: APFL(APFLOptions(alpha=0.4)), "APFLLoop", "APFLClient", "loss"),
     "apfl-adaptive": (lambda: APFL(APFLOptions(alpha=0.4, adaptive=True)), "APFLLoop", "APFLClient", "loss"),
     "superfed-mm": (lambda: SuPerFed(SuPerFedOptions(mu=0.3, start=0.25)), "SuPerFedLoop", "SuPerFedClient", "half-loss"),
+    "superfed-mm, scaled, from the global model": (
+        lambda: SuPerFed(SuPerFedOptions(start=0.25, step_scale=2.0, init="global")),
+        "SuPerFedLoop",
+        "SuPerFedClient",
+        "half-loss",
+    ),
     "superfed-lm": (lambda: SuPerFed(SuPerFedOptions(start=0.25), "layer"), "SuPerFedLoop", "SuPerFedClient", "half-loss"),
 }
 

@@ -1,0 +1,64 @@
+"""Exams of the choice of lambda: the estimates against a simulation with known variances, the weights against their limits."""
+
+import math
+
+import numpy as np
+import pytest
+
+from algorithms.personal.choice import half_noise, least, pooled_curve, shrinkage, shrunk
+
+
+def clients(rng, tau, sigma, samples, grid=11):
+    """Return the curves of clients, of their halves and the true ones: per-sample noise sigma^2, own deviation tau^2, over the grid."""
+    common = np.linspace(-1, 1, grid) ** 2
+    curves, noise, truth = [], [], []
+    for n in samples:
+        own = common + rng.normal(0, tau / math.sqrt(grid - 1), grid)
+        a, b = -(-n // 2), n // 2
+        halves = [own + rng.normal(0, sigma / math.sqrt((grid - 1) * m), grid) for m in (a, b)]
+        curves.append((a * halves[0] + b * halves[1]) / n)
+        noise.append(half_noise(*halves, (a, b)))
+        truth.append(own)
+    return np.array(curves), np.array(noise), np.array(truth)
+
+
+def test_k_is_the_ratio_of_the_variances():
+    rng, samples = np.random.default_rng(0), np.array([7, 20, 55] * 400)
+    curves, noise, _ = clients(rng, 0.5, 2.0, samples)
+    assert noise.mean() == pytest.approx(4.0, rel=0.05)
+    assert shrinkage(curves, samples.astype(float), noise) == pytest.approx(16.0, rel=0.1)
+
+
+def test_the_shrunk_curve_is_nearer_to_the_truth_than_either():
+    rng, samples = np.random.default_rng(1), np.array([7, 20, 55] * 100)
+    curves, noise, truth = clients(rng, 0.5, 2.0, samples)
+    pooled, k = pooled_curve(curves, samples), shrinkage(curves, samples.astype(float), noise)
+
+    def error(weight):
+        found = [shrunk(c, pooled, n, weight) for c, n in zip(curves, samples, strict=True)]
+        return sum(((f - t + t.mean()) ** 2).sum() for f, t in zip(found, truth, strict=True))
+
+    assert error(k) < 0.8 * min(error(0.0), error(math.inf))
+    assert error(k) < min(error(k / 4), error(4 * k))
+
+
+def test_clients_that_are_alike_share_one_curve():
+    rng, samples = np.random.default_rng(2), np.array([10] * 50)
+    found = [shrinkage(c, samples.astype(float), n) for c, n, _ in (clients(rng, 0.0, 2.0, samples) for _ in range(20))]
+    assert np.median(found) > 200
+    assert sum(map(math.isinf, found)) >= 5
+    assert shrinkage(np.ones((1, 11)), np.array([5.0]), np.array([1.0])) == math.inf
+
+
+def test_limits_and_levels():
+    own, pooled = np.array([3.0, 1.0, 2.0]), np.array([100.0, 103.0, 106.0])
+    assert least(shrunk(own, pooled, 12, 0.0)) == 1
+    assert least(shrunk(own, pooled, 12, math.inf)) == 0
+    assert shrunk(own, pooled, 12, 12.0) == pytest.approx([-1.0, -0.5, 1.5])  # levels do not matter
+    np.testing.assert_allclose(shrunk(own + 7, pooled - 9, 12, 12.0), shrunk(own, pooled, 12, 12.0))
+
+
+def test_the_least_loss_then_the_most_right_then_the_first():
+    assert least(np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.9, 0.5, 0.6, 0.6])) == 2
+    assert least(np.array([math.nan, 5.0])) == 1
+    assert least(np.array([math.nan, math.inf])) == 0
