@@ -13,9 +13,9 @@ from clients.families.personal_model import PersonalClient
 class PFedMeClient(PersonalClient):
     """Minimises the Moreau envelope ``min_theta f_i(theta) + (lambda/2) ||theta - w_i||^2`` of its loss; theta is the personal model.
 
-    After every K inner steps on theta, ``w_i <- w_i - rate lambda (w_i - theta)``. With ``pfedme-batches`` "next" every inner step takes
-    the next mini-batch, so that a round costs as much as FedAvg's; with "same" (the paper) all K take the same one, so that w moves after
-    every mini-batch, K times as often, at K times the cost.
+    After every K inner steps on theta, ``w_i <- w_i - rate lambda (w_i - theta)``. With ``pfedme-batches`` "next" every inner step
+    takes the next mini-batch, so that a round costs as much as FedAvg's; with "same" (the paper) all K take the same one, so that w
+    moves after every mini-batch, K times as often, at K times the cost.
     """
 
     kept_as = "pfedme"
@@ -51,11 +51,13 @@ def repeated(epochs: Epochs, batch_size: int, times: int) -> Epochs:
     """Yield samples that are cut into the same mini-batches, each of them so many times in a row."""
     for x, y in epochs:
         whole = len(y) - len(y) % batch_size
-        for part in (slice(0, whole), slice(whole, len(y))):  # the last mini-batch may be smaller: on its own, so that cuts fall right
-            if part.start < part.stop:
-                size = min(batch_size, part.stop - part.start)
-                places = torch.arange(part.start, part.stop, device=y.device).view(-1, 1, size).expand(-1, times, -1).flatten()
-                yield x[places], y[places]
+        places = torch.arange(whole, device=y.device).view(-1, 1, batch_size).expand(-1, times, -1).flatten()
+        if whole:
+            yield x[places], y[places]
+        for _ in range(
+            times if whole < len(y) else 0
+        ):  # the last mini-batch may be smaller: each time on its own, so that cuts fall right
+            yield x[whole:], y[whole:]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def test_a_round_is_algorithm_1(batches):
             theta = [t - 0.05 * (g + 8.0 * (t - b)) for t, g, b in zip(theta, gradients, w, strict=True)]
             if (i + 1) % 3 == 0 or i + 1 == len(steps):
                 w = [b - 0.1 * 8.0 * (b - t) for b, t in zip(w, theta, strict=True)]
-        total, seen = total + float(loss) * len(y), seen + len(y)
+        total, seen = total + float(loss.detach()) * len(y), seen + len(y)
     for got, want in zip(received + client.store.load("pfedme", config, before=False), w + theta, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=5e-6)
     assert metrics["loss"] == pytest.approx(total / seen, rel=1e-4)

@@ -244,7 +244,7 @@ def curve_client(losses, data=None, halves=None):
     data, calls = data or blobs(), []
 
     def score(_, split):
-        if len(split) == len(data.test) and torch.equal(split.x, data.test.x):
+        if split.y is data.test.y:
             return {"accuracy": len(calls) / 100, "loss": 0.5}
         calls.append(split)
         return {"accuracy": 0.5, "loss": losses[len(calls) - 1] if halves is None else halves(split, len(calls) - 1)}

@@ -93,7 +93,8 @@ METHODS = {
     "ditto": (DittoClient, {"ditto-mu": 0.5, "ditto-epochs": 1}),
     "pfedme": (PFedMeClient, {"pfedme-lambda": 5.0, "pfedme-rate": 0.05, "pfedme-inner-steps": 3}),
     "pfedme, same batches": (
-        PFedMeClient, {"pfedme-lambda": 5.0, "pfedme-rate": 0.05, "pfedme-inner-steps": 3, "pfedme-batches": "same"},
+        PFedMeClient,
+        {"pfedme-lambda": 5.0, "pfedme-rate": 0.05, "pfedme-inner-steps": 3, "pfedme-batches": "same"},
     ),
     "apfl": (APFLClient, {"apfl-alpha": 0.3, "apfl-adaptive": False}),
     "apfl, adaptive": (APFLClient, {"apfl-alpha": 0.3, "apfl-adaptive": True}),
