@@ -84,8 +84,8 @@ class SuPerFedClient(FedProxClient):
                     self.objective.score(same, Split(outputs, split.y, split.groups))
                     for outputs, split in zip(shared.outputs(value), splits, strict=True)
                 ]
-            for scores, new in zip(scored, found, strict=True):
-                scores.append(new)
+            for of_split, now in zip(scored, found, strict=True):
+                of_split.append(now)
         validated, tested, *halved = scored
         best = self.choice(validated, config)
         curves = {f"lambda-{name}": [scores[name] for scores in tested] for name in CURVES if name in tested[0]}

@@ -47,8 +47,8 @@ class PFedMe(FedAvg):
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
         """Send lambda, the inner steps and the learning rate."""
         o = self.options
-        steps = {"pfedme-inner-steps": o.inner_steps, "pfedme-batches": o.batches}
-        return {"pfedme-lambda": o.lambda_, "pfedme-rate": o.rate, **steps}
+        weights = {"pfedme-lambda": o.lambda_, "pfedme-rate": o.rate}
+        return {**weights, "pfedme-inner-steps": o.inner_steps, "pfedme-batches": o.batches}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the model and remember it."""

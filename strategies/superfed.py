@@ -96,8 +96,9 @@ class SuPerFed(FedAvg):
 
     def _options(self, mixes: bool) -> dict[str, bool | int | float | str]:
         o = self.options
-        sent = {"proximal-mu": o.mu, "superfed-nu": o.nu, "superfed-init": o.init, "superfed-step-scale": o.step_scale}
-        return {**sent, "superfed-mixing": self.mixing if mixes else "none"}
+        mixing = self.mixing if mixes else "none"
+        weights = {"proximal-mu": o.mu, "superfed-nu": o.nu, "superfed-step-scale": o.step_scale}
+        return {**weights, "superfed-init": o.init, "superfed-mixing": mixing}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the model to the sampled clients; count the draws."""
@@ -110,7 +111,7 @@ class SuPerFed(FedAvg):
         """Send the model and, if clients are to use it, the pooled curve of the last evaluation."""
         if len(self.pool) and self.options.lambda_choice != "own":
             k = math.inf if self.options.lambda_choice == "shared" else float(self.pool[0])
-            config.update({"superfed-pooled-loss": self.pool[1:].tolist(), "superfed-pooled-samples": k})
+            config["superfed-pooled-loss"], config["superfed-pooled-samples"] = self.pool[1:].tolist(), k
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

@@ -59,4 +59,4 @@ def shrinkage(losses: Floats, samples: Floats, noise: Floats) -> float:
 
 def centred(curves: Floats) -> Floats:
     """Return curves (..., grid) less their means."""
-    return curves - curves.mean(axis=-1, keepdims=True)
+    return np.asarray(curves - curves.mean(axis=-1, keepdims=True))
