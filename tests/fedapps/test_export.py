@@ -39,6 +39,22 @@ def accuracy(net, data):
         return float((net(data.x).argmax(1) == data.y).float().mean())
 
 
+@pytest.mark.parametrize("choice", ["shared", "shrunk"])
+def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose_it(choice, tmp_path):
+    """The second evaluation has the first one's pooled curve, the export has not; clients that mixing did not reach train first."""
+    folder = tmp_path / "r"
+    assert run(folder, "method=superfed-mm", f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global") == 0
+    with (folder / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    for row in rows:
+        _, known, _ = exported(folder, int(row["client"]))
+        assert known["accuracy"] == pytest.approx(float(row["accuracy"]))
+        assert known["lambda"] == pytest.approx(float(row["lambda"]))
+    if choice == "shared":
+        assert len({row["lambda"] for row in rows}) == 1
+
+
 @pytest.mark.parametrize("method", ["fedavg", *PERSONAL])
 def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, capsys):
     """Clients that took part, and that did not; SuperFed has mixed, FedRoD has two heads, fine-tuning trains before use."""

@@ -127,8 +127,8 @@ def test_the_command(capsys):
     assert "superfed.nu: number, default 1.0, from 0\n" in capsys.readouterr().out
     assert main(["settings", "aaggff.ridge"]) == 0
     assert "paper | reference" in capsys.readouterr().out
-    assert main(["settings", "superfed.ni"]) == 2
-    assert capsys.readouterr().err.startswith("fedapps: unknown setting 'superfed.ni': did you mean 'superfed.nu'?")
+    assert main(["settings", "superfed.nuu"]) == 2
+    assert capsys.readouterr().err.startswith("fedapps: unknown setting 'superfed.nuu': did you mean 'superfed.nu'?")
 
 
 def test_only_a_checkout_can_be_written(monkeypatch, tmp_path, capsys):
