@@ -43,7 +43,8 @@ def accuracy(net, data):
 def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose_it(choice, tmp_path):
     """The second evaluation has the first one's pooled curve, the export has not; clients that mixing did not reach train first."""
     folder = tmp_path / "r"
-    assert run(folder, "method=superfed-mm", f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global") == 0
+    more = [f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global"]
+    assert run(folder, "method=superfed-mm", *more) == 0
     with (folder / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6
