@@ -5,6 +5,7 @@ Stateless unless it caches predictors; the computations are in ``clients/familie
 Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, Figure 1, line 5.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,7 +39,7 @@ class EnsembleData(Protocol):
     def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
         """Return the arrays of one predictor trained on the training samples, by name."""
 
-    def score(self, predictors: dict[str, NDArray[Any]], alpha: NDArray[Any]) -> dict[str, float]:
+    def score(self, predictors: dict[str, NDArray[Any]], alpha: NDArray[Any]) -> Mapping[str, Any]:
         """Return metrics on the test samples, including ``loss``."""
 
 
@@ -92,5 +93,5 @@ class FedBoostClient(NumPyClient):
             scores = {name: value for name, value in scores.items() if not name.startswith(("uniform-", "best-single-"))}
             scores |= {f"uniform-{name}": uniform[name] for name in scores}
         else:
-            scores = self.data.score(predictors, alpha)
+            scores = dict(self.data.score(predictors, alpha))
         return scores["loss"], self.data.num_test, scores

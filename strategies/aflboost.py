@@ -22,7 +22,8 @@ from strategies.base.client_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
-from strategies.fedboost import FedBoost, FedBoostOptions, Floats, PredictorLibrary, Reply
+from strategies.families.predictor_replies import PredictorLibrary, Reply
+from strategies.fedboost import FedBoost, FedBoostOptions, Floats
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,11 @@ class AFLBoost(FedBoost):
         library: PredictorLibrary | Callable[[Mapping[str, NDArray[Any]]], PredictorLibrary],
         options: AFLBoostOptions | None = None,
         seed: int = 0,
+        loss: str = "log",
         **kwargs: Any,
     ) -> None:
         self.lambda_options: AFLBoostOptions = options or AFLBoostOptions()
-        super().__init__(library, self.lambda_options, seed, **kwargs)
+        super().__init__(library, self.lambda_options, seed, loss, **kwargs)
         self.domains: list[ClientId] = []
         self._names: Mapping[int, ClientId] = {}
         self.lambda_: Floats = np.zeros(0)

@@ -5,6 +5,9 @@ corrections listed in ``docs/fedboost.md``. The server holds the weights alpha o
 predictors H_t (each with probability gamma_k), send them with the weights ``alpha_k / gamma_k``, collect the gradients of the clients'
 losses at these weights, and make one mirror descent step. The output is the running average of alpha.
 
+Beyond the paper, and the default: under the log loss the gradient is centred, that is taken of the sampled predictors with weights
+divided by their sum. The paper's gradient is negative throughout, so that a predictor gains because it was drawn.
+
 Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the predictors, stacked along their first axis, by the
 names in ``predictor-arrays`` (tables that are mostly zero are packed by ``algorithms.ensembles.sparse_tables``); its size does not
 grow with the size q of the library. The reply holds two arrays of length h, the gradient with respect to the sent weights and the mean
@@ -13,11 +16,10 @@ unless the configuration holds ``cache``: then a client keeps that many predicto
 sent. If it holds ``phase`` = "train-predictor", the reply holds one predictor instead.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -25,6 +27,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from algorithms.common.checks import check_choice
 from algorithms.common.mirror import MIRRORS
 from algorithms.common.options import Options, option
 from algorithms.common.prefixes import under, within
@@ -32,6 +35,7 @@ from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from algorithms.ensembles.mixture_losses import (
     bias_correction,
+    centred,
     chain_rule,
     draw_exact,
     draw_independent,
@@ -43,30 +47,11 @@ from algorithms.ensembles.sparse_tables import compact
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
+from strategies.families.predictor_replies import PredictorLibrary, Reply, alike_predictors, best_for_all
 from strategies.fedavg import FedAvg
 
 Floats = NDArray[np.float64]
 DEFAULT_BUDGET = 32
-
-
-class PredictorLibrary(Protocol):
-    """The server's interface to a library of q predictors.
-
-    ``from_clients``: whether they were made from the clients' data; a library without it is taken for such a one.
-    """
-
-    @property
-    def q(self) -> int:
-        """The number of predictors."""
-
-    def take(self, ids: Any) -> Mapping[str, NDArray[Any]]:
-        """Return the arrays of the predictors ``ids`` by name, stacked along the first axis."""
-
-    def hash_of(self, predictor: int) -> str:
-        """Return a hash of a predictor's content (used if clients cache predictors)."""
-
-    def mixture(self, alpha: Any) -> Mapping[str, NDArray[Any]] | None:
-        """Return the ensemble as a single predictor of the same kind if possible (densities), else ``None``."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +65,12 @@ class FedBoostOptions(Options):
     )
     mirror: str = option("entropy", "map of the mirror descent", choices=MIRRORS)
     gradient: str = option(
-        "sampled", "the gradient as Figure 1 reads, or by the chain rule with the corrected (10)", choices=["sampled", "unbiased"]
+        "sampled",
+        "in the weights as sent, as Figure 1 reads, or by the chain rule with the corrected (10)",
+        choices=["sampled", "unbiased"],
+    )
+    centred: bool = option(
+        True, "log loss: the gradient of what was drawn with weights that sum to 1; false: as the paper has it"
     )
     step: float = option(0.01, "eta, of the mirror descent", low=0, open_low=True)
     repeats: int = option(1, "messages with fresh draws before one step (Corollary 2)", low=1)
@@ -103,7 +93,8 @@ class FedBoost(FedAvg):
     """FedBoost strategy.
 
     ``library``: the predictors, or a function that builds a library from arrays stacked along the first axis; in that case the clients
-    train the predictors in the first round. ``seed``: of the predictor sampling; keyword arguments as in FedAvg.
+    train the predictors in the first round. ``seed``: of the predictor sampling. ``loss``: that of the clients, "log" or "squared";
+    only the gradient of the log loss is centred. Keyword arguments as in FedAvg.
     """
 
     @property
@@ -142,12 +133,16 @@ class FedBoost(FedAvg):
         library: PredictorLibrary | Callable[[Mapping[str, NDArray[Any]]], PredictorLibrary],
         options: FedBoostOptions | None = None,
         seed: int = 0,
+        loss: str = "log",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_choice("loss", loss, ["log", "squared"])
         self.options = options or FedBoostOptions()
+        self.normalises = self.options.centred and loss == "log"
         self.seed = seed
         self.steps = 0
+        self.own_measures: Mapping[str, float] = {}
         self._draws: list[tuple[NDArray[np.int64], Floats]] = []
         self._expected: dict[int, list[str]] = {}
         self._held: dict[int, list[str]] = {}  # hashes in each node's cache, least recently used first
@@ -167,6 +162,10 @@ class FedBoost(FedAvg):
         if budget > library.q:  # the clients sent fewer predictors than expected: a failing client must not end the run
             log(WARNING, "budget = %d, but the clients handed over %d predictors: all of them are sent", budget, library.q)
         self.budget = min(budget, library.q)
+        if self.normalises and self.options.draw == "exact" and self.budget == 1 < library.q and self.options.sampling != "none":
+            raise ValueError(
+                "budget = 1, draw = exact, centred = true: one predictor alone is compared with none: choose a budget from 2 on"
+            )
         self.library = library
         self.alpha = np.full(library.q, 1 / library.q)
         self.average = self.alpha.copy()
@@ -227,6 +226,8 @@ class FedBoost(FedAvg):
         for reply in used:
             if reply.node in self._expected:
                 self._held[reply.node] = self._expected.pop(reply.node)
+        if self.normalises:
+            used = [self._normalised(reply) for reply in used]
         delta = np.zeros(self.library.q)
         for reply, share in zip(used, self.shares(used), strict=True):
             ids, gamma = self._draws[reply.draw]
@@ -239,21 +240,24 @@ class FedBoost(FedAvg):
         self.alpha = MIRRORS[self.options.mirror](self.alpha, delta, self.options.step)
         return self.model(), self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)
 
+    def _normalised(self, reply: Reply) -> Reply:
+        """Return the reply with gradient and log loss of the predictors that were sent at weights divided by their sum."""
+        ids, gamma = self._draws[reply.draw]
+        sent = sampled_weights(self.alpha, ids, gamma)
+        if not sent.any():  # predictors of weight 0 alone: no distribution, and no log loss
+            return reply
+        return replace(reply, gradient=centred(reply.gradient, sent), loss=reply.loss + float(np.log(sent.sum())))
+
     def _collect(self, contents: Sequence[RecordDict]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Build the library from the clients' predictors; those whose shapes or types differ from most are left out."""
-        offered = [row for content in contents if (row := _predictor(content))]
-        kinds = Counter(_spec(row) for row in offered)
-        usual = kinds.most_common(1)[0][0] if kinds else ()
-        rows = [row for row in offered if _spec(row) == usual]
-        if len(rows) < len(contents):
-            log(WARNING, "%d predictors were left out: their arrays are not those of most clients", len(contents) - len(rows))
+        rows = alike_predictors(contents)
         if not rows or self._make is None:
             return None, None
         self._collected = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         self._open_library(self._make(self._collected))
         return self.model(), self.train_metrics_aggr_fn(list(contents), self.weighted_by_key)
 
-    def _open(self, message: Message) -> "Reply | None":
+    def _open(self, message: Message) -> Reply | None:
         metrics, node = metrics_of(message.content), message.metadata.src_node_id
         values = [read(array) for record in arrays_of(message.content) for array in record.values()]
         draw, loss = metrics.get("draw", 0), metrics.get("loss")
@@ -265,7 +269,7 @@ class FedBoost(FedAvg):
         gradient, norms = (v.astype(np.float64) for v in values)
         return Reply(node, draw, gradient, norms, float(loss), float(metrics[self.weighted_by_key]), message.content)
 
-    def shares(self, replies: Sequence["Reply"]) -> list[float]:
+    def shares(self, replies: Sequence[Reply]) -> list[float]:
         """Return the weight of each reply's gradient: m_j / m, over all draws."""
         total = sum(reply.num_examples for reply in replies)
         return [reply.num_examples / total for reply in replies]
@@ -295,6 +299,13 @@ class FedBoost(FedAvg):
         record = to_record(["alpha", *predictors], [alpha, *predictors.values()])
         return self._messages(record, ConfigRecord(extra), nodes, MessageType.EVALUATE)
 
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the metrics; add the accuracy of the one predictor that fits all clients' training samples best."""
+        valid = [reply for reply in replies if not reply.has_error()]
+        self.own_measures = best_for_all([metrics_of(reply.content) for reply in valid], self.weighted_by_key)
+        metrics = super().aggregate_evaluate(server_round, valid)
+        return metrics and MetricRecord({**metrics, **self.own_measures})
+
     # --- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
@@ -308,28 +319,3 @@ class FedBoost(FedAvg):
         if self._collected and self._make:
             self._open_library(self._make(self._collected))
         self.alpha, self.average, self.steps = state["alpha"], state["average"].copy(), int(state["steps"])
-
-
-def _predictor(content: RecordDict) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a client's predictor by name; empty if the reply names none."""
-    listed = [record.get("predictor-arrays") for record in content.values() if isinstance(record, ConfigRecord)]
-    names = [str(name) for name in listed[0]] if listed and isinstance(listed[0], list) else []
-    values = [read(array) for record in arrays_of(content) for array in record.values()]
-    return dict(zip(names, values, strict=False))
-
-
-def _spec(row: Mapping[str, NDArray[Any]]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    return tuple((name, array.shape, str(array.dtype)) for name, array in row.items())
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One client's reply to one draw."""
-
-    node: int
-    draw: int
-    gradient: Floats
-    norms: Floats
-    loss: float
-    num_examples: float
-    content: RecordDict

@@ -2,8 +2,9 @@
 
 The model is ``h_alpha = sum_k alpha_k h_k``, alpha on the simplex. A round samples a set H of predictors, k with inclusion probability
 gamma_k, and uses the weights ``alpha~_k = alpha_k / gamma_k`` on H, whose mixture has expectation h_alpha. This module has the
-inclusion probabilities, the sampling, the losses at weights that need not sum to 1, and the bias correction of the squared loss's
-gradient. q is the number of predictors, h of sampled predictors, m of samples, L of outputs, V of outcomes.
+inclusion probabilities, the sampling, the losses at weights that need not sum to 1, the gradient of the log loss at weights divided
+by their sum, and the bias correction of the squared loss's gradient. q is the number of predictors, h of sampled predictors, m of
+samples, L of outputs, V of outcomes.
 
 Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, equations (6)-(10).
 Its section 4.2 prints alpha_l for h_l in the gradient of the squared loss, and a correction (10) without the factor 2 and with
@@ -155,6 +156,17 @@ def squared_norms(outputs: Floats, weights: ArrayLike | None = None) -> Array:
         raise ValueError(f"outputs have shape {outputs.shape}: must be (h, V), or (h, m, L) with weights (m,)")
     per_sample = np.einsum("hml,hml->hm", outputs, outputs)
     return np.asarray(per_sample.astype(np.float64) @ _shares(weights, outputs.shape[1]))
+
+
+def centred(gradient: ArrayLike, weights: ArrayLike) -> Array:
+    """Return ``g - <alpha~, g> / sum alpha~`` (h,), given the log loss's gradient g in ``weights`` = alpha~ (h,), which sum above 0.
+
+    It is the gradient of ``L(alpha~ / sum alpha~)``, the log loss of the sampled predictors as a distribution, since
+    ``L(alpha~ / s) = L(alpha~) + log s`` and ``<alpha~, g> = -1`` (``docs/fedboost.md``). It is linear in g, so it may be taken before
+    or after a weighted sum over clients. g itself is negative throughout: whatever was drawn would gain over what was not.
+    """
+    slope, sent = np.asarray(gradient, np.float64), np.asarray(weights, np.float64)
+    return np.asarray(slope - (sent @ slope) / sent.sum())
 
 
 def chain_rule(gradient: ArrayLike, gamma: ArrayLike) -> Array:

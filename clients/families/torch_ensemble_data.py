@@ -41,11 +41,12 @@ class TorchEnsembleData:
         """Return (loss, gradient (h,), norms (h,)) on the training data, as ``DensityData`` does."""
         return self._on(self.probabilities(predictors, self.train), self.train, np.asarray(alpha, np.float64))
 
-    def score(self, predictors: Predictors, alpha: ArrayLike) -> dict[str, float]:
+    def score(self, predictors: Predictors, alpha: ArrayLike) -> dict[str, Any]:
         """Return ``loss`` and ``accuracy`` on the test data, and ``train-loss``.
 
         With several predictors also loss and accuracy of their unweighted mean (``uniform-``), and of the one with the smallest loss
-        on this client's training data (``best-single-``).
+        on this client's training data (``best-single-``); and of each alone its loss on the training data and its accuracy
+        (``single-train-loss``, ``single-accuracy``), from which the server knows the one that is best for all clients.
         """
         weights = np.asarray(alpha, np.float64)
         seen, unseen = self.probabilities(predictors, self.train), self.probabilities(predictors, self.test)
@@ -54,8 +55,10 @@ class TorchEnsembleData:
             singles = np.eye(len(weights))
             losses = [self._on(seen, self.train, single)[0] for single in singles]
             chosen |= {"uniform-": np.full(len(weights), 1 / len(weights)), "best-single-": singles[int(np.argmin(losses))]}
-        out = {"train-loss": self._on(seen, self.train, weights)[0]}
+        out: dict[str, Any] = {"train-loss": self._on(seen, self.train, weights)[0]}
         labels = self.test.y.cpu().numpy()
+        if len(weights) > 1:
+            out |= {"single-train-loss": losses, "single-accuracy": (unseen.argmax(2) == labels).mean(1).tolist()}
         for name, alpha_ in chosen.items():
             out[f"{name}loss"] = self._on(unseen, self.test, alpha_)[0]
             out[f"{name}accuracy"] = float(np.mean(np.tensordot(alpha_, unseen, 1).argmax(1) == labels))

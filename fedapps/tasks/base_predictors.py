@@ -25,6 +25,8 @@ Indices = NDArray[np.int64]
 
 def divide(images: Images, share: float, seed: int) -> tuple[Images, Images]:
     """Return (samples for the base predictors, samples for the clients): a random ``share`` of each class, and the rest."""
+    if not share:
+        return images.take(np.zeros(len(images.labels), bool)), images
     rng = generator(seed, "pre-training")
     taken, dealt = [], images.dealt
     for label in np.unique(images.labels):
@@ -50,9 +52,27 @@ def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -
     return out
 
 
+def recipes(kind: str, num_classes: int, labels_each: int, predictors: int, seed: int) -> list[tuple[Indices, int]]:
+    """Return for each predictor the labels that it is trained on and by how much they are written wrong (0, or 1: the next class).
+
+    even: ``label_sets``. unequal: a third of the predictors know twice as many labels, the others one each. overlapping: as many as
+    are needed know all labels evenly, the others know what the first one knows. flawed: every second one is trained on labels
+    counted from 1.
+    """
+    if kind == "unequal":
+        many = -(-predictors // 3)
+        wide = label_sets(num_classes, min(num_classes, 2 * labels_each), many, seed)
+        return [(labels, 0) for labels in wide + label_sets(num_classes, 1, predictors - many, seed)]
+    sets = label_sets(num_classes, labels_each, predictors, seed)
+    if kind == "overlapping":
+        needed = -(-num_classes // labels_each)
+        return [(labels if k < needed else sets[0], 0) for k, labels in enumerate(sets)]
+    return [(labels, k % 2 if kind == "flawed" else 0) for k, labels in enumerate(sets)]
+
+
 @lru_cache(maxsize=2)
 def pretrained(
-    source: DataOptions, model: str, share: float, predictors: int, labels_each: int, options: TrainOptions, seed: int
+    source: DataOptions, model: str, share: float, kind: str, predictors: int, labels_each: int, options: TrainOptions, seed: int
 ) -> Library:
     """Return the library of ``predictors`` networks trained on ``share`` of the samples; cached in the process."""
     images, _ = divide(partitions.load_images(source), share, seed)
@@ -61,12 +81,12 @@ def pretrained(
         x = Scale.of_sums([Moments.of(x)]).of(x)
     channels, height, width = images.pixels.shape[1:]
     nets, names = [], []
-    for k, labels in enumerate(label_sets(images.num_classes, labels_each, predictors, seed)):
+    for k, (labels, shift) in enumerate(recipes(kind, images.num_classes, labels_each, predictors, seed)):
         rows = np.flatnonzero(np.isin(images.labels, labels))
         net = build_model(model, (channels, height, width), images.num_classes, derived_seed(seed, "base net", k))
-        samples = Split(torch.from_numpy(x[rows]), torch.from_numpy(images.labels[rows]))
+        samples = Split(torch.from_numpy(x[rows]), torch.from_numpy((images.labels[rows] + shift) % images.num_classes))
         train_classifier(net, samples, options, generator(seed, "base net batches", k))
         nets.append(get_arrays(net))
-        names.append(f"{k}:" + ",".join(map(str, labels)))
+        names.append(f"{k}:" + ",".join(map(str, labels)) + (" as the next class" if shift else ""))
     keys = list(build_model(model, (channels, height, width), images.num_classes, 0).state_dict())
     return Library.from_arrays({key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names, False)

@@ -6,6 +6,8 @@ from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 
 LOSSES = ("log", "squared")
+# What the predictors of an ensemble know; defined in ``fedapps.tasks.base_predictors``.
+KINDS = ("even", "unequal", "overlapping", "flawed")
 # How the columns of a table are read; defined in ``fedapps.tasks.tabular``.
 TABULAR_PRESETS = ("none", "heart", "berka")
 # Special tokens of a vocabulary of words: padding, beginning, end, unknown.
@@ -86,9 +88,21 @@ class EnsembleOptions(Options):
     """Options of task ``ensemble-classification``: base predictors, trained by the server on samples that no client holds."""
 
     predictors: int = option(10, "nets (model.name), trained on the server before round 1", low=1)
+    kind: str = option(
+        "even",
+        "what they know; even: labels alike; unequal: some many labels, most one; overlapping: most the same; flawed: half are wrong",
+        choices=KINDS,
+    )
     labels_each: int = option(3, "labels that a net is trained on", low=1)
     share: float = option(
-        0.3, "part of the samples that trains the nets; the rest is dealt", low=0, high=1, open_low=True, open_high=True
+        0.3,
+        "part of the samples that trains the nets; the rest is dealt; 0: none, for nets of your own",
+        low=0,
+        high=1,
+        open_high=True,
+    )
+    module: str = option(
+        "", 'class of your own nets, FILE.py:CLASS or MODULE:CLASS, whose weights fedboost.library has; "": model.name'
     )
     epochs: int = option(20, "of a net's training", low=1)
     learning_rate: float = option(0.05, "of a net's training", low=0, open_low=True)

@@ -209,6 +209,9 @@ def test_scores_of_a_torch_ensemble():
     assert data.score(one, np.ones(1))["accuracy"] == pytest.approx(float(hits))
     assert {"loss", "accuracy", "train-loss", "uniform-accuracy", "best-single-accuracy"} <= set(scores)
     assert data.score(nets, np.full(3, 1 / 3))["accuracy"] == scores["uniform-accuracy"]
+    assert scores["single-accuracy"][1] == pytest.approx(float(hits))
+    assert scores["single-train-loss"] == [data.loss_and_gradient(nets, single)[0] for single in np.eye(3)]
+    assert not {"single-accuracy", "single-train-loss"} & set(data.score(one, np.ones(1)))
 
 
 def test_the_loss_of_the_ensemble_is_not_above_the_mean_of_the_losses():

@@ -12,7 +12,7 @@ from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_images
 from fedapps.errors import UserError
 from fedapps.settings import Settings
-from fedapps.tasks.base_predictors import divide, label_sets
+from fedapps.tasks.base_predictors import divide, label_sets, recipes
 from fedapps.tasks.options import EnsembleOptions, PointMassOptions, UnigramOptions
 from fedapps.tasks.predictor_library import Library
 
@@ -235,6 +235,30 @@ def test_labels_are_covered_evenly():
         assert all(len(set(labels)) == 3 for labels in sets)
     with pytest.raises(UserError, match=r"ensemble\.labels-each = 11, but the data has 10 classes: choose 1\.\.10"):
         ensemble(labels_each=11).check(4)
+
+
+def test_libraries_as_one_finds_them():
+    """Who knows what: a third know much and the others one label; copies of the first one; every second one is wrong."""
+    unequal = recipes("unequal", 10, 3, 10, 0)
+    assert [len(labels) for labels, _ in unequal] == [6] * 4 + [1] * 6
+    overlapping = recipes("overlapping", 10, 3, 10, 0)
+    assert set(np.concatenate([labels for labels, _ in overlapping[:4]])) == set(range(10))
+    assert all((labels == overlapping[0][0]).all() for labels, _ in overlapping[4:])
+    assert [shift for _, shift in recipes("flawed", 10, 3, 5, 0)] == [0, 1, 0, 1, 0]
+    for kind in ("even", "unequal", "overlapping"):
+        assert not any(shift for _, shift in recipes(kind, 10, 3, 10, 0))
+        assert set(np.concatenate([labels for labels, _ in recipes(kind, 10, 3, 10, 0)])) == set(range(10))
+
+
+def test_a_flawed_net_answers_with_the_next_class():
+    task = ensemble(kind="flawed")
+    library, data = task.library(), task.client_data(0, 4)
+    probabilities, labels = data.probabilities(library.take(range(5)), data.test), data.test.y.numpy()
+    sets = recipes("flawed", 10, 3, 5, 0)
+    for own, (known, shift), name in zip(probabilities, sets, library.names, strict=True):
+        mine = np.isin(labels, known)
+        assert (own.argmax(1) == (labels + shift) % 10)[mine].mean() > 0.8
+        assert name.endswith("as the next class") == bool(shift)
 
 
 def test_nets_know_their_own_labels_and_are_the_same_for_a_seed():

@@ -1,0 +1,186 @@
+"""Single rounds of FedBoost and AFLBoost by hand, and what a draw alone must not change."""
+
+import numpy as np
+import pytest
+
+from clients import to_client_app
+from clients.fedboost import FedBoostClient
+from fedapps.engines.inline import InlineGrid
+from strategies import ClientGrid
+from strategies.aflboost import AFLBoost, AFLBoostOptions
+from strategies.families.predictor_replies import best_for_all
+from strategies.fedboost import FedBoost, FedBoostOptions
+from tests.helpers import simulate
+from tests.strategies.test_fedboost import Frequencies, Tables
+
+
+class Fails(FedBoostClient):
+    def fit(self, parameters, config):
+        raise RuntimeError("gone")
+
+
+def play(strategy, clients, rounds=1, failing=(), **options):
+    """Run the strategy; return (round, client, ids) of every message that was answered."""
+    sent = []
+
+    class Client(FedBoostClient):
+        def __init__(self, data, number):
+            super().__init__(data)
+            self.number = number
+
+        def fit(self, parameters, config):
+            sent.append((config["server-round"], self.number, parameters[0]))
+            return super().fit(parameters, config)
+
+    def client(context):
+        k = context.node_config["partition-id"]
+        return Fails(clients[k]) if k in failing else Client(clients[k], k)
+
+    grid = ClientGrid(InlineGrid(to_client_app(client), len(clients)), **options)
+    simulate(strategy, None, len(clients), {"alpha": strategy.alpha}, rounds, grid=grid, evaluate_every=0)
+    return sent
+
+
+LIBRARY = Tables(np.random.default_rng(5).dirichlet(np.ones(4), 6))
+SAME = Tables(np.tile([0.4, 0.3, 0.2, 0.1], (6, 1)))
+CLIENTS = [Frequencies(f, n) for f, n in (([0.7, 0.1, 0.1, 0.1], 30), ([0.1, 0.2, 0.3, 0.4], 10), ([0, 0, 0.5, 0.5], 5))]
+
+
+class Squared(Frequencies):
+    """The same client under the squared loss."""
+
+    def loss_and_gradient(self, predictors, alpha):
+        table = predictors["table"]
+        mixed = alpha @ table
+        loss = mixed @ mixed - 2 * mixed @ self.frequencies + 1
+        return float(loss), 2 * table @ (mixed - self.frequencies), (table**2).sum(1)
+
+
+class Log(Frequencies):
+    """A client of the log loss as the contract has it: no norms."""
+
+    def loss_and_gradient(self, predictors, alpha):
+        loss, gradient, norms = super().loss_and_gradient(predictors, alpha)
+        return loss, gradient, 0 * norms
+
+
+# --- predictors that are all the same hold no information -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
+@pytest.mark.parametrize("sampling", ["weighted", "uniform"])
+@pytest.mark.parametrize("mirror", ["entropy", "euclidean"])
+def test_the_weights_of_equal_predictors_stay_where_they_are(gradient, sampling, mirror):
+    options = {"budget": 3, "gradient": gradient, "sampling": sampling, "mirror": mirror, "step": 0.5, "repeats": 2}
+    clients = [Log(c.frequencies, c.num_examples) for c in CLIENTS]
+    for strategy in (FedBoost(SAME, FedBoostOptions(**options)), AFLBoost(SAME, AFLBoostOptions(**options, lambda_step=0.3))):
+        play(strategy, clients, 8, failing=(2,), clients_per_round=2)
+        assert strategy.steps == 8
+        np.testing.assert_allclose(strategy.alpha, 1 / 6, atol=1e-9)
+
+
+def test_as_the_paper_prints_it_whatever_is_drawn_gains():
+    strategy = FedBoost(SAME, FedBoostOptions(budget=3, step=0.5, centred=False))
+    sent = play(strategy, CLIENTS[:1])
+    drawn = np.isin(np.arange(6), sent[0][2])
+    assert 0 < drawn.sum() < 6
+    assert strategy.alpha[drawn].min() > 1 / 6 > strategy.alpha[~drawn].max()
+
+
+@pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
+def test_the_one_good_predictor_is_found_among_bad_ones(gradient):
+    """One of six fits the clients, five are sure of what never occurs. The paper's form ends on a bad one with some seeds."""
+    truth = np.array([0.55, 0.25, 0.15, 0.05])
+    wrong = np.tile([0.02, 0.02, 0.06, 0.9], (5, 1))
+    library = Tables(np.vstack([wrong[:3], truth, wrong[3:]]))
+    for seed in range(4):
+        strategy = FedBoost(library, FedBoostOptions(budget=3, step=0.1, gradient=gradient), seed=seed)
+        play(strategy, [Log(truth)], 150)
+        assert strategy.alpha.argmax() == 3
+        assert strategy.alpha[3] > 0.9
+
+
+def test_the_squared_loss_is_not_centred():
+    """Its corrected gradient has the full one as its mean as it is."""
+    clients = [Squared(c.frequencies, c.num_examples) for c in CLIENTS]
+    ends = []
+    for centred in (True, False):
+        strategy = FedBoost(LIBRARY, FedBoostOptions(budget=3, centred=centred, gradient="unbiased", step=0.1), loss="squared")
+        play(strategy, clients, 5)
+        ends.append(strategy.alpha)
+    np.testing.assert_array_equal(*ends)
+
+
+def test_one_predictor_a_message_is_compared_with_none():
+    options = {"budget": 1, "draw": "exact"}
+    with pytest.raises(ValueError, match=r"budget = 1, draw = exact, centred = true: .*choose a budget from 2 on"):
+        FedBoost(LIBRARY, FedBoostOptions(**options))
+    FedBoost(LIBRARY, FedBoostOptions(**options, centred=False))
+    FedBoost(LIBRARY, FedBoostOptions(**options), loss="squared")
+    with pytest.raises(ValueError, match=r"loss = 'l2'"):
+        FedBoost(LIBRARY, loss="l2")
+
+
+# --- rounds by hand: not every client is asked, one does not answer ---------------------------------------------------
+
+
+def by_hand(sent, rounds, worst_case, loss, step, lambda_step):
+    """Return alpha and lambda after rounds in which ``sent`` were answered; entropy, C = 3 of 6, weighted draws, gradient unbiased."""
+    alpha, lambda_ = np.full(6, 1 / 6), np.full(3, 1 / 3)
+    for now in range(1, rounds + 1):
+        answered = [k for of_round, k, _ in sent if of_round == now]
+        ids = next(ids for of_round, _, ids in sent if of_round == now)
+        gamma, tables = np.clip(3 * alpha, 1e-3, 1), LIBRARY.tables
+        at = alpha[ids] / gamma[ids]
+        s, h = at.sum(), at @ tables[ids]
+        delta, rise = np.zeros(6), np.zeros(3)
+        for k in answered:
+            f, m = CLIENTS[k].frequencies, sum(CLIENTS[j].num_examples for j in answered)
+            scale = 3 / len(answered)  # domains over those that were seen
+            share = lambda_[k] * scale if worst_case else CLIENTS[k].num_examples / m
+            for one in ids:
+                if loss == "squared":
+                    full = 2 * (h - f) @ tables[one] / gamma[one]
+                    slope = full - 2 * alpha[one] * (tables[one] @ tables[one]) * (1 / gamma[one] - 1) / gamma[one]
+                else:
+                    slope = (1 / s - f @ (tables[one] / h)) / gamma[one]
+                delta[one] += share * slope
+            rise[k] = scale * (h @ h - 2 * h @ f + 1 if loss == "squared" else -f @ np.log(h / s))
+        alpha = alpha * np.exp(-step * delta)
+        alpha /= alpha.sum()
+        if worst_case:
+            lambda_ = lambda_ * np.exp(lambda_step * rise)
+            lambda_ /= lambda_.sum()
+    return alpha, lambda_
+
+
+ASKED = [{"clients_per_round": 2}, {"failing": (1,)}, {"clients_per_round": 2, "failing": (0,)}]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=["two of three", "one fails", "both"])
+@pytest.mark.parametrize("loss", ["log", "squared"])
+@pytest.mark.parametrize("kind", [FedBoost, AFLBoost])
+def test_three_rounds_by_hand(kind, loss, asked):
+    options = {"budget": 3, "gradient": "unbiased", "step": 0.3}
+    clients = [(Log if loss == "log" else Squared)(c.frequencies, c.num_examples) for c in CLIENTS]
+    chosen = AFLBoostOptions(**options, lambda_step=0.4) if kind is AFLBoost else FedBoostOptions(**options)
+    strategy = kind(LIBRARY, chosen, seed=2, loss=loss)
+    sent = play(strategy, clients, 3, **asked)
+    assert {len([1 for r, *_ in sent if r == now]) for now in (1, 2, 3)} <= {1, 2}  # never all three
+    alpha, lambda_ = by_hand(sent, 3, kind is AFLBoost, loss, 0.3, 0.4)
+    np.testing.assert_allclose(strategy.alpha, alpha, rtol=1e-9)
+    if kind is AFLBoost:
+        np.testing.assert_allclose([strategy.lambda_[strategy.domains.index(k)] for k in range(3)], lambda_, rtol=1e-9)
+
+
+# --- the rival: one predictor for all clients -------------------------------------------------------------------------
+
+
+def test_the_best_single_predictor_is_chosen_by_the_training_losses_of_all_clients():
+    """Predictor 1 is best by the weighted losses (0.3), though 2 has the best accuracy; lists of another length are left out."""
+    few = {"num-examples": 10, "single-train-loss": [0.1, 0.3, 2.0], "single-accuracy": [0.9, 0.6, 1.0]}
+    many = {"num-examples": 90, "single-train-loss": [3.0, 0.3, 0.4], "single-accuracy": [0.1, 0.8, 1.0]}
+    odd = {"num-examples": 10**6, "single-train-loss": [0.0, 9.0], "single-accuracy": [1.0, 0.0]}
+    wanted = {"pooled-single": 1.0, "pooled-single-accuracy": pytest.approx(0.7)}
+    assert best_for_all([few, many, odd, {"num-examples": 5}], "num-examples") == wanted
+    assert best_for_all([{"num-examples": 5, "single-train-loss": 0.3}], "num-examples") == {}

@@ -1,0 +1,71 @@
+"""FFGB.C and FFGB.L: what distinguishes them from FFGB, by hand; and that every variant learns."""
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.boosting.additive import Additive
+from algorithms.boosting.additive_values import values_at
+from algorithms.boosting.functional import coded
+from algorithms.boosting.weak_learners import RidgeOracle
+from strategies import FFGB, FFGBOptions
+from tests.helpers import arrays_of, blobs
+from tests.strategies.test_ffgb import Federation, Table, points
+
+
+def test_ffgb_c_is_the_recursion_with_both_clips():
+    """G = 0.05, gamma = 0.5: learners are cut to (2 - gamma) G / gamma = 0.15, residuals to (1 - gamma) G / gamma = 0.05."""
+    datas = [points([0, 1, 2], [0, 1, 0]), points([1, 2, 3], [1, 1, 0])]
+    options = FFGBOptions(local_steps=2, mu=0.1, eta_0=3.0, gradient_bound=0.05, gamma=0.5)
+    oracle = Table(4, gamma=0.6)
+    result = Federation(datas, oracle, 2).run(FFGB(options, "ffgb-c"), 4, evaluate_every=0)
+
+    def by_hand(of_learners, of_residuals):
+        f = torch.zeros(4, 2)
+        for t in range(4):
+            parts = []
+            for data in datas:
+                at, g, delta = data.train.x[:, 0].long(), f.clone(), torch.zeros(3, 2)
+                for k in (1, 2):
+                    gradient = g[at].softmax(1) - coded(data.train.y, 2)
+                    h = torch.zeros(4, 2)
+                    h[at] = 0.6 * (delta + gradient)
+                    delta = (delta + gradient - h[at]).clamp(-of_residuals, of_residuals)
+                    g = g - 3.0 / (2 * t + k + 1) * (h.clamp(-of_learners, of_learners) + 0.1 * g)
+                parts.append(g)
+            f = sum(parts) / 2
+        return f
+
+    everywhere = torch.arange(4.0)[:, None]
+    found = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
+    torch.testing.assert_close(found, by_hand(0.15, 0.05))
+    for other in (by_hand(9.0, 0.05), by_hand(0.15, 9.0)):  # both bounds matter here
+        assert (found - other).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_ffgb_ls_target_is_one_function_of_which_the_oracle_sees_values_too(residual):
+    """At its points the target as a function has the target's values, for every learner: u + what the ones before left."""
+    seen = []
+
+    class Watching(RidgeOracle):
+        def fit(self, x, target, rng):
+            seen.append((target.values, target.function(x)))
+            return super().fit(x, target, rng)
+
+    strategy = FFGB(FFGBOptions(local_steps=3, residual=residual), "ffgb-l")
+    Federation([blobs(seed=1)], Watching(), 3).run(strategy, 2, evaluate_every=0)
+    assert len(seen) == 6
+    for values, function in seen:
+        torch.testing.assert_close(function, values, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(seen[1][0], seen[0][0]) != residual
+
+
+@pytest.mark.parametrize("variant", ["ffgb", "ffgb-c", "ffgb-l"])
+def test_every_variant_learns(variant):
+    datas = [blobs(seed=k, n=100) for k in range(3)]
+    oracle = RidgeOracle()
+    result = Federation(datas, oracle, 3).run(FFGB(FFGBOptions(local_steps=2), variant), 8, evaluate_every=0)
+    test = blobs(seed=9, n=300).train
+    values = values_at(Additive.from_arrays(arrays_of(result)), test.x, 3, oracle.predict)
+    assert np.mean((values.argmax(1) == test.y).numpy()) > 0.9
