@@ -38,17 +38,9 @@ def completed(given: Mapping[str, Any]) -> Settings:
         settings = replace(settings, public=with_absolute_source(settings.public))
     if (source := getattr(settings.problem, "source", "")) and is_local(source):
         settings = replace(settings, problem=with_absolute_source(settings.problem))
-    if module := getattr(settings.problem, "module", ""):
-        settings = replace(settings, problem=replace(settings.problem, module=absolute_module(module)))
     if (library := getattr(settings.options, "library", "task")) not in ("task", "clients"):
         settings = replace(settings, options=replace(settings.options, library=str(Path(library).expanduser().absolute())))
     return settings
-
-
-def absolute_module(path: str) -> str:
-    """Return ``FILE.py:CLASS`` with an absolute file; ``MODULE:CLASS`` as it is."""
-    source, colon, name = path.rpartition(":")
-    return f"{Path(source).expanduser().absolute()}{colon}{name}" if source.endswith(".py") else path
 
 
 def checked(settings: Settings) -> tuple[Settings, Task]:
@@ -137,5 +129,4 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
 def data_paths(config: Mapping[str, Any]) -> list[Path]:
     """Return the files and folders that a run reads its data from."""
     values = [value for key, value in config.items() if key.rpartition(".")[2] in ("source", "synthetic", "test", "library")]
-    values += [str(value).rpartition(":")[0] for key, value in config.items() if key.endswith(".module")]  # FILE.py:CLASS
     return [Path(value) for value in values if isinstance(value, str) and value.startswith("/")]

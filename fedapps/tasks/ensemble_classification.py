@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from clients.base.data import Split
 from clients.base.training import TrainOptions
@@ -14,7 +13,6 @@ from clients.families.torch_ensemble_data import TorchEnsembleData
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
 from fedapps.errors import UserError
-from fedapps.models.own_nets import own_net
 from fedapps.tasks.base_predictors import divide, pretrained, recipes
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
@@ -25,7 +23,7 @@ from fedapps.tasks.predictor_library import Library
 class EnsembleClassification:
     """Images; predictor k is a network trained on some of the labels. Clients hold the samples not used for training predictors.
 
-    ``ensemble.module`` names a net of the user's, whose trained weights are then a folder (``fedboost.library``).
+    The predictors may be the user's instead: a folder of weights (``fedboost.library``) of the net ``model.name``.
     """
 
     name = "ensemble-classification"
@@ -42,39 +40,25 @@ class EnsembleClassification:
         self.rest.check(num_clients)
         o = self.options
         recipes(o.kind, self.rest.images.num_classes, o.labels_each, o.predictors, self.context.seed)
-        if o.module:
-            self.model  # noqa: B018 - it is made and tried
-
-    @cached_property
-    def model(self) -> nn.Module:
-        """The module in which predictors are evaluated: the user's, or that of ``model.name``. Raises ``UserError``."""
-        if not self.options.module:
-            return self.rest.work_model()
-        net = own_net(self.options.module, self.rest.image_shape, self.rest.images.num_classes)
-        return net.to(self.rest.device)
 
     def library(self) -> Library:
-        """Return the trained predictors. Raises ``UserError`` if there is nothing to train or nothing to train them on."""
+        """Return the trained predictors. Raises ``UserError`` if there are no samples to train them on."""
         o, s = self.options, self.context
-        if o.module or not o.share:
-            key = f"module = {o.module!r}" if o.module else "share = 0.0"
-            raise UserError(
-                f"library = 'task', but ensemble.{key} is for trained nets of your own: name the folder of their weights"
-            )
+        if not o.share:
+            raise UserError("library = 'task', but with ensemble.share = 0.0 there are no samples to train nets on: name the folder of yours")
         training = TrainOptions(o.learning_rate, 1.0, 0.9, 1e-4, o.epochs, o.batch_size)
         return pretrained(s.data, s.model.name, o.share, o.kind, o.predictors, o.labels_each, training, s.seed)
 
     def check_library(self, library: Library) -> None:
         """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds networks of the kind ``model.name``."""
-        state = self.model.state_dict()
+        state = self.rest.work_model().state_dict()
         shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
         given = {name: shape for name, (_, shape) in library.spec.items()}
         if wrong := [name for name in [*shapes, *given] if given.get(name) != shapes.get(name)]:
-            name, o = wrong[0], self.options
-            wants = f"ensemble.module = {o.module!r}" if o.module else f"model.name = {self.context.model.name!r}"
+            name = wrong[0]
             raise UserError(
-                f"library: array {name!r} has shape {given.get(name)}, but {wants} wants {shapes.get(name)}: choose the model that "
-                "the predictors were trained as"
+                f"library: array {name!r} has shape {given.get(name)}, but model.name = {self.context.model.name!r} wants "
+                f"{shapes.get(name)}: choose the model that the predictors were trained as"
             )
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
@@ -86,14 +70,14 @@ class EnsembleClassification:
         if client_id not in self._clients:
             parts = self.rest.client_data(client_id, num_clients)
             o = self.options
-            self._clients[client_id] = TorchEnsembleData(self.model, parts.train, parts.test, o.loss, o.epsilon)
+            self._clients[client_id] = TorchEnsembleData(self.rest.work_model(), parts.train, parts.test, o.loss, o.epsilon)
         return self._clients[client_id]
 
     def references(self, num_clients: int) -> dict[str, float]:
         """Return pooled test loss and accuracy of the uniform ensemble and of the predictor that is best on the training data."""
         parts = [self.rest.client_data(client, num_clients) for client in range(num_clients)]
         train, test = _joined([part.train for part in parts]), _joined([part.test for part in parts])
-        whole = TorchEnsembleData(self.model, train, test, self.options.loss, self.options.epsilon)
+        whole = TorchEnsembleData(self.rest.work_model(), train, test, self.options.loss, self.options.epsilon)
         library = self.library()
         scores = whole.score(library.take(np.arange(library.q)), np.full(library.q, 1 / library.q))
         return {name: value for name, value in scores.items() if name.startswith(("uniform-", "best-single-"))}

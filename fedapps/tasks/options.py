@@ -101,9 +101,6 @@ class EnsembleOptions(Options):
         high=1,
         open_high=True,
     )
-    module: str = option(
-        "", 'class of your own nets, FILE.py:CLASS or MODULE:CLASS, whose weights fedboost.library has; "": model.name'
-    )
     epochs: int = option(20, "of a net's training", low=1)
     learning_rate: float = option(0.05, "of a net's training", low=0, open_low=True)
     batch_size: int = option(16, "of a net's training", low=1)
