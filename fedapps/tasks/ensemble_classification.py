@@ -45,7 +45,9 @@ class EnsembleClassification:
         """Return the trained predictors. Raises ``UserError`` if there are no samples to train them on."""
         o, s = self.options, self.context
         if not o.share:
-            raise UserError("library = 'task', but with ensemble.share = 0.0 there are no samples to train nets on: name the folder of yours")
+            raise UserError(
+                "library = 'task', but with ensemble.share = 0.0 there are no samples to train nets on: name the folder of yours"
+            )
         training = TrainOptions(o.learning_rate, 1.0, 0.9, 1e-4, o.epochs, o.batch_size)
         return pretrained(s.data, s.model.name, o.share, o.kind, o.predictors, o.labels_each, training, s.seed)
 

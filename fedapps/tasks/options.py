@@ -96,7 +96,7 @@ class EnsembleOptions(Options):
     labels_each: int = option(3, "labels that a net is trained on", low=1)
     share: float = option(
         0.3,
-        "part of the samples that trains the nets; the rest is dealt; 0: none, for nets of your own",
+        "part of the samples that trains the nets; the rest is dealt; 0: none, for trained nets of your own",
         low=0,
         high=1,
         open_high=True,
