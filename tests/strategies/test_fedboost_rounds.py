@@ -10,8 +10,8 @@ from strategies import ClientGrid
 from strategies.aflboost import AFLBoost, AFLBoostOptions
 from strategies.families.predictor_replies import best_for_all
 from strategies.fedboost import FedBoost, FedBoostOptions
+from tests.ensembles import Frequencies, Tables
 from tests.helpers import simulate
-from tests.strategies.test_fedboost import Frequencies, Tables
 
 
 class Fails(FedBoostClient):

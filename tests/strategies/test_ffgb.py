@@ -3,82 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord
 
 from algorithms.boosting.additive import Additive
 from algorithms.boosting.additive_values import values_at
 from algorithms.boosting.functional import LOSSES, coded
 from algorithms.boosting.regression import FitOptions
 from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
-from clients import ClientData, FFGBClient, MessageStore, Split
-from clients.base.evaluation import BINARY, CLASSIFICATION
+from clients import FFGBClient
 from strategies import FFGB, ClientGrid, FFGBOptions
-from tests.helpers import arrays_of, blobs, simulate, small_net
+from tests.boosted import Federation, Table, points
+from tests.helpers import arrays_of, blobs, small_net
 
 
 def net_oracle(kind="l2", steps=15):
     return NetOracle(small_net, NetOptions(kind, FitOptions(steps=steps, learning_rate=0.01, clip=0.0)))
-
-
-class Table:
-    """An oracle over points 0, 1, 2, ...: learners are tables, exact where they were fitted, ``elsewhere(target)`` at others."""
-
-    def __init__(self, size, gamma=1.0, elsewhere=None):
-        self.size, self.gamma, self.elsewhere = size, gamma, elsewhere
-
-    def fit(self, x, target, rng):
-        table = torch.zeros(self.size, target.values.shape[1])
-        if self.elsewhere:
-            table[:] = self.elsewhere(x, target.values)
-        table[x[:, 0].long()] = self.gamma * target.values
-        return {"table": table.numpy()}
-
-    def predict(self, learners, x):
-        return learners["table"][:, x[:, 0].long()]
-
-
-def points(at, labels):
-    part = Split(torch.tensor(at, dtype=torch.float32)[:, None], torch.tensor(labels))
-    return ClientData(part, part, part)
-
-
-class Federation:
-    """Clients with their stores; ``fails(client, round)``: who does not answer in training, ``forgets``: who lost its values."""
-
-    def __init__(self, datas, oracle, outputs, fails=lambda client, now: False, forgets=lambda client, now: False):
-        self.datas, self.oracle, self.outputs = datas, oracle, outputs
-        self.fails, self.forgets = fails, forgets
-        self.states = [RecordDict() for _ in datas]
-        self.sent = []
-
-    def client(self, number, context=None):
-        outer = self
-
-        class Watched(FFGBClient):
-            def fit(self, parameters, config):
-                now = config["server-round"]
-                if outer.forgets(number, now):
-                    outer.states[number].clear()
-                outer.sent.append((now, number, sum(parameters[1])))
-                reply = super().fit(parameters, config)
-                if outer.fails(number, now):  # after it has saved its values
-                    raise RuntimeError("the line broke")
-                return reply
-
-        objective = BINARY if self.outputs == 1 else CLASSIFICATION
-        return Watched(self.datas[number], self.oracle, self.outputs, number, MessageStore(self.states[number]), objective)
-
-    def run(self, strategy, rounds, clients_per_round=0, **options):
-        from clients import to_client_app
-        from fedapps.engines.inline import InlineGrid
-
-        app = to_client_app(lambda context: self.client(int(context.node_config["partition-id"])), writable=False)
-        grid = ClientGrid(InlineGrid(app, len(self.datas)), seed=3, clients_per_round=clients_per_round)
-        return simulate(strategy, None, len(self.datas), {}, rounds, {"seed": 5}, grid=grid, **options)
-
-    def kept(self, number):
-        (version, *values) = MessageStore(self.states[number]).load("values", {}, False)
-        return int(version[0]), values
 
 
 CASES = [

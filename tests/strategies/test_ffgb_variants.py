@@ -9,8 +9,8 @@ from algorithms.boosting.additive_values import values_at
 from algorithms.boosting.functional import coded
 from algorithms.boosting.weak_learners import RidgeOracle
 from strategies import FFGB, FFGBOptions
+from tests.boosted import Federation, Table, points
 from tests.helpers import arrays_of, blobs
-from tests.strategies.test_ffgb import Federation, Table, points
 
 
 @pytest.mark.parametrize(("bound", "which"), [(0.03, "learners"), (0.1, "residuals")])

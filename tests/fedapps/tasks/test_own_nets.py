@@ -2,7 +2,10 @@
 
 import importlib
 import json
+import re
+import runpy
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,3 +116,18 @@ def test_with_a_share_of_0_every_sample_is_dealt(zoo):
     mine, rest = divide(images, 0.0, 0)
     assert (len(mine.labels), len(rest.labels)) == (0, len(images.labels))
     np.testing.assert_array_equal(rest.labels, images.labels)
+
+
+def test_the_page_is_right(tmp_path, monkeypatch):
+    """Its file makes a folder of weights, and its command runs with them."""
+    page = (Path(__file__).parents[3] / "docs" / "fedboost.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "class Net(nn.Module)" in code)
+    (command,) = re.findall(r"```sh\nfedapps (run [^`]*zoo_net:Net[^`]*)\n```", page)
+    (tmp_path / "zoo_net.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "zoo_net", raising=False)
+    runpy.run_path("zoo_net.py", run_name="__main__")
+    _, *settings = command.replace("\\\n", " ").split()
+    assert run(*settings, "num-rounds=2", "evaluate-every=2", "checkpoint-every=0", "--out", tmp_path / "r") == 0
+    assert load_file(tmp_path / "r" / "model.safetensors")["alpha"].shape == (3,)
