@@ -403,8 +403,9 @@ def test_a_client_that_mixing_has_not_reached_trains_before_it_is_scored():
     assert found == want
     assert late.store.load("personal", MIXED, before=False) is None
     assert late.evaluate(sent, MIXED)[2] == found
-    tensors, _ = late.personal_state_dict(sent, MIXED)
-    expected, _ = other.personal_state_dict(sent, MIXED)
+    within = {**MIXED, "superfed-lambda": 0.3}  # where theta_f counts
+    tensors, _ = late.personal_state_dict(sent, within)
+    expected, _ = other.personal_state_dict(sent, within)
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     without = late.evaluate(sent, {**MIXED, "superfed-catch-up": 0})[2]
     assert found["lambda-loss"][-1] < without["lambda-loss"][-1]
