@@ -5,6 +5,7 @@ that it has parameters for, and returns a module that maps samples (n, C, H, W),
 ``torchvision:NAME`` and ``timm:NAME`` are the nets of these libraries by their names there.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +64,7 @@ def _hub(name: str, channels: int) -> Callable[..., nn.Module] | None:
     if library not in ("torchvision", "timm"):
         return None
     try:
-        module: Any = __import__("torchvision.models" if library == "torchvision" else "timm", fromlist=["x"])
+        module: Any = importlib.import_module("torchvision.models" if library == "torchvision" else "timm")
     except ImportError:
         raise UserError(f"{KEY} = {name!r}: {library} is not installed: pip install 'fedapps[vision]'") from None
     if library == "torchvision":
