@@ -179,7 +179,7 @@ def test_three_rounds_by_hand(kind, loss, asked):
 def test_the_best_single_predictor_is_chosen_by_the_training_losses_of_all_clients():
     """Predictor 1 is best by the weighted losses (0.3), though 2 has the best accuracy; lists of another length are left out."""
     few = {"num-examples": 10, "single-train-loss": [0.1, 0.3, 2.0], "single-accuracy": [0.9, 0.6, 1.0]}
-    many = {"num-examples": 90, "single-train-loss": [3.0, 0.3, 0.4], "single-accuracy": [0.1, 0.8, 1.0]}
+    many = {"num-examples": 90, "single-train-loss": [0.45, 0.3, 0.4], "single-accuracy": [0.1, 0.8, 1.0]}
     odd = {"num-examples": 10**6, "single-train-loss": [0.0, 9.0], "single-accuracy": [1.0, 0.0]}
     wanted = {"pooled-single": 1.0, "pooled-single-accuracy": pytest.approx(0.7)}
     assert best_for_all([few, many, odd, {"num-examples": 5}], "num-examples") == wanted
