@@ -1,4 +1,4 @@
-"""The command `fedapps`: run, sweep, export, data, methods, settings, compare, deploy.
+"""The command `fedapps`: run, sweep, export, adapt, data, methods, settings, compare, deploy.
 
 Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -158,10 +158,31 @@ def _parser() -> argparse.ArgumentParser:
         "net's.",
     )
     export.add_argument("run", type=Path, metavar="DIR", help="results folder")
-    export.add_argument("--client", type=int, required=True, metavar="N", help="whose model")
-    export.add_argument("--out", type=Path, metavar="FILE", help="the arrays (default: DIR/client-N.safetensors)")
+    export.add_argument("--client", type=int, metavar="N", help="whose model (default: the global one, of nobody)")
+    export.add_argument(
+        "--out", type=Path, metavar="FILE", help="the arrays (default: DIR/client-N.safetensors, DIR/global.safetensors)"
+    )
     export.add_argument("--program", type=Path, metavar="FILE.pt2", help="also the net with its arrays, by torch.export")
     export.set_defaults(command=_export)
+
+    adapt = commands.add_parser(
+        "adapt",
+        help="train an exported model further on samples of one's own",
+        description="Train a model that `fedapps export` wrote on the samples of one site, and write the best epoch.",
+    )
+    adapt.add_argument("model", type=Path, metavar="MODEL", help="safetensors file of `fedapps export`")
+    adapt.add_argument(
+        "--data", type=Path, required=True, metavar="FOLDER", help="the samples: a folder or file, as a site's data"
+    )
+    adapt.add_argument("--out", type=Path, metavar="FILE", help="the new model (default: MODEL-adapted.safetensors)")
+    adapt.add_argument("--epochs", type=int, default=5, metavar="E", help="local epochs (default: 5)")
+    adapt.add_argument("--rate", type=float, metavar="R", help="learning rate (default: that of the run's first round)")
+    adapt.add_argument("--batch-size", type=int, metavar="B", help="samples of a step (default: the run's)")
+    adapt.add_argument(
+        "--validation", type=float, default=0.2, metavar="SHARE", help="of the samples, to choose the epoch by (default: 0.2)"
+    )
+    adapt.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+    adapt.set_defaults(command=_adapt)
 
     data = commands.add_parser(
         "data",
@@ -235,6 +256,12 @@ def _export(arguments: argparse.Namespace) -> int:
     from fedapps.export_command import export
 
     return export(arguments)
+
+
+def _adapt(arguments: argparse.Namespace) -> int:
+    from fedapps.adapt_command import adapt
+
+    return adapt(arguments)
 
 
 def _data(arguments: argparse.Namespace) -> int:

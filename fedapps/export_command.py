@@ -1,5 +1,7 @@
 """`fedapps export DIR --client 7`: the model that a client of a finished run was scored with, as named arrays and as a program.
 
+Without a client: the run's global model. Either file also says which net it is of (``model_files``).
+
 What the server would send for the run's last evaluation is made from the folder, the client answers it from what it keeps there, and
 the model with which it does is written, once its scores are those that the run recorded.
 """
@@ -17,6 +19,7 @@ from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.client_factory import one_thread
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.model_files import described
 from fedapps.prepare import completed
 from fedapps.results.newcomers import MARK
 from fedapps.results.reader import RunFolder, read_run
@@ -25,6 +28,7 @@ from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
     from clients import FedAvgClient
+    from clients.base.store import DiskStore
 
 #: How far scores may be from the recorded ones: those of another machine, not of another model.
 TOLERANCE = 1e-3
@@ -32,15 +36,33 @@ TOLERANCE = 1e-3
 
 def export(arguments: argparse.Namespace) -> int:
     """Run `fedapps export` and return the exit status."""
-    client, scores, found = exported(arguments.run, arguments.client)
-    out = arguments.out or arguments.run / f"client-{arguments.client}.safetensors"
+    if arguments.client is None:
+        client, scores, found = of_nobody(arguments.run, arguments.program is not None)
+    else:
+        client, scores, found = exported(arguments.run, arguments.client)
+    name = "global" if arguments.client is None else f"client-{arguments.client}"
+    out = arguments.out or arguments.run / f"{name}.safetensors"
     arrays = {name: tensor.numpy() for name, tensor in found.items()}
-    save_file(arrays, out, metadata={name: str(value) for name, value in scores.items()})
+    settings = settings_in(arguments.run, own=True)
+    metadata = {name: str(value) for name, value in scores.items()} | described(settings, build_task(settings))
+    save_file(arrays, out, metadata=metadata)
     print(f"written: {out} ({', '.join(f'{name} {value}' for name, value in scores.items())})")
     if arguments.program:
         write_program(client, found, arguments.program)
         print(f"written: {arguments.program}")
     return 0
+
+
+def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return the same of the global model; some client for a ``program``, else ``None``. Raises ``UserError`` if it is no net's."""
+    import torch
+
+    settings, run = settings_in(folder, own=not program), read_run(folder)
+    arrays = net_arrays(settings, build_task(settings), run)
+    one_thread()
+    client: Any = build_client(settings, build_task(settings), 0, settings.num_clients, store_in(folder, 0)) if program else None
+    facts = {"method": settings.method, "round": run.rounds_completed}
+    return client, facts, {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
 
 
 def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
@@ -56,11 +78,8 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
     if row.get(MARK):
         raise UserError(f"--client {number}: it is new (num-new-clients), so that {folder} keeps nothing of it")
     task = build_task(settings)
-    from clients.base.store import DiskStore
-
-    store = DiskStore(folder / "clients" / f"client-{number}", "export")
     one_thread()
-    client: Any = build_client(settings, task, number, settings.num_clients, store)
+    client: Any = build_client(settings, task, number, settings.num_clients, store_in(folder, number))
     if not hasattr(client, "personal_state_dict"):
         raise UserError(f"method = {settings.method!r}: its clients are scored with no torch model of their own")
     parameters, config = message(settings, task, run)
@@ -74,13 +93,20 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
     return client, {"method": settings.method, "client": number, "round": config["server-round"], **numbers}, tensors
 
 
-def settings_in(folder: Path) -> Settings:
-    """Return the settings of a run. Raises ``UserError`` for a folder without one, or with data that are not here."""
+def store_in(folder: Path, number: int) -> "DiskStore":
+    """Return what a client keeps in a run's folder."""
+    from clients.base.store import DiskStore
+
+    return DiskStore(folder / "clients" / f"client-{number}", "export")
+
+
+def settings_in(folder: Path, own: bool = False) -> Settings:
+    """Return the settings of a run. Raises ``UserError`` for a folder without one, or, unless ``own``, with data that are not here."""
     if not (folder / "settings.toml").exists() or not (folder / "model.safetensors").exists():
         raise UserError(f"{folder} holds no finished run: it has no settings.toml and model.safetensors")
     recorded = {key: value for key, value in read_toml(folder / "settings.toml").items() if not key.startswith("versions.")}
     settings = completed({**recorded, "out": str(folder.absolute())})
-    if settings.sites.own:
+    if settings.sites.own and not own:
         raise UserError(f"{folder}: the samples and models of its clients are at their sites")
     return settings
 
@@ -90,14 +116,7 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
     rounds = [row["round"] for row in run.rounds if "evaluate" in row]
     if not rounds:
         raise UserError(f"{run.path}: the run has no evaluation")
-    try:
-        model = load_file(run.path / "model.safetensors")
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{run.path}: the model cannot be read ({error})") from error
-    names = list(task.work_model().state_dict())
-    if sorted(model) != sorted(names):
-        raise UserError(f"method = {settings.method!r}: what the run trained is not the task's net")
-    arrays = ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them
+    arrays = net_arrays(settings, task, run)
     first = {"first-round": rounds[-1] + 1, "checkpoint-round": rounds[-1]}  # any version of the client's state up to then
     config = ConfigRecord(
         {
@@ -112,6 +131,18 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
     (sent,) = strategy.configure_evaluate(rounds[-1], arrays, config, InlineGrid(ClientApp(), 1))
     (record,), (configured,) = sent.content.array_records.values(), sent.content.config_records.values()
     return [array.numpy().copy() for array in record.values()], dict(configured)
+
+
+def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
+    """Return the arrays of a run's model. Raises ``UserError`` if they are not those of the task's net."""
+    try:
+        model = load_file(run.path / "model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{run.path}: the model cannot be read ({error})") from error
+    names = list(task.work_model().state_dict()) if hasattr(task, "work_model") else []
+    if sorted(model) != sorted(names):
+        raise UserError(f"method = {settings.method!r}: what the run trained is not the task's net")
+    return ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them
 
 
 def write_program(client: "FedAvgClient", tensors: dict[str, Any], path: Path) -> None:

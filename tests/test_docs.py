@@ -113,7 +113,7 @@ def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line, comments=True)
     if len(words) == 2 or "--help" in words:  # the bare name of a command
-        assert words[1] in ("run", "sweep", "data", "methods", "settings", "compare", "export")
+        assert words[1] in ("run", "sweep", "data", "methods", "settings", "compare", "export", "adapt")
         return
     if any(f"method={name}" in words for name in PROPOSED):
         return
