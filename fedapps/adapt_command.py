@@ -37,7 +37,7 @@ def adapt(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.model.with_name(f"{arguments.model.stem}-adapted.safetensors")
     if out.exists() and not arguments.overwrite:
         raise UserError(f"{out} is there already: add --overwrite, or choose another --out")
-    arrays, told, settings = read_model(arguments.model)
+    arrays, told, settings = read_model(arguments.model, arguments.net)
     settings = with_choices(settings, arguments)
     found = adapted(arrays, settings, arguments.data, arguments.epochs, str(arguments.model))
     for name, scores in (("before", found.before), ("after", found.after)):

@@ -181,6 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     adapt.add_argument(
         "--validation", type=float, default=0.2, metavar="SHARE", help="of the samples, to choose the epoch by (default: 0.2)"
     )
+    adapt.add_argument("--net", default="", metavar="MODULE:NAME", help="the net, where it is code of your own")
     adapt.add_argument("--overwrite", action="store_true", help="replace the file that is there")
     adapt.set_defaults(command=_adapt)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.errors import UserError
+from fedapps.models.own_code import is_reference
 from fedapps.prepare import completed
 from fedapps.settings import Settings
 
@@ -37,8 +38,11 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
     return {SETTINGS: json.dumps({key: flat[key] for key in KEYS if key in flat})}
 
 
-def read_model(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], Settings]":
-    """Return the arrays, the metadata and the settings of a file that `fedapps export` wrote. Raises ``UserError``."""
+def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str, str], Settings]":
+    """Return the arrays, the metadata and the settings of a file that `fedapps export` wrote. Raises ``UserError``.
+
+    ``net``: the name of a net that is code of the user's own; what a file names by itself is not run.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -56,6 +60,8 @@ def read_model(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], Settings
     try:
         found = json.loads(told[SETTINGS])
         given = {key: found[key] for key in KEYS if key in found}
+        if is_reference(name := given.get("model.name")) and name != net:
+            raise UserError(f"its net is code, {name!r}, which runs only if you name it: --net {name}")
         settings = completed(given)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise UserError(f"{path}: what it says of its net cannot be read ({' '.join(str(error).split())[:200]})") from None

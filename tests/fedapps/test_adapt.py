@@ -143,6 +143,9 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
     assert "cannot be read" in made({SETTINGS: "{"})
     assert "cannot be read" in made({SETTINGS: "[1]"})
     assert "cannot be read" in made({SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "model.name": "nonsense", "seed": "x"})})
+    assert "which runs only if you name it: --net os:system" in made(
+        {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "model.name": "os:system"})}
+    )
     name = next(iter(arrays))
     assert f"array {name!r}" in made(told, {**arrays, name: torch.zeros(3)})
     assert "array 'other'" in made(told, {**arrays, "other": torch.zeros(3)})
