@@ -17,10 +17,10 @@ DIGITS = load_digits()
 
 
 def site(folder, classes, share=slice(0, None), size=8, name="train.npz"):
-    """Write a folder of digits of some classes, as a site would have it; pixels as in the federation, from 0 to 255."""
+    """Write a folder of digits of some classes, as a site would have it; pixels from 0 to 1, as in the federation."""
     rows = np.flatnonzero(np.isin(DIGITS.target, classes))[share]
     folder.mkdir(parents=True, exist_ok=True)
-    pixels = np.rint(DIGITS.images[rows] * 255 / 16).astype(np.uint8)[:, :size, :size]
+    pixels = (DIGITS.images[rows] / 16).astype(np.float32)[:, None, :size, :size]
     np.savez(folder / name, image=pixels, label=DIGITS.target[rows])
     return folder
 
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_said_in_one_line(model, tmp_path, capsys):
     assert "images are 1,6,6, but sites.shape = '1,8,8'" in says(capsys, model, "--data", small)
     other = tmp_path / "other"
     other.mkdir()
-    np.savez(other / "train.npz", image=np.zeros((20, 8, 8), np.uint8), label=np.array(["cat", "dog"] * 10))
+    np.savez(other / "train.npz", image=np.zeros((20, 1, 8, 8), np.float32), label=np.array(["cat", "dog"] * 10))
     assert "label 'cat' is none of" in says(capsys, model, "--data", other)
     assert "--epochs 0: must be at least 1" in says(capsys, model, "--data", data, "--epochs", "0")
     assert "--rate" in says(capsys, model, "--data", data, "--rate", "-1")
