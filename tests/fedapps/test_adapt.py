@@ -141,7 +141,7 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
 
     assert "does not say which net it is of" in made({"method": "fedavg"})
     assert "cannot be read" in made({SETTINGS: "{"})
-    assert "cannot be read" in made({SETTINGS: "[1]"})
+    assert "does not describe the samples" in made({SETTINGS: "[1]"})
     assert "cannot be read" in made({SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "model.name": "nonsense", "seed": "x"})})
     assert "which runs only if you name it: --net os:system" in made(
         {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "model.name": "os:system"})}
