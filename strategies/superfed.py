@@ -86,19 +86,16 @@ class SuPerFed(FedAvg):
         """Send what clients need to train. The paper's ``t < L`` counts rounds from 0: the first L rounds do not mix."""
         o = self.options
         starts = server_round > int(o.start * num_rounds) or 0 < o.start_draws <= self.draws
-        return self._options(starts)
+        weights = {"proximal-mu": o.mu, "superfed-nu": o.nu, "superfed-step-scale": o.step_scale}
+        return {**weights, "superfed-init": o.init, "superfed-mixing": self.mixing if starts else "none"}
 
     def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
         """Send the same, how long a client without a personal model trains one, and how clients choose lambda."""
         o = self.options
-        mixed = self.mixed or server_round > int(o.start * num_rounds)
-        return {**self._options(mixed), "superfed-catch-up": o.catch_up, "superfed-lambda-choice": o.lambda_choice}
-
-    def _options(self, mixes: bool) -> dict[str, bool | int | float | str]:
-        o = self.options
-        mixing = self.mixing if mixes else "none"
-        weights = {"proximal-mu": o.mu, "superfed-nu": o.nu, "superfed-step-scale": o.step_scale}
-        return {**weights, "superfed-init": o.init, "superfed-mixing": mixing}
+        mixed = self.mixed or server_round > int(o.start * num_rounds)  # as in the round's training, which counts as a draw since
+        sent = self.train_options(server_round, num_rounds)
+        own = {"superfed-mixing": self.mixing if mixed else "none", "superfed-lambda-choice": o.lambda_choice}
+        return {**sent, **own, "superfed-catch-up": o.catch_up}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the model to the sampled clients; count the draws."""
