@@ -99,13 +99,13 @@ def _out_of_range(replies: list[Reply]) -> dict[int, str]:
             if _is_fraction(name) and value != []:
                 low, high = (min(value), max(value)) if isinstance(value, list) else (value, value)
                 extremes.setdefault(name, {})[place] = (float(low), float(high))
-    out = {}
+    out: dict[int, str] = {}
     for name, found in extremes.items():
         fractions = sum(high <= 1 + ROUNDING for _, high in found.values())
         top = 1 if 2 * fractions >= len(found) else 100
         for place, (low, high) in found.items():
             if low < -ROUNDING or high > top + 100 * ROUNDING:
-                out[place] = f"metric {name!r} is {low if low < 0 else high:.6g}: must be from 0 to {top}"
+                out.setdefault(place, f"metric {name!r} is {low if low < 0 else high:.6g}: must be from 0 to {top}")
     return out
 
 
