@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import RecordDict
 
+from algorithms.common.averaging import Arrays
 from clients.base.options import Config
 from clients.base.store import MessageStore, Store
-from clients.base.training import Arrays
 
 #: Measures that are reported, if the task has them.
 MEASURES = ("accuracy", "loss", "ece", "auroc")
