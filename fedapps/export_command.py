@@ -58,9 +58,10 @@ def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[st
     import torch
 
     settings, run = settings_in(folder, own=not program), read_run(folder)
-    arrays = net_arrays(settings, build_task(settings), run)
+    task = build_task(settings)
+    arrays = net_arrays(settings, task, run)
     one_thread()
-    client: Any = build_client(settings, build_task(settings), 0, settings.num_clients, store_in(folder, 0)) if program else None
+    client: Any = build_client(settings, task, 0, settings.num_clients, store_in(folder, 0)) if program else None
     facts = {"method": settings.method, "round": run.rounds_completed}
     return client, facts, {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
 

@@ -1,8 +1,11 @@
 """Federations of FFGB clients whose stores are kept, and an oracle whose learners are tables."""
 
+import math
+
 import torch
 from flwr.app import RecordDict
 
+from algorithms.boosting.functional import coded
 from clients import ClientData, FFGBClient, MessageStore, Split
 from clients.base.evaluation import BINARY, CLASSIFICATION
 from strategies import ClientGrid
@@ -29,6 +32,24 @@ class Table:
 def points(at, labels):
     part = Split(torch.tensor(at, dtype=torch.float32)[:, None], torch.tensor(labels))
     return ClientData(part, part, part)
+
+
+def recursion(datas, gamma, rounds, of_learners=math.inf, of_residuals=math.inf):
+    """Algorithm 2 on points 0 to 3 with two classes, K = 2, mu = 0.1, eta_0 = 3: f after ``rounds``, with FFGB.C's two clips."""
+    f = torch.zeros(4, 2)
+    for t in range(rounds):
+        parts = []
+        for data in datas:
+            at, g, delta = data.train.x[:, 0].long(), f.clone(), torch.zeros(3, 2)
+            for k in (1, 2):
+                gradient = g[at].softmax(1) - coded(data.train.y, 2)
+                h = torch.zeros(4, 2)
+                h[at] = gamma * (delta + gradient)
+                delta = (delta + gradient - h[at]).clamp(-of_residuals, of_residuals)
+                g = g - 3.0 / (2 * t + k + 1) * (h.clamp(-of_learners, of_learners) + 0.1 * g)
+            parts.append(g)
+        f = sum(parts) / 2
+    return f
 
 
 class Federation:

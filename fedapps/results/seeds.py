@@ -75,8 +75,9 @@ def nested_bootstrap(
     each as many clients with replacement as it has; the bounds are quantiles of the draws' means. ``std``: of the seeds' means.
     """
     means = np.array([part.mean() for part in differences])
+    # Of shape (S, draws).
     drawn = np.array([[part[rng.integers(len(part), size=len(part))].mean() for _ in range(draws)] for part in differences])
-    # (S, draws). A seed that is drawn twice brings other clients the second time: another column of its draws.
+    # A seed that is drawn twice brings other clients the second time: another column of its draws.
     seeds = rng.integers(len(means), size=(len(means), draws))
     columns = rng.permuted(np.broadcast_to(np.arange(draws), (len(means), draws)), axis=1)
     low, high = np.quantile(drawn[seeds, columns].mean(0), [(1 - level) / 2, (1 + level) / 2])

@@ -6,10 +6,9 @@ import torch
 
 from algorithms.boosting.additive import Additive
 from algorithms.boosting.additive_values import values_at
-from algorithms.boosting.functional import coded
 from algorithms.boosting.weak_learners import RidgeOracle
 from strategies import FFGB, FFGBOptions
-from tests.boosted import Federation, Table, points
+from tests.boosted import Federation, Table, points, recursion
 from tests.helpers import arrays_of, blobs
 
 
@@ -21,26 +20,10 @@ def test_ffgb_c_is_the_recursion_with_both_clips(bound, which):
     oracle = Table(4, gamma=0.3)
     result = Federation(datas, oracle, 2).run(FFGB(options, "ffgb-c"), 4, evaluate_every=0)
 
-    def by_hand(of_learners, of_residuals):
-        f = torch.zeros(4, 2)
-        for t in range(4):
-            parts = []
-            for data in datas:
-                at, g, delta = data.train.x[:, 0].long(), f.clone(), torch.zeros(3, 2)
-                for k in (1, 2):
-                    gradient = g[at].softmax(1) - coded(data.train.y, 2)
-                    h = torch.zeros(4, 2)
-                    h[at] = 0.3 * (delta + gradient)
-                    delta = (delta + gradient - h[at]).clamp(-of_residuals, of_residuals)
-                    g = g - 3.0 / (2 * t + k + 1) * (h.clamp(-of_learners, of_learners) + 0.1 * g)
-                parts.append(g)
-            f = sum(parts) / 2
-        return f
-
     everywhere = torch.arange(4.0)[:, None]
     found = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
-    torch.testing.assert_close(found, by_hand(3 * bound, bound))
-    without = by_hand(9.0, bound) if which == "learners" else by_hand(3 * bound, 9.0)
+    torch.testing.assert_close(found, recursion(datas, 0.3, 4, 3 * bound, bound))
+    without = recursion(datas, 0.3, 4, 9.0, bound) if which == "learners" else recursion(datas, 0.3, 4, 3 * bound, 9.0)
     assert (found - without).abs().max() > 0.03
 
 
