@@ -10,6 +10,7 @@ from fedapps.compilation import compiler
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.methods.method import ClientFactory
+from fedapps.own_code import guarded, is_reference
 from fedapps.settings import Settings
 from fedapps.tasks.registry import Task, make_task
 from strategies import Private, Robust, WarmStart
@@ -79,14 +80,22 @@ def _plain(settings: Settings, task: Any) -> Strategy:
     method = settings.entry
     if settings.base is None:
         assert method.strategy is not None
-        return method.strategy(settings.options, task, settings.context)
+        with guarded("method", settings.method, "its strategy cannot be made", passed=(ValueError,)):
+            return _checked(settings, method.strategy(settings.options, task, settings.context))
     assert method.wrap is not None
     wrapped = _plain(settings.base, task)
     try:
         client_factory(settings)
-        return method.wrap(wrapped, settings.options)
+        with guarded("method", settings.method, "its strategy cannot be made", passed=(ValueError,)):
+            return _checked(settings, method.wrap(wrapped, settings.options))
     except ValueError as error:
         raise UserError(f"{method.table}.base = {settings.base.method!r}: {error}") from None
+
+
+def _checked(settings: Settings, strategy: Strategy) -> Strategy:
+    if is_reference(settings.method) and not isinstance(strategy, Strategy):
+        raise UserError(f"method = {settings.method!r}: strategy makes a {type(strategy).__name__}, no Strategy of Flower's")
+    return strategy
 
 
 def client_factory(settings: Settings) -> "ClientFactory":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.errors import UserError
-from fedapps.models.own_code import is_reference
+from fedapps.own_code import is_reference
 from fedapps.prepare import completed
 from fedapps.settings import Settings
 

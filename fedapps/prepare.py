@@ -6,14 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedapps.assembly import build_strategy, build_task
+from flwr.app import RecordDict
+from flwr.client import NumPyClient
+
+from clients.base.store import MessageStore
+from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.data.sources import is_local
 from fedapps.errors import UserError
-from fedapps.methods import METHODS, find_method
+from fedapps.methods import find_method
 from fedapps.models.image_nets import BY_SHAPE, net_for
+from fedapps.own_code import guarded, is_reference
 from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.settings import Settings, default_config, read_settings
-from fedapps.tasks.registry import TASKS, Task
+from fedapps.tasks.registry import Task, find_task
 
 # Number of virtual clients if neither the settings nor the data determine it.
 DEFAULT_CLIENTS = 20
@@ -22,7 +27,7 @@ DEFAULT_CLIENTS = 20
 def completed(given: Mapping[str, Any]) -> Settings:
     """Return the given settings on top of the method's and the task's defaults; data folders are made absolute."""
     method = find_method(given.get("method", Settings.method))
-    task = TASKS[read_settings(given).task]
+    task = find_task(read_settings(given).task)
     settings = read_settings({**method.defaults, **task.defaults, **given})
     if settings.data.source != "digits" and is_local(settings.data.source):  # workers run in another directory
         settings = replace(settings, data=with_absolute_source(settings.data))
@@ -48,10 +53,13 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
     settings = with_clients(settings)
     task = build_task(settings)
     check_sizes(settings)
-    task.check(settings.num_clients)
+    with guarded("task", settings.task, "check failed"):
+        task.check(settings.num_clients)
     if settings.model.name == BY_SHAPE and hasattr(task, "image_shape"):  # so that results name the net
         settings = replace(settings, model=replace(settings.model, name=net_for(task.image_shape)))
     check_strategy(settings, task)
+    if not settings.sites.own:
+        check_client(settings, task)
     return settings, task
 
 
@@ -92,11 +100,22 @@ def check_sizes(settings: Settings) -> None:
 
 def check_strategy(settings: Settings, task: Task) -> None:
     """Build the strategy once, so that options that do not fit the task are reported before the run starts (``UserError``)."""
-    method = METHODS[settings.method]
+    method = settings.entry
     try:
         build_strategy(settings, task)
     except ValueError as error:
         raise UserError(f"{method.table}.{error}" if method.table and not method.wrap else str(error)) from None
+
+
+def check_client(settings: Settings, task: Task) -> None:
+    """Build a client of a method or task of the user's own, and so import all that clients consist of. Raises ``UserError``."""
+    if not is_reference(settings.task) and not any(is_reference(name) for name in settings.names):
+        return
+    key, name = ("method", settings.method) if is_reference(settings.method) else ("task", settings.task)
+    with guarded(key, name, "no client can be made"):
+        client = build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict()))
+    if not isinstance(client, NumPyClient):
+        raise UserError(f"{key} = {name!r}: client makes a {type(client).__name__}, no flwr.client.NumPyClient")
 
 
 def prepare_folder(settings: Settings, overwrite: bool) -> None:
@@ -108,7 +127,7 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
         raise UserError(f"--out {folder}: cannot be made: {error.strerror}") from None
     present = sorted(path.name for path in folder.iterdir())
     if settings.resume:
-        check_resumable(folder, settings.flat(), default_config())
+        check_resumable(folder, settings.flat(), default_config(settings.flat()))
         try:
             set_status(folder, "running")
         except OSError as error:

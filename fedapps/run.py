@@ -100,7 +100,7 @@ def open_folder(folder: Path, settings: Settings, checkpoints: Checkpoints) -> t
                 f"{folder} holds a run already ({', '.join(used[:3])}): add --overwrite or --resume, or another --out"
             )
         return 0, ArrayRecord()
-    check_resumable(folder, settings.flat(), default_config())
+    check_resumable(folder, settings.flat(), default_config(settings.flat()))
     return checkpoints.load()
 
 

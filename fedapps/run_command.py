@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.engine == "deployment":
         settings = with_sites(settings, arguments)
     settings, task = checked(settings)
-    settings = with_folder(settings, Path("results") / f"{settings.method}-{task.name}-seed{settings.seed}")
+    name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
+    settings = with_folder(settings, Path("results") / name)
     prepare_folder(settings, overwrite=arguments.overwrite)
     folder = Path(settings.out)
     label = f"{settings.method} on {task.name}"

@@ -14,28 +14,17 @@ from algorithms.common.options import Options, kebab, option
 from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.errors import UserError
-from fedapps.methods import METHODS, find_method
+from fedapps.methods import find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
+from fedapps.option_tables import PARTS, built, flattened, option_tables, read_table, typed
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.registry import TASKS, task_name
+from fedapps.tasks.registry import find_task, task_name
 from fedapps.toml_text import Value
 from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
 
 # Times the median weight of a round, where clients are strangers.
 MAX_WEIGHT = 10.0
-# Tables common to all runs.
-PARTS: dict[str, type[Options]] = {
-    "data": DataOptions,
-    "model": ModelOptions,
-    "train": TrainOptions,
-    "public": PublicOptions,
-    "dp": PrivacyOptions,
-    "robust": RobustOptions,
-    "sites": SiteOptions,
-    "synthetic": SyntheticOptions,
-}
-
 #: Tasks whose test samples can have groups (``data.group``).
 GROUPED = ("classification", "constrained-classification", "tabular")
 
@@ -48,8 +37,10 @@ class Settings(Options):
     any.
     """
 
-    method: str = option("fedavg", "`fedapps methods` lists them")
-    task: str = option("digits", "what the method runs on; auto: its default, one of fedapps/tasks/registry.py")
+    method: str = option("fedavg", "`fedapps methods` lists them; or one of yours as module:NAME")
+    task: str = option(
+        "digits", "what the method runs on: of fedapps/tasks/registry.py, or yours as module:NAME; auto: its default"
+    )
     seed: int = option(0, "seed of every random draw", low=0)
     num_rounds: int = option(50, "rounds of training", low=1)
     num_clients: int = option(
@@ -137,7 +128,7 @@ class Settings(Options):
     @property
     def entry(self) -> Method:
         """The chosen method's entry in the table of methods."""
-        return METHODS[self.method]
+        return find_method(self.method)
 
     @property
     def bound(self) -> UpdateBound:
@@ -160,17 +151,23 @@ class Settings(Options):
     def methods(self) -> tuple[Method, ...]:
         """The chosen method and those that it wraps or composes."""
         others = (self.base, *self.halves) if self.base else self.halves
-        return METHODS[self.method], *(method for other in others for method in other.methods)
+        return self.entry, *(method for other in others for method in other.methods)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the chosen method and of those that it wraps or composes."""
+        others = (self.base, *self.halves) if self.base else self.halves
+        return self.method, *(name for other in others for name in other.names)
 
     def flat(self) -> dict[str, Value]:
         """Return the settings as Flower's flat configuration, without the tables of other methods and tasks."""
         out: dict[str, Value] = {}
-        tables = {"options": METHODS[self.method].table, "problem": TASKS[self.task].table}
+        tables = {"options": self.entry.table, "problem": find_task(self.task).table}
         for part in fields(self):
             value = getattr(self, part.name)
             if part.name in tables:
                 if value is not None:
-                    out |= _flatten(value, tables[part.name])
+                    out |= flattened(value, tables[part.name])
             elif part.name in ("base", "halves"):
                 for other in value if part.name == "halves" else (value,) if value else ():
                     out = other.flat() | out
@@ -183,57 +180,52 @@ class Settings(Options):
             ):
                 continue
             elif is_dataclass(value):
-                out |= _flatten(value, part.name)
+                out |= flattened(value, part.name)
             else:
                 out[kebab(part.name)] = value
         return out
 
 
-def _flatten(instance: Any, table: str) -> dict[str, Value]:
-    return {f"{table}.{kebab(f.name)}": getattr(instance, f.name) for f in fields(instance)}
+def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
+    """Return every key of every method with its default, and of those of the user's own that ``config`` names.
 
-
-def default_config() -> dict[str, Value]:
-    """Return every key of every method with its default."""
-    config = Settings().flat() | {"task": "auto", "model.name": "auto"} | _flatten(PublicOptions(), "public")
-    config |= _flatten(PrivacyOptions(), "dp") | _flatten(SiteOptions(), "sites") | _flatten(SyntheticOptions(), "synthetic")
-    config |= _flatten(RobustOptions(), "robust")
-    kinds: list[Any] = [*METHODS.values(), *TASKS.values()]
-    for kind in kinds:
-        if kind.options is not None:
-            config |= _flatten(kind.options(), kind.table)
-    return config
+    Values of ``config`` may be lists, of a sweep. Raises ``UserError`` for a name that stands for nothing.
+    """
+    known: dict[str, Value] = Settings().flat() | {"task": "auto"}
+    for table, kind in option_tables(config).items():
+        known |= flattened(kind(), table)
+    return known
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:
     """Return the checked settings of a flat configuration; missing keys have their defaults. Raises ``UserError``."""
-    known = default_config()
     config = {key: value for key, value in config.items() if not key.startswith("versions.")}
+    known = default_config(config)
     for key in config:
         if key not in known:
             raise UserError(f"unknown setting {key!r}: {nearest(key, known)}all keys are listed in pyproject.toml")
     method = find_method(config.get("method", Settings.method))
     source = config.get("data.source", DataOptions.source)
-    task = task_name(str(_typed("task", config.get("task", "auto"), "")), method.tasks)
+    task = task_name(str(typed("task", config.get("task", "auto"), "")), method.tasks)
     if task == "classification" and source == "digits" and not config.get("sites.labels"):
         task = "digits"
     config["task"] = task
     if config.get("model.name", "auto") == "auto":
-        config["model.name"] = method.model or TASKS[task].model
+        config["model.name"] = method.model or find_task(task).model
     values: dict[str, Any] = {}
     for part in fields(Settings):
         if part.name in ("options", "problem"):
-            kind: Any = {"options": method, "problem": TASKS[task]}[part.name]
-            values[part.name] = _table(kind.options, kind.table, config) if kind.options else None
+            kind: Any = {"options": method, "problem": find_task(task)}[part.name]
+            values[part.name] = read_table(kind.options, kind.table, config) if kind.options else None
         elif part.name == "base":
             values[part.name] = _base(method, values["options"].base, config) if method.wrap else None
         elif part.name == "halves":
             values[part.name] = _halves(values["options"], config)
         elif part.name in PARTS:
-            values[part.name] = _table(PARTS[part.name], part.name, config)
+            values[part.name] = read_table(PARTS[part.name], part.name, config)
         elif (key := kebab(part.name)) in config:
-            values[part.name] = _typed(key, config[key], known[key])
-    settings: Settings = _build(Settings, values, "")
+            values[part.name] = typed(key, config[key], known[key])
+    settings: Settings = built(Settings, values, "")
     if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
         raise UserError(
             "data.synthetic-use = 'mix': the sites have no such folder: choose 'pretrain', which only the server does"
@@ -253,7 +245,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
     """Return the settings of the method ``name``, which ``method`` wraps: they differ in the method and its own table."""
     try:
-        inner = find_method(name)
+        inner = find_method(name, f"{method.table}.base")
         if inner.wrap and (method.loss or not inner.loss):
             other = f": choose method = {name!r} and {inner.table}.base = 'propfair'" if method.loss else ", and so does this one"
             raise UserError(f"it decides weights{other}")
@@ -263,9 +255,11 @@ def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
             raise UserError("it makes a set of images: its clients have no loss of a classifier to be weighted by")
         task_name(str(config["task"]), inner.tasks)
     except UserError as error:
-        reason = str(error).removeprefix(f"method = {name!r}: ")
+        reason = str(error).removeprefix(f"{method.table}.base = {name!r}: ")
         raise UserError(f"{method.table}.base = {name!r}: {reason}") from None
-    return read_settings({**config, "method": name})
+    given = {**config, "method": name}
+    known = default_config(given)  # without the table of a wrapper of the user's own
+    return read_settings({key: value for key, value in given.items() if key in known})
 
 
 def _halves(options: Any, config: Mapping[str, Any]) -> tuple[Settings, ...]:
@@ -278,28 +272,3 @@ def _halves(options: Any, config: Mapping[str, Any]) -> tuple[Settings, ...]:
         except UserError as error:
             raise UserError(f"warm-start.{key} = {method!r}: {error}") from None
     return tuple(found)
-
-
-def _table(kind: Any, table: str, config: Mapping[str, Any]) -> Any:
-    defaults = _flatten(kind(), table)
-    names = {f"{table}.{kebab(f.name)}": f.name for f in fields(kind)}
-    given = {names[key]: _typed(key, config[key], defaults[key]) for key in names if key in config}
-    return _build(kind, given, f"{table}.")
-
-
-def _build(kind: Any, values: dict[str, Any], prefix: str) -> Any:
-    try:
-        return kind(**values)
-    except ValueError as error:
-        raise UserError(f"{prefix}{error}") from None
-
-
-def _typed(key: str, value: Any, default: Value) -> Value:
-    """Return ``value`` with the type of ``default``, or raise ``UserError``; an int is accepted for a float."""
-    wanted = type(default)
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted:
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        raise UserError(f"{key} = {value!r}: must be {words[wanted]}, like the default {default!r}")
-    return value

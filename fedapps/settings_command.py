@@ -7,27 +7,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedapps.errors import UserError
+from fedapps.methods import checked_method
+from fedapps.methods.method import Method
+from fedapps.own_code import is_reference, load
 from fedapps.settings_reference import (
     Setting,
+    all_tables,
     by_table,
     chosen,
     described,
     markdown_page,
     markdown_table,
-    option_tables,
     settings_in,
     table_users,
     toml_block,
     with_tables,
     with_toml,
 )
+from fedapps.tasks.registry import checked_task
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def settings(arguments: argparse.Namespace) -> int:
     """Print all settings, or those of a table or key, or update or check the generated files; return the exit status."""
-    known = settings_in(option_tables())
+    if is_reference(arguments.name):
+        print("\n".join(described(setting) for setting in settings_in(tables_of(arguments.name))))
+        return 0
+    known = settings_in(all_tables())
     if arguments.check:
         if stale := [str(path.relative_to(ROOT)) for path in stale_files(generated(ROOT))]:
             raise UserError(f"{', '.join(stale)}: what is generated there is stale: make generate")
@@ -40,6 +47,15 @@ def settings(arguments: argparse.Namespace) -> int:
     else:
         print(overview(known, shutil.get_terminal_size().columns))
     return 0
+
+
+def tables_of(reference: str) -> dict[str, type]:
+    """Return the table of a method or a task of the user's own. Raises ``UserError``."""
+    found = load("settings", reference)
+    kind = checked_method("settings", reference, found) if isinstance(found, Method) else checked_task(reference, found)
+    if kind.options is None:
+        raise UserError(f"{reference} has no options of its own")
+    return {kind.table: kind.options}
 
 
 def overview(known: Sequence[Setting], width: int) -> str:
@@ -70,7 +86,7 @@ def generated(root: Path) -> dict[Path, str]:
     from fedapps.exports import SHARED, exported, with_exports, with_rows
     from fedapps.methods import METHODS
 
-    known, users = settings_in(option_tables()), table_users()
+    known, users = settings_in(all_tables()), table_users()
     tables = by_table(known)
     texts = {project: with_toml(project.read_text(encoding="utf-8"), toml_block(known, users))}
     for page in sorted(docs.rglob("*.md")):

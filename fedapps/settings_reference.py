@@ -1,6 +1,6 @@
 """Reference of all settings, rendered from the dataclasses that declare them: as TOML, as Markdown, and for the terminal.
 
-Pure functions of a mapping from table names ("" for the top level) to dataclasses, such as :func:`option_tables`. A field without
+Pure functions of a mapping from table names ("" for the top level) to dataclasses, such as :func:`all_tables`. A field without
 ``option(...)`` is rendered with its default and without help.
 """
 
@@ -41,18 +41,12 @@ class Setting:
         return f"{self.table}.{self.name}" if self.table else self.name
 
 
-def option_tables() -> dict[str, type]:
+def all_tables() -> dict[str, type]:
     """Return every table's dataclass by name, in the order of the reference."""
-    from fedapps.methods import METHODS  # imported late: not needed to render another mapping
-    from fedapps.settings import PARTS, Settings
-    from fedapps.tasks.registry import TASKS
+    from fedapps.option_tables import option_tables  # imported late: not needed to render another mapping
+    from fedapps.settings import Settings
 
-    tables: dict[str, type] = {"": Settings, **PARTS}
-    kinds: list[Any] = [*METHODS.values(), *TASKS.values()]
-    for kind in kinds:
-        if kind.options is not None:
-            tables.setdefault(kind.table, kind.options)
-    return tables
+    return {"": Settings, **option_tables()}
 
 
 def table_users() -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ from fedapps.assembly import build_strategy, build_task
 from fedapps.cli import main, parse
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.methods import METHODS
+from fedapps.methods import METHODS, checked_method
 from fedapps.prepare import check_sizes
 from fedapps.run_command import settings_of
 from fedapps.settings import default_config, read_settings
@@ -110,8 +110,9 @@ def all_commands(program, pages=PAGES):
 
 @pytest.mark.parametrize("line", sorted({*all_commands("fedapps"), *experiment_commands()}))
 def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
     words = shlex.split(line, comments=True)
+    own = any(name in line for name in ("own_method", "run.toml", "methods.toml"))
+    monkeypatch.chdir(ROOT / "examples" / "own-method" if own else ROOT)
     if len(words) == 2 or "--help" in words:  # the bare name of a command
         assert words[1] in ("run", "sweep", "data", "methods", "settings", "compare", "export", "adapt")
         return
@@ -372,6 +373,8 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
     exec(compile(code, "snippet", "exec"), names)
     if "result" in names:
         assert list(names["result"].evaluate_metrics_clientapp.values())[-1]["accuracy"] > 0.75
+    elif "METHOD" in names:
+        assert checked_method("method", "snippet:METHOD", names["METHOD"]).options(pull=1.0).pull == 1.0
     else:
         assert isinstance(names["app"], ClientApp)
     if "FairClient" in names:

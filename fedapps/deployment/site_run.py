@@ -9,7 +9,7 @@ from fedapps.engines.app_folder import copy_app
 from fedapps.engines.flower import Outcome, SubmittedRun
 from fedapps.engines.processes import signals_ignored
 from fedapps.errors import RunFailed
-from fedapps.models.own_code import own_files
+from fedapps.own_code import own_files
 from fedapps.toml_text import Value
 
 
@@ -33,7 +33,7 @@ def run_on_deployment(
     run = SubmittedRun(connection, log_path, on_line, ended)
     try:
         with tempfile.TemporaryDirectory(prefix="app-", dir=connection.base) as folder:
-            return run.carry_out(copy_app(Path(folder) / "app", own_files(run_config)), run_config)
+            return run.carry_out(copy_app(Path(folder) / "app", own_files(run_config), run_config), run_config)
     except KeyboardInterrupt:
         with signals_ignored():
             run.stop()

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import tomllib
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedapps.errors import UserError
+from fedapps.toml_text import Value, flatten_toml, to_toml
 
 PACKAGES = ("algorithms", "strategies", "clients", "fedapps")
 
@@ -30,10 +32,11 @@ def check_packages() -> None:
         )
 
 
-def copy_app(folder: Path, own: Mapping[str, Path] | None = None) -> Path:
+def copy_app(folder: Path, own: Mapping[str, Path] | None = None, run_config: Mapping[str, Value] | None = None) -> Path:
     """Copy this project's Flower app, and nothing else, into a new folder inside `folder`; return the new folder.
 
-    `own`: files of the user's own that the app shall have too, by their places in it.
+    `own`: files of the user's own that the app shall have too, by their places in it. `run_config`: settings of the run, of which the
+    app shall know those in tables of the user's own, too.
 
     A copy works the same from a checkout and from an installed wheel. It also keeps Flower, which scans the whole app folder and may
     edit its pyproject.toml, away from environments, results and the user's files.
@@ -52,8 +55,13 @@ def copy_app(folder: Path, own: Mapping[str, Path] | None = None) -> Path:
     for place, source in (own or {}).items():
         (app / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, app / place)
-    if own:  # Flower leaves out what is not listed
-        listed = "".join(f"{json.dumps(place)}, " for place in own)
+    if own:
         text = (app / "pyproject.toml").read_text(encoding="utf-8")
-        (app / "pyproject.toml").write_text(text.replace("fab-include = [", f"fab-include = [{listed}", 1), encoding="utf-8")
+        known = flatten_toml(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
+        more = {f"tool.flwr.app.config.{key}": value for key, value in (run_config or {}).items() if key not in known}
+        listed = "".join(
+            f"{json.dumps(place)}, " for place in own
+        )  # Flower leaves out files and rejects settings that are not listed
+        text = text.replace("fab-include = [", f"fab-include = [{listed}", 1) + ("\n" + to_toml(more) if more else "")
+        (app / "pyproject.toml").write_text(text, encoding="utf-8")
     return app

@@ -23,7 +23,7 @@ from fedapps.engines.processes import checked_port, free_port
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
 from fedapps.engines.wall import choice
 from fedapps.errors import RunFailed, UserError
-from fedapps.models.own_code import own_files
+from fedapps.own_code import own_files
 from fedapps.toml_text import Value, quoted_toml
 
 LINGER_SECONDS = 15.0  # grace period for the simulation to end after its ServerApp has ended
@@ -97,7 +97,9 @@ def run_simulation(
     outcome = Outcome("failed", "", log_path)
     try:
         superlink.start()
-        outcome = run.carry_out(app_dir or copy_app(superlink.base / "app", own_files(run_config)), run_config, federation)
+        outcome = run.carry_out(
+            app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config), run_config, federation
+        )
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "stopped before the end", log_path)
     except RunFailed as error:

@@ -9,6 +9,7 @@ from flwr.serverapp.strategy import Strategy
 
 from algorithms.common.options import Options
 from fedapps.tasks.context import RunContext
+from fedapps.tasks.registry import NET_TASKS
 
 if TYPE_CHECKING:  # commands that do not train read this table too: importing PyTorch takes seconds
     from clients import FedAvgClient
@@ -48,7 +49,7 @@ class Method:
     public: bool = False
     options: type[Options] | None = None
     table: str = ""
-    tasks: tuple[str, ...] = ("classification", "digits", "tabular", "text", "speech", "text-pairs", "words")
+    tasks: tuple[str, ...] = NET_TASKS
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     model: str = ""
     synthetic: bool = False

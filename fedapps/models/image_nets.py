@@ -21,8 +21,8 @@ from torch import nn
 from fedapps.errors import UserError
 from fedapps.models import aaggff_nets, superfed_nets
 from fedapps.models.base import Classifier, Shape, draw_weights
-from fedapps.models.own_code import is_reference
 from fedapps.models.own_net import build_own
+from fedapps.own_code import is_reference
 
 
 def logistic(shape: Shape, num_classes: int) -> Classifier:

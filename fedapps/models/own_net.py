@@ -15,7 +15,7 @@ from torch import nn
 
 from fedapps.errors import UserError
 from fedapps.models.base import Shape
-from fedapps.models.own_code import load
+from fedapps.own_code import load
 
 KEY = "model.name"
 

@@ -193,7 +193,7 @@ def is_done(run: PlannedRun) -> bool:
     done = finished(run.folder)
     path = run.folder / "settings.toml"
     if path.exists() and (done or (run.folder / "checkpoint").exists()):
-        known = default_config()
+        known = default_config(run.config)
         before = {key: known[key] for key in run.config if key in known} | read_toml(path)
         for key, value in run.config.items():
             if key not in FREE and before[key] != value and not (key == "num-clients" and not value):

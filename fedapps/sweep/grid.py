@@ -50,8 +50,8 @@ class Rule:
 
     def holds(self, config: Mapping[str, Any]) -> bool:
         """Return whether a run with these settings matches; missing settings have their defaults."""
-        known = default_config()
-        return all(config.get(key, known[key]) in values for key, values in self.conditions.items())
+        known = default_config(config)  # a key of another method's own table has no value here, and no condition on it holds
+        return all(config.get(key, known.get(key)) in values for key, values in self.conditions.items())
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,6 @@ def _grid(name: str, tables: dict[str, Any], given: Mapping[str, Any], scale: st
     if scale and scale not in scales:
         raise UserError(f"--scale {scale}: {nearest(scale, scales)}it has {listed([*scales, FULL], '')}")
     when = tables.pop("when", [])
-    rules = [_rule(table) for table in (when if isinstance(when, list) else [when])]
     settings, axes, options = _parts(tables)
     picked: set[str] = set()
     for more in ([scales[scale]] if scale else []) + [_nested(given)]:
@@ -101,7 +100,11 @@ def _grid(name: str, tables: dict[str, Any], given: Mapping[str, Any], scale: st
     named = [Axis(axis, _cases(axis, cases)) for axis, cases in axes.items()]
     lists = [_list_axis(key, value) for key, value in settings.items() if isinstance(value, list)]
     fixed = {key: value for key, value in settings.items() if not isinstance(value, list)}
-    _check_keys([*settings, *(key for axis in named for key in axis.keys), *(key for rule in rules for key in rule.settings)])
+    known = default_config(_named([settings, *(case for axis in named for case in axis.values.values())]))
+    rules = [_rule(table, known) for table in (when if isinstance(when, list) else [when])]
+    _check_keys(
+        known, [*settings, *(key for axis in named for key in axis.keys), *(key for rule in rules for key in rule.settings)]
+    )
     grid = Grid(f"{name}-{scale}" if scale else name, [*lists, *named], fixed, rules, read_options(options), scale or FULL)
     _check_axes(grid, given, picked)
     return grid
@@ -130,14 +133,23 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _rule(table: Any) -> Rule:
+def _named(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return all values that the tables give to each setting."""
+    found: dict[str, list[Any]] = {}
+    for key, value in (pair for table in tables for pair in table.items()):
+        found.setdefault(key, []).extend(value if isinstance(value, list) else [value])
+    return found
+
+
+def _rule(table: Any, known: Mapping[str, Any]) -> Rule:
     settings = table.pop("set", None) if isinstance(table, dict) else None
     if not isinstance(settings, dict) or not settings or not table:
         raise UserError("when: needs conditions and a table of settings: method = 'superfed-lm', set = {superfed.nu = 2.0}")
     conditions = {key: value if isinstance(value, list) else [value] for key, value in flatten_toml(table).items()}
     for key, values in conditions.items():
         for value in values:
-            read_settings({key: value})  # validates key and value
+            if key not in known or key in default_config():
+                read_settings({key: value})  # validates key and value
     return Rule(conditions, flatten_toml(settings))
 
 
@@ -174,8 +186,7 @@ def _list_axis(key: str, values: list[Any]) -> Axis:
     return Axis(key, {value if isinstance(value, str) else _text(value): {key: value} for value in values})
 
 
-def _check_keys(keys: Sequence[str]) -> None:
-    known = default_config()
+def _check_keys(known: Mapping[str, Any], keys: Sequence[str]) -> None:
     for key in keys:
         if key in RESERVED:
             raise UserError(f"{key}: {RESERVED[key]}")

@@ -69,6 +69,8 @@ def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
         combination = list(zip(grid.axes, values, strict=True))
         try:
             config = _with_data(_config(grid, combination), data)
+            known = default_config(config)  # without the tables of the user's own methods that other points run
+            config = {key: value for key, value in config.items() if key in known}
             # Keys of other methods' tables are not in the settings, so an axis with only such keys does not apply to this point.
             used = read_settings(config).flat()
             labels = tuple((axis.name, label) for axis, label in combination if axis.keys & used.keys())
@@ -124,7 +126,8 @@ def _folder_names(points: Sequence[AxisLabels]) -> list[str]:
 
 def short_label(axis: str, label: str, sign: str = " = ") -> str:
     """Return the display text of a label: methods and named cases as they are, settings with their names, such as nu = 0.5."""
-    return f"{axis.rpartition('.')[2]}{sign}{label}" if axis in default_config() and axis != "method" else label
+    setting = axis in default_config() or "." in axis  # in a table, which may be the user's own
+    return f"{axis.rpartition('.')[2]}{sign}{label}" if setting and axis != "method" else label
 
 
 def _spoken(combination: Sequence[tuple[Axis, str]]) -> str:

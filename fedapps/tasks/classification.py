@@ -27,7 +27,7 @@ from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.models import image_nets
-from fedapps.models.own_code import is_reference
+from fedapps.own_code import is_reference
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.set_training import check_fits, fit, tensors

@@ -14,6 +14,7 @@ from algorithms.common.checks import nearest
 from algorithms.common.options import Options
 from fedapps import tasks
 from fedapps.errors import UserError
+from fedapps.own_code import check_options, guarded, is_reference, load
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import (
     ConstraintOptions,
@@ -53,7 +54,8 @@ class TaskKind:
     """Entry of the table: ``build(options, context) -> Task``.
 
     ``options``: dataclass of the task's own settings table ``table``, or ``None``. ``model``: the meaning of ``model.name = "auto"``.
-    ``defaults``: settings of the default job that differ from the general defaults.
+    ``defaults``: settings of the default job that differ from the general defaults. ``like``, of a task of the user's own: methods that
+    run on this one run on it, too; "": those that run on every task with a torch net.
     """
 
     build: Callable[[Any, RunContext], Task]
@@ -61,6 +63,7 @@ class TaskKind:
     table: str = ""
     model: str = "mlp"
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    like: str = ""
 
 
 # A client holds about 50 digits: a weak learner needs fewer and larger steps than on the paper's data.
@@ -108,19 +111,55 @@ TASKS: dict[str, TaskKind] = {
     "words": TaskKind(lambda o, c: tasks.Words(o, c), WordsOptions, "words", "stacked-lstm"),
 }
 
+#: The tasks with a torch net. A method that runs on all of them runs on those of the user's own, too.
+NET_TASKS = ("classification", "digits", "tabular", "text", "speech", "text-pairs", "words")
+
+
+def find_task(name: str) -> TaskKind:
+    """Return the task of this name. Raises ``UserError`` if there is none."""
+    if name in TASKS:
+        return TASKS[name]
+    if not is_reference(name):
+        raise UserError(f"task = {name!r}: {nearest(name, TASKS)}choose one of {', '.join(TASKS)}")
+    return checked_task(name, load("task", name))
+
+
+def checked_task(name: str, found: object) -> TaskKind:
+    """Return ``found``, what ``name`` stands for. Raises ``UserError`` if it is no entry that could run."""
+    if isinstance(found, type):  # a class that needs no options of its own
+        found = TaskKind(found)
+    if not isinstance(found, TaskKind):
+        raise UserError(
+            f"task = {name!r}: is a {type(found).__name__}, no class of a task and no fedapps.tasks.registry.TaskKind: write "
+            "TASK = TaskKind(MyTask, MyOptions, 'my-table')"
+        )
+    if found.like and found.like not in TASKS:
+        raise UserError(f"task = {name!r}: like = {found.like!r}: {nearest(found.like, TASKS)}choose one of {', '.join(TASKS)}")
+    check_options("task", name, found.options, found.table)
+    return found
+
 
 def task_name(name: str, allowed: tuple[str, ...]) -> str:
     """Return the task named by a setting; ``auto`` is the first of ``allowed``. Raises ``UserError`` for a task that is not allowed."""
     name = allowed[0] if name == "auto" else name
-    if name not in TASKS:
-        raise UserError(f"task = {name!r}: {nearest(name, TASKS)}choose one of {', '.join(TASKS)}")
-    if name not in allowed:
-        raise UserError(f"task = {name!r}: this method runs on {', '.join(allowed)}")
-    return name
+    kind = find_task(name)
+    own = {kind.like} if kind.like else set(NET_TASKS)
+    if name in allowed or (name not in TASKS and own <= set(allowed)):
+        return name
+    hint = "" if name in TASKS else "; like = '...' in its TaskKind says which of them it can stand for"
+    raise UserError(f"task = {name!r}: this method runs on {', '.join(allowed)}{hint}")
 
 
 def make_task(name: str, options: Any, context: RunContext, site_data: str = "") -> Task:
     """Return the task of this name. ``site_data``: location of the site's own data, or ""."""
     if context.sites.own or site_data:
         return tasks.site_task(name, options, context, site_data)
-    return TASKS[name].build(options, context)
+    if name in TASKS:
+        return TASKS[name].build(options, context)
+    with guarded("task", name, "cannot be made"):
+        found = find_task(name).build(options, context)
+    if missing := [part for part in ("name", "check", "initial_arrays") if not hasattr(found, part)]:
+        raise UserError(
+            f"task = {name!r}: {type(found).__name__} has no {missing[0]!r}: a task has name, check and initial_arrays"
+        )
+    return found

@@ -15,11 +15,11 @@ from fedapps.settings_reference import (
     MARKDOWN_END,
     TOML_END,
     TOML_START,
+    all_tables,
     chosen,
     described,
     markdown_page,
     markdown_table,
-    option_tables,
     settings_in,
     toml_block,
     with_tables,
@@ -60,7 +60,7 @@ def test_nothing_generated_is_stale():
 
 
 def test_every_setting_is_in_the_reference_with_its_default():
-    known = settings_in(option_tables())
+    known = settings_in(all_tables())
     assert {setting.key: setting.default for setting in known} == default_config()
     listed = flatten_toml(tomllib.loads(toml_block(known, {})))["tool.flwr.app.config.dp.delta"]
     assert listed == PrivacyOptions().delta

@@ -17,7 +17,7 @@ from fedapps.assembly import build_task
 from fedapps.engines.app_folder import copy_app
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
-from fedapps.models.own_code import own_files
+from fedapps.own_code import own_files
 from fedapps.prepare import checked, completed
 
 NETS = """
@@ -127,7 +127,7 @@ def test_a_net_of_torchvision_by_its_name_there():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("my_nets:", "name a module and what to take of it, as in 'my_nets:build'"),
+        ("my_nets:", "name a module and what to take of it, as in 'my_code:NAME'"),
         ("my_nets.py:Small", "name the module, not its file: 'my_nets:Small'"),
         ("./zoo/nets.py:Small", "name the module, not its file: 'zoo.nets:Small'"),
         ("my-nets:Small", "name a module and what to take of it"),

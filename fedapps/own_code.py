@@ -1,4 +1,4 @@
-"""Code of the user's own, named in settings as ``module:name``, and the files of it that travel with the app.
+"""Code of the user's own, named in settings as ``module:name``, and the files of it that travel with the app: nets, methods, tasks.
 
 A module is looked for where Python looks, then in the current folder. What comes from the current folder is copied into the app that is
 submitted, with all that it imports from there, so that workers and sites have it; installed packages must be installed where clients
@@ -6,13 +6,18 @@ run.
 """
 
 import importlib
+import re
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from algorithms.common.checks import nearest
+from algorithms.common.options import Options
 from fedapps.errors import UserError
 
 
@@ -28,7 +33,7 @@ def load(key: str, reference: str) -> Any:
         dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
         raise UserError(f"{key} = {reference!r}: name the module, not its file: '{dotted}:{name}', from the folder that it is in")
     if not name or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
-        raise UserError(f"{key} = {reference!r}: name a module and what to take of it, as in 'my_nets:build'")
+        raise UserError(f"{key} = {reference!r}: name a module and what to take of it, as in 'my_code:NAME'")
     found: Any = _module(key, reference, module_name)
     for part in name.split("."):
         if not hasattr(found, part):
@@ -62,11 +67,10 @@ def _place(thing: Any) -> str:
 
 def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
     """Return the files of the current folder that the code named in the settings consists of, by their place below it."""
-    modules = [value.partition(":")[0] for key, value in config.items() if key in NAMING and is_reference(value)]
-    if not modules:
+    if not any(names_code(key) and is_reference(value) for key, value in config.items()):
         return {}
     folder = Path.cwd().resolve()
-    ours = Path(__file__).resolve().parents[2]
+    ours = Path(__file__).resolve().parents[1]
     found = {}
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "/").resolve()
@@ -80,5 +84,51 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
     return found
 
 
-#: Settings that may name code.
-NAMING = ("model.name",)
+def names_code(key: str) -> bool:
+    """Return whether a setting may name code."""
+    return key in ("model.name", "task") or names_method(key)
+
+
+def names_method(key: str) -> bool:
+    """Return whether a setting names a method that may be the user's own: the run's, or the one that it wraps."""
+    return key == "method" or key.endswith(".base")
+
+
+def check_options(key: str, name: str, options: Any, table: Any) -> None:
+    """Raise ``UserError`` if ``options`` of the user's method or task ``name`` could not be a table of settings."""
+    if options is None:
+        return
+    said = f"{key} = {name!r}: options = {getattr(options, '__name__', options)!r}"
+    derived = isinstance(options, type) and issubclass(options, Options)
+    if not derived or (options is not Options and "__dataclass_params__" not in vars(options)):
+        raise UserError(f"{said}: must be a @dataclass(frozen=True) derived from algorithms.common.options.Options")
+    for part in fields(options):
+        if type(part.default) not in (bool, int, float, str):
+            raise UserError(f"{said}: {part.name!r} has no default that is true or false, a number or text: give it one")
+    if not isinstance(table, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", table):
+        raise UserError(f"{said}: table = {table!r}: name its table of settings, in small letters, digits and hyphens")
+    try:
+        options()
+    except ValueError as error:
+        raise UserError(f"{said}: its defaults are not allowed: {error}") from None
+
+
+@contextmanager
+def guarded(key: str, name: object, what: str, passed: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Report errors in the user's code as ``UserError``, except those of the kinds ``passed``; those of this project's code pass."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, passed) or not is_reference(name):
+            raise
+        raise UserError(f"{key} = {name!r}: {what}: {told(error)}") from error
+
+
+def told(error: BaseException) -> str:
+    """Return an error in the user's code in one line, with the place that raised it."""
+    line = str(error).strip().partition("\n")[0]
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" ({Path(last[0].filename).name}, line {last[0].lineno})" if last else ""
+    return f"{type(error).__name__}: {line}{place}"
