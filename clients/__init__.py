@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from clients.ffgb import FFGBClient as FFGBClient
     from clients.ffgb_distill import FFGBDistillClient as FFGBDistillClient
     from clients.finetune import FinetuneClient as FinetuneClient
+    from clients.histogram_boosting import HistogramBoostingClient as HistogramBoostingClient
     from clients.local import LocalClient as LocalClient
     from clients.loops.base import Loop as Loop
     from clients.loops.corrections import FedDynLoop as FedDynLoop

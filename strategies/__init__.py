@@ -68,6 +68,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.ffgb_distill import FFGBDistillOptions as FFGBDistillOptions
     from strategies.finetune import Finetune as Finetune
     from strategies.finetune import FinetuneOptions as FinetuneOptions
+    from strategies.histogram_boosting import HistogramBoosting as HistogramBoosting
+    from strategies.histogram_boosting import HistogramBoostingOptions as HistogramBoostingOptions
     from strategies.local import Local as Local
     from strategies.partial import Partial as Partial
     from strategies.partial import PartialOptions as PartialOptions

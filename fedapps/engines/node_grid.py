@@ -62,7 +62,7 @@ class NodeGrid(WrappedGrid):
         plan = self.plan() if self.plan and asked and trains(asked[0]) else None
         packages = self._packages(asked, plan)
         sent = [package for package, _ in packages]
-        mean = GridSum(asked[0].content) if plan else None
+        mean = GridSum(asked[0].content, plan.rules.sums) if plan else None
         replies = {reply.metadata.reply_to_message_id: reply for reply in self.grid.send_and_receive(sent, timeout=timeout)}
         down, up = sum(_bytes(package.content) for package in sent), 0
         out: list[Message] = []

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
 from algorithms.common.exact_sum import ExactSum
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import declared, declarer
 from strategies.base.messages import arrays_of, metrics_of
-from strategies.base.reply_validation import Rules, UpdateBound
+from strategies.base.reply_validation import Rules, UpdateBound, length_of_sums
 from strategies.base.weights import weight_key
 
 #: Name of the array of a sum: the parts of all arrays of a model, one after the other, and at the end of the weights.
@@ -36,13 +37,15 @@ class Plan:
         """Return what a node has to know."""
         rules = self.rules
         told = {"weight": rules.weight, "beside": rules.beside, "any_scale": rules.any_scale, "bound": asdict(rules.bound)}
+        told |= {"like_model": rules.like_model, "sums": rules.sums}
         return {"weight": self.weight, "rules": told}
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> "Plan":
         """Return the plan that :meth:`facts` tells."""
         told = facts["rules"]
-        rules = Rules(weight=told["weight"], beside=told["beside"], any_scale=told["any_scale"])
+        names = ("like_model", "sums", "weight", "beside", "any_scale")
+        rules = Rules(**{name: told[name] for name in names})
         rules.bound = UpdateBound(**told["bound"])
         return cls(facts["weight"], rules)
 
@@ -50,34 +53,56 @@ class Plan:
 def plan_of(strategy: Strategy, rules: Rules) -> Plan:
     """Return what a strategy needs summed. Raises ``ValueError`` if it needs more than a sum."""
     found = declared(strategy)
-    if found is None or found.replies != "model" or found.aggregation == "single replies":
+    if found is None or found.replies not in ("model", "sums") or found.aggregation == "single replies":
         raise ValueError(
-            f"node-sums: {declarer(strategy)} does not say that it needs only the average of its clients' models: false"
+            f"node-sums: {declarer(strategy)} does not say that it needs only the average of its clients' models, or sums: false"
         )
     if rules.bound.max_weight:
         raise ValueError("node-sums: max-weight compares the weights of all clients of a round: choose 0, or node-sums = false")
     return Plan(weight_key(strategy) if found.aggregation == "weighted average" else "", rules)
 
 
+class WholeSum:
+    """A sum of vectors (n,) of whole numbers: :class:`ExactSum` without its lower parts, and without its bound."""
+
+    def __init__(self, size: int) -> None:
+        self.parts: NDArray[np.int64] = np.zeros(size, np.int64)
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Add a vector (n,)."""
+        self.parts += values.astype(np.int64)
+
+    def merge(self, parts: NDArray[Any]) -> None:
+        """Add another sum's parts (n,). Raises ``ValueError`` if they are none of this size."""
+        if parts.shape != self.parts.shape or parts.dtype != np.int64:
+            raise ValueError(f"parts of shape {parts.shape} and type {parts.dtype}: must be {self.parts.shape} of int64")
+        self.parts += parts
+
+
 class NodeSum:
-    """The sum of the models of a node's clients: client half of :class:`GridSum`."""
+    """The sum of the models of a node's clients, or of their sums: client half of :class:`GridSum`."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.plan = Plan.of_facts(facts)
-        self.sum: ExactSum | None = None
+        self.sum: ExactSum | WholeSum | None = None
 
     def take(self, message: Message, reply: Message) -> str | None:
         """Take the model out of a client's reply into the sum; return why it cannot be, or ``None``."""
         if fault := self.plan.rules.fault(message, reply):
             return fault
         (record,) = arrays_of(reply.content)
-        weight = float(metrics_of(reply.content)[self.plan.weight]) if self.plan.weight else 1.0
-        flat = np.concatenate([np.ravel(read(array)).astype(np.float64) for array in record.values()] + [np.ones(1)])
-        self.sum = self.sum or ExactSum(len(flat))
-        try:
-            self.sum.add(weight * flat)
-        except OverflowError as error:
-            return str(error)
+        if self.plan.rules.sums:
+            (own,) = (read(array) for array in record.values())
+            self.sum = self.sum or WholeSum(len(own))
+            self.sum.add(own)
+        else:
+            weight = float(metrics_of(reply.content)[self.plan.weight]) if self.plan.weight else 1.0
+            flat = np.concatenate([np.ravel(read(array)).astype(np.float64) for array in record.values()] + [np.ones(1)])
+            self.sum = self.sum or ExactSum(len(flat))
+            try:
+                self.sum.add(weight * flat)
+            except OverflowError as error:
+                return str(error)
         for name in [name for name, part in reply.content.items() if part is record]:
             del reply.content[name]
         return None
@@ -88,12 +113,15 @@ class NodeSum:
 
 
 class GridSum:
-    """The mean of all clients' models, of the sums of the nodes. ``sent``: the model that they trained; ``name``: of its record."""
+    """The mean of all clients' models, of the sums of the nodes. ``sent``: the model that they trained; ``name``: of its record.
 
-    def __init__(self, sent: RecordDict) -> None:
+    If ``sums``, the replies are sums of whole numbers: then the first is given the total, the others zeros.
+    """
+
+    def __init__(self, sent: RecordDict, sums: bool = False) -> None:
         self.name, self.sent = next((name, record) for name, record in sent.items() if isinstance(record, ArrayRecord))
         self.sizes = [int(np.prod(array.shape)) for array in self.sent.values()]
-        self.sum = ExactSum(sum(self.sizes) + 1)
+        self.sum: ExactSum | WholeSum = WholeSum(length_of_sums(sent)) if sums else ExactSum(sum(self.sizes) + 1)
 
     def merge(self, content: RecordDict) -> None:
         """Add a node's sum. Raises ``ValueError`` if it is none of such a model."""
@@ -102,6 +130,11 @@ class GridSum:
 
     def give(self, replies: Sequence[Message]) -> None:
         """Put the mean into the clients' replies, each of which gets a record of its own with the same arrays."""
+        if isinstance(self.sum, WholeSum):
+            for place, reply in enumerate(replies):
+                own = self.sum.parts if place == 0 else np.zeros_like(self.sum.parts)
+                reply.content[self.name] = ArrayRecord({PARTS: Array(*fields(own))})
+            return
         *total, weight = self.sum.value()
         means = np.split(np.array(total) / weight, np.cumsum(self.sizes)[:-1])
         arrays = {}

@@ -9,6 +9,7 @@ import clients
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.tasks.context import RunContext
 from strategies import FFGB, FFGBOptions
+from strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
 
 if TYPE_CHECKING:
     from clients.base.store import Store
@@ -47,6 +48,18 @@ def boosting_client(variant: str) -> ClientFactory:
     return build
 
 
+def histogram_strategy(options: HistogramBoostingOptions, task: Any, context: RunContext) -> Strategy:
+    """Return the strategy of histogram boosting for the features of a table."""
+    return HistogramBoosting(task.num_features, options)
+
+
+def histogram_client(
+    options: HistogramBoostingOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+) -> NumPyClient:
+    """Return a client of histogram boosting."""
+    return clients.HistogramBoostingClient(task.arrays(client_id, num_clients, options.standardise), client_id, store)
+
+
 METHODS: dict[str, Method] = {
     "ffgb": Method(
         summary="functional gradient boosting: clients add weak learners fitted to their gradients",
@@ -79,5 +92,16 @@ METHODS: dict[str, Method] = {
         options=FFGBOptions,
         table="ffgb",
         tasks=BOOSTED_TASKS,
+    ),
+    "histogram-boosting": Method(
+        summary="gradient boosted trees for tables, grown from sums over all clients: those of the pooled rows",
+        paper="Chen and Guestrin 2016; Ong et al. 2020",
+        trait="boosts",
+        strategy=histogram_strategy,
+        client=histogram_client,
+        options=HistogramBoostingOptions,
+        table="histogram-boosting",
+        tasks=("tabular",),
+        defaults={"num-rounds": 152, "evaluate-every": 10},
     ),
 }

@@ -175,12 +175,16 @@ class SiteTable(Tabular):
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model with one logit for the features in the settings."""
-        width = sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in self.context.sites.features.values())
-        return build_model(self.context.model.name, (1, 1, width), 1, seed).to(self.device)
+        return build_model(self.context.model.name, (1, 1, self.num_features), 1, seed).to(self.device)
 
-    def arrays(self, client_id: int | str, num_clients: int) -> ArrayData:
-        """Return the site's rows, split with a seed that depends on its name, and scaled."""
-        return split_rows(self.rows_of(client_id), 0, self.options, generator(self.context.seed, "split", client_id))
+    @property
+    def num_features(self) -> int:
+        """The number of features, from the settings."""
+        return sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in self.context.sites.features.values())
+
+    def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
+        """Return the site's rows, split with a seed that depends on its name, and scaled or as they are."""
+        return split_rows(self.rows_of(client_id), 0, self.options, generator(self.context.seed, "split", client_id), scale)
 
     def rows_of(self, client_id: int | str) -> Table:
         """Return the rows of one client, whose id is ``SITE:NAME``, or all where a site is one."""

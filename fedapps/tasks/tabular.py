@@ -109,7 +109,7 @@ class Tabular(TorchTask):
         super().__init__(options, context)
         self.options: TabularOptions = options
         self.grouping = grouping_of(context.data)
-        self._arrays: dict[int, ArrayData] = {}
+        self._arrays: dict[tuple[int, bool], ArrayData] = {}
 
     @property
     def objective(self) -> "Objective":
@@ -151,30 +151,41 @@ class Tabular(TorchTask):
             self.client_data(client, num_clients)
         self.initial_arrays()
 
+    @property
+    def num_features(self) -> int:
+        """The number of features, dummies counted one by one."""
+        return len(self.table(1).features)
+
     def model_fn(self, seed: int) -> "nn.Module":
         """Return a newly initialised model with one logit."""
         from fedapps.models.image_nets import build_model
 
         chosen = self.context.model
-        return build_model(chosen.name, (1, 1, len(self.table(1).features)), 1, seed).to(self.device)
+        return build_model(chosen.name, (1, 1, self.num_features), 1, seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return the rows of a client as tensors."""
         return self.arrays(client, num_clients).tensors()
 
-    def arrays(self, client_id: int | str, num_clients: int) -> ArrayData:
-        """Return the rows of a client, split and scaled, for a method that needs no tensors."""
+    def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
+        """Return the rows of a client, split and scaled, for a method that needs no tensors.
+
+        Without ``scale`` values are as they are in the table, NaN where one is missing.
+        """
         client = dealt(client_id, num_clients)
         table, o = self.table(num_clients), self.options
         if client >= len(table.clients):
             raise UserError(f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so many nodes")
-        if client not in self._arrays:
-            self._arrays[client] = split_rows(table, client, o, generator(self.context.seed, "split", client))
-        return self._arrays[client]
+        if (client, scale) not in self._arrays:
+            self._arrays[client, scale] = split_rows(table, client, o, generator(self.context.seed, "split", client), scale)
+        return self._arrays[client, scale]
 
 
-def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator) -> ArrayData:
-    """Return the rows of the client at position ``place``, split at random and scaled. Raises ``UserError`` if they are too few."""
+def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator, scale: bool = True) -> ArrayData:
+    """Return the rows of the client at position ``place``, split at random and, unless not ``scale``, filled and scaled.
+
+    Raises ``UserError`` if they are too few.
+    """
     x, y = table.x[place], table.y[place]
     needed = 3 if options.validation else 2
     ones = int(y.sum())
@@ -184,7 +195,8 @@ def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random
             f"data needs one of both: name it in tabular.drop-clients"
         )
     rows = stratified(y, rng, options.test, options.validation)
-    inputs = standardised(x, table.scaled, rows[0]).astype(np.float32)
+    with np.errstate(over="ignore"):  # numbers beyond float32
+        inputs = (standardised(x, table.scaled, rows[0]) if scale else x).astype(np.float32)
     group = members(table.group[place] if table.group else None, len(table.group_names))
     train, validation, test = (ArraySplit(inputs[part], y[part], None if group is None else group[part]) for part in rows)
     return ArrayData(train, validation if options.validation else train, test)

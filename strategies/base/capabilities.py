@@ -30,17 +30,18 @@ class Capabilities:
     """What a training reply holds, and how the strategy uses the replies.
 
     ``replies``: "model" (the arrays that were sent, trained: same names, shapes and types), "update" (the arrays are the update
-    itself), "other". ``aggregation``: "weighted average" (the replies enter only through sums of their arrays and metrics, weighted by
-    ``weighted_by_key``, so a wrapper can replace the weights, and noise in the sums makes it private), "uniform average" (the same
-    with equal weights), "single replies" (replies are used individually). ``later``: the kind of replies after the first round, if it
-    differs. ``subset``: some of the replies may be passed on as if the other clients had not answered, though single replies are used.
-    ``beside``: prefix of the names of arrays that a reply like the model holds beside it. ``any_scale``: arrays other than the model's
-    have the scale of the user's problem, so that only the most general limit on their values applies.
+    itself), "sums" (one array of whole numbers, as many as the message's configuration says under ``sums``, of which only the total
+    over all clients is used), "other". ``aggregation``: "weighted average" (the replies enter only through sums of their arrays and
+    metrics, weighted by ``weighted_by_key``, so a wrapper can replace the weights, and noise in the sums makes it private), "uniform
+    average" (the same with equal weights), "single replies" (replies are used individually). ``later``: the kind of replies after
+    the first round, if it differs. ``subset``: some of the replies may be passed on as if the other clients had not answered, though
+    single replies are used. ``beside``: prefix of the names of arrays that a reply like the model holds beside it. ``any_scale``:
+    arrays other than the model's have the scale of the user's problem, so that only the most general limit on their values applies.
     """
 
-    replies: Literal["model", "update", "other"] = "other"
+    replies: Literal["model", "update", "sums", "other"] = "other"
     aggregation: Literal["weighted average", "uniform average", "single replies"] = "single replies"
-    later: Literal["model", "update", "other"] | None = None
+    later: Literal["model", "update", "sums", "other"] | None = None
     subset: bool = False
     beside: str = ""
     any_scale: bool = False
@@ -111,7 +112,7 @@ def counts_replies(strategy: Strategy, phase: str) -> bool:
 def sends_updates(strategy: Strategy) -> bool:
     """Return whether the clients' replies are models or updates, to which a bound on the norm applies."""
     found = declared(strategy)
-    return (found.later if found and found.later else replies_of(strategy)) != "other"
+    return (found.later if found and found.later else replies_of(strategy)) in ("model", "update")
 
 
 def needs_alike(strategy: Strategy) -> bool:

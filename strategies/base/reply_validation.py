@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -47,12 +47,14 @@ class Rules:
     """Requirements on the replies to a strategy's messages.
 
     ``like_model``: a training reply has the arrays that were sent, and its update is the difference. ``updates``: the arrays are the
-    update itself. If neither holds, ``bound`` does not apply. ``weight``: a metric that every reply must hold as a number above 0
+    update itself. ``sums``: the reply is one array of whole numbers, as many as were asked for. Without one of the first two, ``bound``
+    does not apply. ``weight``: a metric that every reply must hold as a number above 0
     (``None``: none). ``alike``: the replies of a phase must hold the same metrics. ``beside``, ``any_scale``: as in ``Capabilities``.
     """
 
     like_model: bool = True
     updates: bool = False
+    sums: bool = False
     weight: str | None = None
     bound: UpdateBound = UpdateBound()
     alike: bool = False
@@ -64,6 +66,7 @@ class Rules:
         """Set the requirements to what ``strategy``, or the strategy inside its wrappers, currently needs."""
         replies = replies_of(strategy)
         self.like_model, self.updates = replies == "model", replies == "update"
+        self.sums = replies == "sums"
         self.weight = getattr(innermost(strategy), "weighted_by_key", None)
         self.alike = needs_alike(strategy)
         found = declared(strategy) or Capabilities()
@@ -81,6 +84,8 @@ class Rules:
             return fault
         like = self.like_model and training
         received = arrays_of(got)
+        if self.sums and training:
+            return _sums_fault(sent, received)
         if like and (fault := shape_fault(sent, got)):
             return fault
         if like:
@@ -129,6 +134,22 @@ class Rules:
             part *= bound / norm
             record[name] = Array(*fields((part + start.get(name, 0.0)).astype(arrays[name].dtype)))
         return None
+
+
+def length_of_sums(sent: RecordDict) -> int:
+    """Return how many numbers a training message of a strategy that takes sums asks for."""
+    return next(int(str(config["sums"])) for config in sent.values() if isinstance(config, ConfigRecord) and "sums" in config)
+
+
+def _sums_fault(sent: RecordDict, received: list[ArrayRecord]) -> str | None:
+    wanted = length_of_sums(sent)
+    arrays = [read(array) for record in received for array in record.values()]
+    if len(received) != 1 or len(arrays) != 1:
+        return f"{len(arrays)} arrays in {len(received)} records of the reply: exactly one is needed, of sums"
+    (values,) = arrays
+    if values.dtype.kind != "i" or values.shape != (wanted,):
+        return f"sums of type {values.dtype} and shape {values.shape}: must be {wanted} whole numbers"
+    return _array_fault("sums", values)
 
 
 def in_order(record: ArrayRecord, names: list[str]) -> None:

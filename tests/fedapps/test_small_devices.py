@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 HEAVY = {"torch", "scipy", "sklearn", "pandas", "datasets", "matplotlib", "PIL", "ray"}
 SMALL = [
     *("fedfw:lasso", "fedfw-plus:matrix-completion", "dfw-trace:matrix-completion", "fedboost:point-mass", "aflboost:unigram"),
-    *("ffgb:tabular", "ffgb-c:tabular"),
+    *("ffgb:tabular", "ffgb-c:tabular", "histogram-boosting:tabular"),
 ]
 
 

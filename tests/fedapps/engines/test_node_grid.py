@@ -53,6 +53,7 @@ METHODS = {
     "fedboost": {"task": "unigram", "fedboost.library": "clients", "fedboost.cache": 3, "fedboost.budget": 2},
     "fedfw-plus": {"task": "sparse-logistic", "clients-per-round": 0},
     "ffgb": {"ffgb.local-steps": 2},
+    "histogram-boosting": {"num-rounds": 5},
 }
 
 

@@ -1,0 +1,149 @@
+"""Trees grown from sums: gradients and curvatures by leaf, feature and bin, in whole numbers.
+
+With the derivatives g, h of a row's loss by its value, and G, H, n the sums over the rows of a leaf and their number, a split into two
+leaves lowers the loss by about
+
+    (1/2) (G_l^2 / (H_l + lambda) + G_r^2 / (H_r + lambda) - G^2 / (H + lambda)),
+
+and a leaf is given -G / (H + lambda). All that is needed of the rows are G, H and n by leaf, feature and bin. Every row's g and h are
+rounded to multiples of 2^-16, so that sums are whole numbers: they do not depend on the order or the grouping of the rows, and
+neither do the trees, to the last bit.
+
+Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv 1603.02754, equations (5) to (7) and, for missing
+values, algorithm 3; Ke, Meng, Finley, Wang, Chen, Ma, Ye, Liu, "LightGBM: A Highly Efficient Gradient Boosting Decision Tree", NeurIPS
+2017, algorithm 1 (histograms); Shi, Ke, Chen, Zheng, Liu, "Quantized Training of Gradient Boosting Decision Trees", NeurIPS 2022,
+arXiv 2207.09682 (far coarser gradients do).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.boosting.bins import LARGEST, Edges, starts, widths
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+#: A derivative of 1 as a whole number.
+UNIT = 2**16
+#: Largest |g| and h of a row, by loss: cross-entropy of a logit, square of a value whose target is -1 or 1 (gradients are cut).
+BOUNDS = {"cross-entropy": (1.0, 0.25), "square": (2.0, 1.0)}
+#: Splits that gain less are rounding.
+LEAST_GAIN = 1e-12
+CHANNELS = 3
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How trees grow. ``min_leaf``: least rows of a leaf; ``l2``: lambda; ``rate``: shrinkage; ``max_step``: of a leaf, before it."""
+
+    min_leaf: int = 20
+    l2: float = 1.0
+    rate: float = 0.3
+    max_step: float = 4.0
+
+    def value(self, g: Floats, h: Floats) -> Floats:
+        """Return the values of leaves."""
+        step = -g / np.maximum(h + self.l2, 1e-12)
+        return np.asarray(self.rate * np.clip(step, -self.max_step, self.max_step))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Splits of m leaves: ``feature`` (m,), -1 for none; ``threshold`` (m,): values up to it go left; ``left`` (m,): missing ones do.
+
+    ``children`` (m, 2): the values of the two leaves, or twice that of a leaf that is not split.
+    """
+
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    left: NDArray[np.uint8]
+    children: Floats
+
+
+def derivatives(loss: str, values: Floats, y: NDArray[np.int64]) -> tuple[Ints, Ints]:
+    """Return g and h (n,) in units of 1 / UNIT, at values (n,) of rows with labels 0 or 1."""
+    if loss == "square":
+        g, h = values - (2.0 * y - 1.0), np.ones(len(y))
+    else:
+        likely = 0.5 + 0.5 * np.tanh(0.5 * values)
+        g, h = likely - y, likely * (1.0 - likely)
+    bound = BOUNDS[loss][0]
+    return np.rint(UNIT * np.clip(g, -bound, bound)).astype(np.int64), np.rint(UNIT * h).astype(np.int64)
+
+
+def start_value(loss: str, rows: int, ones: int) -> float:
+    """Return the best constant for so many rows, of which ``ones`` have label 1; bounded where all have the same."""
+    share = (ones + 0.5) / (rows + 1.0)
+    return 2.0 * share - 1.0 if loss == "square" else float(np.log(share / (1.0 - share)))
+
+
+def leaf_sums(cells: Ints, edges: Sequence[Edges], leaf: Ints, leaves: int, g: Ints, h: Ints) -> Ints:
+    """Return G, H and n by leaf and cell (leaves, 3, cells of all features); rows whose ``leaf`` (n,) is -1 are in none.
+
+    ``cells`` (n, F): those of :func:`~algorithms.boosting.bins.cells_of`.
+    """
+    kept = leaf >= 0
+    size = int(widths(edges).sum())
+    places = (cells[kept] + starts(edges) + (leaf[kept] * size)[:, None]).ravel()
+    features = cells.shape[1]
+    out = np.zeros((CHANNELS, leaves * size), np.int64)
+    for channel, values in enumerate((g, h)):  # a sum of whole numbers below 2^53 is exact
+        out[channel] = np.bincount(places, np.repeat(values[kept], features), leaves * size).astype(np.int64)
+    out[2] = np.bincount(places, minlength=leaves * size)
+    return out.reshape(CHANNELS, leaves, size).transpose(1, 0, 2)
+
+
+def sums_fault(sums: Ints, edges: Sequence[Edges], loss: str) -> str:
+    """Return why these cannot be the sums (leaves, 3, cells) of any rows, or ""."""
+    g, h, n = sums[:, 0], sums[:, 1], sums[:, 2]
+    most_g, most_h = BOUNDS[loss]
+    if (n < 0).any():
+        return "a bin holds fewer than no rows"
+    if (np.abs(g) > n * (most_g * UNIT)).any():
+        return f"gradients of more than {most_g:g} a row"
+    if (h < 0).any() or (h > n * (most_h * UNIT)).any():
+        return f"curvatures outside of 0 to {most_h:g} a row"
+    if (np.ptp(np.add.reduceat(sums, starts(edges), axis=2), axis=2) != 0).any():
+        return "the bins of one feature sum to other totals than those of another"
+    return ""
+
+
+def best_splits(sums: Ints, edges: Sequence[Edges], growth: Growth) -> Splits:
+    """Return the best split of every leaf, given its sums (m, 3, cells). Ties: the first feature, its least value."""
+    leaves = len(sums)
+    totals = sums[:, :, : int(widths(edges)[0])].sum(2) / UNIT
+    own = growth.value(totals[:, 0], totals[:, 1])
+    best = np.full(leaves, LEAST_GAIN)
+    out = Splits(np.full(leaves, -1, np.int32), np.zeros(leaves, np.float32), np.ones(leaves, np.uint8), np.stack([own, own], 1))
+    for f, (start, cuts) in enumerate(zip(starts(edges), edges, strict=True)):
+        block = sums[:, :, start : start + len(cuts) + 2].astype(np.float64)
+        block[:, :2] /= UNIT
+        missing, below = block[:, :, -1:], block[:, :, :-1].cumsum(2)
+        # Missing values right, then left; the last of the first kind parts them from all others.
+        left = np.concatenate([below, below[:, :, :-1] + missing], 2)
+        right = block.sum(2, keepdims=True) - left
+        gain = _gain(left, right, growth)
+        at = gain.argmax(1)
+        for leaf in np.flatnonzero(gain[np.arange(leaves), at] > best):
+            place, cut = int(at[leaf]), int(at[leaf]) % (len(cuts) + 1)
+            sides = left[leaf, :, place], right[leaf, :, place]
+            known = missing[leaf, 2, 0] > 0  # otherwise those that come later go with most rows
+            best[leaf], out.feature[leaf] = gain[leaf, place], f
+            out.threshold[leaf] = cuts[cut] if cut < len(cuts) else LARGEST
+            out.left[leaf] = place > len(cuts) if known else sides[0][2] > sides[1][2]
+            out.children[leaf] = [float(growth.value(side[0], side[1])) for side in sides]
+    return out
+
+
+def _gain(left: Floats, right: Floats, growth: Growth) -> Floats:
+    """Return the gain (m, splits) of the sums (m, 3, splits) on both sides, -inf where a side is too small."""
+
+    def score(side: Floats) -> Floats:
+        g, h = side[:, 0], np.maximum(side[:, 1], 0.0) + growth.l2
+        return np.asarray(np.where(h > 0, g * g / np.maximum(h, 1e-12), 0.0))
+
+    gain = 0.5 * (score(left) + score(right) - score(left + right))
+    enough = np.minimum(left[:, 2], right[:, 2]) >= growth.min_leaf
+    return np.where(enough, gain, -np.inf)

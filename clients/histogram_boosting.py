@@ -1,0 +1,83 @@
+"""Client of histogram boosting: sums over its rows, by leaf, feature and bin. Source: ``strategies/histogram_boosting.py``.
+
+It keeps the function's values at its training rows, (n,) float64, with the number of trees in them, so that a round evaluates only
+trees that are new. If they are lost, or belong to other trees, they are computed anew from the message, which holds all trees.
+"""
+
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from algorithms.boosting.bins import LARGEST
+from algorithms.boosting.forest import GROW, Forest
+from algorithms.boosting.functional import LOSSES, check_labels
+from algorithms.boosting.histogram_trees import Floats
+from algorithms.common.averaging import Arrays
+from clients.base.data import ArrayData, ArraySplit
+from clients.base.options import Config
+from clients.base.scores import as_global, binary_scores
+from clients.base.store import MessageStore, Store
+
+NAME = "values"
+#: Larger sums need 64 bits.
+SMALL = 2**31
+
+
+class HistogramBoostingClient(NumPyClient):
+    """Client of histogram boosting; ``data``: rows (n, F), NaN where a value is missing, with labels 0 or 1.
+
+    Raises ``ValueError`` for other labels.
+    """
+
+    def __init__(self, data: ArrayData, client_id: int | str = 0, store: Store | None = None) -> None:
+        check_labels(data.train.y, 1)
+        self.data, self.client_id = data, client_id
+        self.store = store if store is not None else MessageStore(RecordDict())
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return the sums that the message asks for and, while trees grow, the loss at the training rows."""
+        forest, part = Forest.from_arrays(parameters), self.data.train
+        x, metrics = rows_of(part), {}
+        values = np.zeros(len(part))
+        if forest.stage >= GROW:
+            values = self._values(forest, x, config)
+            metrics["loss"] = float(LOSSES[str(config["loss"])].mean(values[:, None], part.y))
+        sums = forest.sums(x, part.y, values, str(config["loss"]))
+        small = int(np.abs(sums).max(initial=0)) < SMALL
+        return [sums.astype(np.int32) if small else sums], len(part), metrics
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
+        """Return loss, number of test rows and measures of the finished trees on them."""
+        part = self.data.test
+        values = Forest.from_arrays(parameters).values(rows_of(part))
+        loss = float(LOSSES[str(config["loss"])].mean(values[:, None], part.y))
+        scores = binary_scores(values, part.y, loss, part.groups)
+        if config["loss"] == "square":
+            scores.pop("group-sums", None)  # the values are no logits
+        return loss, len(part), {**scores, **as_global(scores)}
+
+    def _values(self, forest: Forest, x: NDArray[np.float32], config: Config) -> Floats:
+        """Return the values of the finished trees at the training rows, and keep them if trees are new."""
+        kept = self.store.load(NAME, config, before=True)
+        if kept is not None and len(kept[1]) == len(x):
+            trees, digest = (int(number) for number in kept[0])
+            if trees <= forest.finished and digest == forest.digest(trees):
+                values: Floats = kept[1]
+                if trees == forest.finished:
+                    return values
+                forest.add_to(values, x, trees)
+                return self._keep(forest, values, config)
+        return self._keep(forest, forest.values(x), config)
+
+    def _keep(self, forest: Forest, values: Floats, config: Config) -> Floats:
+        facts = np.array([forest.finished, forest.digest(forest.finished)], np.int64)
+        self.store.save(NAME, [facts, values], config)
+        return values
+
+
+def rows_of(part: ArraySplit) -> NDArray[np.float32]:
+    """Return the rows as finite float32, NaN where a value is missing."""
+    return np.asarray(np.clip(part.x, -LARGEST, LARGEST), np.float32)

@@ -1,0 +1,193 @@
+"""Bins from counts, and trees from sums: against quantiles, against splits found row by row, and against what no rows can sum to."""
+
+import numpy as np
+import pytest
+
+from algorithms.boosting.bins import LARGEST, cells_of, counted, cuts, first_edges, keys, of_keys, refine, widths
+from algorithms.boosting.forest import GROW, Forest
+from algorithms.boosting.histogram_trees import UNIT, Growth, best_splits, derivatives, leaf_sums, start_value, sums_fault
+
+
+def table(n=400, seed=0, missing=0.1):
+    rng = np.random.default_rng(seed)
+    x = np.stack([rng.normal(size=n), rng.integers(0, 2, n), 1000 * rng.random(n), rng.integers(20, 80, n)], 1).astype(np.float32)
+    y = (x[:, 0] + (x[:, 3] > 50) + rng.logistic(size=n) > 0.5).astype(np.int64)
+    x[rng.random(x.shape) < missing] = np.nan
+    return x, y
+
+
+def bins_of(column, cells=512, bins=8):
+    own = [first_edges()]
+    for _ in range(2):
+        last, counts = own, counted(column[:, None], own)[:-1]
+        own = [refine(own[0], counts, cells)]
+    return cuts(last[0], counts, bins)
+
+
+def test_keys_are_in_the_order_of_the_numbers_and_name_each():
+    numbers = np.float32([-LARGEST, -1.5, -1, -1e-45, 0, 1e-45, 0.5, np.nextafter(np.float32(0.5), np.float32(1)), 3e38, LARGEST])
+    assert (np.diff(keys(numbers)) > 0).all()
+    assert keys(numbers[6:8])[1] == keys(numbers[6:8])[0] + 1
+    np.testing.assert_array_equal(of_keys(keys(numbers)), numbers)
+    assert keys(np.float32([-0.0]))[0] == 0
+
+
+@pytest.mark.parametrize("draw", ["normal", "lognormal", "uniform"])
+def test_bins_hold_about_as_many_values_each(draw):
+    rng = np.random.default_rng(1)
+    values = getattr(rng, draw)(size=20_000).astype(np.float32) * 1000
+    edges = bins_of(values, 512, 16)
+    assert len(edges) == 15
+    shares = np.bincount(np.searchsorted(edges, values, side="left")) / len(values)
+    assert np.abs(shares - 1 / 16).max() < 0.25 / 16
+
+
+def test_few_values_have_a_bin_each_and_the_edge_is_half_way():
+    np.testing.assert_allclose(bins_of(np.float32([0, 1, 1, 0, 1])), [0.5], rtol=1e-3)
+    ages = np.float32([20, 20, 30, 30, 31, 77])
+    edges = bins_of(ages)
+    assert len(edges) == 3
+    assert len(set(np.searchsorted(edges, ages, side="left"))) == 4
+    assert len(bins_of(np.float32([5, 5, 5]))) == 0
+    assert len(bins_of(np.float32([np.nan, np.nan]))) == 0
+
+
+def test_cells_that_are_asked_for_bound_the_message():
+    rng = np.random.default_rng(0)
+    for cells in (4, 64):
+        values = (rng.normal(size=3000) * 10.0 ** rng.integers(-8, 8, 3000)).astype(np.float32)
+        counts = counted(values[:, None], [first_edges()])[:-1]
+        assert len(refine(first_edges(), counts, cells)) <= 2 * max(cells, np.count_nonzero(counts)) + 2
+
+
+def by_rows(x, g, h, growth):
+    """Return (gain, feature, left rows) of the best split, tried value by value and side by side."""
+
+    def score(rows):
+        return g[rows].sum() ** 2 / (h[rows].sum() + growth.l2)
+
+    best, everyone = (0.0, -1, None), np.ones(len(x), bool)
+    for f in range(x.shape[1]):
+        for cut in np.unique(x[~np.isnan(x[:, f]), f]):
+            for left in (x[:, f] <= cut, ~(x[:, f] > cut)):
+                if min(left.sum(), (~left).sum()) >= growth.min_leaf:
+                    gain = (score(left) + score(~left) - score(everyone)) / 2
+                    best = max(best, (gain, f, left), key=lambda found: found[0] * (1 + 1e-9))
+    return best
+
+
+@pytest.mark.parametrize(("seed", "missing", "loss"), [(0, 0.0, "cross-entropy"), (1, 0.2, "cross-entropy"), (2, 0.3, "square")])
+def test_the_best_split_is_the_one_found_row_by_row(seed, missing, loss):
+    x, y = table(120, seed, missing)
+    edges = [np.unique(c[~np.isnan(c)])[:-1] for c in x.T]  # every value has a bin
+    growth = Growth(min_leaf=7, l2=0.5)
+    g, h = derivatives(loss, np.linspace(-1, 1, len(y)), y)
+    found = best_splits(leaf_sums(cells_of(x, edges), edges, np.zeros(len(y), np.int64), 1, g, h), edges, growth)
+    _, feature, left = by_rows(x, g / UNIT, h / UNIT, growth)
+    assert found.feature[0] == feature
+    values = x[:, feature]
+    np.testing.assert_array_equal(np.where(np.isnan(values), found.left[0] == 1, values <= found.threshold[0]), left)
+    for side, rows in enumerate((left, ~left)):
+        step = -(g[rows].sum() / UNIT) / (h[rows].sum() / UNIT + growth.l2)
+        assert found.children[0, side] == pytest.approx(growth.rate * step)
+
+
+def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_rows():
+    x = np.float32([[1]] * 30 + [[np.nan]] * 30)
+    y = np.repeat([0, 1], 30)
+    edges = [np.float32([0.5])]
+    g, h = derivatives("cross-entropy", np.zeros(60), y)
+    found = best_splits(leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth())
+    assert (found.feature[0], found.threshold[0], found.left[0]) == (0, LARGEST, 0)
+    assert found.children[0, 0] < 0 < found.children[0, 1]
+    x = np.float32([[0]] * 40 + [[1]] * 20)  # none missing: most go left
+    found = best_splits(leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth())
+    assert (found.threshold[0], found.left[0]) == (0.5, 1)
+
+
+def test_no_leaf_is_smaller_than_allowed_and_steps_are_bounded():
+    x, y = np.float32([[0]] * 19 + [[1]] * 41), np.repeat([0, 1], [19, 41])
+    edges = [np.float32([0.5])]
+    g, h = derivatives("cross-entropy", np.zeros(60), y)
+    sums = leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h)
+    assert best_splits(sums, edges, Growth(min_leaf=20)).feature[0] == -1
+    found = best_splits(sums, edges, Growth(min_leaf=19, l2=0.0, max_step=0.7, rate=0.5))
+    assert found.feature[0] == 0
+    np.testing.assert_allclose(found.children[0], [-0.35, 0.35])
+
+
+def test_derivatives_are_those_of_the_losses_and_the_start_is_the_best_constant():
+    y, values = np.array([0, 1, 1]), np.array([-0.3, 0.2, 0.9])
+    likely = 1 / (1 + np.exp(-values))
+    for loss, g, h in (("cross-entropy", likely - y, likely * (1 - likely)), ("square", values - (2 * y - 1), np.ones(3))):
+        found = derivatives(loss, values, y)
+        np.testing.assert_allclose(found[0] / UNIT, g, atol=1 / UNIT)
+        np.testing.assert_allclose(found[1] / UNIT, h, atol=1 / UNIT)
+        start = np.full(1000, start_value(loss, 1000, 300))
+        assert abs(derivatives(loss, start, np.repeat([1, 0], [300, 700]))[0].sum()) / UNIT / 1000 < 1e-3
+
+
+def forest_at(stage, x, y):
+    forest = Forest.new(x.shape[1], 2)
+    while forest.stage < stage:
+        forest.step(forest.sums(x, y, np.full(len(y), forest.base), "cross-entropy"), Growth(), "cross-entropy", 64, 8)
+    return forest
+
+
+@pytest.mark.parametrize("stage", [0, 1, GROW, GROW + 1])
+def test_what_no_rows_can_sum_to_is_told(stage):
+    x, y = table()
+    forest = forest_at(stage, x, y)
+    good = forest.sums(x, y, np.full(len(y), forest.base), "cross-entropy")
+    assert len(good) == forest.length()
+    assert forest.fault(good, "cross-entropy") == ""
+    assert forest.fault(np.zeros_like(good), "cross-entropy") == ""
+    for place in np.random.default_rng(0).choice(len(good), 20, replace=False):
+        for change in (-(10**9), 10**9, 1):  # 1: the other features no longer agree
+            bad = good.copy()
+            bad[place] += change
+            if stage < GROW and place == 1 and change == 1:
+                continue  # one more row of label 1 is possible
+            assert forest.fault(bad, "cross-entropy"), (place, change)
+
+
+def test_bounds_of_gradients_and_curvatures_are_by_row():
+    edges = [np.float32([0.5])]
+    one = np.zeros((1, 3, 3), np.int64)
+    one[0, :, 0] = UNIT, UNIT // 4, 1
+    assert sums_fault(one, edges, "cross-entropy") == ""
+    for channel in (0, 1):
+        worse = one.copy()
+        worse[0, channel, 0] += 1
+        assert "a row" in sums_fault(worse, edges, "cross-entropy")
+    one[0, 0, 0] *= -2
+    one[0, 1, 0] *= 4
+    assert sums_fault(one, edges, "square") == ""
+
+
+def test_trees_go_as_they_were_grown_and_arrays_give_them_back():
+    x, y = table(600, missing=0.2)
+    forest = Forest.new(4, 3)
+    for _ in range(2 + 3 * 4 + 1):
+        values = forest.values(x)
+        forest.step(forest.sums(x, y, values, "cross-entropy"), Growth(), "cross-entropy", 128, 16)
+    assert forest.finished == 4
+    again = Forest.from_arrays(forest.to_arrays())
+    assert (again.stage, again.depth, again.finished) == (forest.stage, 3, 4)
+    np.testing.assert_array_equal(again.values(x), forest.values(x))
+    rest = np.full(len(x), forest.base)
+    forest.add_to(rest, x, 0)
+    np.testing.assert_array_equal(rest, forest.values(x))
+    for tree in range(4):  # every leaf has as many rows as it must, and the step that its rows want
+        before = np.full(len(x), forest.base)
+        for earlier in range(tree):
+            before += forest.value[earlier, forest._descend(earlier, x, 3)]
+        g, h = (part / UNIT for part in derivatives("cross-entropy", before, y))
+        values = forest.value[tree, forest._descend(tree, x, 3)]
+        for value in np.unique(values):
+            rows = values == value
+            assert rows.sum() >= 20
+            assert value == pytest.approx(0.3 * np.clip(-g[rows].sum() / (h[rows].sum() + 1), -4, 4), rel=1e-6)
+    assert widths(forest.edges).max() <= 16 + 1
+    with pytest.raises(ValueError, match="no array 'stage'"):
+        Forest.from_arrays({"weight": x})
