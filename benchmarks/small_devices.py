@@ -32,7 +32,8 @@ from fedapps.settings import read_settings  # noqa: E402
 
 JOBS = (
     "fedfw:lasso", "fedfw:sparse-logistic", "fedfw-plus:matrix-completion", "dfw-trace:matrix-completion", "fedboost:point-mass",
-    "aflboost:unigram", "ffgb:tabular", "ffgb-c:tabular", "histogram-boosting:tabular", "fedavg:tabular", "fedavg:digits", "superfed-mm:digits", "fedevg:digits",
+    "aflboost:unigram", "ffgb:tabular", "ffgb-c:tabular", "histogram-boosting:tabular", "fedavg:tabular", "fedavg:digits",
+    "superfed-mm:digits", "fedevg:digits",
 )  # fmt: skip
 # As ``flwr-clientapp`` does: Flower's program, the app, the client.
 CHILD = """
