@@ -9,8 +9,9 @@ from flwr.serverapp.strategy import Strategy
 from fedapps.compilation import compiler
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
+from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory
-from fedapps.own_code import guarded, is_reference
+from fedapps.own_code import guarded
 from fedapps.settings import Settings
 from fedapps.tasks.registry import Task, make_task
 from strategies import Private, Robust, WarmStart
@@ -77,23 +78,23 @@ def _strategy(settings: Settings, task: Any) -> Strategy:
 
 def _plain(settings: Settings, task: Any) -> Strategy:
     """Return the strategy of a method and those that it wraps, without what the run puts around it."""
-    method = settings.entry
+    method, own = settings.entry, settings.method not in METHODS
     if settings.base is None:
         assert method.strategy is not None
-        with guarded("method", settings.method, "its strategy cannot be made", passed=(ValueError,)):
+        with guarded("method", settings.method, "its strategy cannot be made", own, passed=(ValueError,)):
             return _checked(settings, method.strategy(settings.options, task, settings.context))
     assert method.wrap is not None
     wrapped = _plain(settings.base, task)
     try:
         client_factory(settings)
-        with guarded("method", settings.method, "its strategy cannot be made", passed=(ValueError,)):
+        with guarded("method", settings.method, "its strategy cannot be made", own, passed=(ValueError,)):
             return _checked(settings, method.wrap(wrapped, settings.options))
     except ValueError as error:
         raise UserError(f"{method.table}.base = {settings.base.method!r}: {error}") from None
 
 
 def _checked(settings: Settings, strategy: Strategy) -> Strategy:
-    if is_reference(settings.method) and not isinstance(strategy, Strategy):
+    if settings.method not in METHODS and not isinstance(strategy, Strategy):
         raise UserError(f"method = {settings.method!r}: strategy makes a {type(strategy).__name__}, no Strategy of Flower's")
     return strategy
 

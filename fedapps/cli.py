@@ -275,16 +275,22 @@ def _methods(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from fedapps.methods import METHODS
+    from fedapps.methods import METHODS, registered_methods
+    from fedapps.registered import registered
 
+    others = registered("method")
     if arguments.names:
-        print("\n".join(METHODS))
+        print("\n".join(dict.fromkeys([*METHODS, *others])))
         return 0
+    found, warnings = registered_methods()
+    for warning in warnings:
+        print(f"fedapps: warning: {warning}", file=sys.stderr)
     table = Table(box=None, pad_edge=False)
-    for column in ("method", "what it does", "kind", "paper"):
+    for column in ("method", "what it does", "kind", "paper", *(["from"] if found else [])):
         table.add_column(column, no_wrap=column == "method")
-    for name, method in METHODS.items():
-        table.add_row(name, method.summary, method.trait, method.paper)
+    for name, method in [*METHODS.items(), *found.items()]:
+        origin = [others[name].package if name in found else ""] if found else []
+        table.add_row(name, method.summary, method.trait, method.paper, *origin)
     Console(width=None if sys.stdout.isatty() else max(140, shutil.get_terminal_size().columns)).print(table)
     return 0
 

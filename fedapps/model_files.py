@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.errors import UserError
-from fedapps.own_code import is_reference
 from fedapps.prepare import completed
+from fedapps.registered import reference_of
 from fedapps.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
     try:
         found = json.loads(told[SETTINGS])
         given = {key: found[key] for key in KEYS if key in found}
-        if is_reference(name := given.get("model.name")) and name != net:
+        if (name := given.get("model.name")) != net and reference_of("model.name", name):
             raise UserError(f"its net is code, {name!r}, which runs only if you name it: --net {name}")
         settings = completed(given)
     except (ValueError, TypeError, RecursionError, UserError) as error:

@@ -11,7 +11,8 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
-from fedapps.own_code import is_reference, names_method
+from fedapps.own_code import names_method
+from fedapps.registered import reference_of
 from fedapps.tasks.registry import TASKS, TaskKind, find_task
 from fedapps.toml_text import Value
 from strategies import PrivacyOptions, RobustOptions
@@ -56,9 +57,9 @@ def own_kinds(config: Mapping[str, Any]) -> dict[str, Method | TaskKind]:
     found: dict[str, Method | TaskKind] = {}
     for key, values in config.items():
         for value in values if isinstance(values, list) else [values]:
-            if names_method(key) and is_reference(value):
+            if names_method(key) and value not in METHODS and reference_of("method", value):
                 found[f"{key} = {value!r}"] = find_method(value, key)
-            elif key == "task" and is_reference(value):
+            elif key == "task" and value not in (*TASKS, "auto") and reference_of("task", value):
                 found[f"{key} = {value!r}"] = find_task(value)
     return found
 

@@ -26,23 +26,24 @@ def is_reference(text: object) -> bool:
     return isinstance(text, str) and ":" in text
 
 
-def load(key: str, reference: str) -> Any:
-    """Return what ``reference``, the value of the setting ``key``, names. Raises ``UserError``."""
+def load(key: str, reference: str, value: str = "") -> Any:
+    """Return what ``reference`` names, for the setting ``key`` with this ``value``, by default itself. Raises ``UserError``."""
     module_name, _, name = reference.partition(":")
+    said = f"{key} = {value or reference!r}"
     if module_name.endswith(".py"):
         dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
-        raise UserError(f"{key} = {reference!r}: name the module, not its file: '{dotted}:{name}', from the folder that it is in")
+        raise UserError(f"{said}: name the module, not its file: '{dotted}:{name}', from the folder that it is in")
     if not name or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
-        raise UserError(f"{key} = {reference!r}: name a module and what to take of it, as in 'my_code:NAME'")
-    found: Any = _module(key, reference, module_name)
+        raise UserError(f"{said}: name a module and what to take of it, as in 'my_code:NAME'")
+    found: Any = _module(said, module_name)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UserError(f"{key} = {reference!r}: {nearest(part, dir(found))}{module_name} ({_place(found)}) has no {part!r}")
+            raise UserError(f"{said}: {nearest(part, dir(found))}{module_name} ({_place(found)}) has no {part!r}")
         found = getattr(found, part)
     return found
 
 
-def _module(key: str, reference: str, name: str) -> ModuleType:
+def _module(said: str, name: str) -> ModuleType:
     folder = str(Path.cwd())
     added = not {folder, ""} & set(sys.path)
     if added:
@@ -55,10 +56,10 @@ def _module(key: str, reference: str, name: str) -> ModuleType:
             where = f"not in the current folder, {folder}, and not installed"
         else:
             where = f"which {name} imports: install it here"
-        raise UserError(f"{key} = {reference!r}: there is no module {missing!r}, {where}") from None
+        raise UserError(f"{said}: there is no module {missing!r}, {where}") from None
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
-        raise UserError(f"{key} = {reference!r}: {name} cannot be imported: {type(error).__name__}: {line}") from error
+        raise UserError(f"{said}: {name} cannot be imported: {type(error).__name__}: {line}") from error
 
 
 def _place(thing: Any) -> str:
@@ -114,14 +115,14 @@ def check_options(key: str, name: str, options: Any, table: Any) -> None:
 
 
 @contextmanager
-def guarded(key: str, name: object, what: str, passed: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Report errors in the user's code as ``UserError``, except those of the kinds ``passed``; those of this project's code pass."""
+def guarded(key: str, name: object, what: str, own: bool, passed: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Report errors as ``UserError`` where the code is the user's ``own``, except those of the kinds ``passed``."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, passed) or not is_reference(name):
+        if isinstance(error, passed) or not own:
             raise
         raise UserError(f"{key} = {name!r}: {what}: {told(error)}") from error
 

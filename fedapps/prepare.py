@@ -13,12 +13,12 @@ from clients.base.store import MessageStore
 from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.data.sources import is_local
 from fedapps.errors import UserError
-from fedapps.methods import find_method
+from fedapps.methods import METHODS, find_method
 from fedapps.models.image_nets import BY_SHAPE, net_for
-from fedapps.own_code import guarded, is_reference
+from fedapps.own_code import guarded
 from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.settings import Settings, default_config, read_settings
-from fedapps.tasks.registry import Task, find_task
+from fedapps.tasks.registry import TASKS, Task, find_task
 
 # Number of virtual clients if neither the settings nor the data determine it.
 DEFAULT_CLIENTS = 20
@@ -53,7 +53,7 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
     settings = with_clients(settings)
     task = build_task(settings)
     check_sizes(settings)
-    with guarded("task", settings.task, "check failed"):
+    with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)
     if settings.model.name == BY_SHAPE and hasattr(task, "image_shape"):  # so that results name the net
         settings = replace(settings, model=replace(settings.model, name=net_for(task.image_shape)))
@@ -109,10 +109,10 @@ def check_strategy(settings: Settings, task: Task) -> None:
 
 def check_client(settings: Settings, task: Task) -> None:
     """Build a client of a method or task of the user's own, and so import all that clients consist of. Raises ``UserError``."""
-    if not is_reference(settings.task) and not any(is_reference(name) for name in settings.names):
+    if settings.task in TASKS and all(name in METHODS for name in settings.names):
         return
-    key, name = ("method", settings.method) if is_reference(settings.method) else ("task", settings.task)
-    with guarded(key, name, "no client can be made"):
+    key, name = ("task", settings.task) if settings.method in METHODS else ("method", settings.method)
+    with guarded(key, name, "no client can be made", own=True):
         client = build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict()))
     if not isinstance(client, NumPyClient):
         raise UserError(f"{key} = {name!r}: client makes a {type(client).__name__}, no flwr.client.NumPyClient")

@@ -10,6 +10,7 @@ from fedapps.errors import UserError
 from fedapps.methods import checked_method
 from fedapps.methods.method import Method
 from fedapps.own_code import is_reference, load
+from fedapps.registered import reference_of, registered
 from fedapps.settings_reference import (
     Setting,
     all_tables,
@@ -31,10 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def settings(arguments: argparse.Namespace) -> int:
     """Print all settings, or those of a table or key, or update or check the generated files; return the exit status."""
-    if is_reference(arguments.name):
+    known = settings_in(all_tables())
+    if is_reference(arguments.name) or (arguments.name not in by_table(known) and is_registered(arguments.name)):
         print("\n".join(described(setting) for setting in settings_in(tables_of(arguments.name))))
         return 0
-    known = settings_in(all_tables())
     if arguments.check:
         if stale := [str(path.relative_to(ROOT)) for path in stale_files(generated(ROOT))]:
             raise UserError(f"{', '.join(stale)}: what is generated there is stale: make generate")
@@ -49,12 +50,17 @@ def settings(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def tables_of(reference: str) -> dict[str, type]:
+def is_registered(name: str) -> bool:
+    """Return whether an installed package registers a method or a task of this name."""
+    return bool(name) and "." not in name and (name in registered("method") or name in registered("task"))
+
+
+def tables_of(name: str) -> dict[str, type]:
     """Return the table of a method or a task of the user's own. Raises ``UserError``."""
-    found = load("settings", reference)
-    kind = checked_method("settings", reference, found) if isinstance(found, Method) else checked_task(reference, found)
+    found = load("settings", reference_of("method", name) or reference_of("task", name) or name, name)
+    kind = checked_method("settings", name, found) if isinstance(found, Method) else checked_task(name, found)
     if kind.options is None:
-        raise UserError(f"{reference} has no options of its own")
+        raise UserError(f"{name} has no options of its own")
     return {kind.table: kind.options}
 
 

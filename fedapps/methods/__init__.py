@@ -1,6 +1,7 @@
 """Table of all methods by name: strategy, client, options and tasks. To add a method, add an entry (see CONTRIBUTING.md).
 
-A method of the user's own is an entry in a module of theirs, named in settings as ``module:name``.
+A method of the user's own is an entry in a module of theirs, named in settings as ``module:name``, or by the name that an installed
+package registers for it.
 """
 
 from algorithms.common.checks import nearest
@@ -8,7 +9,8 @@ from fedapps.errors import UserError
 from fedapps.methods import averaging, boosting, constrained, distilled, ensembles, fair, personal, synthetic, warm_start
 from fedapps.methods.method import Method
 from fedapps.methods.method import TorchClient as TorchClient
-from fedapps.own_code import check_options, is_reference, load
+from fedapps.own_code import check_options, load
+from fedapps.registered import reference_of, registered
 
 METHODS: dict[str, Method] = {
     **averaging.METHODS,
@@ -27,9 +29,10 @@ def find_method(name: object, key: str = "method") -> Method:
     """Return the method of this name, the value of the setting ``key``. Raises ``UserError``, with the most similar name, if none."""
     if name in METHODS:
         return METHODS[str(name)]
-    if is_reference(name):
-        return checked_method(key, str(name), load(key, str(name)))
-    raise UserError(f"{key} = {name!r}: {nearest(str(name), METHODS)}'fedapps methods' lists all {len(METHODS)}")
+    if reference := reference_of("method", name):
+        return checked_method(key, str(name), load(key, reference, str(name)))
+    known = [*METHODS, *registered("method")]
+    raise UserError(f"{key} = {name!r}: {nearest(str(name), known)}'fedapps methods' lists all {len(known)}")
 
 
 def checked_method(key: str, name: str, found: object) -> Method:
@@ -50,3 +53,17 @@ def checked_method(key: str, name: str, found: object) -> Method:
         raise UserError(f"{key} = {name!r}: tasks = (): name the tasks that it runs on")
     check_options(key, name, found.options, found.table)
     return found
+
+
+def registered_methods() -> tuple[dict[str, Method], list[str]]:
+    """Return the methods that installed packages register, by name, and a line for each that cannot be used."""
+    found, warnings = {}, []
+    for name, entry in registered("method").items():
+        if name in METHODS:
+            warnings.append(f"{entry.package} registers a method {name!r}: the name is one of ours, and stays ours")
+            continue
+        try:
+            found[name] = find_method(name)
+        except UserError as error:
+            warnings.append(f"{entry.package}: {error}")
+    return found, warnings

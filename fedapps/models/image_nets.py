@@ -22,7 +22,7 @@ from fedapps.errors import UserError
 from fedapps.models import aaggff_nets, superfed_nets
 from fedapps.models.base import Classifier, Shape, draw_weights
 from fedapps.models.own_net import build_own
-from fedapps.own_code import is_reference
+from fedapps.registered import reference_of
 
 
 def logistic(shape: Shape, num_classes: int) -> Classifier:
@@ -162,9 +162,10 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
     pretrained weights, or samples of a shape that the net does not take.
     """
     name = net_for(input_shape) if name == BY_SHAPE else name
-    if is_reference(name) and not pretrained:
+    own = name not in MODELS and reference_of("model.name", name)
+    if own and not pretrained:
         return build_own(name, input_shape, num_classes, seed)
-    if name not in MODELS and not is_reference(name):
+    if name not in MODELS and not own:
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"model.name = {name!r}: {hint}choose one of {', '.join(NAMES)}")

@@ -16,6 +16,7 @@ from torch import nn
 from fedapps.errors import UserError
 from fedapps.models.base import Shape
 from fedapps.own_code import load
+from fedapps.registered import reference_of
 
 KEY = "model.name"
 
@@ -25,7 +26,7 @@ def build_own(name: str, input_shape: Shape, num_classes: int, seed: int) -> nn.
 
     Raises ``UserError`` if there is none, if it cannot be built, or if its outputs have another shape.
     """
-    build = _hub(name, input_shape[0]) or load(KEY, name)
+    build = _hub(name, input_shape[0]) or load(KEY, reference_of(KEY, name) or name, name)
     if not callable(build):
         raise UserError(f"{KEY} = {name!r}: is a {type(build).__name__}, no function or class that makes a net")
     offered = {"input_shape": input_shape, "num_classes": num_classes, "seed": seed}

@@ -27,7 +27,7 @@ from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.models import image_nets
-from fedapps.own_code import is_reference
+from fedapps.registered import reference_of, registered
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.set_training import check_fits, fit, tensors
@@ -43,8 +43,10 @@ class Classification(TorchTask):
     deals_samples = True
 
     def __init__(self, options: Any, context: RunContext) -> None:
-        if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES) and not is_reference(context.model.name):
-            near = nearest(context.model.name, image_nets.NAMES)
+        if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES) and not reference_of(
+            "model.name", context.model.name
+        ):
+            near = nearest(context.model.name, [*image_nets.NAMES, *registered("model.name")])
             raise UserError(f"model.name = {context.model.name!r}: {near}choose one of auto, {', '.join(image_nets.NAMES)}")
         super().__init__(options, context)
 

@@ -14,7 +14,8 @@ from algorithms.common.checks import nearest
 from algorithms.common.options import Options
 from fedapps import tasks
 from fedapps.errors import UserError
-from fedapps.own_code import check_options, guarded, is_reference, load
+from fedapps.own_code import check_options, guarded, load
+from fedapps.registered import reference_of, registered
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import (
     ConstraintOptions,
@@ -119,9 +120,11 @@ def find_task(name: str) -> TaskKind:
     """Return the task of this name. Raises ``UserError`` if there is none."""
     if name in TASKS:
         return TASKS[name]
-    if not is_reference(name):
-        raise UserError(f"task = {name!r}: {nearest(name, TASKS)}choose one of {', '.join(TASKS)}")
-    return checked_task(name, load("task", name))
+    reference = reference_of("task", name)
+    if reference is None:
+        known = [*TASKS, *registered("task")]
+        raise UserError(f"task = {name!r}: {nearest(name, known)}choose one of {', '.join(known)}")
+    return checked_task(name, load("task", reference, name))
 
 
 def checked_task(name: str, found: object) -> TaskKind:
@@ -156,7 +159,7 @@ def make_task(name: str, options: Any, context: RunContext, site_data: str = "")
         return tasks.site_task(name, options, context, site_data)
     if name in TASKS:
         return TASKS[name].build(options, context)
-    with guarded("task", name, "cannot be made"):
+    with guarded("task", name, "cannot be made", own=True):
         found = find_task(name).build(options, context)
     if missing := [part for part in ("name", "check", "initial_arrays") if not hasattr(found, part)]:
         raise UserError(
