@@ -1,6 +1,7 @@
 """`fedapps adapt`: a site goes on with an exported model on a folder of its own, without the run and its data."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,43 @@ def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tm
     longer = adapted(arrays, settings, data, losses[32], "m")
     whole = adapted(arrays, settings, data, 32, "m")
     assert all(torch.equal(longer.arrays[name], whole.arrays[name]) for name in arrays)
+
+
+def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tmp_path):
+    """The path is trained here by hand; samples of the three kinds would choose differently, and none of them the first or last epoch."""
+    from clients import FedAvgClient
+    from fedapps.adapt_command import SITE, adapted
+    from fedapps.tasks.registry import make_task
+
+    arrays, _, settings = read_model(model)
+    settings = replace(settings, train=replace(settings.train, learning_rate=0.05, lr_decay=1.0, compile="off"))
+    folder, epochs = site(tmp_path / "few", [3, 8, 9], slice(300, 400)), 12
+    with np.load(folder / "train.npz") as file:
+        image, label = file["image"], file["label"]
+    rng = np.random.default_rng(0)
+    wrong = rng.random(len(label)) < 0.3  # so that it can be learnt for too long
+    label[wrong] = rng.permutation(label[wrong])
+    np.savez(folder / "train.npz", image=image, label=label)
+    found = adapted(arrays, settings, folder, epochs, "m")
+    task = make_task(settings.task, settings.problem, settings.context, str(folder.absolute()))
+    data = task.client_data(SITE, 1)
+    client = FedAvgClient(task.model_fn, data, SITE, model=task.work_model(), objective=task.objective)
+    client.model.load_state_dict(arrays)
+    path = []
+    for epoch in range(epochs + 1):
+        if epoch:
+            client.train({"seed": settings.seed, **settings.train.to_config(), "local-epochs": 1, "server-round": epoch})
+        path.append({part: client.score(getattr(data, part)) for part in ("train", "validation", "test")})
+    best = {part: min(range(epochs + 1), key=lambda e: path[e][part]["loss"]) for part in path[0]}
+    assert best["validation"] not in (best["train"], best["test"], 0, epochs)
+    better = [epoch for epoch in range(epochs + 1) if path[epoch]["validation"]["loss"] < path[0]["validation"]["loss"]]
+    assert better[0] < best["validation"] < better[-1]
+    assert found.epoch == best["validation"]
+    assert found.before == path[0]["test"]
+    assert found.after == path[found.epoch]["test"]
+    net = task.work_model()
+    net.load_state_dict(found.arrays)
+    assert task.objective.score(net, data.test) == found.after
 
 
 def test_nothing_is_overwritten_unasked(model, tmp_path, capsys):
