@@ -104,7 +104,7 @@ def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tm
 
 
 def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tmp_path):
-    """The path is trained here by hand; samples of the three kinds would choose differently, and none of them the first or last epoch."""
+    """The path is trained here by hand; each of the three kinds of samples would choose another epoch."""
     from clients import FedAvgClient
     from fedapps.adapt_command import SITE, adapted
     from fedapps.tasks.registry import make_task
