@@ -34,7 +34,7 @@ from clients.base.data import ClientData, Split
 from clients.base.store import MessageStore
 from fedapps.assembly import build_client, build_task
 from fedapps.engines.inline import InlineGrid
-from fedapps.run import execute
+from fedapps.execution import execute
 from fedapps.settings import Settings, read_settings
 
 METHODS: dict[str, dict[str, Any]] = {

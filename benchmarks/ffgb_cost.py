@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from fedapps.assembly import build_task
 from fedapps.results.writer import read_rounds
 from fedapps.settings import read_settings
-from fedapps.sweep.pool import PlannedRun, run_missing
+from fedapps.sweeps.pool import PlannedRun, run_missing
 from fedapps.tasks.boosting_oracles import load_function, predictor
 from fedapps.toml_text import read_toml
 

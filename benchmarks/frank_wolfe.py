@@ -42,7 +42,7 @@ from algorithms.frank_wolfe.vector_domains import KSparse, L1Ball, Simplex
 from fedapps.assembly import build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
-from fedapps.run import execute
+from fedapps.execution import execute
 from fedapps.settings import read_settings
 from strategies.base.rounds import Round
 

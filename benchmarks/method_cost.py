@@ -33,9 +33,9 @@ from fedapps.assembly import build_client, build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.execution import execute
 from fedapps.methods import METHODS
 from fedapps.prepare import prepare_folder
-from fedapps.run import execute
 from fedapps.settings import read_settings
 
 JOB: dict[str, Any] = {

@@ -43,9 +43,9 @@ from fedapps.data.images import read_images
 from fedapps.data.options import DataOptions
 from fedapps.engines import flower
 from fedapps.engines.inline import InlineGrid
+from fedapps.execution import execute
 from fedapps.models.image_nets import build_model
 from fedapps.results.writer import read_rounds
-from fedapps.run import execute
 from fedapps.settings import Settings, read_settings
 
 CLIENTS, PER_ROUND, TRAINED, BATCH = 100, 10, 600, 10

@@ -26,8 +26,8 @@ from flwr.common.serde import context_to_proto, message_to_proto  # noqa: E402
 
 from fedapps.client_app import app  # noqa: E402
 from fedapps.engines.inline import InlineGrid  # noqa: E402
+from fedapps.execution import execute  # noqa: E402
 from fedapps.prepare import prepare_folder  # noqa: E402
-from fedapps.run import execute  # noqa: E402
 from fedapps.settings import read_settings  # noqa: E402
 
 JOBS = (

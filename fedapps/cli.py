@@ -248,7 +248,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from fedapps.sweep.command import sweep
+    from fedapps.sweeps.command import sweep
 
     return sweep(arguments)
 

@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from fedapps.errors import INTERRUPTED, RunFailed, UserError
+from fedapps.execution import execute, with_folder
 from fedapps.prepare import checked, completed, data_paths, prepare_folder
 from fedapps.progress import Progress
 from fedapps.results.compare import summary_table
 from fedapps.results.reader import read_run
 from fedapps.results.report import sections_of, write_report
 from fedapps.results.writer import all_written, set_status, status_of
-from fedapps.run import execute, with_folder
 from fedapps.settings import Settings
 from fedapps.toml_text import parse_assignment, read_toml
 

@@ -16,8 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
+from fedapps.execution import execute, with_folder
 from fedapps.results.report import write_report
-from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
 
 app = ServerApp()

@@ -32,7 +32,7 @@ from fedapps.methods import METHODS, checked_method
 from fedapps.prepare import check_sizes
 from fedapps.run_command import settings_of
 from fedapps.settings import default_config, read_settings
-from fedapps.sweep.plan import read_plan
+from fedapps.sweeps.plan import read_plan
 from fedapps.toml_text import toml_value
 from strategies import AAggFFD, FedAvg
 

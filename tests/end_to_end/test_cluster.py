@@ -12,8 +12,8 @@ from fedapps.engines.flower import nodes_for
 from fedapps.errors import UserError
 from fedapps.results.reader import read_run
 from fedapps.run_command import run
-from fedapps.sweep.cluster_pool import run_on_cluster
-from fedapps.sweep.pool import PlannedRun
+from fedapps.sweeps.cluster_pool import run_on_cluster
+from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import read_toml
 from tests.helpers import assert_same
 

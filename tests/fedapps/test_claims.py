@@ -10,7 +10,7 @@ import pytest
 from fedapps.claims import VERDICTS, anchor, index, papers
 from fedapps.cli import parse
 from fedapps.errors import UserError
-from fedapps.sweep.plan import read_plan
+from fedapps.sweeps.plan import read_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"

@@ -86,7 +86,7 @@ def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch):
     """The run dies in the middle of round 6, two rounds after its last checkpoint, with client state newer than that."""
-    from fedapps import run as run_module
+    from fedapps import execution as run_module
 
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)  # seconds of drawing, tested elsewhere
     settings = [f"method={method}", "superfed.start=0.2", "fedboost.library=clients", "ffgb.fit-steps=20"]

@@ -6,7 +6,7 @@ from fedapps.assembly import build_client, build_task, takes_steps
 from fedapps.client_app import app
 from fedapps.compilation import decided, seconds
 from fedapps.engines.inline import InlineGrid
-from fedapps.run import execute
+from fedapps.execution import execute
 from fedapps.settings import read_settings
 from fedapps.toml_text import read_toml
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from fedapps.assembly import build_task
 from fedapps.errors import UserError
 from fedapps.settings import read_settings
-from fedapps.sweep.pool import PlannedRun, run_one
+from fedapps.sweeps.pool import PlannedRun, run_one
 
 JOB = {
     "method": "propfair",

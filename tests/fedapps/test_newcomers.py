@@ -18,12 +18,12 @@ from fedapps.client_factory import client_of
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.errors import UserError
+from fedapps.execution import execute
 from fedapps.methods import METHODS
 from fedapps.prepare import checked, completed
 from fedapps.results.compare import summary_table
 from fedapps.results.newcomers import newcomers_section
 from fedapps.results.reader import read_run
-from fedapps.run import execute
 from fedapps.settings import read_settings
 from tests.helpers import assert_same
 

@@ -13,7 +13,7 @@ import pytest
 
 from clients import ClientData, FedAvgClient
 from clients.base.training import get_arrays
-from fedapps import run as run_module
+from fedapps import execution as run_module
 from fedapps.cli import main
 from fedapps.models.image_nets import build_model
 from fedapps.toml_text import read_toml

@@ -9,9 +9,9 @@ import torch
 from fedapps import client_factory
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
+from fedapps.execution import execute
 from fedapps.methods import METHODS
 from fedapps.prepare import completed, prepare_folder
-from fedapps.run import execute
 from fedapps.tasks import base
 from tests.pretended_device import CUDA, pretended_cuda
 

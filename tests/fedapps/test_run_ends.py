@@ -9,7 +9,7 @@ from flwr.serverapp import strategy as flower
 
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.run import execute
+from fedapps.execution import execute
 from fedapps.settings import read_settings
 from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, run_rounds
 from tests.helpers import EchoClient

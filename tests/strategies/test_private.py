@@ -280,7 +280,7 @@ def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
         "6",
     ]
     job += ["dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", "--out", str(tmp_path / "r")]
-    from fedapps import run as run_module
+    from fedapps import execution as run_module
 
     class Dies(run_module.Recorder):
         def __call__(self, now):

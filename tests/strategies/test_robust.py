@@ -116,7 +116,7 @@ def test_too_few_replies_keep_the_model(rule, f, least):
 def test_a_run_of_the_command_counts_such_rounds_as_failed(tmp_path):
     from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
-    from fedapps.run import execute
+    from fedapps.execution import execute
 
     given = {"num-clients": 4, "clients-per-round": 0, "num-rounds": 2, "checkpoint-every": 0, "robust.rule": "krum"}
     settings = read_settings({**given, "out": str(tmp_path / "r"), "train.local-epochs": 1})

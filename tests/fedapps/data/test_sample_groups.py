@@ -16,7 +16,7 @@ from fedapps.data.partition import load_images
 from fedapps.data.sample_groups import MAX_GROUPS, Grouping
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.run import execute, with_folder
+from fedapps.execution import execute, with_folder
 from fedapps.settings import read_settings
 
 

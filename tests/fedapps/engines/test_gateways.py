@@ -12,7 +12,7 @@ from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.packing import unpack
 from fedapps.errors import UserError
-from fedapps.run import execute
+from fedapps.execution import execute
 from fedapps.settings import read_settings
 from fedapps.tasks.site_data import SiteTable
 from strategies import ClientGrid

@@ -13,8 +13,8 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid, deal, shared
 from fedapps.engines.packing import MANY, Part, pack, unpack
+from fedapps.execution import execute
 from fedapps.prepare import completed
-from fedapps.run import execute
 from strategies import ClientGrid, FedAvg
 from strategies.base.messages import content_bytes
 from tests.helpers import EchoClient, arrays_of, simulate

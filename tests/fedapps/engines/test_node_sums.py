@@ -14,8 +14,8 @@ from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid, summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
+from fedapps.execution import execute
 from fedapps.prepare import completed
-from fedapps.run import execute
 from strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
 from tests.helpers import EchoClient, arrays_of
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
+from fedapps.execution import execute
 from fedapps.results import fair_plots, writer
 from fedapps.results.canvas import Area, Text
 from fedapps.results.compare import compare
@@ -18,7 +19,6 @@ from fedapps.results.reader import read_run
 from fedapps.results.report import write_report
 from fedapps.results.run_plots import plot_run, run_figures
 from fedapps.results.theme import DARK, LIGHT
-from fedapps.run import execute
 from fedapps.settings import read_settings
 from strategies.base.client_grid import Exchange
 from strategies.base.rounds import Round

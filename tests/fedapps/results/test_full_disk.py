@@ -12,9 +12,9 @@ from fedapps.cli import main
 from fedapps.client_app import app
 from fedapps.engines.flower import SubmittedRun
 from fedapps.engines.inline import InlineGrid
+from fedapps.execution import execute
 from fedapps.prepare import completed
 from fedapps.results.writer import read_rounds
-from fedapps.run import execute
 from fedapps.toml_text import read_toml
 
 JOB = {"num-clients": 3, "clients-per-round": 0, "model.name": "logistic", "train.local-epochs": 1, "num-rounds": 12}

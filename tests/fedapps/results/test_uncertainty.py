@@ -6,12 +6,12 @@ import pytest
 
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
+from fedapps.execution import execute, with_folder
 from fedapps.results.compare import compare
 from fedapps.results.comparison_table import rows_of
 from fedapps.results.reader import read_run
 from fedapps.results.report import write_report
 from fedapps.results.uncertainty import as_numbers, of_clients, worst_section
-from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
 
 

@@ -12,8 +12,8 @@ from fedapps.assembly import build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.execution import execute, with_folder
 from fedapps.models.text_nets import SIZES, build_lstm
-from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
 

@@ -21,7 +21,7 @@ from fedapps.data.partition import load_images
 from fedapps.errors import UserError
 from fedapps.models.options import ModelOptions
 from fedapps.settings import Settings, read_settings
-from fedapps.sweep.plan import read_plan
+from fedapps.sweeps.plan import read_plan
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.next_word import Words, vocabulary, windows
 from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions

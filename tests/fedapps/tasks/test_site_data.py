@@ -11,7 +11,7 @@ from fedapps.assembly import build_task
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.run import execute
+from fedapps.execution import execute
 from fedapps.settings import read_settings
 
 TABLE = {"task": "tabular", "sites.columns": "age, kind=a|b|c, sex=0|1"}

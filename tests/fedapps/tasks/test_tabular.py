@@ -17,8 +17,8 @@ from fedapps.cli import main
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.execution import execute, with_folder
 from fedapps.results.writer import summarise
-from fedapps.run import execute, with_folder
 from fedapps.settings import read_settings
 from fedapps.tasks.options import TabularOptions
 from fedapps.tasks.tabular import encode, generate, read_table, standardised

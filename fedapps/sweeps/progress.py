@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from fedapps.progress import RoundReader
-from fedapps.sweep.pool import Ended, PlannedRun
+from fedapps.sweeps.pool import Ended, PlannedRun
 
 _POLL = 1.0  # seconds between polls of the runs' folders
 

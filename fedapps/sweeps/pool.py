@@ -118,8 +118,8 @@ def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) 
 
     from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
+    from fedapps.execution import execute
     from fedapps.prepare import prepare_folder
-    from fedapps.run import execute
     from fedapps.settings import read_settings
 
     torch.set_num_threads(1)

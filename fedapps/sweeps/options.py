@@ -9,7 +9,7 @@ from algorithms.common.options import kebab
 from fedapps.errors import UserError
 from fedapps.results.grid_plots import PlotSpec, read_plot
 from fedapps.results.run_measures import read_measure
-from fedapps.sweep.keep import PARTS
+from fedapps.sweeps.keep import PARTS
 
 #: What stands beside a row: a text, or one for each column of the table.
 Beside = Mapping[str, str | Mapping[str, str]]

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from fedapps.sweep.pool import finished
+from fedapps.sweeps.pool import finished
 
 #: What ``sweep.keep`` can name, and the files and folders of a run that belong to it.
 PARTS = {

@@ -16,7 +16,7 @@ from typing import Any
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
 from fedapps.settings import default_config, read_settings
-from fedapps.sweep.options import SweepOptions, read_options
+from fedapps.sweeps.options import SweepOptions, read_options
 from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
 
 SEED = "seed"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedapps import run as run_module
+from fedapps import execution as run_module
 from fedapps.errors import RunFailed
-from fedapps.sweep.pool import PlannedRun, finished, run_all, run_missing, run_one
+from fedapps.sweeps.pool import PlannedRun, finished, run_all, run_missing, run_one
 from strategies.base.rounds import Round
 
 LASSO: dict[str, Any] = {

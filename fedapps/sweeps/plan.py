@@ -16,8 +16,8 @@ from typing import Any
 from fedapps.errors import UserError
 from fedapps.prepare import completed
 from fedapps.settings import default_config, read_settings
-from fedapps.sweep.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
-from fedapps.sweep.pool import PlannedRun
+from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
+from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import Value
 
 AxisLabels = tuple[tuple[str, str], ...]  # (axis, label) of each axis that applies

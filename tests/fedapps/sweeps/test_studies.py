@@ -10,13 +10,13 @@ from fedapps.errors import UserError
 from fedapps.results.grid_plots import KINDS, read_plot
 from fedapps.results.reader import read_run
 from fedapps.results.theme import LIGHT
-from fedapps.sweep import command as sweep_module
-from fedapps.sweep.keep import prune
-from fedapps.sweep.page import figures
-from fedapps.sweep.plan import read_plan
-from fedapps.sweep.pool import Ended, run_one
-from fedapps.sweep.tables import Results
-from fedapps.sweep.texts import difference
+from fedapps.sweeps import command as sweep_module
+from fedapps.sweeps.keep import prune
+from fedapps.sweeps.page import figures
+from fedapps.sweeps.plan import read_plan
+from fedapps.sweeps.pool import Ended, run_one
+from fedapps.sweeps.tables import Results
+from fedapps.sweeps.texts import difference
 
 LASSO = 'task = "lasso"\nmethod = "fedfw"\nnum-clients = 3\nclients-per-round = 0\nnum-rounds = 4\nevaluate-every = 2\n'
 

@@ -22,13 +22,13 @@ from fedapps.results.formats import seconds_text
 from fedapps.results.reader import read_run
 from fedapps.results.writer import FREE, all_written, set_status, status_of
 from fedapps.settings import default_config, read_settings
-from fedapps.sweep.grid import FULL, RESERVED
-from fedapps.sweep.keep import prune
-from fedapps.sweep.page import write_page
-from fedapps.sweep.plan import Plan, read_plan
-from fedapps.sweep.pool import Ended, PlannedRun, finished, run_all
-from fedapps.sweep.progress import SweepProgress
-from fedapps.sweep.tables import Results
+from fedapps.sweeps.grid import FULL, RESERVED
+from fedapps.sweeps.keep import prune
+from fedapps.sweeps.page import write_page
+from fedapps.sweeps.plan import Plan, read_plan
+from fedapps.sweeps.pool import Ended, PlannedRun, finished, run_all
+from fedapps.sweeps.progress import SweepProgress
+from fedapps.sweeps.tables import Results
 from fedapps.toml_text import read_toml
 
 #: A folder that has it holds the studies of one paper, whose names mean little without that of the folder.
@@ -150,7 +150,7 @@ def started(missing: Sequence[PlannedRun], arguments: argparse.Namespace) -> Ite
         return run_ray(missing, share, address)
     if not arguments.ray_address:
         return run_all(missing, arguments.jobs or cores())
-    from fedapps.sweep.cluster_pool import run_on_cluster
+    from fedapps.sweeps.cluster_pool import run_on_cluster
 
     checked_cluster(address, shared_paths(missing))
     return run_on_cluster(missing, address, share)

@@ -15,10 +15,10 @@ from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
 from fedapps.results.run_measures import read_measure
 from fedapps.results.theme import DARK, LIGHT, Theme
-from fedapps.sweep.grid import SEED
-from fedapps.sweep.plan import Plan, short_label
-from fedapps.sweep.tables import Labels, Results
-from fedapps.sweep.texts import best_of, heading
+from fedapps.sweeps.grid import SEED
+from fedapps.sweeps.plan import Plan, short_label
+from fedapps.sweeps.tables import Labels, Results
+from fedapps.sweeps.texts import best_of, heading
 
 _MARKERS = tuple(FORMS)
 _SHADES = ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b")

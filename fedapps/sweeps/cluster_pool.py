@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedapps.engines.cluster import joined
-from fedapps.sweep.pool import Ended, PlannedRun, mark_interrupted, run_one
+from fedapps.sweeps.pool import Ended, PlannedRun, mark_interrupted, run_one
 
 
 def run_on_cluster(runs: Sequence[PlannedRun], address: str, gpus: float = 0.0) -> Iterator[Ended]:

@@ -16,9 +16,9 @@ from fedapps.results.formats import is_percent, one_line
 from fedapps.results.reader import RunFolder
 from fedapps.results.run_measures import read_measure, value_of
 from fedapps.results.seeds import ENOUGH, paired, stands_out
-from fedapps.sweep.grid import SEED
-from fedapps.sweep.plan import Plan, Point, short_label
-from fedapps.sweep.texts import best_of, difference, heading, markdown_table, number
+from fedapps.sweeps.grid import SEED
+from fedapps.sweeps.plan import Plan, Point, short_label
+from fedapps.sweeps.texts import best_of, difference, heading, markdown_table, number
 
 Labels = tuple[str, ...]
 

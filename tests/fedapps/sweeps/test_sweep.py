@@ -15,13 +15,13 @@ import pytest
 
 from fedapps.cli import main
 from fedapps.results.reader import read_run
-from fedapps.sweep import command as sweep_module
-from fedapps.sweep.command import SweepProgress
-from fedapps.sweep.page import write_page
-from fedapps.sweep.plan import read_plan
-from fedapps.sweep.pool import Ended, run_one
-from fedapps.sweep.tables import Results
-from fedapps.sweep.texts import best_of
+from fedapps.sweeps import command as sweep_module
+from fedapps.sweeps.command import SweepProgress
+from fedapps.sweeps.page import write_page
+from fedapps.sweeps.plan import read_plan
+from fedapps.sweeps.pool import Ended, run_one
+from fedapps.sweeps.tables import Results
+from fedapps.sweeps.texts import best_of
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 LASSO = """
@@ -437,7 +437,7 @@ def test_ray_goes_through_the_runs_one_by_one(tmp_path, monkeypatch, capsys):
         asked.append((config["seed"], num_nodes, gpus_per_client))
         if config["seed"] == 1:
             return flower.Outcome("failed", "Ray died", None)
-        from fedapps.sweep.pool import PlannedRun
+        from fedapps.sweeps.pool import PlannedRun
 
         run_one(PlannedRun({key: value for key, value in config.items() if key not in ("out", "resume")}, Path(config["out"])))
         return flower.Outcome("completed", "", None)
