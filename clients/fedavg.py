@@ -16,6 +16,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
+from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
@@ -185,9 +186,8 @@ class FedAvgClient(NumPyClient):
     def training(self, config: Config, purpose: str = "dropout") -> Iterator[None]:
         """Put ``self.model`` into training mode and, within the context, seed torch's global generator, from which dropout draws."""
         self.model.train()
-        device = self.data.train.y.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(derived_seed(int(config.get("seed", 0)), purpose, self.client_id, self.round(config)))
+        seed = derived_seed(int(config.get("seed", 0)), purpose, self.client_id, self.round(config))
+        with torch_seeded(seed, self.data.train.y.device):
             yield
 
     def batches(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.boosting.fit_options import FitOptions as FitOptions
+from algorithms.common.modules import torch_seeded
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
@@ -52,8 +53,7 @@ def fit_network(module: nn.Module, inputs: Tensor, targets: Tensor, options: Fit
     mean = 0.0
     was_training = module.training
     module.train()
-    with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
-        torch.manual_seed(int(generator.integers(2**63)))  # random layers (dropout) draw from torch's global generator
+    with torch_seeded(int(generator.integers(2**63)), inputs.device):
         while left > 0:
             order = torch.from_numpy(generator.permutation(count)[: left * options.batch_size]).to(inputs.device)
             total = torch.zeros((), device=inputs.device)

@@ -1,6 +1,7 @@
-"""Torch modules as lists of arrays (the form in which models are sent), and their batched evaluation."""
+"""Torch modules as lists of arrays (the form in which models are sent), their batched evaluation, and their random numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,26 @@ def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
             np.copyto(tensor.numpy(), array)  # torch.from_numpy would warn: arrays from messages are read-only
         else:
             tensor.copy_(torch.tensor(array))
+
+
+@contextmanager
+def torch_seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Within the context, layers draw (dropout, initial weights) from ``seed``; then torch's generators are as they were.
+
+    ``device``: where the layers are, if not on the CPU. ``torch.manual_seed`` seeds every kind of device there might be: that takes
+    milliseconds, and loads PyTorch's compiler the first time.
+    """
+    generators = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+    before = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 @torch.no_grad()

@@ -158,6 +158,8 @@ class _Training:
         self.kept = [name for name, _ in problem.module.named_buffers() if name in self.others]  # which training changes
         self.now = {name: [t.contiguous() for t in tensors] for name, tensors in state.items()}
         self.others_now = dict(self.others)
+        self.numbers: list[Numbers] = []
+        self.values: list[Tensor] = []
         self.dtype = self.eager.place[0].dtype
         self.key = (
             id(problem.module), step, problem.criterion, problem.surrogate, tuple(self.moving),
@@ -173,9 +175,17 @@ class _Training:
 
     def inputs(self, x: Tensor, y: Tensor, numbers: list[Numbers]) -> list[Tensor]:
         """Return the inputs of a graph."""
-        values = [torch.tensor([n[name] for n in numbers], dtype=self.dtype) for name in numbers[0]]
+        if numbers != self.numbers:  # mostly they stay the same for all of a round
+            self.numbers = numbers
+            self.values = [torch.tensor([n[name] for n in numbers], dtype=self.dtype) for name in numbers[0]]
         lists = [*self.now.values(), *self.constants.values()]
-        return [*(t for tensors in lists for t in tensors), *self.others_now.values(), x.contiguous(), y.contiguous(), *values]
+        return [
+            *(t for tensors in lists for t in tensors),
+            *self.others_now.values(),
+            x.contiguous(),
+            y.contiguous(),
+            *self.values,
+        ]
 
     def take(self, outputs: Sequence[Tensor]) -> Tensor:
         """Take over the outputs of a graph; return the sum of the losses."""

@@ -12,6 +12,7 @@ that one graph serves all of them. What stays the same all through a run are fie
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -46,7 +47,7 @@ class Problem:
     surrogate: Callable[[Tensor], Tensor]
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    @property
+    @cached_property
     def moving(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by name."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}

@@ -25,7 +25,7 @@ def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iter
     """Yield all samples (x, y), once for each of ``local_epochs`` epochs, each time in a new random order."""
     for _ in range(options.local_epochs):
         order = torch.from_numpy(rng.permutation(len(data))).to(data.y.device)
-        yield data.x[order], data.y[order]
+        yield data.x.index_select(0, order), data.y.index_select(0, order)
 
 
 def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
 from fedapps.models import aaggff_nets, superfed_nets
 from fedapps.models.base import Classifier, Shape, draw_weights
@@ -175,8 +176,7 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
         )
     _check_shape(name, input_shape)
     # Layers draw weights when they are constructed. They are replaced below, except in nets with a rule of their own, hence the seed.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with torch_seeded(seed):
         try:
             model = (PRETRAINED if pretrained else MODELS)[name](input_shape, num_classes)
         except RuntimeError as error:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
 from fedapps.models.base import Shape
 from fedapps.own_code import load
@@ -30,8 +31,7 @@ def build_own(name: str, input_shape: Shape, num_classes: int, seed: int) -> nn.
     if not callable(build):
         raise UserError(f"{KEY} = {name!r}: is a {type(build).__name__}, no function or class that makes a net")
     offered = {"input_shape": input_shape, "num_classes": num_classes, "seed": seed}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with torch_seeded(seed):
         try:
             net = build(**asked_for(name, build, offered))
         except UserError:

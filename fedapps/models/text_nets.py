@@ -4,9 +4,9 @@ Source of the sizes: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar
 arXiv 1812.01097.
 """
 
-import torch
 from torch import Tensor, nn
 
+from algorithms.common.modules import torch_seeded
 from fedapps.models.base import Classifier
 
 #: Width of the embedding, width and number of the LSTM layers. ``stacked-lstm`` has LEAF's sizes for Shakespeare.
@@ -38,6 +38,5 @@ class _Outputs(nn.Module):
 
 def build_lstm(vocabulary: int, embedding: int, hidden: int, layers: int, seed: int) -> StackedLSTM:
     """Return a net with torch's default initialisation, drawn from ``seed``; the global random state is not changed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_seeded(seed):
         return StackedLSTM(vocabulary, embedding, hidden, layers)

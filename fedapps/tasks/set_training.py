@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from algorithms.common.modules import torch_seeded
 from clients.base.data import Split
 from fedapps.data.images import Images
 from fedapps.errors import UserError
@@ -18,8 +19,7 @@ def fit(model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, 
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     size = min(BATCH, len(samples))
     model.train()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**63)))  # for layers with randomness
+    with torch_seeded(int(rng.integers(2**63))):
         order = np.empty(0, np.int64)
         for _ in range(steps):
             if len(order) < size:
