@@ -150,6 +150,9 @@ def rounds_table(settings: Settings, folder: Path, ray: bool, workers: int) -> T
     if ray:
         row(f"ray, {workers} one-CPU workers", ray_rounds(settings, folder / "ray", workers), [], "1.30")
         row("the same, compiled", ray_rounds(compiled_settings, folder / "ray-compiled", workers), [], "0.55")
+        everyone = replace(compiled_settings, clients_per_round=CLIENTS)
+        each = [seconds * PER_ROUND / CLIENTS for seconds in ray_rounds(everyone, folder / "ray-everyone", workers)]
+        row(f"the same, {CLIENTS} a round, a tenth of it", each, [], "0.25")
         row("plain PyTorch loop, at the end", *plain_rounds(settings, rounds))
     return table
 

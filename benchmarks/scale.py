@@ -6,7 +6,9 @@
 Logistic regression (ten numbers, two classes) on twenty samples of each client, which it draws from its own number: one pass of SGD is
 0.1 ms, so that what is left is the framework. AAggFF-D, which keeps numbers for every client, around FedAvg. Each line is a fresh
 process. "To round 1" is from the start of the engine to the end of the first round, "all scored" an evaluation of every client, where
-there are up to ``--score`` of them. Memory is the largest resident set of the process with the server, and of a worker.
+there are up to ``--score`` of them. Memory is the largest resident set of the process with the server, and of a worker. "Flower alone"
+is the same client behind Flower's own messages and records, made, answered and read one after the other, with no grid, checks, weights
+or averages: what is left to a framework on Flower at best.
 
 ``--server``: what a round costs the server beside the clients' messages (CPU time outside of the grid), and what it keeps for a client,
 by the first rounds and once every client has been heard.
@@ -28,8 +30,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 from rich.table import Table
@@ -37,7 +40,7 @@ from rich.table import Table
 from algorithms.common.seeds import generator
 from clients.base.adapter import to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.node_app import answer_for_many
+from fedapps.engines.node_app import FIRST_NODE, answer_for_many
 from fedapps.engines.node_grid import shared
 from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
 from strategies.base.rounds import Round
@@ -177,6 +180,32 @@ def inline(clients: int, sampled: int, rounds: int, score: bool) -> dict[str, fl
     return carry_out(InlineGrid(client_app, clients, numbered=True), sampled, rounds, score, began)
 
 
+def alone(sampled: int, rounds: int) -> float:
+    """Return CPU seconds a round of Flower's messages and of the clients' work, without anything of ours."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content.array_records["arrays"].to_numpy_ndarrays()
+        new, number, metrics = Logistic(int(str(context.node_config["partition-id"]))).fit(arrays, {})
+        content = {"arrays": ArrayRecord(new), "metrics": MetricRecord({"num-examples": number, **metrics})}
+        return Message(RecordDict(content), reply_to=message)
+
+    InlineGrid(app, 1)  # without an identity nobody may make messages
+    sent = {"arrays": ArrayRecord([np.zeros(FEATURES, np.float32)]), "config": ConfigRecord({"server-round": 1})}
+    content, spent = RecordDict(sent), []  # type: ignore[arg-type]
+    for _ in range(rounds):
+        began = time.process_time()
+        for client in range(sampled):
+            message = Message(content, FIRST_NODE + client, "train")
+            message.metadata.__dict__["_message_id"] = "a message"
+            reply = app(message, Context(1, FIRST_NODE + client, {"partition-id": client}, RecordDict(), {}))
+            reply.content.array_records["arrays"].to_numpy_ndarrays()
+            dict(reply.content.metric_records["metrics"])
+        spent.append(time.process_time() - began)
+    return min(spent)
+
+
 # --- the server alone ------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +271,8 @@ def one(kind: str, *numbers: str) -> dict[str, float]:
     clients, sampled, rounds, score, workers, together = (int(number) for number in numbers)
     if kind == "server":
         return server(clients, sampled, rounds)
+    if kind == "alone":
+        return {"cpu": alone(sampled, rounds)}
     if kind == "inline":
         return inline(clients, sampled, rounds, bool(score))
     return by_ray(clients, sampled, rounds, bool(score), workers, bool(together))
@@ -289,6 +320,9 @@ def main() -> None:
         "worker, MB",
     ]
     table = Table(*columns)
+    for sampled in args.sampled:
+        cpu = 1e3 * fresh("alone", "0", str(sampled), str(args.rounds), "0", "0", "0")["cpu"] / sampled
+        table.add_row("Flower alone", "", f"{sampled:,}", "", "", "", f"{cpu:.2f}", "", "", "")
     for engine in args.engines:
         for clients in args.clients:
             for sampled in args.sampled:
