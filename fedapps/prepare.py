@@ -14,7 +14,6 @@ from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.data.sources import is_local
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method
-from fedapps.models.image_nets import BY_SHAPE, net_for
 from fedapps.own_code import guarded
 from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.settings import Settings, default_config, read_settings
@@ -50,6 +49,8 @@ def completed(given: Mapping[str, Any]) -> Settings:
 
 def checked(settings: Settings) -> tuple[Settings, Task]:
     """Return the settings with the number of clients filled in, and the task. Raises ``UserError`` if the parts do not fit."""
+    from fedapps.models.image_nets import BY_SHAPE, net_for  # loads PyTorch, and a SuperLink may start meanwhile
+
     settings = with_clients(settings)
     task = build_task(settings)
     check_sizes(settings)

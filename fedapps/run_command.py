@@ -3,9 +3,12 @@
 import argparse
 import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -19,6 +22,12 @@ from fedapps.results.report import sections_of, write_report
 from fedapps.results.writer import all_written, set_status, status_of
 from fedapps.settings import Settings
 from fedapps.toml_text import parse_assignment, read_toml
+
+if TYPE_CHECKING:
+    from fedapps.engines.superlink import SuperLink
+
+#: (settings, progress, arguments) -> status, reason
+Engine = Callable[[Settings, Progress, argparse.Namespace], tuple[str, str]]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,16 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.engine == "deployment":
         settings = with_sites(settings, arguments)
-    settings, task = checked(settings)
-    name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
-    settings = with_folder(settings, Path("results") / name)
-    prepare_folder(settings, overwrite=arguments.overwrite)
-    folder = Path(settings.out)
-    label = f"{settings.method} on {task.name}"
-    with Progress(settings.num_rounds, label) as progress:
-        progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
-        engine = {"inline": run_inline, "ray": run_ray, "deployment": run_deployment}[arguments.engine]
-        status, reason = engine(settings, progress, arguments)
+    with _superlink(arguments) as superlink:  # gets ready while the settings are checked, which loads PyTorch and the data
+        settings, task = checked(settings)
+        name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
+        settings = with_folder(settings, Path("results") / name)
+        prepare_folder(settings, overwrite=arguments.overwrite)
+        folder = Path(settings.out)
+        label = f"{settings.method} on {task.name}"
+        with Progress(settings.num_rounds, label) as progress:
+            progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
+            engines: dict[str, Engine] = {"inline": run_inline, "ray": partial(run_ray, superlink), "deployment": run_deployment}
+            status, reason = engines[arguments.engine](settings, progress, arguments)
     if status_of(folder) is None:
         try:
             set_status(folder, status, reason)
@@ -86,6 +96,26 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     return completed(given)
 
 
+@contextmanager
+def _superlink(arguments: argparse.Namespace) -> Iterator["SuperLink | None"]:
+    """Start the SuperLink of a run through Ray on this machine; no other run needs one."""
+    from fedapps.engines import flower
+    from fedapps.engines.cluster import address_of
+
+    if arguments.engine != "ray":
+        yield None
+        return
+    address = address_of(arguments.ray_address)
+    walled, warning = flower.wall_wanted(arguments.no_wall, address)
+    if warning:
+        print(f"fedapps: {warning}", file=sys.stderr)
+    if address:  # its folder lies beside the run's, which is to be made yet
+        yield None
+        return
+    with flower.launched(arguments.port, walled) as superlink:
+        yield superlink
+
+
 def run_inline(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
     """Run in this process; return status and reason."""
     from fedapps.client_app import app
@@ -107,7 +137,9 @@ def run_inline(settings: Settings, progress: Progress, arguments: argparse.Names
     return "completed", ""
 
 
-def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
+def run_ray(
+    superlink: "SuperLink | None", settings: Settings, progress: Progress, arguments: argparse.Namespace
+) -> tuple[str, str]:
     """Run through `flwr run` on its own SuperLink; return status and reason."""
     from fedapps.engines import flower
     from fedapps.engines.cluster import address_of, checked_cluster
@@ -115,9 +147,6 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
     folder = Path(settings.out)
     address = address_of(arguments.ray_address)
     cluster = checked_cluster(address, [folder, *data_paths(settings.flat())]) if address else None
-    walled, warning = flower.wall_wanted(arguments.no_wall, address)
-    if warning:
-        print(f"fedapps: {warning}", file=sys.stderr)
     progress.note("starting Flower and Ray")
     clients, share, workers = settings.num_clients, arguments.gpus_per_client, arguments.workers
     outcome = flower.run_simulation(
@@ -128,11 +157,11 @@ def run_ray(settings: Settings, progress: Progress, arguments: argparse.Namespac
         ray_cpus=None if cluster else workers,
         cluster=address,
         port=arguments.port,
+        superlink=superlink,
         log_path=folder / "run.log",
         poll=lambda: show(progress, folder),
         ended=lambda: status_of(folder),
         written=lambda: all_written(folder),
-        walled=walled,
     )
     show(progress, folder)
     return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details

@@ -13,7 +13,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,7 @@ def run_simulation(
     env: Mapping[str, str] | None = None,
     walled: bool = False,
     cluster: str = "",
+    superlink: SuperLink | None = None,
 ) -> Outcome:
     """Run a Flower app with `num_nodes` virtual clients and wait for it to end.
 
@@ -76,12 +77,13 @@ def run_simulation(
         it, is then made beside `log_path`, which all machines of the cluster must see.
     walled: run behind a wall (`wall.py`): unreachable for other users of the machine, and without the network.
 
+    superlink: one that is on its way already (`launched`), for this run alone; `port`, `env`, `walled` and `cluster` are then its own.
+
     KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not raised again.
     Raises UserError before anything is started: no such GPU, too few CPUs, port in use, Flower not installed.
     """
     environment = os.environ | dict(env or {}) | {"RAY_ADDRESS": cluster or "local"}
     _check_resources(cpus_per_client, gpus_per_client, ray_cpus, ray_gpus, environment)
-    chosen = free_port() if port is None else checked_port(port)
     federation = (
         f"num-supernodes={num_nodes} client-resources-num-cpus={cpus_per_client} "
         f"client-resources-num-gpus={float(gpus_per_client)}"
@@ -91,8 +93,10 @@ def run_simulation(
     if ray_gpus is not None:
         federation += f" init-args-num-gpus={ray_gpus}"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    within = log_path.parent.absolute() if cluster else None
-    superlink = SuperLink(chosen, environment, cpus_per_client, poll or _ignore, walled, within)
+    if superlink is None:
+        within = log_path.parent.absolute() if cluster else None
+        superlink = SuperLink(_port(port), environment, cpus_per_client, _ignore, walled, within)
+    superlink.poll = poll or _ignore
     run = SubmittedRun(superlink, log_path, on_line, ended, None if cluster else written)  # a cluster is left in order
     outcome = Outcome("failed", "", log_path)
     try:
@@ -107,6 +111,21 @@ def run_simulation(
     finally:
         superlink.close(before=run.stop if outcome.status == "interrupted" else _ignore)
     return outcome
+
+
+@contextlib.contextmanager
+def launched(port: int | None, walled: bool) -> Iterator[SuperLink]:
+    """Have a SuperLink for one `run_simulation` on this machine get ready while something else is done; end it, used or not."""
+    superlink = SuperLink(_port(port), os.environ | {"RAY_ADDRESS": "local"}, 1, _ignore, walled)
+    try:
+        superlink.launch()
+        yield superlink
+    finally:
+        superlink.close(before=_ignore)
+
+
+def _port(wanted: int | None) -> int:
+    return free_port() if wanted is None else checked_port(wanted)
 
 
 def nodes_for(

@@ -115,6 +115,7 @@ class SuperLink(Connection):
         self.port, self.walled = port, walled
         self.process: subprocess.Popen[bytes] | None = None
         self.holder: subprocess.Popen[bytes] | None = None
+        self.closed = False
         base = _temporary_folder(within)
         super().__init__(base, _environment(environment, base, flwr.parent, cpus), poll)
         self.log = self.base / "superlink.log"
@@ -124,8 +125,8 @@ class SuperLink(Connection):
         self.mark = f"FLWR_HOME={self.environment['FLWR_HOME']}"
         self.guard = Guard(self.mark, self.base)
 
-    def start(self) -> None:
-        """Start the SuperLink and wait until it answers. Raises RunFailed with the end of its log if it does not, or NoWall."""
+    def launch(self) -> None:
+        """Start the SuperLink without waiting for it. Raises NoWall."""
         if self.walled:
             self._build_wall()
         command = [str(self.program), "--insecure", "--simulation", "--host", "127.0.0.1"]
@@ -133,6 +134,11 @@ class SuperLink(Connection):
         command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
         with self.log.open("wb") as log:
             self.process = self.spawn(command, log)
+
+    def start(self) -> None:
+        """Start the SuperLink if need be; wait until it answers. Raises RunFailed with the end of its log if it does not, or NoWall."""
+        if self.process is None:
+            self.launch()
         deadline = time.monotonic() + START_SECONDS
         while not answers(lambda: connect(self.wall, self.port, 1.0)):
             self.check_alive()
@@ -155,12 +161,15 @@ class SuperLink(Connection):
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def close(self, before: Callable[[], None]) -> None:
-        """Call `before`, end all processes and remove the folder. Ctrl-C is ignored until that is done."""
+        """Call `before`, end all processes and remove the folder, once. Ctrl-C is ignored until that is done."""
+        if self.closed:
+            return
         while True:
             try:
                 with signals_ignored():
                     before()
                     self._end()
+                    self.closed = True
                 return
             except KeyboardInterrupt:  # it arrived before the signals were ignored
                 continue
@@ -224,6 +233,7 @@ def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int
     ray = {
         "RAY_TMPDIR": str(base / "ray"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",  # two processes that Flower's simulation has no use for: its own are started later
         "SPT_NOENV": "1",  # otherwise some of Ray's processes overwrite the environment that marks them with their title
     }
     return environment_of(given, base / "home", programs, cpus) | ray

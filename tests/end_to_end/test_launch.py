@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fedapps import cli, run_command
 from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import obstacle
@@ -295,6 +296,33 @@ def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, envir
     monkeypatch.setattr(superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started"))
     with pytest.raises(UserError, match=message):
         flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", env=environment, **options)
+
+
+def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with_a_refusal(tmp_path, monkeypatch, capsys):
+    launched = []
+    launch = superlink.SuperLink.launch
+    monkeypatch.setattr(superlink.SuperLink, "launch", lambda self: (launch(self), launched.append(self))[0])
+
+    def refuse(settings):
+        assert all(link.alive() for link in launched)
+        raise UserError("no such data")
+
+    monkeypatch.setattr(run_command, "checked", refuse)
+    for engine, number in (("inline", 0), ("ray", 1)):
+        command = ["run", "method=fedavg", "--engine", engine, "--out", str(tmp_path / "run")]
+        assert cli.main(command) == 2
+        assert "no such data" in capsys.readouterr().err
+        assert len(launched) == number
+    assert not launched[0].alive()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_superlink_that_was_launched_carries_out_a_run(app, tmp_path):
+    with flower.launched(None, walled=False) as link:
+        config = {"rounds": 1, "out": str(tmp_path / "seen")}
+        outcome = flower.run_simulation(app, config, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log", superlink=link)
+    assert outcome.status == "completed", outcome.details
+    assert json.loads((tmp_path / "seen").read_text())["env"]["FLWR_HOME"] == str(link.base / "home")
 
 
 def test_a_taken_port(app, tmp_path):
