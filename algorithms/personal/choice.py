@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+#: How many times longer than the median one a curve may be that counts for others.
+MOST = 3.0
 
 
 def least(losses: Floats, accuracies: Floats | None = None) -> int:
@@ -34,8 +36,19 @@ def shrunk(own: Floats, pooled: Floats, samples: int, k: float) -> Floats:
 
 
 def pooled_curve(losses: Floats, samples: Floats) -> Floats:
-    """Return the mean of the curves ``losses`` (clients, grid), weighted by the clients' ``samples`` (clients,)."""
-    return np.asarray(samples @ centred(losses) / samples.sum())
+    """Return the mean of the curves ``losses`` (clients, grid), bounded, weighted by the clients' ``samples`` (clients,)."""
+    return np.asarray(samples @ bounded(losses) / samples.sum())
+
+
+def bounded(losses: Floats) -> Floats:
+    """Return the curves ``losses`` (clients, grid) less their means, none longer than ``MOST`` times the median one.
+
+    A client that lies, or whose losses have exploded, must not choose for all.
+    """
+    curves = centred(losses)
+    norms = np.linalg.norm(curves, axis=1)
+    most = MOST * np.median(norms)
+    return np.asarray(curves * np.divide(most, norms, out=np.ones(len(norms)), where=(norms > most) & (most > 0))[:, None])
 
 
 def half_noise(first: Floats, second: Floats, samples: tuple[int, int]) -> float:
@@ -50,8 +63,9 @@ def shrinkage(losses: Floats, samples: Floats, noise: Floats) -> float:
     ``losses``: shape (clients, grid); ``samples``, ``noise`` (clients,): of each client, the latter as of :func:`half_noise`.
     """
     clients, total = len(samples), samples.sum()
-    sigma = noise.mean()
-    between = (samples[:, None] * (centred(losses) - pooled_curve(losses, samples)) ** 2).sum()
+    middle = np.median(noise)
+    sigma = np.minimum(noise, MOST**2 * middle).mean() if middle > 0 else noise.mean()
+    between = (samples[:, None] * (bounded(losses) - pooled_curve(losses, samples)) ** 2).sum()
     spread = total - (samples**2).sum() / total
     tau = (between - (clients - 1) * sigma) / spread if clients > 1 else 0.0
     return float(sigma / tau) if tau > 0 else math.inf

@@ -62,3 +62,18 @@ def test_the_least_loss_then_the_most_right_then_the_first():
     assert least(np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.9, 0.5, 0.6, 0.6])) == 2
     assert least(np.array([math.nan, 5.0])) == 1
     assert least(np.array([math.nan, math.inf])) == 0
+
+
+def test_one_client_does_not_choose_for_all():
+    rng, samples = np.random.default_rng(3), np.array([30] * 20)
+    curves, noise, _ = clients(rng, 0.5, 1.0, samples)
+    honest = pooled_curve(curves[1:], samples[1:].astype(float))
+    for lie in (1e12, -1e12):
+        curves[0] = lie * np.linspace(0, 1, 11)
+        noise[0] = 1e12
+        chosen = least(pooled_curve(curves, samples.astype(float)))
+        assert honest[chosen] - honest.min() < 0.05 * np.ptp(honest)
+        assert 1 < shrinkage(curves, samples.astype(float), noise) < 20  # without the liar: 4
+    flat = np.zeros((3, 11))
+    flat[0] = np.linspace(0, 1, 11)
+    np.testing.assert_allclose(pooled_curve(flat, np.ones(3)), (flat[0] - 0.5) / 3, atol=1e-12)  # nothing to compare it with
