@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.client import NumPyClient
 
-from clients import ClientData, Split, to_client_app
-from fedapps.engines.inline import InlineGrid
+from fedapps.testing.problems import arrays_of as arrays_of
+from fedapps.testing.problems import blobs as blobs
+from fedapps.testing.problems import simulate as simulate
+from fedapps.testing.problems import small_net as small_net
 
 
 def assert_same(a, b, where="", skip=lambda key: key == "seconds"):
@@ -23,19 +23,6 @@ def assert_same(a, b, where="", skip=lambda key: key == "seconds"):
         assert a == b, where
 
 
-def simulate(strategy, client_fn, num_clients, initial, num_rounds=3, config=None, grid=None, **options):
-    """Run a strategy over clients made by ``client_fn(partition_id, context)``; returns Flower's Result."""
-    app = to_client_app(lambda context: client_fn(int(context.node_config["partition-id"]), context))
-    grid = grid or InlineGrid(app, num_clients)
-    arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in initial.items()})
-    return strategy.start(grid, arrays, num_rounds, train_config=ConfigRecord(config or {}), **options)
-
-
-def arrays_of(result):
-    """Return the final arrays of a Result by name."""
-    return {name: array.numpy() for name, array in result.arrays.items()}
-
-
 class EchoClient(NumPyClient):
     """Returns its model shifted by a constant, with its own weight; what FedAvg makes of that is known by hand."""
 
@@ -47,30 +34,6 @@ class EchoClient(NumPyClient):
 
     def evaluate(self, parameters, config):
         return float(np.mean(parameters[0])), self.num_examples, {"accuracy": 0.5, **self.metrics}
-
-
-def blobs(seed=0, n=60, classes=3, dim=4, shift=0.0):
-    """Return a small classification problem as a client's data: Gaussian blobs around the axes."""
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, classes, n)
-    x = rng.normal(size=(n, 1, 1, dim)) * 0.5
-    x[np.arange(n), 0, 0, y] += 2.0
-    x += shift
-    cut, cut2 = int(0.6 * n), int(0.8 * n)
-
-    def split(part):
-        return Split(torch.tensor(x[part], dtype=torch.float32), torch.tensor(y[part]))
-
-    return ClientData(split(slice(0, cut)), split(slice(cut, cut2)), split(slice(cut2, n)))
-
-
-def small_net(seed, classes=3, dim=4, hidden=8):
-    """Return a two-layer net for ``blobs``."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(
-            torch.nn.Flatten(), torch.nn.Linear(dim, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes)
-        )
 
 
 class LossyClient(EchoClient):

@@ -16,6 +16,7 @@ from clients.base.training import get_arrays
 from fedapps import execution as run_module
 from fedapps.cli import main
 from fedapps.models.image_nets import build_model
+from fedapps.testing import exams
 from fedapps.toml_text import read_toml
 from strategies import FedAvg
 from tests.helpers import arrays_of, blobs, simulate
@@ -119,6 +120,14 @@ def test_with_a_large_epsilon_it_is_fedavg(folder):
     found = trained(own.FedExP(own.ExPOptions(epsilon=1e9)), own.FedExPClient, [40, 20], 2)
     for name, array in trained(FedAvg(), FedAvgClient, [40, 20], 2).items():
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_it_passes_the_exams_of_every_method(folder):
+    own = importlib.import_module("own_method")
+    mine = exams.pair(own.METHOD)
+    exams.every(mine)
+    exams.stays(mine)
+    exams.reduces(exams.pair(own.METHOD, own.ExPOptions(epsilon=1e9)), exams.pair("fedavg"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,165 @@
+"""The exams offered to others: our methods pass, and each exam fails for a method that does what it forbids."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from clients import DittoClient, FedAvgClient
+from fedapps.testing import exams
+from fedapps.testing.problems import Quadratics
+from strategies import Ditto, DittoOptions, FedAvg, FedProxOptions, TERMOptions
+from strategies.base.capabilities import Capabilities
+
+OURS = ["fedavg", "fedadam", "scaffold", "superfed-mm", "term", "propfair"]
+FEDAVG = exams.pair("fedavg")
+
+
+def of(strategy=FedAvg, client=FedAvgClient):
+    """Return a pair that stands in no table of methods."""
+    return exams.Pair(
+        lambda problem: strategy(),
+        lambda problem, i, n, store: client(
+            problem.model_fn, problem.client_data(i, n), i, store, problem.work_model(), problem.objective
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedadam", "scaffold", "feddyn", "fedprox", "fedper", "superfed-mm", "ditto", "term", "propfair"]
+)
+def test_our_methods_repeat_resume_and_survive(method):
+    exams.every(exams.pair(method))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedprox", FedProxOptions(mu=0.0)), ("term", TERMOptions(lambda_=0.0, prior="samples")), ("fedavg", None)],
+)
+def test_with_neutral_options_they_are_fedavg(method, options):
+    exams.reduces(exams.pair(method, options), of(), tolerance=1e-4)
+
+
+def test_they_find_the_known_points():
+    for steps in (1, 5):
+        exams.finds(FEDAVG, Quadratics().averaged(0.02, steps), local_epochs=steps, num_rounds=100)
+    pull = [h / (h + 0.5) for h in (1.0, 10.0)]  # the proximal problems' solutions
+    at = (pull[0] * 0.0 + pull[1] * 1.0) / sum(pull)
+    exams.finds(exams.pair("fedprox", FedProxOptions(mu=0.5)), at, num_rounds=30, local_epochs=60, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedadam", "scaffold", "feddyn", "fedprox", "term"])
+def test_what_suits_all_stays(method):
+    exams.stays(exams.pair(method))
+
+
+def test_halves_from_elsewhere_are_examined_alike():
+    exams.every(of(lambda: Ditto(DittoOptions()), DittoClient))
+
+
+# --- each exam fails where it must -------------------------------------------------------------------------------------------
+
+
+class Forgetful(FedAvg):
+    """Steps less far from round to round, and saves nothing."""
+
+    capabilities = Capabilities("model", "single replies")
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.sent = 0, None
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self.sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self.calls += 1
+        mixed = {name: old.numpy() + (arrays[name].numpy() - old.numpy()) / self.calls for name, old in self.sent.items()}
+        return exams._record(mixed), metrics
+
+
+class Moody(FedAvgClient):
+    """Its draws do not follow from the run's seed."""
+
+    counter = itertools.count()
+
+    def fit(self, parameters, config):
+        return super().fit(parameters, {**config, "seed": next(self.counter)})
+
+
+class Hasty(FedAvg):
+    """Counts whoever replied first twice."""
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        return super().aggregate_train(server_round, [*replies, min(replies, key=lambda reply: reply.metadata.created_at)])
+
+
+class Trusting(FedAvg):
+    """Takes replies of any form, so that nobody checks theirs, and cuts what is too long."""
+
+    capabilities = Capabilities("other", "single replies")
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self.sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        contents = [next(iter(reply.content.array_records.values())) for reply in replies]
+        mean = {}
+        for name, old in self.sent.items():
+            size, shape = old.numpy().size, old.numpy().shape
+            mean[name] = np.mean([content[name].numpy().ravel()[:size].reshape(shape) for content in contents], axis=0)
+        return exams._record(mean), None
+
+
+class Drifting(FedAvgClient):
+    """Decays the weights whatever it is told."""
+
+    def fit(self, parameters, config):
+        arrays, n, metrics = super().fit(parameters, config)
+        return [0.99 * array for array in arrays], n, metrics
+
+
+def test_a_strategy_that_saves_nothing_does_not_resume():
+    with pytest.raises(AssertionError, match=r"a run that was resumed after round 2 ends with another '1\.weight'"):
+        exams.resumes(of(Forgetful))
+
+
+def test_a_state_that_a_file_changes_is_seen():
+    class Wide(FedAvg):
+        def state_dict(self):
+            return {"step": np.array([1.0], np.float32)[::1], "label": np.zeros(2, np.int64)}
+
+        def load_state_dict(self, state):
+            assert state["step"].dtype == np.float32
+
+    exams.resumes(of(Wide))
+
+
+def test_a_client_with_other_draws_does_not_repeat():
+    with pytest.raises(AssertionError, match="a second run with the same seed ends with another"):
+        exams.repeats(of(client=Moody))
+
+
+def test_who_replies_first_may_not_matter():
+    with pytest.raises(AssertionError, match="whose replies arrive the other way round"):
+        exams.repeats(of(Hasty))
+
+
+def test_a_strategy_that_takes_every_reply_does_not_survive():
+    with pytest.raises(AssertionError, match="a client's reply was of another shape, instead of missing"):
+        exams.survives(of(Trusting), lies=["of another shape"])
+
+
+def test_a_decay_is_no_fixed_point_and_no_fedavg():
+    with pytest.raises(AssertionError, match=r"from the optimum of all clients, 2, it moves to 1\.9"):
+        exams.stays(of(client=Drifting))
+    with pytest.raises(AssertionError, match="differs"):
+        exams.reduces(of(client=Drifting), FEDAVG)
+    with pytest.raises(AssertionError, match=r"it comes to .*, not to 0\.87"):
+        exams.finds(of(client=Drifting), Quadratics().averaged(0.02, 5))
+    with pytest.raises(AssertionError, match="the other method has not moved: nothing is compared"):
+        exams.reduces(FEDAVG, FEDAVG, local_epochs=1, learning_rate=1e-45)
