@@ -54,7 +54,7 @@ class FFGBOptions(Options):
     schedule: str = option("auto", "schedule of the steps; auto: decay, for ffgb-l general", choices=["auto", *SCHEDULES])
     mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2; ffgb-l has 1", low=0)
     eta_0: float = option(10.0, "decay: the step is eta-0 / (K t + k + 1)", low=0, open_low=True)
-    eta_max: float = option(10.0, "the longest step; 1 / mu is another bound", low=0, open_low=True)
+    eta_max: float = option(0.0, "the longest step; 0: 1 for trees, else 10; 1 / mu is another bound", low=0)
     residual: bool = option(True, "learners also fit what the one before them missed")
     loss: str = option("cross-entropy", "loss of the clients; ffgb-l has the square", choices=LOSS_NAMES)
     weights: str = option("uniform", "clients count alike, or by their training samples", choices=["uniform", "samples"])
@@ -75,6 +75,7 @@ class FFGBOptions(Options):
     ridge: float = option(1.0, "learner ridge: penalty", low=0)
     trees: int = option(1, "trees in a learner, each fitted to what the ones before it left", low=1)
     depth: int = option(3, "depth of a tree", low=1, high=12)
+    min_leaf: int = option(5, "least rows of a tree's leaf, whose value is their mean: a small leaf exposes them", low=1)
     tree_rate: float = option(1.0, "what each tree counts", low=0, high=1, open_low=True)
 
     def check(self) -> None:
@@ -103,6 +104,7 @@ class FFGB(FedAvg):
         self.mu = 1.0 if lipschitz else o.mu
         self.schedule = o.schedule if o.schedule != "auto" else "general" if lipschitz else "decay"
         self.loss = "square" if lipschitz else o.loss
+        self.eta_max = o.eta_max or (1.0 if o.learner == "trees" else 10.0)  # where f is 0 a step of 1 is a quarter of Newton's
         self.clip: float | None = None
         self.clip_residual: float | None = None
         if variant == "ffgb-c":
@@ -123,7 +125,7 @@ class FFGB(FedAvg):
     def etas(self, t: int) -> list[float]:
         """Return the step sizes of round t = 0, 1, ..."""
         o = self.options
-        return step_sizes(self.schedule, t, o.local_steps, self.mu, o.eta_0, o.eta_max)
+        return step_sizes(self.schedule, t, o.local_steps, self.mu, o.eta_0, self.eta_max)
 
     # --- messages -----------------------------------------------------------------------------------------------
 

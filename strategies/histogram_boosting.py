@@ -49,7 +49,7 @@ class HistogramBoostingOptions(Options):
 
     trees: int = option(0, "the run ends after so many trees; 0: as many as its rounds allow", low=0)
     depth: int = option(3, "depth of a tree, which takes as many rounds", low=1, high=12)
-    learning_rate: float = option(0.3, "what each tree counts", low=0, high=1, open_low=True)
+    learning_rate: float = option(0.1, "what each tree counts", low=0, high=1, open_low=True)
     min_leaf: int = option(20, "least rows of a leaf, of all clients together: small leaves tell of single people", low=1)
     l2: float = option(1.0, "lambda, added to the curvature of a leaf", low=0)
     max_step: float = option(4.0, "longest Newton step of a leaf, before the learning rate", low=0, open_low=True)

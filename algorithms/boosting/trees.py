@@ -20,8 +20,11 @@ NAMES = ("feature", "threshold", "value")
 EQUAL = 1e-7
 
 
-def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int) -> Tree:
-    """Return the regression tree of this depth for x (n, features) and y (n, outputs). Ties: the first feature, its least value."""
+def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int, min_leaf: int = 1) -> Tree:
+    """Return the regression tree of this depth for x (n, features) and y (n, outputs). Ties: the first feature, its least value.
+
+    Leaves have at least ``min_leaf`` rows, as far as there are so many.
+    """
     inner = 2**depth - 1
     features, thresholds = np.zeros(inner, np.int32), np.zeros(inner, np.float32)
     values = np.zeros((inner + 1, y.shape[1]))
@@ -31,7 +34,7 @@ def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int) -> Tree
         if place >= inner:
             values[place - inner] = y[rows].mean(0)
             continue
-        split = _best_split(x[rows], y[rows])
+        split = _best_split(x[rows], y[rows], min_leaf)
         if split is None:  # both halves get all rows, so that all leaves below are equal
             places += [(2 * place + 1, rows), (2 * place + 2, rows)]
             continue
@@ -41,19 +44,20 @@ def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int) -> Tree
     return features, thresholds, values
 
 
-def _best_split(x: NDArray[np.float32], y: NDArray[np.float64]) -> tuple[int, np.float32] | None:
-    """Return feature and threshold of the split with the least squared error, None if none is left to make.
+def _best_split(x: NDArray[np.float32], y: NDArray[np.float64], min_leaf: int) -> tuple[int, np.float32] | None:
+    """Return feature and threshold of the split with the least squared error, None if none is left with so many rows on each side.
 
     With the outputs centred, the error falls by ``|S_l|^2 / n_l + |S_r|^2 / n_r``, S being the sums on both sides, S_r = -S_l.
     """
     y = y - y.mean(0)
-    if len(x) < 2 or not (np.square(y).sum() > len(x) * np.finfo(np.float64).eps):
+    if len(x) < 2 * min_leaf or not (np.square(y).sum() > len(x) * np.finfo(np.float64).eps):
         return None
     order = np.argsort(x, axis=0, kind="stable")
     ordered = np.take_along_axis(x, order, axis=0)
     left = np.arange(1, len(x))[:, None]
     gain = np.square(np.cumsum(y[order], axis=0)[:-1]).sum(2) * (1 / left + 1 / (len(x) - left))
     gain[ordered[1:] <= ordered[:-1] + EQUAL] = -1.0
+    gain[: min_leaf - 1] = gain[len(gain) - min_leaf + 1 :] = -1.0
     best = gain.max(0)
     feature = int(best.argmax())
     if best[feature] < 0:
@@ -70,10 +74,13 @@ def _float32_below(threshold: float) -> np.float32:
 
 
 class TreeOracle:
-    """L2 oracle: boosts ``trees`` trees, each fitted to the residual of the ones before it and scaled by ``rate``."""
+    """L2 oracle: boosts ``trees`` trees, each fitted to the residual of the ones before it and scaled by ``rate``.
 
-    def __init__(self, trees: int = 1, depth: int = 3, rate: float = 1.0) -> None:
-        self.trees, self.depth, self.rate = trees, depth, rate
+    ``min_leaf``: the least rows of a leaf.
+    """
+
+    def __init__(self, trees: int = 1, depth: int = 3, rate: float = 1.0, min_leaf: int = 1) -> None:
+        self.trees, self.depth, self.rate, self.min_leaf = trees, depth, rate, min_leaf
 
     def fit(self, x: Values, target: Target, rng: np.random.Generator) -> Learner:
         """Return the arrays ``feature``, ``threshold`` (trees, 2^d - 1) and ``value`` (trees, 2^d, outputs)."""
@@ -81,7 +88,7 @@ class TreeOracle:
         found = []
         rest = rest.astype(np.float64)
         for _ in range(self.trees):
-            feature, threshold, value = fit_tree(points, rest, self.depth)
+            feature, threshold, value = fit_tree(points, rest, self.depth, self.min_leaf)
             found.append((feature, threshold, (self.rate * value).astype(np.float32)))
             rest = rest - walk(feature[None], threshold[None], found[-1][2][None], points)[0]
         features, thresholds, values = (np.stack(column) for column in zip(*found, strict=True))

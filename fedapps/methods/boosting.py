@@ -1,5 +1,6 @@
 """Functional gradient boosting: FFGB and its variants."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flwr.client import NumPyClient
@@ -21,9 +22,10 @@ def boosting(variant: str) -> StrategyFactory:
     """Return a factory of the strategy of a variant of FFGB."""
 
     def build(options: FFGBOptions, task: Any, context: RunContext) -> Strategy:
-        from fedapps.tasks.boosting_oracles import check_learner
+        from fedapps.tasks.boosting_oracles import check_learner, learner_of
 
         check_learner(options, variant)
+        options = replace(options, learner=learner_of(task, options))
         rounds = context.num_rounds
         if options.at_once and rounds > 1:
             raise ValueError(f"at-once = {options.at_once}, num-rounds = {rounds}: there is one round, set num-rounds = 1")

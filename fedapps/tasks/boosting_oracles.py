@@ -31,7 +31,7 @@ def oracle_of(task: TorchTask, options: FFGBOptions, method: str) -> Oracle:
     """Return the weak-learning oracle of a run, cached per task and options."""
     learner = learner_of(task, options)
     if learner == "trees":
-        return TreeOracle(options.trees, options.depth, options.tree_rate)
+        return TreeOracle(options.trees, options.depth, options.tree_rate, options.min_leaf)
     from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle  # which need PyTorch
 
     if learner == "ridge":

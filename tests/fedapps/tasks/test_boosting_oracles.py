@@ -17,6 +17,7 @@ from fedapps.errors import UserError
 from fedapps.settings import read_settings
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor, save_function
 from fedapps.toml_text import read_toml
+from strategies import FFGB, FFGBOptions
 
 
 def table(n=200, features=5, outputs=3, seed=0):
@@ -46,6 +47,33 @@ def test_a_tree_predicts_what_scikit_learns_does(depth, outputs):
     unseen = np.concatenate([x, table(seed=1)[0], (x[:1] + x[1:]) / 2])
     found = walk(*(a[None] for a in (feature, threshold, value)), unseen)
     np.testing.assert_allclose(found[0], reference.predict(unseen).reshape(len(unseen), -1), atol=1e-12)
+
+
+@pytest.mark.parametrize("least", [7, 60])
+def test_no_leaf_is_smaller_than_allowed_and_splits_are_the_best_of_those_left(least):
+    x, y = table(n=2000)
+    feature, threshold, value = fit_tree(x, y, 5, least)
+    found = walk(*(a[None] for a in (feature, threshold, value)), x)[0]
+    reference = DecisionTreeRegressor(max_depth=5, min_samples_leaf=least, random_state=0).fit(x, y)
+    np.testing.assert_allclose(found, reference.predict(x), atol=1e-12)
+    assert least <= np.unique(found, axis=0, return_counts=True)[1].min() < 2 * least
+
+
+def test_trees_of_a_run_have_leaves_that_expose_nobody_and_short_steps_unless_told_otherwise():
+    for settings, least, first in (
+        ({}, 5, 1.0),
+        ({"ffgb.learner": "trees"}, 5, 1.0),
+        ({"ffgb.learner": "net"}, None, 5.0),  # eta-0 / 2
+        ({"ffgb.learner": "ridge", "ffgb.eta-0": 100.0}, None, 10.0),
+        ({"ffgb.eta-max": 3.0, "ffgb.min-leaf": 1}, 1, 3.0),
+    ):
+        chosen = read_settings({"method": "ffgb", "task": "tabular", **settings})
+        task = build_task(chosen)
+        assert build_strategy(chosen, task).etas(0) == [first], settings
+        assert getattr(oracle_of(task, chosen.options, "ffgb"), "min_leaf", None) == least
+    strategy = FFGB(FFGBOptions(learner="trees"))
+    assert strategy.etas(0) == [1.0]
+    assert FFGB().etas(0) == [5.0]
 
 
 def test_a_split_is_the_best_of_all():
