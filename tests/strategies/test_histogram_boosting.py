@@ -187,7 +187,7 @@ def test_a_resumed_run_and_clients_that_forgot_come_to_the_same_trees():
     first.states[1].clear()
     same(first.run(11, start=half, first_round=8), whole)
     other = Federation(datas)  # which kept the values of other trees
-    other.run(9, {"learning_rate": 0.1})
+    other.run(7, {"learning_rate": 0.5})
     same(other.run(11, start=half, first_round=8), whole)
 
 

@@ -92,6 +92,17 @@ def test_the_best_split_is_the_one_found_row_by_row(seed, missing, loss):
         assert found.children[0, side] == pytest.approx(growth.rate * step)
 
 
+@pytest.mark.parametrize("low", [True, False])
+def test_missing_values_go_to_the_side_that_they_are_like(low):
+    x = np.float32([[0]] * 30 + [[1]] * 30 + [[np.nan]] * 30)
+    y = np.repeat([0, 1, 0 if low else 1], 30)
+    edges = [np.float32([0.5])]
+    g, h = derivatives("cross-entropy", np.zeros(90), y)
+    found = best_splits(leaf_sums(cells_of(x, edges), edges, np.zeros(90, np.int64), 1, g, h), edges, Growth(rate=1.0, l2=0.0))
+    assert (found.threshold[0], found.left[0]) == (0.5, low)
+    np.testing.assert_allclose(found.children[0], [-2.0, 2.0])
+
+
 def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_rows():
     x = np.float32([[1]] * 30 + [[np.nan]] * 30)
     y = np.repeat([0, 1], 30)
