@@ -60,6 +60,9 @@ FRANK_WOLFE = [
     "checkpoint-every=2",
 ]
 
+TREES = ["method=histogram-boosting", "num-clients=6", "num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "node-sums=true"]
+TREES += ["histogram-boosting.depth=1"]
+
 
 @pytest.mark.parametrize(
     "job",
@@ -68,6 +71,7 @@ FRANK_WOLFE = [
         pytest.param([*JOB, "--node-per-client"], id="a node per client"),
         pytest.param(BOOST, id="fedboost"),
         pytest.param(FRANK_WOLFE, id="fedfw-plus"),
+        pytest.param(TREES, id="histogram-boosting"),
         pytest.param(["method=aaggff-d", *JOB[2:]], id="aaggff-d"),
         pytest.param([*JOB, "num-new-clients=3", "new-epochs=2"], id="new clients"),
     ],
