@@ -1,3 +1,16 @@
-"""Applications of the federated-learning methods: settings, tasks, engines, reports and the command line."""
+"""Applications of the federated-learning methods: settings, tasks, engines, reports and the command line.
+
+From Python: ``fedapps.run(method="superfed-mm", num_rounds=20)`` and ``fedapps.load(FOLDER)``, imported when they are first used.
+"""
+
+from typing import Any
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Run", "load", "run"):
+        raise AttributeError(f"module 'fedapps' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("fedapps.api"), name)

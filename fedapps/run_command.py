@@ -32,7 +32,24 @@ Engine = Callable[[Settings, Progress, argparse.Namespace], tuple[str, str]]
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `fedapps run` and return the exit status."""
-    settings = settings_of(arguments)
+    settings, status = carry_out(settings_of(arguments), arguments)
+    folder = Path(settings.out)
+    if status == "interrupted":
+        print(f"interrupted; go on with: fedapps run --resume --out {folder} --engine {arguments.engine}", file=sys.stderr)
+        return INTERRUPTED
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(summary_table([folder]))
+    for section in sections_of(read_run(folder)):
+        console.print(section.terminal())
+    print(f"results: {folder}\nreport:  {folder / 'report.html'}")
+    return 0
+
+
+def carry_out(settings: Settings, arguments: argparse.Namespace, console: Console | None = None) -> tuple[Settings, str]:
+    """Check the settings, run, and write the report; return the settings in full, and "completed" or "interrupted".
+
+    ``arguments``: the flags of the command. ``console``: where progress is shown. Raises ``UserError``, ``RunFailed``.
+    """
     if arguments.gpus_per_client and arguments.engine == "inline":
         raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
     if arguments.ray_address and arguments.engine != "ray":
@@ -50,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         prepare_folder(settings, overwrite=arguments.overwrite)
         folder = Path(settings.out)
         label = f"{settings.method} on {task.name}"
-        with Progress(settings.num_rounds, label) as progress:
+        with Progress(settings.num_rounds, label, console) as progress:
             progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
             engines: dict[str, Engine] = {"inline": run_inline, "ray": partial(run_ray, superlink), "deployment": run_deployment}
             status, reason = engines[arguments.engine](settings, progress, arguments)
@@ -64,17 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
             write_report(folder)
         except OSError as error:
             print(f"fedapps: no report: {error}", file=sys.stderr)
-    if status == "interrupted":
-        print(f"interrupted; go on with: fedapps run --resume --out {folder} --engine {arguments.engine}", file=sys.stderr)
-        return INTERRUPTED
-    if status != "completed":
+    if status not in ("completed", "interrupted"):
         raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(summary_table([folder]))
-    for section in sections_of(read_run(folder)):
-        console.print(section.terminal())
-    print(f"results: {folder}\nreport:  {folder / 'report.html'}")
-    return 0
+    return settings, status
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

@@ -354,6 +354,10 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
         exec(compile(code, "snippet", "exec"), {})
         assert re.search(r"^completed 0\.\d+ True$", capsys.readouterr().out, re.M)
         return
+    if "fedapps.run(" in code:
+        exec(compile(code, "snippet", "exec"), {})
+        assert re.search(r"^completed 0\.\d+$", capsys.readouterr().out, re.M)
+        return
     client, digits_of = own_project("own_project.client_app:SoftmaxClient"), own_project("own_project.client_app:digits_of")
 
     class Plain(client):

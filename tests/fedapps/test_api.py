@@ -1,0 +1,91 @@
+"""Runs from Python: the numbers of the command, its mistakes, and models as PyTorch's modules."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import fedapps
+from fedapps import api
+from fedapps.assembly import build_task
+from fedapps.cli import main
+from fedapps.errors import UserError
+from fedapps.prepare import completed
+
+JOB = {"num_rounds": 2, "num_clients": 4, "clients_per_round": 0, "evaluate_every": 1, "train": {"local_epochs": 1}}
+WORDS = ["num-rounds=2", "num-clients=4", "clients-per-round=0", "evaluate-every=1", "train.local-epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A run of a method with personal models."""
+    out = tmp_path_factory.mktemp("api") / "run"
+    return fedapps.run("fedper", data={"min_samples": 5}, out=out, progress=False, **JOB)
+
+
+def test_it_is_what_the_command_does(done, tmp_path, capsys):
+    assert main(["run", "method=fedper", "data.min-samples=5", *WORDS, "--engine", "inline", "--out", str(tmp_path / "c")]) == 0
+    command = fedapps.load(tmp_path / "c")
+    assert (command.folder / "clients.csv").read_text() == (done.folder / "clients.csv").read_text()
+    assert {**command.settings, "out": ""} == {**done.settings, "out": ""}
+    assert done.summary["status"] == "completed"
+    assert repr(done).startswith("<fedapps.Run fedper on digits, completed: ")
+
+
+def test_it_says_nothing_if_asked(tmp_path, capfd):
+    fedapps.run("fedavg", out=tmp_path / "r", progress=False, **{**JOB, "num_rounds": 1})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_rounds_and_clients_are_rows(done, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(done.clients, pandas.DataFrame)
+    assert len(done.clients) == 4
+    assert list(done.rounds["round"]) == [1, 2]
+    assert done.clients["accuracy"].mean() == pytest.approx(done.summary["accuracy-mean"], abs=1e-6)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert [row["client"] for row in done.clients] == ["0", "1", "2", "3"]
+
+
+def test_the_models_are_those_that_were_scored(done):
+    model = done.model()
+    assert not model.training
+    for name, array in load_file(done.folder / "model.safetensors").items():
+        np.testing.assert_array_equal(model.state_dict()[name].numpy(), array)
+    task = build_task(completed({**{k: v for k, v in done.settings.items() if not k.startswith("versions.")}}))
+    rows = {row["client"]: row for row in done.read.clients}
+    for client in (0, 3):
+        data = task.client_data(client, 4).test
+        with torch.no_grad():
+            right = (done.personal_model(client)(data.x).argmax(1) == data.y).float().mean()
+        assert float(right) == pytest.approx(float(rows[str(client)]["accuracy"]), abs=1e-6)
+
+
+def test_mistakes_are_those_of_the_command(tmp_path, done):
+    for given, said in (
+        ({"method": "fedavgg"}, "method = 'fedavgg': did you mean 'fedavg'"),
+        ({"num_round": 2}, "unknown setting 'num-round': did you mean 'num-rounds'"),
+        ({"data": {"alpha": -1.0}}, "data.alpha = -1"),
+        ({"engine": "spark"}, "engine = 'spark': choose one of inline, ray, deployment"),
+        ({"out": done.folder}, "is not empty"),
+    ):
+        with pytest.raises(UserError, match=said):
+            fedapps.run(**{**JOB, "progress": False, **given})
+    with pytest.raises(UserError, match="holds no run: it has no settings"):
+        fedapps.load(tmp_path)
+    with pytest.raises(AttributeError, match="has no attribute 'runn'"):
+        _ = fedapps.runn
+
+
+def test_names_of_settings_become_keys():
+    assert api.flat({"num_rounds": 2, "q_fedavg": {"q": 1.0}}) == {"num-rounds": 2, "q-fedavg.q": 1.0}
+
+
+def test_importing_it_stays_cheap():
+    code = "import sys, json, fedapps; print(json.dumps([n for n in ('torch', 'flwr', 'rich', 'numpy', 'pandas') if n in sys.modules]))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert json.loads(said) == []
