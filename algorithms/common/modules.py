@@ -38,17 +38,17 @@ def torch_seeded(seed: int, device: torch.device | None = None) -> Iterator[None
     ``device``: where the layers are, if not on the CPU. ``torch.manual_seed`` seeds every kind of device there might be: that takes
     milliseconds, and loads PyTorch's compiler the first time.
     """
-    generators = [torch.default_generator]
-    if device is not None and device.type == "cuda":
-        generators.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
-    before = [generator.get_state() for generator in generators]
+    gpu = device if device is not None and device.type == "cuda" else None
+    before, there = torch.default_generator.get_state(), None if gpu is None else torch.cuda.get_rng_state(gpu)
     try:
-        for generator in generators:
-            generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if gpu is not None:
+            torch.cuda.manual_seed_all(seed)
         yield
     finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
+        torch.default_generator.set_state(before)
+        if gpu is not None and there is not None:
+            torch.cuda.set_rng_state(there, gpu)
 
 
 @torch.no_grad()
