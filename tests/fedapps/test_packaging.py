@@ -71,7 +71,7 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
     app = names(extras["app"]) | names(extras["torch"]) | names(extras["solvers"]) | names(PYPROJECT["project"]["dependencies"])
     roots = {name.partition(".")[0] for package in PACKAGES for name in imports_of(ROOT / package)}
     known = {"sklearn": "scikit-learn", "flwr_datasets": "flwr-datasets", "PIL": "pillow"}
-    brought = {"cryptography", "huggingface_hub", "fastapi", "ray"}  # by Flower, its extra "simulation", and datasets
+    brought = {"cryptography", "huggingface_hub", "fastapi", "ray", "pandas"}  # by Flower, its extra "simulation", and datasets
     optional = names(extras["text"]) | names(extras["vision"])
     others = {known.get(name, name) for name in roots} - set(sys.stdlib_module_names) - set(PACKAGES) - brought - optional
     assert others <= app, "imported, but not in the extra"
