@@ -17,7 +17,7 @@ OTHERS = (
     "base", "cache", "cache-holds", "checkpoint-round", "clip", "clip-residual", "draw", "dual-mean", "etas", "first-round",
     "hashes", "lambda-0", "lambdas", "learner-arrays", "lipschitz", "local-share", "local-steps", "loss", "loss-before",
     "mixtures", "mu", "new", "num-clients", "num-rounds", "phase", "predictor-arrays", "residual", "resync", "rhos", "seed",
-    "server-round", "share", "side", "stage", "stochastic", "train-loss", "variant", "version",
+    "server-round", "share", "side", "stage", "stochastic", "sums", "train-loss", "variant", "version",
 )  # fmt: skip
 OF_METHODS = (
     "apfl-", "ditto-", "evg-", "fedala-", "fedbabu-", "feddyn-", "fedrep-", "finetune-", "oracle-", "partial-", "per-fedavg-",
