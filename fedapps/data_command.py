@@ -135,7 +135,9 @@ def print_table(deal: Deal, settings: Any) -> None:
         most = int(counts[place].argmax())
         by_class = [str(n or "·") for n in counts[place]] if few else [f"{deal.classes[most]}: {counts[place][most]}"]
         table.add_row(deal.names[place], *map(str, sizes[place]), str(int((counts[place] > 0).sum())), *by_class)
-    dealt = f"{settings.data.partition}" + (f" by {settings.data.natural_id}" if settings.data.partition == "natural" else "")
+    o = settings.data
+    dealt = o.partition + (f" by {o.natural_id}" if o.partition == "natural" else "")
+    dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
     source = getattr(settings.problem, "source", "") or settings.data.source
     print(f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} classes")
     Console(width=None if sys.stdout.isatty() else 160).print(table)

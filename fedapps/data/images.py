@@ -24,6 +24,7 @@ class Images:
     0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``; ``group`` (N,)
     likewise its group among ``group_names``, -1 for none. ``held_out`` (N,) says which samples are of the split ``data.test``; None
     without one. ``numbers``: the floats are in units of their own, not in [0, 1]. ``classes``: what the labels were called.
+    ``by`` (N,): values of the column that a partitioner goes by, if that is not the one of the labels.
     """
 
     pixels: npt.NDArray[Any]
@@ -36,13 +37,17 @@ class Images:
     held_out: npt.NDArray[np.bool_] | None = None
     numbers: bool = False
     classes: tuple[str, ...] = ()
+    by: npt.NDArray[Any] | None = None
 
     def take(self, rows: npt.NDArray[Any]) -> "Images":
         """Return the samples with these numbers, or where a mask is true."""
         natural = None if self.natural is None else self.natural[rows]
         held_out = None if self.held_out is None else self.held_out[rows]
         group = None if self.group is None else self.group[rows]
-        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows], natural=natural, group=group, held_out=held_out)
+        by = None if self.by is None else self.by[rows]
+        return replace(
+            self, pixels=self.pixels[rows], labels=self.labels[rows], natural=natural, group=group, held_out=held_out, by=by
+        )
 
     @property
     def dealt(self) -> npt.NDArray[np.int64]:
@@ -78,6 +83,8 @@ def _asked(options: DataOptions) -> dict[str, str]:
         others["channels"] = options.channels
     if options.resize:
         others["resize"] = str(options.resize)
+    if left_out := ",".join(name for name in options.told_apart if name != options.natural_id):
+        others["left-out"] = left_out
     return asked | {key: value for key, value in others.items() if value}
 
 
@@ -161,7 +168,7 @@ def _inputs(data: Any, options: DataOptions) -> npt.NDArray[Any]:
     if options.resize:
         raise UserError(f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: leave it 0")
     label = label_column(data.features, source, options.label)
-    columns = number_columns(data, source, options.features, tuple(filter(None, (label, options.natural_id))))
+    columns = number_columns(data, source, options.features, (label, *options.told_apart))
     return read_numbers(data, columns, source, options.axes, options.channels)
 
 

@@ -1,13 +1,20 @@
 """Options of a run's data: which set and how it is dealt, the server's public images, synthetic sets, sites with their own data."""
 
+import tomllib
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
+from typing import Any
 
+from algorithms.common.checks import check_choice
 from algorithms.common.label_noise import KINDS
 from algorithms.common.options import Options, option
 
 PARTITIONS = ("iid", "pathological", "dirichlet", "dirichlet-clients", "natural", "sorted-share")
+#: Before the name of a partitioner of flwr-datasets.
+FLOWER = "flwr:"
+#: Those that make a client of each value of a column, or of several: it is no property of a sample that a net could learn from.
+BY_CLIENT = ("GroupedNaturalIdPartitioner", "NaturalIdPartitioner")
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,11 @@ class DataOptions(Options):
     config: str = option("", "configuration of a hub set that has several")
     split: str = option("train", "split that is dealt to the clients")
     test: str = option("", 'split that clients are scored on; "": 20 % of their samples of the other')
-    partition: str = option("pathological", "how samples are dealt to clients", choices=PARTITIONS)
+    partition: str = option(
+        "pathological",
+        f"how samples are dealt to clients: {', '.join(PARTITIONS)}; or {FLOWER}NAME, a partitioner of flwr-datasets",
+    )
+    partition_arguments: str = option("", f'{FLOWER}NAME: its arguments: alpha = 0.3, partition_by = "label"')
     classes_per_client: int = option(2, "pathological: classes of a client", low=1)
     alpha: float = option(0.5, "dirichlet, dirichlet-clients: concentration; small is heterogeneous", low=0, open_low=True)
     share: float = option(0.1, "sorted-share: part dealt at random, the rest in blocks of the label order", low=0, high=1)
@@ -58,6 +69,19 @@ class DataOptions(Options):
         for key, text in (("source", self.source), ("split", self.split)):
             if not text:
                 raise ValueError(f"{key} = '': must not be empty")
+        if not self.partition.startswith(FLOWER):
+            check_choice("partition", self.partition, (*PARTITIONS, FLOWER + "NAME"))
+            if self.partition_arguments:
+                raise ValueError(
+                    f"partition-arguments = {self.partition_arguments!r}: are those of partition = '{FLOWER}NAME': leave it ''"
+                )
+        try:
+            _ = self.arguments
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(
+                f"partition-arguments = {self.partition_arguments!r}: must be name = value, with commas between them, "
+                f"text in quotation marks ({error})"
+            ) from None
         if self.noise == "none" and self.noise_ratio:
             raise ValueError(
                 f"noise-ratio = {self.noise_ratio}, but noise = 'none': choose noise = pair or symmetric, or the ratio 0"
@@ -80,6 +104,18 @@ class DataOptions(Options):
             raise ValueError(f"shape = {self.shape!r}: must be one to three whole numbers, for example 9,128")
         if self.test and self.test == self.split:
             raise ValueError(f"test = {self.test!r}: is the split that is trained on: name another one, or leave it ''")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a partitioner of flwr-datasets, by name."""
+        found = tomllib.loads(f"given = {{{self.partition_arguments}}}")["given"]
+        return {name.replace("-", "_"): value for name, value in found.items()}
+
+    @property
+    def told_apart(self) -> tuple[str, ...]:
+        """The columns that say whose a sample is: they are no inputs."""
+        by_client = self.partition.removeprefix(FLOWER) in BY_CLIENT
+        return tuple(name for name in (self.natural_id, self.arguments.get("partition_by") if by_client else "") if name)
 
     @property
     def edges(self) -> tuple[float, ...]:

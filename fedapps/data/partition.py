@@ -17,8 +17,9 @@ from algorithms.common.label_noise import flipped
 from algorithms.common.partitioners import dirichlet_clients, iid, pathological, sorted_share, train_validation_test
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ArraySplit, ClientData, Split
+from fedapps.data import flower_partitioners
 from fedapps.data.images import Images, read_images
-from fedapps.data.options import DataOptions
+from fedapps.data.options import FLOWER, DataOptions
 from fedapps.data.sample_groups import members, with_groups
 from fedapps.data.scaling import Scale, inputs
 from fedapps.errors import UserError
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 def load_images(options: DataOptions) -> Images:
     """Read the image set, from the cache if it has been decoded before. Raises UserError for problems the user can fix."""
-    options = options if options.partition == "natural" else replace(options, natural_id="")
-    images = read_images(options)
+    images = read_images(options if options.partition == "natural" else replace(options, natural_id=""))
+    images = flower_partitioners.with_column(images, options)
     return thinned(with_groups(images, options) if options.group else images, options)
 
 
@@ -54,6 +55,8 @@ def partition(images: Images, options: DataOptions, num_clients: int, seed: int)
     """
     if options.partition == "natural":
         return _natural(images, options, num_clients)
+    if options.partition.startswith(FLOWER):
+        return _enough(flower_partitioners.dealt(images, options, num_clients, seed), options)
     dealt = images.dealt
     return [dealt[part] for part in _dealt(images.labels[dealt], options, num_clients, seed)]
 
@@ -76,11 +79,16 @@ def _dealt(labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int
         parts = sorted_share(labels, num_clients, options.share, rng)
     else:
         parts = _pathological(labels, options, num_clients, rng)
+    return _enough(parts, options)
+
+
+def _enough(parts: list[Indices], options: DataOptions) -> list[Indices]:
+    """Return the parts. Raises ``UserError`` if one is too small."""
     smallest = int(np.argmin([len(part) for part in parts]))
     if len(parts[smallest]) < options.min_samples:
         raise UserError(
-            f"data.partition = {options.partition!r}: client {smallest} of {num_clients} gets "
-            f"{len(parts[smallest])} samples of {source}, it needs {options.min_samples}: choose fewer clients"
+            f"data.partition = {options.partition!r}: client {smallest} of {len(parts)} gets "
+            f"{len(parts[smallest])} samples of {options.source}, it needs {options.min_samples}: choose fewer clients"
         )
     return parts
 
@@ -177,7 +185,9 @@ def natural_groups(images: Images, options: DataOptions) -> list[Indices]:
 
 
 def natural_clients(images: Images, options: DataOptions) -> int:
-    """Return the number of natural clients with enough samples; 0 for partitions over any number of clients."""
+    """Return the number of clients that the data or the partitioner determine; 0 for partitions over any number of clients."""
+    if options.partition.startswith(FLOWER):
+        return flower_partitioners.number_of_clients(images, options)
     return len(natural_groups(images, options)) if options.partition == "natural" else 0
 
 
