@@ -7,6 +7,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -18,29 +19,87 @@ from fedapps.results.comparison_table import Column, Row, best_value, columns_of
 from fedapps.results.drawing import png, svg
 from fedapps.results.fair_plots import client_bars, fair_measure
 from fedapps.results.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
-from fedapps.results.gains import gains_over, gains_section, reference_of, write_gains
+from fedapps.results.gains import Gains, gains_over, gains_section, reference_of, write_gains
 from fedapps.results.group_tables import gaps_section
 from fedapps.results.html import Html
+from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.run_plots import comparison_figure
 from fedapps.results.sections import Section
-from fedapps.results.theme import DARK, LIGHT
+from fedapps.results.theme import DARK, LIGHT, Theme
 from fedapps.results.uncertainty import SHARE, worst_section
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The result: rows and columns, the table for a terminal, and the files written to `out`."""
+class Compared:
+    """What runs say beside each other, without files: rows, columns, what stands below the table, the clients' gains."""
 
     rows: list[Row]
     columns: list[Column]
-    table: Table
     sections: list[Section]
+    gains: list[Gains]
+
+    @property
+    def table(self) -> Table:
+        """The table for a terminal."""
+        return _table(self.rows, self.columns)
+
+    def figures(self, theme: Theme) -> dict[str, Figure]:
+        """The plots by file name; the clients' bars only where two methods have some."""
+        pairs = [(run, row.label) for row in self.rows for run in row.runs]
+        runs, labels = [run for run, _ in pairs], [label for _, label in pairs]
+        found = {"comparison": comparison_figure(runs, labels, theme)}
+        column = fair_measure(runs)
+        pairs = [(run, label) for run, label in pairs if run.column(column)]
+        if len({label for _, label in pairs}) > 1:
+            found["clients"] = client_bars([run for run, _ in pairs], [label for _, label in pairs], theme)
+        return found
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per setting with every number at full precision; for several seeds `KEY-over-seeds-std` beside it."""
+        keys = list(dict.fromkeys(key for row in self.rows for key in row.values))
+        spread = {key for key in keys if any(row.values.get(key, (0, None))[1] is not None for row in self.rows)}
+        out = []
+        for row in self.rows:
+            method, state = (row.runs[0].method, row.runs[0].state) if row.runs else ("", "")
+            seeds = " ".join(one_line(str(run.seed)) for run in row.runs)
+            record: dict[str, Any] = {"label": row.label, "method": method, "seeds": seeds, "state": state}
+            for key in keys:
+                mean, std = row.values.get(key, (None, None))
+                record |= {key: mean, f"{key}-over-seeds-std": std} if key in spread else {key: mean}
+            out.append(record)
+        return out
+
+    def html(self) -> Html:
+        """The table for a page; the best value of a column is bold."""
+        best = _winners(self.rows, self.columns)
+
+        def cell(row: Row, column: Column) -> Html:
+            mean, std = map(html.text, _cell(self.rows, row, column))
+            shown = f"<b>{mean}</b>" if (row.label, column.key) in best else mean
+            return Html(f"{shown}<br><small>{std}</small>" if std else shown)
+
+        body = [
+            [Html(html.text(row.label) + _remark_html(row)), *(cell(row, column) for column in self.columns)] for row in self.rows
+        ]
+        return html.table(["method", *(_header(self.rows, column) for column in self.columns)], body)
+
+
+@dataclass(frozen=True)
+class Comparison(Compared):
+    """The same with the files written to `out`."""
+
     out: Path
     report: Path
     plot: Path
     csv: Path
     clients: Path | None = None
+
+
+_PICTURES = {
+    "comparison": "Accuracy over rounds, and the clients sorted by accuracy",
+    "clients": "Each client, from worst to best, with one method beside the other",
+}
 
 
 def summary_table(run_dirs: Sequence[Path | str]) -> Table:
@@ -49,10 +108,19 @@ def summary_table(run_dirs: Sequence[Path | str]) -> Table:
     return _table(rows, columns_of(rows))
 
 
+def compared(run_dirs: Sequence[Path | str], share: float = SHARE, reference: Path | str | None = None) -> Compared:
+    """Compares the runs in `run_dirs` and writes nothing; arguments and errors are those of `compare`."""
+    given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]  # `results/*` finds our own page
+    rows = rows_of(_read([*given, *([reference] if reference else [])]))
+    columns = columns_of(rows)
+    rows, gained, gains = _with_gains(rows, Path(reference) if reference else None)
+    return Compared(rows, columns, sections_of(rows, share, gained), gains)
+
+
 def compare(
     run_dirs: Sequence[Path | str], out: Path | str | None = None, share: float = SHARE, reference: Path | str | None = None
 ) -> Comparison:
-    """Compares the runs in `run_dirs` and writes comparison.png, clients.png, comparison.csv and report.html.
+    """Compares the runs in `run_dirs` and writes comparison.png, clients.png, comparison.csv, gains.csv and report.html.
 
     Args:
         run_dirs: results folders; the order is kept, a folder given twice counts once.
@@ -63,30 +131,36 @@ def compare(
     Raises:
         UserError: no folder given, a folder is no run, a run has no evaluation, or `out` is a run's own folder.
     """
-    given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]  # `results/*` finds our own page
-    runs = _read([*given, *([reference] if reference else [])])
-    paths = [run.path for run in runs]
+    found = compared(run_dirs, share, reference)
+    paths = [run.path for row in found.rows for run in row.runs]
     folder = Path(out) if out is not None else paths[0].resolve().parent / "comparison"
     if folder.resolve() in {path.resolve() for path in paths}:
         raise UserError(f"compare: {folder} is the folder of a run, its report would be lost: choose another --out")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"compare: {folder} is a file: choose another --out")
-    rows = rows_of(runs)
-    columns = columns_of(rows)
-    folder.mkdir(parents=True, exist_ok=True)
+    return write_comparison(found, folder)
 
-    pairs = [(run, row.label) for row in rows for run in row.runs]
-    plot = folder / "comparison.png"
-    light, dark = (comparison_figure([run for run, _ in pairs], [label for _, label in pairs], theme) for theme in (LIGHT, DARK))
-    plot.write_bytes(png(light))
-    pictures = [html.picture("Accuracy over rounds, and the clients sorted by accuracy", svg(light), svg(dark))]
-    clients = _write_bars(pairs, folder / "clients.png", pictures)
+
+def write_comparison(found: Compared, folder: Path) -> Comparison:
+    """Writes the files of a comparison into `folder`; those of an earlier one are replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    light, dark = found.figures(LIGHT), found.figures(DARK)
+    pictures = [html.picture(_PICTURES[name], svg(light[name]), svg(dark[name])) for name in light]
+    plots = {name: folder / f"{name}.png" for name in _PICTURES}
+    for name, path in plots.items():
+        path.unlink(missing_ok=True)
+        if name in light:
+            path.write_bytes(png(light[name]))
+    (folder / "gains.csv").unlink(missing_ok=True)
+    if found.gains:
+        write_gains(folder / "gains.csv", found.gains)
     report, table_file = folder / "report.html", folder / "comparison.csv"
-    rows, gained = _with_gains(rows, Path(reference) if reference else None, folder / "gains.csv")
-    sections = sections_of(rows, share, gained)
-    report.write_text(_html(rows, columns, pictures, sections), encoding="utf-8")
-    _write_csv(table_file, rows)
-    return Comparison(rows, columns, _table(rows, columns), sections, folder, report, plot, table_file, clients)
+    report.write_text(_html(found, pictures), encoding="utf-8")
+    _write_csv(table_file, found.records())
+    return Comparison(
+        found.rows, found.columns, found.sections, found.gains,
+        folder, report, plots["comparison"], table_file, plots["clients"] if "clients" in light else None,
+    )  # fmt: skip
 
 
 def sections_of(rows: list[Row], share: float, gained: Section | None) -> list[Section]:
@@ -94,32 +168,17 @@ def sections_of(rows: list[Row], share: float, gained: Section | None) -> list[S
     return [section for section in (worst_section(rows, share), gained, gaps_section(rows)) if section is not None]
 
 
-def _with_gains(rows: list[Row], reference: Path | None, path: Path) -> tuple[list[Row], Section | None]:
-    """Add each row's gains over the reference to its values and write them client by client."""
-    path.unlink(missing_ok=True)
+def _with_gains(rows: list[Row], reference: Path | None) -> tuple[list[Row], Section | None, list[Gains]]:
+    """Add each row's gains over the reference to its values."""
     against = reference_of(rows, reference)
     if against is None:
-        return rows, None
+        return rows, None, []
     measure, found = gains_over(rows, against, reference is not None)
     if not found:
-        return rows, None
-    write_gains(path, found)
+        return rows, None, []
     numbers = {gains.row.label: gains.numbers() for gains in found}
     rows = [replace(row, values=row.values | numbers.get(row.label, {})) for row in rows]
-    return rows, gains_section(measure, against, found)
-
-
-def _write_bars(pairs: list[tuple[RunFolder, str]], path: Path, pictures: list[Html]) -> Path | None:
-    """Draw the clients' bars, method beside method, where two of them have some."""
-    path.unlink(missing_ok=True)
-    column = fair_measure([run for run, _ in pairs])
-    runs, labels = [run for run, _ in pairs if run.column(column)], [label for run, label in pairs if run.column(column)]
-    if len(set(labels)) < 2:
-        return None
-    light, dark = (client_bars(runs, labels, theme) for theme in (LIGHT, DARK))
-    path.write_bytes(png(light))
-    pictures.append(html.picture("Each client, from worst to best, with one method beside the other", svg(light), svg(dark)))
-    return path
+    return rows, gains_section(measure, against, found), found
 
 
 def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
@@ -213,15 +272,8 @@ def _label(row: Row) -> Text:
     return label.append(f"\n{row.remark}", style="dim" if row.complete else "yellow") if row.remark else label
 
 
-def _html(rows: list[Row], columns: list[Column], pictures: list[Html], sections: list[Section]) -> str:
-    best = _winners(rows, columns)
-
-    def cell(row: Row, column: Column) -> Html:
-        mean, std = map(html.text, _cell(rows, row, column))
-        shown = f"<b>{mean}</b>" if (row.label, column.key) in best else mean
-        return Html(f"{shown}<br><small>{std}</small>" if std else shown)
-
-    body_rows = [[Html(html.text(row.label) + _remark_html(row)), *(cell(row, column) for column in columns)] for row in rows]
+def _html(found: Compared, pictures: list[Html]) -> str:
+    rows, columns = found.rows, found.columns
     tasks = list(dict.fromkeys(run.subject for r in rows for run in r.runs))
     heading = "Comparison of runs"
     notes = ["Means over clients, each on its own test set; std is over clients. The best value of a column is bold."]
@@ -237,8 +289,8 @@ def _html(rows: list[Row], columns: list[Column], pictures: list[Html], sections
         [
             Html(f"<header><h1>{heading} <small>on {html.text(', '.join(tasks))}</small></h1></header>"),
             html.paragraph(" ".join(notes), "quiet"),
-            Html(f'<div class="panel">{html.table(["method", *(_header(rows, c) for c in columns)], body_rows)}</div>'),
-            *(section.as_html() for section in sections),
+            Html(f'<div class="panel">{found.html()}</div>'),
+            *(section.as_html() for section in found.sections),
             html.heading("Plots"),
             *pictures,
             html.heading("Details"),
@@ -254,19 +306,8 @@ def _remark_html(row: Row) -> str:
     return f'<br><span class="{style}">{html.text(row.remark)}</span>'
 
 
-def _write_csv(path: Path, rows: list[Row]) -> None:
-    """Every number at full precision; for several seeds `KEY-over-seeds-std` beside it."""
-    keys = list(dict.fromkeys(key for row in rows for key in row.values))
-    spread = [key for key in keys if any(row.values.get(key, (0, None))[1] is not None for row in rows)]
+def _write_csv(path: Path, records: list[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        header = [name for key in keys for name in ([key, f"{key}-over-seeds-std"] if key in spread else [key])]
-        writer.writerow(["label", "method", "seeds", "state", *header])
-        for row in rows:
-            cells: list[object] = []
-            for key in keys:
-                mean, std = row.values.get(key, (None, None))
-                cells += [mean, std] if key in spread else [mean]
-            seeds = " ".join(one_line(str(run.seed)) for run in row.runs)
-            method, state = (row.runs[0].method, row.runs[0].state) if row.runs else ("", "")
-            writer.writerow([row.label, method, seeds, state, *cells])
+        writer = csv.DictWriter(file, list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -164,10 +164,14 @@ def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Secti
     return Section(f"Gain over {one_line(reference.label, 60)}", note, header, tuple(rows))
 
 
+def records(found: Sequence[Gains]) -> list[dict[str, Any]]:
+    """Return one row per client and run: its value, that in the reference run, its gain."""
+    return [{"label": one.row.label, **pair._asdict(), "gain": pair.gain} for one in found for run in one.runs for pair in run]
+
+
 def write_gains(path: Path, found: Sequence[Gains]) -> None:
     """Write every pair to a CSV file."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["label", "seed", "client", "value", "reference", "gain"])
-        for gains in found:
-            writer.writerows([gains.row.label, *pair, pair.gain] for run in gains.runs for pair in run)
+        writer = csv.DictWriter(file, ["label", *Pair._fields, "gain"])
+        writer.writeheader()
+        writer.writerows(records(found))

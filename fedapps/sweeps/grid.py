@@ -75,12 +75,14 @@ def read_grid(path: Path, assignments: Sequence[str] = (), scale: str = "") -> G
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
     try:
-        return _grid(path.stem, tables, dict(map(parse_assignment, assignments)), scale)
+        return grid_of(path.stem, tables, dict(map(parse_assignment, assignments)), scale)
     except (UserError, ValueError) as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _grid(name: str, tables: dict[str, Any], given: Mapping[str, Any], scale: str) -> Grid:
+def grid_of(name: str, tables: Mapping[str, Any], given: Mapping[str, Any], scale: str = "") -> Grid:
+    """Return the grid of the tables of a file; ``given``, flat settings, take precedence. Raises ``UserError``, ``ValueError``."""
+    tables = dict(tables)
     scales = tables.pop("scale", {})
     if not isinstance(scales, dict) or not all(isinstance(table, dict) for table in scales.values()):
         raise UserError("scale: must hold tables, [scale.small] for example")
@@ -142,6 +144,7 @@ def _named(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _rule(table: Any, known: Mapping[str, Any]) -> Rule:
+    table = dict(table) if isinstance(table, dict) else table
     settings = table.pop("set", None) if isinstance(table, dict) else None
     if not isinstance(settings, dict) or not settings or not table:
         raise UserError("when: needs conditions and a table of settings: method = 'superfed-lm', set = {superfed.nu = 2.0}")

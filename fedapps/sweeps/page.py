@@ -202,10 +202,8 @@ def _html(results: Results, pictures: list[Html], failed: Mapping[str, str]) -> 
         Html(f'<div class="state {"failed" if failed else "completed"}">{html.text(_state(results, failed))}</div></header>'),
         html.paragraph(results.note(), "quiet"),
     ]
-    for name, header, rows in results.tables(lambda text: f"<b>{text}</b>"):
-        # Names of cases come from the file and must be escaped: only the mark of the best value is markup.
-        cells = [[row[0], *(_best_or_text(text) for text in row[1:])] for row in rows]
-        body += [html.heading(name)] * bool(name) + [Html(f'<div class="panel">{html.table(header, cells)}</div>')]
+    for name, table in tables_html(results):
+        body += [html.heading(name)] * bool(name) + [Html(f'<div class="panel">{table}</div>')]
     if pictures:
         legend_note = "Lines and marks are means over seeds, bands and bars go from the lowest to the highest seed."
         body += [html.heading("Plots"), html.paragraph(legend_note, "quiet"), *pictures]
@@ -218,6 +216,16 @@ def _html(results: Results, pictures: list[Html], failed: Mapping[str, str]) -> 
     body.append(html.collapsible("What varies", str(len(axes)), html.pairs(axes)))
     body.append(html.collapsible("Runs", str(len(plan.points)), _run_table(results)))
     return html.page(plan.title, body)
+
+
+def tables_html(results: Results) -> list[tuple[str, Html]]:
+    """Return the tables with their headings."""
+    found = []
+    for name, header, rows in results.tables(lambda text: f"<b>{text}</b>"):
+        # Names of cases come from the file and must be escaped: only the mark of the best value is markup.
+        cells = [[row[0], *(_best_or_text(text) for text in row[1:])] for row in rows]
+        found.append((name, html.table(header, cells)))
+    return found
 
 
 def _best_or_text(text: str) -> Html:

@@ -57,9 +57,14 @@ def read_plan(path: Path, assignments: Sequence[str] = (), scale: str = "", out:
     """
     grid = read_grid(path, assignments, scale)
     try:
-        return Plan(grid, _points(grid, out, data))
+        return plan_of(grid, out, data)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def plan_of(grid: Grid, out: Path, data: Path | None = None) -> Plan:
+    """Return the plan of a grid; the arguments are those of ``read_plan``."""
+    return Plan(grid, _points(grid, out, data))
 
 
 def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:

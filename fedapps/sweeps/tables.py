@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from algorithms.common.checks import nearest
 from fedapps.results.formats import is_percent, one_line
@@ -228,22 +229,24 @@ class Results:
         against = self.plan.grid.options.against
         return f"{against!r}" if isinstance(against, str) else "the row that the file names"
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return one row per entry: its labels, its numbers of finished and planned seeds, and every measure in full precision."""
+        rows = []
+        for (row, column), entry in self.entries.items():
+            out: dict[str, Any] = dict(zip((*self.row_axes, *self.column_axes), (*row, *column), strict=True))
+            out |= {"seeds": len(entry.runs), "of": len(entry.points)}
+            for measure in self.measures:
+                out |= {measure: entry.mean(measure), f"{measure}-over-seeds-std": entry.std(measure)}
+            rows.append(out)
+        return rows
+
     def write_csv(self, path: Path) -> None:
-        """Write one line per entry: its labels, its numbers of finished and planned seeds, and every measure in full precision."""
+        """Write the records to a CSV file."""
+        rows = self.records()
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(
-                [
-                    *self.row_axes,
-                    *self.column_axes,
-                    "seeds",
-                    "of",
-                    *(f"{m}{end}" for m in self.measures for end in ("", "-over-seeds-std")),
-                ]
-            )
-            for (row, column), entry in self.entries.items():
-                cells = [value for measure in self.measures for value in (entry.mean(measure), entry.std(measure))]
-                writer.writerow([*row, *column, len(entry.runs), len(entry.points), *cells])
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def _axes(plan: Plan) -> tuple[list[str], list[str]]:

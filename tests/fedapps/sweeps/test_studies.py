@@ -10,7 +10,7 @@ from fedapps.errors import UserError
 from fedapps.results.grid_plots import KINDS, read_plot
 from fedapps.results.reader import read_run
 from fedapps.results.theme import LIGHT
-from fedapps.sweeps import command as sweep_module
+from fedapps.sweeps import execution as sweep_module
 from fedapps.sweeps.keep import prune
 from fedapps.sweeps.page import figures
 from fedapps.sweeps.plan import read_plan

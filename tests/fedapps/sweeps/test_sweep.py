@@ -15,11 +15,11 @@ import pytest
 
 from fedapps.cli import main
 from fedapps.results.reader import read_run
-from fedapps.sweeps import command as sweep_module
-from fedapps.sweeps.command import SweepProgress
+from fedapps.sweeps import execution as sweep_module
 from fedapps.sweeps.page import write_page
 from fedapps.sweeps.plan import read_plan
 from fedapps.sweeps.pool import Ended, run_one
+from fedapps.sweeps.progress import SweepProgress
 from fedapps.sweeps.tables import Results
 from fedapps.sweeps.texts import best_of
 

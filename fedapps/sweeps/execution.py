@@ -1,0 +1,222 @@
+"""Execution of a sweep: checks its runs, starts those that are missing, and writes tables, plots and the report.
+
+The results folder holds ``cells/`` (one results folder per run), ``table.csv``, ``table.md``, ``plots/`` and ``report.html``.
+"""
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from fedapps.engines.cluster import address_of, checked_cluster
+from fedapps.errors import RunFailed, UserError
+from fedapps.prepare import checked, data_paths, prepare_folder
+from fedapps.results.reader import read_run
+from fedapps.results.writer import FREE, all_written, set_status, status_of
+from fedapps.settings import default_config, read_settings
+from fedapps.sweeps.grid import RESERVED
+from fedapps.sweeps.keep import prune
+from fedapps.sweeps.page import write_page
+from fedapps.sweeps.plan import Plan
+from fedapps.sweeps.pool import Ended, PlannedRun, finished, run_all
+from fedapps.sweeps.progress import SweepProgress
+from fedapps.sweeps.tables import Results
+from fedapps.toml_text import read_toml
+
+
+@dataclass(frozen=True)
+class Way:
+    """How runs are started: in parallel processes, ``jobs`` at a time (0: as many as there are cores), or through Ray."""
+
+    engine: str = "inline"
+    jobs: int = 0
+    gpus_per_client: float = 0.0
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.jobs < 0:
+            raise UserError(f"--jobs {self.jobs}: choose 1 or more, or 0 for as many as there are cores")
+        if self.gpus_per_client and self.engine == "inline":
+            raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
+        if self.jobs and self.engine == "ray":
+            raise UserError("--jobs is for --engine inline: Ray runs the clients of one run in parallel, one run after the other")
+        if self.jobs and self.ray_address:
+            raise UserError("--jobs is for this machine: the cluster of --ray-address runs as many at a time as it has CPUs")
+
+
+def missing_of(plans: Mapping[Path, Plan]) -> dict[Path, list[PlannedRun]]:
+    """Return the runs that are to be done, by the folder of their sweep, all checked. Raises ``UserError``."""
+    for out in plans:
+        check_out(out)
+    return {out: check_runs([point.run for point in plan.points if not is_done(point.run)]) for out, plan in plans.items()}
+
+
+def carry_out(
+    plan: Plan, out: Path, missing: Sequence[PlannedRun], way: Way, settings: Sequence[str] = (), console: Console | None = None
+) -> tuple[Results | None, dict[str, str]]:
+    """Run what is missing of a sweep, prune, tabulate and draw; return the finished runs, if any, and by name why runs failed.
+
+    ``settings``: those that were given besides the file, for the record. ``console``: where the progress is shown.
+    """
+    (out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
+    with only_one(out):
+        failed = run_missing(plan, missing, way, console)
+        for point in plan.points:
+            prune(point.run.folder, plan.grid.options.keep)
+        results = results_of(plan)
+        if results is not None:
+            write_results(results, out, failed)
+        write_record(plan, out, settings)
+    return results, failed
+
+
+def write_record(plan: Plan, out: Path, settings: Sequence[str]) -> None:
+    """Write sweep.json: which file, at which scale, with which settings, and what is behind each entry of the table."""
+    record = {
+        "file": plan.grid.name,
+        "title": plan.grid.options.title,
+        "scale": plan.grid.scale,
+        "settings": list(settings),
+        "runs": len(plan.points),
+        "keep": list(plan.grid.options.keep),
+        "axes": {axis.name: list(axis.values) for axis in plan.grid.axes},
+    }
+    (out / "sweep.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def run_missing(plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Console | None = None) -> dict[str, str]:
+    """Start the unfinished runs, show the progress, and return the reasons of failures by run name."""
+    failed: dict[str, str] = {}
+    with SweepProgress([point.run for point in plan.points], missing, console) as progress:
+        for ended in started(missing, way):
+            progress.tell(ended)
+            prune(ended.run.folder, plan.grid.options.keep)
+            if ended.error:
+                failed[ended.run.folder.name] = ended.error
+    return failed
+
+
+def started(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
+    """Start the runs; yield each as it ends. Raises ``UserError`` if a cluster lacks something."""
+    address, share = address_of(way.ray_address), way.gpus_per_client
+    if way.engine == "ray":
+        return run_ray(missing, share, address)
+    if not way.ray_address:
+        return run_all(missing, way.jobs or cores())
+    from fedapps.sweeps.cluster_pool import run_on_cluster
+
+    checked_cluster(address, shared_paths(missing))
+    return run_on_cluster(missing, address, share)
+
+
+def shared_paths(runs: Sequence[PlannedRun]) -> list[Path]:
+    """Return the paths that all machines of a cluster must see: the sweep's folder, and data that are files."""
+    return sorted({run.folder.parent.absolute() for run in runs} | {path for run in runs for path in data_paths(run.config)})
+
+
+@contextmanager
+def only_one(out: Path) -> Iterator[None]:
+    """Lock the folder against a second sweep, which would start the same runs. Raises ``UserError`` if it is locked."""
+    with (out / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{out}: a sweep is running there: wait for its end, or choose another --out") from None
+        yield
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_done(run: PlannedRun) -> bool:
+    """Return whether a run is finished. Raises ``UserError`` if its folder was made with other settings."""
+    done = finished(run.folder)
+    path = run.folder / "settings.toml"
+    if path.exists() and (done or (run.folder / "checkpoint").exists()):
+        known = default_config(run.config)
+        before = {key: known[key] for key in run.config if key in known} | read_toml(path)
+        for key, value in run.config.items():
+            if key not in FREE and before[key] != value and not (key == "num-clients" and not value):
+                raise UserError(
+                    f"{run.folder} was run with {key} = {before[key]!r}, now it is {value!r}: choose another --out, "
+                    "or delete that folder"
+                )
+    return done
+
+
+def check_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs with their numbers of clients filled in, each checked against its data. Raises ``UserError``."""
+    out = []
+    for run in runs:
+        try:
+            settings, _ = checked(read_settings(run.config))
+        except UserError as error:
+            raise UserError(f"{run.folder.name}: {error}") from None
+        out.append(PlannedRun({key: value for key, value in settings.flat().items() if key not in RESERVED}, run.folder))
+    return out
+
+
+def check_out(out: Path) -> None:
+    """Raise ``UserError`` if ``out`` is a file, or the folder of a run or a comparison."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file")
+    if (out / "settings.toml").exists() or (out / "comparison.csv").exists():
+        raise UserError(f"--out {out}: is the folder of a run or of a comparison, choose another")
+
+
+def results_of(plan: Plan) -> Results | None:
+    """Return the finished runs of a plan as rows and columns; ``None`` if there are none."""
+    runs = {point.name: read_run(point.run.folder) for point in plan.points if finished(point.run.folder)}
+    return Results(plan, runs) if runs else None
+
+
+def write_results(results: Results, out: Path, failed: Mapping[str, str]) -> None:
+    """Write tables, plots and the report."""
+    results.write_csv(out / "table.csv")
+    (out / "table.md").write_text(results.markdown(), encoding="utf-8")
+    write_page(results, out, failed)
+
+
+def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float, address: str = "") -> Iterator[Ended]:
+    """Start the runs sequentially through Flower's Ray simulation and yield each as it ends."""
+    from fedapps.engines import flower
+
+    cluster = checked_cluster(address, shared_paths(runs)) if address and runs else None
+    walled, warning = flower.wall_wanted(cluster=address)
+    if warning:
+        print(f"fedapps: {warning}", file=sys.stderr)
+    for run in runs:
+        resume = (run.folder / "checkpoint").exists()
+        try:
+            settings = read_settings({**run.config, "out": str(run.folder), "resume": resume})
+            prepare_folder(settings, overwrite=not resume)
+            outcome = flower.run_simulation(
+                None, settings.flat(), num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
+                gpus_per_client=gpus_per_client,
+                log_path=run.folder / "run.log", ended=_ended(run.folder), written=partial(all_written, run.folder), walled=walled,
+                cluster=address,
+            )  # fmt: skip
+        except (UserError, RunFailed) as error:
+            yield Ended(run, {}, str(error))
+            continue
+        if status_of(run.folder) is None:
+            set_status(run.folder, outcome.status, outcome.details)
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
+        if outcome.status == "completed":
+            yield Ended(run, read_run(run.folder).summary)
+        else:
+            yield Ended(run, {}, outcome.details or outcome.status)
+
+
+def _ended(folder: Path) -> Callable[[], str | None]:
+    return lambda: status_of(folder)
