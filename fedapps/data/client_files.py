@@ -1,7 +1,7 @@
 """A folder with a file, or a folder, of each client: the name, without its ending, is the client's, in a column ``@file``.
 
-``train/ann.csv`` and ``test/ann.csv`` are of one client; without folders of the splits' names all entries of the folder are of ``train``,
-and of an ``ann.npz`` its arrays ``x_train`` and ``x_test`` are those of the splits.
+``train/ann.csv`` and ``test/ann.csv`` are of one client. Without folders of the splits' names all entries of the folder are of
+``train``, and of an ``ann.npz`` its arrays ``x_train`` and ``x_test`` are those of the splits.
 """
 
 from collections.abc import Callable
@@ -59,9 +59,7 @@ def _read(entry: Path, split: str, read: Callable[[Path, str], Any]) -> Any:
     if kind == ".npz":
         return numpy_table(entry, split)
     if split != "train":
-        raise UserError(
-            f"data.test = {split!r}: there is no folder {split} beside {entry.name}, in which it had its samples of that split"
-        )
+        raise UserError(f"data.test = {split!r}: no folder {split} lies beside {entry.name}, with its samples of that split")
     if kind == ".parquet":
         import pyarrow.parquet as pq
 

@@ -44,7 +44,7 @@ def validation_part(images: Images, options: DataOptions) -> Part:
 def dealt_part(images: Images, parts: list[Indices], part: Part, seed: int) -> list[Indices] | None:
     """Return the rows of a part that each client has, given those that it trains on; None if there is no such part.
 
-    Raises ``UserError`` if some clients have samples to be scored on and others have none. Without some to choose by, a client has none.
+    Raises ``UserError`` if some clients have samples to be scored on and others have none; with some to choose by that may be.
     """
     if part.of is None:
         return None
@@ -82,7 +82,7 @@ def told(images: Images, parts: list[Indices], own: list[Indices], part: Part) -
         )
     used, without = sum(map(len, own)), sum(not len(has) for has in own)
     rest = f"; {total - used} samples of others are left out" if used < total else ""
-    none = f"; {without} without any {part.use} what it trains on" if without else ""
+    none = f"; {without} of them have none and choose by what they train on" if without else ""
     return f"{part.setting}: each of the {len(parts)} clients {part.use} its own samples there, {used} in all{rest}{none}"
 
 

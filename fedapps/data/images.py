@@ -33,9 +33,10 @@ class Images:
 
     ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 or int16 (sound), or (N, length) is int64 (tokens); ``labels`` (N,) is int64 in
     0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``; ``group`` (N,)
-    likewise its group among ``group_names``, -1 for none. ``held_out`` (N,) says which samples are of the split ``data.test``,
-    ``held_back`` (N,) which are there for validation; None without such parts. ``numbers``: the floats are in units of their own, not in [0, 1]. ``classes``: what the labels were called.
-    ``by`` (N,): values of the column that a partitioner goes by, if that is not the one of the labels.
+    likewise its group among ``group_names``, -1 for none. ``held_out`` (N,) says which samples are those to be scored on,
+    ``held_back`` (N,) those to choose models by; None without such parts. ``numbers``: the floats are in units of their own, not in
+    [0, 1]. ``classes``: what the labels were called. ``by`` (N,): values of the column that a partitioner goes by, if that is not the
+    one of the labels.
     """
 
     pixels: npt.NDArray[Any]
@@ -53,12 +54,9 @@ class Images:
 
     def take(self, rows: npt.NDArray[Any]) -> "Images":
         """Return the samples with these numbers, or where a mask is true."""
-        natural = None if self.natural is None else self.natural[rows]
-        held_out = None if self.held_out is None else self.held_out[rows]
-        group = None if self.group is None else self.group[rows]
-        by, held_back = (None if values is None else values[rows] for values in (self.by, self.held_back))
-        fields = {"natural": natural, "group": group, "held_out": held_out, "held_back": held_back, "by": by}
-        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows], **fields)
+        others = ("natural", "group", "held_out", "held_back", "by")
+        taken: dict[str, Any] = {name: None if (values := getattr(self, name)) is None else values[rows] for name in others}
+        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows], **taken)
 
     @property
     def dealt(self) -> npt.NDArray[np.int64]:

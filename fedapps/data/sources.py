@@ -37,8 +37,8 @@ def cached(source: str, asked: dict[str, str], decode: Callable[[Any, npt.NDArra
     """Return the arrays and facts that ``decode`` makes of a split (a `datasets.Dataset`), from the cache if they are there.
 
     ``asked``: the ``split`` and everything else the arrays depend on. ``test`` and ``validation-split``, if they are among them, are
-    further splits, appended to the first: ``decode`` also gets the part (N,) of each sample: TRAIN, VALIDATION or TEST. Raises UserError
-    if the set cannot be loaded.
+    further splits, appended to the first: ``decode`` also gets the part (N,) of each sample, TRAIN, VALIDATION or TEST. Raises
+    UserError if the set cannot be loaded.
     """
     path = local_path(source)
     key = cache.fingerprint(path if path is not None else source, asked)

@@ -59,7 +59,9 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
         )
     arrays, facts = sources.cached(data.source, asked, lambda split, parts: _decode(split, parts, data, options, speaker))
     natural = np.array(arrays["natural"]) if speaker else None
-    held = {name.replace("-", "_"): np.array(arrays[name]) for name in ("held-out", "held-back") if name in arrays}
+    held: dict[str, Any] = {
+        name.replace("-", "_"): np.array(arrays[name]) for name in ("held-out", "held-back") if name in arrays
+    }
     labels, classes = np.array(arrays["labels"]), tuple(facts["classes"])
     return Images(arrays["pixels"], labels, len(classes), natural, tuple(facts["names"]), classes=classes, **held)
 
