@@ -1,6 +1,7 @@
 """Applications of the federated-learning methods: settings, tasks, engines, reports and the command line.
 
-From Python: ``fedapps.run(method="superfed-mm", num_rounds=20)`` and ``fedapps.load(FOLDER)``, imported when they are first used.
+From Python: ``fedapps.run(method="superfed-mm", num_rounds=20)``, ``load``, ``sweep``, ``compare`` and ``partition``, imported when
+they are first used.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Run", "load", "run"):
+    if name not in ("Run", "compare", "load", "partition", "run", "sweep"):
         raise AttributeError(f"module 'fedapps' has no attribute {name!r}")
     from importlib import import_module
 

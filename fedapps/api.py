@@ -1,27 +1,32 @@
-"""Runs from Python: ``import fedapps; run = fedapps.run(method="superfed-mm", data={"alpha": 0.1}, num_rounds=20)``.
+"""Runs, sweeps and comparisons from Python: ``import fedapps; run = fedapps.run(method="superfed-mm", num_rounds=20)``.
 
-What `fedapps run` does, with its settings, checks, engines and results folder; the command stands on the same parts. Importing fedapps
-imports none of this: ``fedapps.run`` and ``fedapps.load`` are found when they are first used.
+What `fedapps run`, `sweep` and `compare` do, with their settings, checks, engines and folders; the commands stand on the same parts.
+Importing fedapps imports none of this: ``fedapps.run`` and the others are found when they are first used.
 """
 
 import argparse
 import io
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from algorithms.common.options import kebab
-from fedapps.errors import UserError
-from fedapps.export_command import exported, net_arrays, settings_in
+from fedapps.data_command import deal_for
+from fedapps.errors import RunFailed, UserError
+from fedapps.outcomes import Comparison, Partition, Run, Sweep
 from fedapps.prepare import completed
-from fedapps.results.reader import RunFolder, read_run
+from fedapps.results.compare import compared, write_comparison
+from fedapps.results.uncertainty import SHARE
 from fedapps.run_command import carry_out
-
-if TYPE_CHECKING:
-    from torch import nn
+from fedapps.sweeps.command import read_plans
+from fedapps.sweeps.execution import Way, missing_of
+from fedapps.sweeps.execution import carry_out as carry_out_sweep
+from fedapps.sweeps.grid import Grid, grid_of
+from fedapps.sweeps.plan import plan_of
+from fedapps.toml_text import toml_text
 
 ENGINES = ("inline", "ray", "deployment")
 
@@ -59,8 +64,7 @@ def run(
         given["out"] = str(out)
     if gpus_per_client:
         given.setdefault("device", "cuda")
-    console = None if progress else Console(file=io.StringIO())
-    done, status = carry_out(completed({**given, "resume": resume}), arguments, console)
+    done, status = carry_out(completed({**given, "resume": resume}), arguments, _console(progress))
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; go on with resume=True, out={done.out!r}")
     return Run(Path(done.out))
@@ -73,82 +77,120 @@ def load(folder: str | Path) -> "Run":
     return Run(Path(folder))
 
 
+def sweep(
+    file: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    scale: str = "",
+    data_folder: str | Path | None = None,
+    jobs: int = 0,
+    engine: str = "inline",
+    gpus_per_client: float = 0.0,
+    progress: bool = True,
+    **settings: Any,
+) -> Sweep:
+    """Run a grid of settings and return its table and its runs; what is finished already is not run again.
+
+    ``file``: the experiment file of `fedapps sweep`; without one the settings alone say what varies: a list is an axis,
+    ``method=["fedavg", "local"], seed=[0, 1, 2]``; ``axis``, ``when`` and ``sweep`` are the tables of such a file. ``out``: the results
+    folder, by default results/sweep-FILE, or results/sweep. ``jobs``: runs at a time, 0 for as many as there are cores. The others
+    are the flags of the command; ``data_folder`` is its --data.
+
+    Raises ``UserError`` for a mistake, before anything starts; ``RunFailed`` if runs failed, after the tables are written; and
+    ``KeyboardInterrupt``, after which the same call goes on.
+    """
+    if engine not in ENGINES[:2]:
+        raise UserError(f"engine = {engine!r}: choose one of {', '.join(ENGINES[:2])}")
+    way = Way(engine, jobs, gpus_per_client)
+    plan_data = None if data_folder is None else Path(data_folder).expanduser()
+    folder = None if out is None else Path(out).expanduser().absolute()
+    if file is None:
+        folder = folder or Path("results", "sweep").absolute()
+        words, plans = [], {folder: plan_of(_grid(settings, scale), folder, plan_data)}
+    else:
+        words = [f"{key}={toml_text(value)}" for key, value in flat(settings).items()]
+        plans = read_plans(Path(file), words, scale, folder, plan_data)
+    if len(plans) != 1:
+        raise UserError(f"{file}: holds {len(plans)} sweeps: name the file of one")
+    missing = missing_of(plans)
+    ((folder, plan),) = plans.items()
+    results, failed = carry_out_sweep(plan, folder, missing[folder], way, words, _console(progress))
+    if failed or results is None:
+        name, reason = next(iter(failed.items()), ("", ""))
+        raise RunFailed(f"{len(failed)} of {len(plan.points)} runs, the first {name}: {reason}; the same call goes on with them")
+    return Sweep(folder, results)
+
+
+def compare(
+    *runs: "Run | Sweep | str | Path | Iterable[Run | str | Path]",
+    reference: "Run | str | Path | None" = None,
+    worst: float = SHARE,
+    out: str | Path | None = None,
+) -> Comparison:
+    """Return runs beside each other: their table, what each client gains, plots.
+
+    ``runs``: runs, sweeps (all their runs) or results folders, also in lists. ``reference``: the run over which gains are measured, by
+    default the first of method local. ``worst``: the share of the clients that are the worst. ``out``: a folder for the files that
+    `fedapps compare` writes, by default none.
+    """
+    if not 0 < worst <= 1:
+        raise UserError(f"worst = {worst!r}: must be above 0 and at most 1")
+    found = compared(list(_folders(runs)), worst, None if reference is None else next(_folders([reference])))
+    return Comparison(found, None if out is None else write_comparison(found, Path(out).expanduser()).out.absolute())
+
+
+def partition(**settings: Any) -> Partition:
+    """Return who gets what under these settings, before anything trains: what `fedapps data` shows."""
+    return Partition(*deal_for(completed(flat(settings))))
+
+
+def _folders(runs: Iterable[Any]) -> Iterator[Path]:
+    for run in runs:
+        if isinstance(run, Sweep):
+            yield from _folders(run.runs.values())
+        elif isinstance(run, Run):
+            yield run.folder
+        elif isinstance(run, str | Path):
+            yield Path(run).expanduser()
+        else:
+            yield from _folders(run)
+
+
+def _console(shown: bool) -> Console | None:
+    return None if shown else Console(file=io.StringIO())
+
+
+def _grid(settings: Mapping[str, Any], scale: str) -> Grid:
+    """Return the grid that settings mean: tables as a file has them, except that settings are named as from Python."""
+    tables = {name: settings[name] for name in ("axis", "when", "sweep") if name in settings}
+    given: dict[str, Any] = dict(flat({name: value for name, value in settings.items() if name not in tables}))
+    for name, cases in tables.get("axis", {}).items():
+        given.setdefault("axis", {})[name] = {label: flat(case) for label, case in cases.items()}
+    for rule in tables.get("when", ()):
+        given.setdefault("when", []).append(
+            {**flat({k: v for k, v in rule.items() if k != "set"}), "set": flat(rule.get("set", {}))}
+        )
+    if "sweep" in tables:
+        given["sweep"] = {kebab(name): value for name, value in tables["sweep"].items()}
+    try:
+        return grid_of("sweep", given, {}, scale)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def flat(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
     """Return settings as flat keys: ``{"data": {"min_samples": 5}}`` is ``{"data.min-samples": 5}``."""
     out: dict[str, Any] = {}
     for name, value in settings.items():
         key = f"{table}{kebab(name)}"
-        out |= flat(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+        out |= flat(value, f"{key}.") if isinstance(value, Mapping) else {key: _plain(value)}
     return out
 
 
-class Run:
-    """The results of a run, as its folder holds them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
-
-    def __repr__(self) -> str:
-        return f"<fedapps.Run {self.read.method} on {self.read.task}, {self.summary.get('status', 'unfinished')}: {self.folder}>"
-
-    @cached_property
-    def read(self) -> RunFolder:
-        """Everything that the folder holds, as read once."""
-        return read_run(self.folder)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings, by their flat keys."""
-        return dict(self.read.settings)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The content of summary.json: status, rounds, mean and spread of every metric."""
-        return dict(self.read.summary)
-
-    @property
-    def rounds(self) -> Any:
-        """One row a round, nested values with dotted names: a DataFrame where pandas is installed, else a list of dictionaries."""
-        return frame([_flat_row(row) for row in self.read.rounds])
-
-    @property
-    def clients(self) -> Any:
-        """One row a client of the last evaluation: a DataFrame where pandas is installed, else a list of dictionaries."""
-        return frame(self.read.clients)
-
-    def model(self) -> "nn.Module":
-        """Return the global model, to evaluate. Raises ``UserError`` if what the run trained is not the task's net."""
-        from fedapps.assembly import build_task
-
-        settings = settings_in(self.folder, own=True)
-        task: Any = build_task(settings)
-        return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
-
-    def personal_model(self, client: int) -> "nn.Module":
-        """Return the model that a client was scored with, to evaluate. Raises ``UserError`` if the folder does not keep it."""
-        from fedapps.assembly import build_task
-
-        _, _, tensors = exported(self.folder, client)
-        return _loaded(build_task(settings_in(self.folder)), tensors)
-
-
-def frame(rows: list[dict[str, Any]]) -> Any:
-    """Return rows as a DataFrame where pandas is installed, else as they are."""
-    try:
-        import pandas
-    except ImportError:
-        return rows
-    return pandas.DataFrame(rows)
-
-
-def _flat_row(row: Mapping[str, Any], table: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in row.items():
-        out |= _flat_row(value, f"{table}{name}.") if isinstance(value, Mapping) else {f"{table}{name}": value}
-    return out
-
-
-def _loaded(task: Any, tensors: Mapping[str, Any]) -> "nn.Module":
-    net: nn.Module = task.model_fn(0)
-    net.load_state_dict(dict(tensors))
-    return net.eval()
+def _plain(value: Any) -> Any:
+    """Return paths as text and numbers of numpy as Python's."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value

@@ -4,12 +4,15 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.errors import UserError
+
+if TYPE_CHECKING:
+    from fedapps.results.layout import Figure
 
 #: So many classes have a column of their own, so many clients a row.
 MAX_CLASSES, MAX_CLIENTS = 12, 60
@@ -41,25 +44,32 @@ class Deal:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print the partition that the settings describe, and draw it if asked to; return the exit status."""
-    from fedapps.assembly import build_task
-    from fedapps.prepare import with_clients
     from fedapps.run_command import settings_of
 
     arguments.resume, arguments.nodes, arguments.out, arguments.gpus_per_client = False, None, None, 0.0
-    settings = with_clients(settings_of(arguments))
+    deal, settings, notes = deal_for(settings_of(arguments))
+    print_table(deal, settings)
+    for line in notes:
+        print(f"note: {line}")
+    if arguments.png:
+        arguments.png.write_bytes(picture(deal, settings.data.source))
+        print(f"picture: {arguments.png.resolve()}")
+    return 0
+
+
+def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
+    """Return what settings deal, the settings with the number of clients, and what is to be said of it. Raises ``UserError``."""
+    from fedapps.assembly import build_task
+    from fedapps.prepare import with_clients
+
+    settings = with_clients(settings)
     if settings.sites.own:
         raise UserError("fedapps data: the sites keep their data, which cannot be shown here")
     task: Any = build_task(settings)
     if not hasattr(task, "prepare") and not hasattr(task, "partition"):
         raise UserError(f"fedapps data: task {settings.task!r} has no samples with a class to show")
     deal = deal_of(task, settings.num_clients)
-    print_table(deal, settings)
-    for line in [*getattr(task, "remarks", lambda _: [])(settings.num_clients), *warnings_of(deal)]:
-        print(f"note: {line}")
-    if arguments.png:
-        arguments.png.write_bytes(picture(deal, settings.data.source))
-        print(f"picture: {arguments.png.resolve()}")
-    return 0
+    return deal, settings, [*getattr(task, "remarks", lambda _: [])(settings.num_clients), *warnings_of(deal)]
 
 
 def deal_of(task: Any, num_clients: int) -> Deal:
@@ -149,13 +159,20 @@ def print_table(deal: Deal, settings: Any) -> None:
 
 
 def picture(deal: Deal, source: str) -> bytes:
-    """Return a PNG: the share of each class in what each client learns from, and how many samples that is."""
-    from fedapps.results.drawing import heat, heat_key, panels, png, title
+    """Return the figure as PNG."""
+    from fedapps.results.drawing import png
+
+    return png(figure(deal, source))
+
+
+def figure(deal: Deal, source: str) -> "Figure":
+    """Return a figure: the share of each class in what each client learns from, and how many samples that is."""
+    from fedapps.results.drawing import heat, heat_key, panels, title
     from fedapps.results.theme import LIGHT as theme
 
     counts = deal.trained[:200]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure, (axes,) = panels(1, 1, (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))), theme)
+    drawn, (axes,) = panels(1, 1, (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))), theme)
     more = f", the first {len(counts)}" if len(counts) < len(deal.names) else ""
     title(axes, f"{Path(source).name}: classes of {len(deal.names)} clients{more}")
     colours = (theme.grid, theme.series[0], theme.ink)
@@ -168,4 +185,4 @@ def picture(deal: Deal, source: str) -> bytes:
         axes.x.ticks = (range(len(deal.classes)), [name[:8] for name in deal.classes])
     axes.x.label = "class"
     heat_key(axes, (0.0, float(share.max())), colours, "share of the client's samples")
-    return png(figure)
+    return drawn

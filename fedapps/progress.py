@@ -1,6 +1,7 @@
 """Progress display of a run, independent of the engine: it reads the rounds.jsonl that the run writes.
 
-On a terminal a live bar; elsewhere (a log, a pipe, continuous integration) a few plain lines, which are flushed. The reader keeps its
+On a terminal a live bar; in a notebook a bar in the cell's output; elsewhere (a log, a pipe, continuous integration) a few plain lines,
+which are flushed. The reader keeps its
 position in the file, so polling is cheap when there is nothing new, and a line that is still being written is left for the next poll.
 """
 
@@ -18,10 +19,12 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 
 from fedapps.results.formats import one_line, percent_text, seconds_text, three_digits
+from fedapps.results.notebook import Line, in_notebook
 from fedapps.results.reader import is_number, numbers, parse_round
 
 _LINE_EVERY = 2.0  # seconds between two plain lines
 _EVALUATION_EVERY = 0.5  # ... if there is a new evaluation
+_BAR_EVERY = 0.1  # ... if it is a bar in a notebook
 _FAILURES_SHOWN = 3
 _WINDOW = 10  # rounds over which the time per round is averaged
 
@@ -59,6 +62,7 @@ class Progress:
     def __init__(
         self, num_rounds: int, label: str, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._cell = Line() if console is None and in_notebook() else None
         self.num_rounds = num_rounds
         self.label = one_line(label, 40)
         self.done = 0
@@ -113,6 +117,8 @@ class Progress:
         self._note = one_line(text, 80)
         if self._bar is not None:
             self._bar.update(self._task, description=self._describe())
+        elif self._cell is not None:
+            self._print_line()
         else:
             self._print(f"{self.label}: {self._note}")
 
@@ -160,7 +166,12 @@ class Progress:
 
     def _is_due(self, evaluated: bool) -> bool:
         waited = self._clock() - self._last_line
-        return self.done >= self.num_rounds or waited >= (_EVALUATION_EVERY if evaluated else _LINE_EVERY)
+        return self.done >= self.num_rounds or waited >= self._pause(evaluated)
+
+    def _pause(self, evaluated: bool) -> float:
+        if self._cell is not None:
+            return _BAR_EVERY
+        return _EVALUATION_EVERY if evaluated else _LINE_EVERY
 
     def _describe(self) -> str:
         parts = []
@@ -184,7 +195,11 @@ class Progress:
     def _print_line(self) -> None:
         self._last_line, self._last_shown = self._clock(), self.done
         details = self._describe()
-        self._print(f"{self.label}: round {self.done}/{self.num_rounds}" + (f"  {details}" if details else ""))
+        text = f"{self.label}: round {self.done}/{self.num_rounds}" + (f"  {details}" if details else "")
+        if self._cell is not None:
+            self._cell.show(text, self.done, self.num_rounds)
+        else:
+            self._print(text)
 
     def _print_failure(self, failure: object) -> None:
         if isinstance(failure, dict):

@@ -72,6 +72,13 @@ def toml_value(value: Value) -> str:
     return _toml_string(value)
 
 
+def toml_text(value: Any) -> str:
+    """Return a value or a list of values as TOML; what is neither true or false, a number nor text as text."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_text, value))}]"
+    return toml_value(value if isinstance(value, bool | int | float | str) else str(value))
+
+
 def _toml_string(text: str) -> str:
     # JSON's escapes are a subset of TOML's, but TOML also forbids a bare DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

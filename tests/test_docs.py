@@ -32,7 +32,9 @@ from fedapps.methods import METHODS, checked_method
 from fedapps.prepare import check_sizes
 from fedapps.run_command import settings_of
 from fedapps.settings import default_config, read_settings
+from fedapps.sweeps import execution
 from fedapps.sweeps.plan import read_plan
+from fedapps.sweeps.pool import Ended, run_one
 from fedapps.toml_text import toml_value
 from strategies import AAggFFD, FedAvg
 
@@ -353,6 +355,12 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
         assert main(run) == 0
         exec(compile(code, "snippet", "exec"), {})
         assert re.search(r"^completed 0\.\d+ True$", capsys.readouterr().out, re.M)
+        return
+    if "fedapps.sweep(" in code:
+        monkeypatch.setattr(execution, "run_all", lambda runs, processes: (Ended(run, run_one(run)) for run in runs))
+        exec(compile(code, "snippet", "exec"), {})
+        said = capsys.readouterr().out
+        assert re.search(r"^0 +fedavg +0\.\d+ +-?0\.\d+\n1 +local +0\.\d+ +NaN$", said, re.M), said
         return
     if "fedapps.run(" in code:
         exec(compile(code, "snippet", "exec"), {})

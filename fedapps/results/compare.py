@@ -131,18 +131,17 @@ def compare(
     Raises:
         UserError: no folder given, a folder is no run, a run has no evaluation, or `out` is a run's own folder.
     """
-    found = compared(run_dirs, share, reference)
+    return write_comparison(compared(run_dirs, share, reference), out)
+
+
+def write_comparison(found: Compared, out: Path | str | None = None) -> Comparison:
+    """Writes the files of a comparison; those of an earlier one are replaced. `out` and errors: see `compare`."""
     paths = [run.path for row in found.rows for run in row.runs]
     folder = Path(out) if out is not None else paths[0].resolve().parent / "comparison"
     if folder.resolve() in {path.resolve() for path in paths}:
         raise UserError(f"compare: {folder} is the folder of a run, its report would be lost: choose another --out")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"compare: {folder} is a file: choose another --out")
-    return write_comparison(found, folder)
-
-
-def write_comparison(found: Compared, folder: Path) -> Comparison:
-    """Writes the files of a comparison into `folder`; those of an earlier one are replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     light, dark = found.figures(LIGHT), found.figures(DARK)
     pictures = [html.picture(_PICTURES[name], svg(light[name]), svg(dark[name])) for name in light]

@@ -33,7 +33,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     way = Way(arguments.engine, arguments.jobs, arguments.gpus_per_client, arguments.ray_address)
-    plans = read_plans(arguments)
+    plans = read_plans(arguments.file, arguments.settings, arguments.scale, arguments.out, arguments.data)
     if arguments.dry_run:
         for out, plan in plans.items():
             show_plan(plan, out)
@@ -54,18 +54,21 @@ def _sweep(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_plans(arguments: argparse.Namespace) -> dict[Path, Plan]:
-    """Return the plan of the file, or of each sweep of a folder, by the folder of its results. Raises ``UserError``."""
-    files = sweeps_in(arguments.file) if arguments.file.is_dir() else [arguments.file]
-    scale = "" if arguments.scale == FULL else arguments.scale
+def read_plans(
+    path: Path, settings: Sequence[str] = (), scale: str = "", to: Path | None = None, data: Path | None = None
+) -> dict[Path, Plan]:
+    """Return the plan of the file, or of each sweep of a folder, by the folder of its results. Raises ``UserError``.
+
+    ``to``: the folder of the results, below which those of a folder's sweeps have one each. The others: see ``read_plan``.
+    """
     out = {}
-    for file in files:
-        of_paper = arguments.file.is_dir() or (file.parent / PAPER).exists()
-        words = ("sweep", file.parent.name if of_paper else "", file.stem, scale)
-        folder = (arguments.out or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
-        if arguments.file.is_dir() and arguments.out:
+    for file in sweeps_in(path) if path.is_dir() else [path]:
+        of_paper = path.is_dir() or (file.parent / PAPER).exists()
+        words = ("sweep", file.parent.name if of_paper else "", file.stem, "" if scale == FULL else scale)
+        folder = (to or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
+        if path.is_dir() and to:
             folder /= file.stem
-        out[folder] = read_plan(file, arguments.settings, arguments.scale, folder, arguments.data)
+        out[folder] = read_plan(file, settings, scale, folder, data)
     return out
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -66,7 +67,8 @@ def run_all(runs: Iterable[PlannedRun], processes: int = 0, after: Callable[[Pla
     size = min(processes or os.cpu_count() or 1, len(jobs))
     others = set(active_children())
     with ProcessPoolExecutor(size, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
-        running = {pool.submit(run_one, run, after): run for run in jobs.values()}
+        with nullcontext() if after else without_main():
+            running = {pool.submit(run_one, run, after): run for run in jobs.values()}
         try:
             for future in as_completed(running):
                 try:
@@ -83,6 +85,20 @@ def run_all(runs: Iterable[PlannedRun], processes: int = 0, after: Callable[[Pla
                 process.join()
             mark_interrupted(jobs)
             raise
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Start processes that do not import the program again, which may be a script that would start the same runs itself."""
+    main = sys.modules["__main__"]
+    hidden = {name: value for name in ("__spec__", "__file__") if (value := getattr(main, name, None)) is not None}
+    for name in hidden:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
 
 
 def _ignore_interrupts() -> None:

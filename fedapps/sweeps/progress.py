@@ -1,4 +1,4 @@
-"""The progress display of a sweep: a bar over all rounds in a terminal, and a line for every run that ends."""
+"""The progress display of a sweep: a bar over all rounds in a terminal or notebook, and a line for every run that ends."""
 
 import sys
 import threading
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from fedapps.progress import RoundReader
+from fedapps.results.notebook import Line, in_notebook
 from fedapps.sweeps.pool import Ended, PlannedRun
 
 _POLL = 1.0  # seconds between polls of the runs' folders
@@ -21,7 +22,8 @@ class SweepProgress:
 
     def __init__(self, runs: Sequence[PlannedRun], missing: Sequence[PlannedRun], console: Console | None = None) -> None:
         """Create the display for all ``runs``, of which ``missing`` are still to run."""
-        self._console = console or Console(stderr=True)
+        self._cell = Line() if console is None and in_notebook() else None  # with the failures only: no line for every run
+        self._console = console or Console(stderr=self._cell is None)
         self._total, self._done = len(runs), len(runs) - len(missing)
         self._rounds = {run.folder: int(run.config["num-rounds"]) for run in missing}
         self._at = dict.fromkeys(self._rounds, 0)
@@ -49,13 +51,16 @@ class SweepProgress:
             )
             self._task = self._bar.add_task(self._describe(), total=sum(self._rounds.values()))
             self._bar.start()
+        if self._rounds and (self._bar or self._cell):
+            self._show()
             self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stop.set()
-        if self._bar is not None:
+        if self._thread.is_alive():
             self._thread.join(timeout=5)
+        if self._bar is not None:
             self._bar.stop()
             self._console.show_cursor(True)
 
@@ -63,8 +68,9 @@ class SweepProgress:
         """Print how a run ended."""
         self._failed += bool(ended.error)
         self._done += not ended.error
-        self._print(f"[{self._done + self._failed}/{self._total}] {ended}", "red" if ended.error else None)
-        if self._bar is not None:
+        if ended.error or self._cell is None:
+            self._print(f"[{self._done + self._failed}/{self._total}] {ended}", "red" if ended.error else None)
+        if self._bar or self._cell:
             # A run may end before its last round, and a failed one has no further rounds.
             self._at[ended.run.folder] = self._rounds[ended.run.folder]
             self._readers.pop(ended.run.folder, None)
@@ -80,6 +86,9 @@ class SweepProgress:
     def _show(self) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=sum(self._at.values()), description=self._describe())
+        elif self._cell is not None:
+            rounds, total = sum(self._at.values()), sum(self._rounds.values())
+            self._cell.show(f"{self._describe()}, {rounds}/{total} rounds", rounds, total)
 
     def _describe(self) -> str:
         failed = f", {self._failed} failed" if self._failed else ""

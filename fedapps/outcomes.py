@@ -1,0 +1,210 @@
+"""What runs, sweeps and comparisons are from Python: their numbers as DataFrames, their plots, their models.
+
+A notebook shows each as a short table.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedapps.data_command import MAX_CLIENTS, Deal, figure
+from fedapps.errors import UserError
+from fedapps.export_command import exported, net_arrays, settings_in
+from fedapps.results import html
+from fedapps.results.compare import Compared, compared
+from fedapps.results.gains import records
+from fedapps.results.html import Html
+from fedapps.results.notebook import Plot, Plots
+from fedapps.results.reader import RunFolder, read_run
+from fedapps.results.report import state_sentence
+from fedapps.results.run_plots import run_figures
+from fedapps.results.theme import DARK, LIGHT
+from fedapps.settings import Settings
+from fedapps.sweeps.page import figures, tables_html
+from fedapps.sweeps.tables import Results
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Run:
+    """The results of a run, as its folder holds them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    def __repr__(self) -> str:
+        return f"<fedapps.Run {self.read.method} on {self.read.task}, {self.summary.get('status', 'unfinished')}: {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        told = html.paragraph(f"{self.read.method} on {self.read.subject}. {state_sentence(self.read)}")
+        try:
+            table = [compared([self.folder]).html()]
+        except UserError:  # nothing was evaluated yet
+            table = []
+        return "\n".join([told, *table, _place(self.folder)])
+
+    def plot(self, *, dark: bool = False) -> Plots:
+        """Return the plots of the report, by name."""
+        return Plots(run_figures(self.read, DARK if dark else LIGHT))
+
+    @cached_property
+    def read(self) -> RunFolder:
+        """Everything that the folder holds, as read once."""
+        return read_run(self.folder)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings, by their flat keys."""
+        return dict(self.read.settings)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json: status, rounds, mean and spread of every metric."""
+        return dict(self.read.summary)
+
+    @property
+    def rounds(self) -> Any:
+        """One row a round, nested values with dotted names: a DataFrame where pandas is installed, else a list of dictionaries."""
+        return frame([_flat_row(row) for row in self.read.rounds])
+
+    @property
+    def clients(self) -> Any:
+        """One row a client of the last evaluation: a DataFrame where pandas is installed, else a list of dictionaries."""
+        return frame(self.read.clients)
+
+    def model(self) -> "nn.Module":
+        """Return the global model, to evaluate. Raises ``UserError`` if what the run trained is not the task's net."""
+        from fedapps.assembly import build_task
+
+        settings = settings_in(self.folder, own=True)
+        task: Any = build_task(settings)
+        return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
+
+    def personal_model(self, client: int) -> "nn.Module":
+        """Return the model that a client was scored with, to evaluate. Raises ``UserError`` if the folder does not keep it."""
+        from fedapps.assembly import build_task
+
+        _, _, tensors = exported(self.folder, client)
+        return _loaded(build_task(settings_in(self.folder)), tensors)
+
+
+class Sweep:
+    """The finished runs of a sweep, and their table."""
+
+    def __init__(self, folder: Path, results: Results) -> None:
+        self.folder, self._results = folder, results
+
+    def __repr__(self) -> str:
+        plan = self._results.plan
+        return f"<fedapps.Sweep {plan.title}, {len(self._results.runs)} of {len(plan.points)} runs: {self.folder}>"
+
+    @property
+    def table(self) -> Any:
+        """One row per entry of the table: its labels, how many seeds, each measure's mean and deviation over them (a DataFrame)."""
+        return frame(self._results.records())
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The finished runs, by name."""
+        return {name: Run(run.path) for name, run in self._results.found.items()}
+
+    def plot(self, *, dark: bool = False) -> Plots:
+        """Return the plots of the report, by name."""
+        return Plots(figures(self._results, DARK if dark else LIGHT))
+
+    def _repr_html_(self) -> str:
+        parts: list[str] = []
+        for name, table in tables_html(self._results):
+            parts += [html.paragraph(Html(f"<b>{html.text(name)}</b>"))] * bool(name) + [table]
+        return "\n".join([*parts, html.paragraph(self._results.note()), _place(self.folder)])
+
+
+class Comparison:
+    """Runs beside each other."""
+
+    def __init__(self, found: Compared, folder: Path | None) -> None:
+        self._found, self.folder = found, folder
+
+    def __repr__(self) -> str:
+        labels = ", ".join(row.label for row in self._found.rows)
+        return f"<fedapps.Comparison of {labels}{f': {self.folder}' if self.folder else ''}>"
+
+    @property
+    def table(self) -> Any:
+        """One row per setting, means over its seeds with their deviation, gains with their bounds (a DataFrame)."""
+        return frame(self._found.records())
+
+    @property
+    def gains(self) -> Any:
+        """One row per client and run: its accuracy (AUROC), that in the reference run, the difference (a DataFrame)."""
+        return frame(records(self._found.gains))
+
+    def plot(self, *, dark: bool = False) -> Plots:
+        """Return the plots of the page, by name."""
+        return Plots(self._found.figures(DARK if dark else LIGHT))
+
+    def _repr_html_(self) -> str:
+        below = [section.as_html() for section in self._found.sections]
+        return "\n".join([self._found.html(), *below, *([_place(self.folder)] if self.folder else [])])
+
+
+class Partition:
+    """Who gets what: samples of each client, by class."""
+
+    def __init__(self, deal: Deal, settings: Settings, notes: list[str]) -> None:
+        self._deal, self.notes = deal, notes
+        self._source = getattr(settings.problem, "source", "") or settings.data.source
+
+    def __repr__(self) -> str:
+        return f"<fedapps.Partition of {self._source}: {len(self._deal.names)} clients, {len(self._deal.classes)} classes>"
+
+    @property
+    def table(self) -> Any:
+        """One row per client: samples to train on, to validate with, to be scored on, and by class to learn from (a DataFrame)."""
+        return frame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for name, sizes, counts in zip(self._deal.names, self._deal.sizes, self._deal.trained, strict=True):
+            row: dict[str, Any] = {"client": name, **dict(zip(("train", "validation", "test"), sizes.tolist(), strict=True))}
+            rows.append(row | {f"class {known}": n for known, n in zip(self._deal.classes, counts.tolist(), strict=True)})
+        return rows
+
+    def plot(self) -> Plot:
+        """Return a picture of the classes of each client."""
+        return Plot("partition", figure(self._deal, self._source))
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()
+        shown = [[value or "\N{MIDDLE DOT}" for value in row.values()] for row in rows[:MAX_CLIENTS]]
+        more = [f"{MAX_CLIENTS} of {len(rows)} clients are shown"] if len(rows) > MAX_CLIENTS else []
+        return "\n".join([html.table(list(rows[0]), shown), *map(html.paragraph, [*more, *self.notes])])
+
+
+def _place(folder: Path) -> Html:
+    report = folder / "report.html"
+    return html.paragraph(Html(f"<small>{html.text(report if report.exists() else folder)}</small>"))
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    """Return rows as a DataFrame where pandas is installed, else as they are."""
+    try:
+        import pandas
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)
+
+
+def _flat_row(row: Mapping[str, Any], table: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in row.items():
+        out |= _flat_row(value, f"{table}{name}.") if isinstance(value, Mapping) else {f"{table}{name}": value}
+    return out
+
+
+def _loaded(task: Any, tensors: Mapping[str, Any]) -> "nn.Module":
+    net: nn.Module = task.model_fn(0)
+    net.load_state_dict(dict(tensors))
+    return net.eval()

@@ -1,0 +1,96 @@
+"""What a notebook shows: plots as objects, and a line that is brought up to date in its place.
+
+Nothing here needs more than the kernel that the notebook runs on; elsewhere plots are saved, and the progress is shown on the terminal.
+"""
+
+import base64
+import html as markup
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from algorithms.common.checks import nearest
+from fedapps.errors import UserError
+from fedapps.results.drawing import png, svg
+from fedapps.results.html import Html
+from fedapps.results.layout import Figure
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+class Line:
+    """A bar with a text in the output of a notebook's cell, which ``show`` brings up to date."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str, done: int, total: int) -> None:
+        """Show the text beside a bar of which ``done`` of ``total`` are filled."""
+        bar = f'<progress value="{done}" max="{max(total, 1)}" style="width: 12em"></progress>'
+        content = {"text/plain": text, "text/html": f"{bar} {markup.escape(text)}"}
+        if self._handle is None:
+            self._handle = import_module("IPython.display").display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
+class Plot:
+    """A figure: a notebook shows it, ``save`` writes it."""
+
+    def __init__(self, name: str, figure: Figure) -> None:
+        self.name, self._figure = name, figure
+
+    def __repr__(self) -> str:
+        return f"<fedapps.Plot {self.name}: a notebook shows it, .save(FILE) writes it>"
+
+    def _repr_svg_(self) -> str:
+        return svg(self._figure).decode()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the figure as PNG or SVG, by the ending of ``path``, and return the path. Raises ``UserError`` for another ending."""
+        path = Path(path)
+        forms = {".png": png, ".svg": svg}
+        if path.suffix not in forms:
+            raise UserError(f"{path}: a plot is written as .png or .svg")
+        path.write_bytes(forms[path.suffix](self._figure))
+        return path
+
+
+class Plots(Mapping[str, Plot]):
+    """Figures by name: a notebook shows all of them, ``plots["clients"]`` is one, ``save`` writes them into a folder."""
+
+    def __init__(self, figures: Mapping[str, Figure]) -> None:
+        self._plots = {name: Plot(name, figure) for name, figure in figures.items()}
+
+    def __repr__(self) -> str:
+        return f"<fedapps.Plots {', '.join(self) or 'none'}: a notebook shows them, .save(FOLDER) writes them>"
+
+    def __getitem__(self, name: str) -> Plot:
+        if name not in self._plots:
+            raise KeyError(f"{name!r}: {nearest(name, self._plots)}there are {', '.join(self._plots) or 'no plots'}")
+        return self._plots[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plots)
+
+    def __len__(self) -> int:
+        return len(self._plots)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write every figure as NAME.png into a folder, which is made if there is none, and return the paths."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return [plot.save(Path(folder) / f"{name}.png") for name, plot in self._plots.items()]
+
+    def _repr_html_(self) -> str:
+        return Html(f'<div style="display: flex; flex-wrap: wrap; gap: .5em">{"".join(map(_image, self._plots.values()))}</div>')
+
+
+def _image(plot: Plot) -> str:
+    data = base64.b64encode(plot._repr_svg_().encode()).decode()
+    return f'<img alt="{markup.escape(plot.name)}" style="max-width: 100%" src="data:image/svg+xml;base64,{data}">'

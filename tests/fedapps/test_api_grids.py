@@ -1,0 +1,306 @@
+"""Sweeps, comparisons and plots from Python: what the commands write and print, as objects that a notebook shows."""
+
+import csv
+import json
+import subprocess
+import sys
+import types
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import fedapps
+from fedapps import api
+from fedapps.cli import main
+from fedapps.data_command import deal_for
+from fedapps.errors import RunFailed, UserError
+from fedapps.prepare import completed
+from fedapps.progress import Progress
+from fedapps.results.notebook import Line, in_notebook
+from fedapps.sweeps import execution
+from fedapps.sweeps.pool import Ended, PlannedRun, run_one
+from fedapps.sweeps.progress import SweepProgress
+
+pandas = pytest.importorskip("pandas")
+LASSO = {"task": "lasso", "num_clients": 3, "clients_per_round": 0, "num_rounds": 4, "evaluate_every": 2, "checkpoint_every": 2}
+DIGITS = {"num_rounds": 2, "num_clients": 4, "clients_per_round": 0, "evaluate_every": 1, "train": {"local_epochs": 1}}
+FILE = """
+task = "lasso"
+num-clients = 3
+clients-per-round = 0
+num-rounds = 4
+evaluate-every = 2
+checkpoint-every = 2
+seed = [0, 1]
+[axis.step]
+short = { fedfw.offset = 2 }
+"a <long> one" = { fedfw.offset = 8 }
+[[when]]
+seed = 1
+set = { num-rounds = 2 }
+[sweep]
+rows = ["step"]
+"""
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Runs go one after the other in this process, which counts them; those that are named in the dictionary fail with its text."""
+    broken, begun = {}, []
+
+    def run_all(runs, processes):
+        for run in runs:
+            begun.append(run.folder.name)
+            yield Ended(run, {}, broken[run.folder.name]) if run.folder.name in broken else Ended(run, run_one(run))
+
+    monkeypatch.setattr(execution, "run_all", run_all)
+    return types.SimpleNamespace(broken=broken, begun=begun)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of two methods, the second alone."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        (method, seed): fedapps.run(method, seed=seed, out=folder / f"{method}-{seed}", progress=False, **DIGITS)
+        for method in ("fedper", "local")
+        for seed in (0, 1)
+    }
+
+
+def rows_of(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def same(frame, path):
+    """Whether a DataFrame says what stands in a CSV file."""
+    rows = rows_of(path)
+    assert list(frame.columns) == list(rows[0])
+    for (_, ours), theirs in zip(frame.iterrows(), rows, strict=True):
+        for name, text in theirs.items():
+            if text == "" or text.replace(" ", "").isalpha():
+                assert ours[name] is None or ours[name] != ours[name] or ours[name] == text
+            elif isinstance(ours[name], str):
+                assert ours[name] == text
+            else:
+                assert float(text) == pytest.approx(ours[name])
+
+
+# --- sweeps --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_of_settings_is_that_of_the_file(in_process, tmp_path, capsys):
+    (tmp_path / "grid.toml").write_text(FILE)
+    assert main(["sweep", str(tmp_path / "grid.toml"), "method=fedfw", "--out", str(tmp_path / "command")]) == 0
+    capsys.readouterr()
+    by_file = fedapps.sweep(tmp_path / "grid.toml", method="fedfw", out=tmp_path / "file", progress=False)
+    by_settings = fedapps.sweep(
+        **{**LASSO, "method": "fedfw", "seed": [0, 1]},
+        axis={"step": {"short": {"fedfw": {"offset": 2}}, "a <long> one": {"fedfw": {"offset": 8}}}},
+        when=[{"seed": 1, "set": {"num_rounds": 2}}],
+        sweep={"rows": ["step"]},
+        out=tmp_path / "settings",
+        progress=False,
+    )
+    assert capsys.readouterr() == ("", "")
+    table = (tmp_path / "command" / "table.csv").read_text()
+    for done in (by_file, by_settings):
+        assert (done.folder / "table.csv").read_text() == table
+        assert sorted(done.runs) == sorted(path.name for path in (tmp_path / "command" / "cells").iterdir())
+        same(done.table, tmp_path / "command" / "table.csv")
+    assert {run.summary["rounds-completed"] for run in by_settings.runs.values()} == {2, 4}
+    record = json.loads((tmp_path / "file" / "sweep.json").read_text())
+    assert record["settings"] == ['method="fedfw"']
+    assert "a &lt;long&gt; one" in by_settings._repr_html_()
+    assert "<b>" not in by_settings._repr_html_().split("</thead>")[0]
+    assert set(by_settings.plot()) == {path.stem for path in (tmp_path / "command" / "plots").glob("*.png")}
+
+
+def test_it_goes_on_where_it_stopped_and_tells_what_failed(in_process, tmp_path):
+    grid = {**LASSO, "method": "fedfw", "seed": [0, 1, 2], "out": tmp_path / "out", "progress": False}
+    in_process.broken["seed-1"] = "it died"
+    with pytest.raises(RunFailed, match="1 of 3 runs, the first seed-1: it died; the same call goes on"):
+        fedapps.sweep(**grid)
+    assert rows_of(tmp_path / "out" / "table.csv")[0]["seeds"] == "2"
+    in_process.broken.clear()
+    in_process.begun.clear()
+    assert repr(fedapps.sweep(**grid)) == f"<fedapps.Sweep sweep, 3 of 3 runs: {tmp_path / 'out'}>"
+    assert in_process.begun == ["seed-1"]
+
+
+def test_mistakes_of_a_sweep(tmp_path):
+    for given, said in (
+        ({"method": ["fedavg", "fedavgg"]}, "method = 'fedavgg': did you mean 'fedavg'"),
+        ({"num_round": [1, 2]}, "unknown setting 'num-round': did you mean 'num-rounds'"),
+        ({"sweep": {"row": ["seed"]}}, "did you mean 'rows'"),
+        ({"seed": []}, "a list without values"),
+        ({"engine": "deployment"}, "engine = 'deployment': choose one of inline, ray"),
+        ({"jobs": -1}, "--jobs -1: choose"),
+        ({"file": tmp_path / "no.toml"}, "no.toml: no such file"),
+    ):
+        with pytest.raises(UserError, match=said):
+            fedapps.sweep(**{"out": tmp_path / "out", **given})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_script_may_sweep_as_it_stands(tmp_path):
+    """Without `if __name__ == "__main__"`, which processes that import the script again would need."""
+    lines = [
+        "import fedapps",
+        "print('begun')",
+        f"done = fedapps.sweep(method='fedfw', seed=[0, 1], jobs=2, **{LASSO!r})",
+        "print(len(done.table))",
+    ]
+    (tmp_path / "study.py").write_text("\n".join(lines))
+    done = subprocess.run([sys.executable, "study.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "begun\n1\n", done.stderr
+    assert (tmp_path / "results" / "sweep" / "report.html").exists()
+
+
+# --- comparisons ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
+    folders = [str(run.folder) for run in runs.values()]
+    assert main(["compare", *folders, "--out", str(tmp_path / "command")]) == 0
+    printed = capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for run in runs.values() for path in run.folder.parent.rglob("*")}
+    found = fedapps.compare(*runs.values())
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert found.folder is None
+    same(found.table, tmp_path / "command" / "comparison.csv")
+    same(found.gains, tmp_path / "command" / "gains.csv")
+    assert found.table["gain-mean"][0] == pytest.approx(np.mean(found.gains["gain"]))
+    assert f"{100 * found.table['gain-mean'][0]:+.1f}" in printed
+    shown = found._repr_html_()
+    assert "Gain over local" in shown
+    assert "2 seeds" in shown
+    assert capsys.readouterr().out == ""
+
+
+def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
+    fedper, local = (runs[method, 0] for method in ("fedper", "local"))
+    found = fedapps.compare([fedper, str(local.folder)], reference=fedper, out=tmp_path / "page")
+    assert found.folder == tmp_path / "page"
+    assert sorted(path.name for path in found.folder.iterdir()) == [
+        "clients.png", "comparison.csv", "comparison.png", "gains.csv", "report.html",
+    ]  # fmt: skip
+    assert set(found.gains["label"]) == {"local"}
+    assert found.plot()["comparison"].save(tmp_path / "same.png").read_bytes() == (found.folder / "comparison.png").read_bytes()
+    with pytest.raises(UserError, match="no folder given"):
+        fedapps.compare()
+    with pytest.raises(UserError, match="worst = 0"):
+        fedapps.compare(fedper, worst=0)
+
+
+def test_the_runs_of_a_sweep_compare(in_process, tmp_path):
+    done = fedapps.sweep(**LASSO, method=["fedfw", "fedfw-plus"], out=tmp_path / "out", progress=False)
+    assert list(fedapps.compare(done).table["label"]) == ["fedfw", "fedfw-plus"]
+
+
+# --- what a notebook shows -----------------------------------------------------------------------------------------------
+
+
+def test_the_plots_of_a_run_are_those_of_its_report(runs, tmp_path):
+    run = runs["fedper", 0]
+    plots = run.plot()
+    assert {path.stem for path in (run.folder / "plots").glob("*.png")} == set(plots)
+    for path in plots.save(tmp_path / "new"):
+        assert path.read_bytes() == (run.folder / "plots" / path.name).read_bytes()
+    assert plots["clients"]._repr_svg_().startswith("<svg")
+    assert plots._repr_html_().count("<img ") == len(plots)
+    assert plots["clients"]._repr_svg_() != run.plot(dark=True)["clients"]._repr_svg_()
+    with pytest.raises(KeyError, match="did you mean 'clients'"):
+        plots["client"]
+    with pytest.raises(UserError, match=r"written as \.png or \.svg"):
+        plots["clients"].save(tmp_path / "plot.jpg")
+
+
+def test_a_run_is_shown_in_short(runs, tmp_path):
+    run = runs["fedper", 0]
+    shown = run._repr_html_()
+    assert f"{100 * run.summary['accuracy-mean']:.1f}" in shown
+    assert "Completed: 2 of 2 rounds." in shown
+    assert str(run.folder / "report.html") in shown
+    assert len(shown) < 3000
+    (tmp_path / "settings.toml").write_text('method = "<script>"\n')
+    assert "&lt;script&gt;" in fedapps.load(tmp_path)._repr_html_()
+
+
+def test_the_partition_is_what_the_command_shows(capsys):
+    given = {"data": {"partition": "dirichlet", "alpha": 0.3, "min_samples": 5}, "num_clients": 4}
+    found = fedapps.partition(**given)
+    deal, _, notes = deal_for(completed(api.flat(given)))
+    table = found.table
+    np.testing.assert_array_equal(table[[f"class {k}" for k in range(10)]].to_numpy(), deal.trained)
+    np.testing.assert_array_equal(table[["train", "validation", "test"]].to_numpy(), deal.sizes)
+    assert found.notes == notes
+    assert found.plot()._repr_svg_().startswith("<svg")
+    assert found._repr_html_().count("<tr>") == 5
+    assert repr(found) == "<fedapps.Partition of digits: 4 clients, 10 classes>"
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A notebook's kernel as far as it is asked; the list of what its cell has shown, the last in each place."""
+    places = []
+
+    class Handle:
+        def __init__(self, place):
+            self.place = place
+
+        def update(self, content, raw):
+            assert raw
+            places[self.place].append(content)
+
+    def display(content, raw, display_id):
+        assert raw
+        assert display_id
+        places.append([content])
+        return Handle(len(places) - 1)
+
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    shown = types.ModuleType("IPython.display")
+    shown.display = display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    return places
+
+
+def test_in_a_notebook_one_line_is_brought_up_to_date(kernel, tmp_path, capsys):
+    assert in_notebook()
+    clock = iter(np.arange(0, 100, 0.5))
+    with Progress(3, "fedavg on <b>", clock=lambda: float(next(clock))) as progress:
+        progress.note("starting")
+        for number in (1, 2, 3):
+            with (tmp_path / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps({"round": number, "seconds": 1.0, "train": {"loss": 0.5}}) + "\n")
+            progress.poll(tmp_path)
+    assert len(kernel) == 1
+    assert 'value="3" max="3"' in kernel[0][-1]["text/html"]
+    assert "fedavg on &lt;b&gt;: round 3/3" in kernel[0][-1]["text/html"]
+    assert kernel[0][-1]["text/plain"].startswith("fedavg on <b>: round 3/3  loss 0.500")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_so_it_is_of_a_sweep(kernel, tmp_path, capsys):
+    runs = [PlannedRun({"num-rounds": 4}, tmp_path / name) for name in ("a", "b")]
+    with SweepProgress(runs, runs) as progress:
+        progress.tell(Ended(runs[0], {"rounds-completed": 4, "seconds": 1.0}))
+        progress.tell(Ended(runs[1], {}, "it died"))
+    assert len(kernel) == 1
+    assert kernel[0][-1]["text/plain"] == "1/2 runs, 1 failed, 8/8 rounds"
+    assert "b: failed: it died" in capsys.readouterr().out
+
+
+def test_elsewhere_there_is_no_kernel(monkeypatch):
+    assert not in_notebook()
+    with Progress(1, "x", Console(file=StringIO())) as progress:
+        assert progress._cell is None
+    assert Line()._handle is None
