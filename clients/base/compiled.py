@@ -32,12 +32,13 @@ from clients.base.steps import Eager, Epochs, Numbers, Problem, State, Step, Ten
 
 #: Steps of a graph. More make no graph faster that was measured, and longer to compile.
 UNROLLED = 4
-#: Of the compiler: random numbers are PyTorch's own; what the processor can do is what it says, without a test program.
-OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": True}
+#: Of the compiler: random numbers are PyTorch's own; what the processor can do is what it says, without a test program; loops run on
+#: one thread (matrix products on all), since an index out of range, which is one client's failure, would end the process on others.
+OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": True, "cpp.threads": 1}
 #: The oldest PyTorch that was seen to do it; 2.6's compiler fails at some of these graphs.
 OLDEST = (2, 14)
 #: Change this when the way in which steps are traced changes.
-FORMAT = 1
+FORMAT = 2
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 logger = logging.getLogger("flwr")
@@ -105,10 +106,15 @@ class Compiler:
             run: Run | None = None
             try:
                 run = self._library(training, x, y, numbers, bool(batch_size))
-                _check(training, run, x, y, numbers, bool(batch_size))
             except Exception as error:
-                run = None
                 self._tell(error)
+            if run is not None:
+                expected = _eager_end(training, x, y, numbers, bool(batch_size))  # what it raises is this client's own failure
+                try:
+                    _check(training, run, expected, x, y, numbers)
+                except Exception as error:
+                    run = None
+                    self._tell(error)
             graph = self.graphs[key] = Graph(weakref.ref(training.problem.module), run)
         return graph
 
@@ -345,25 +351,27 @@ def _load(path: Path) -> Run:
     return flat
 
 
-def _check(training: _Training, run: Run, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> None:
-    """Raise ``CannotCompile`` if eager steps end elsewhere. Leaves tensors and random numbers as they are."""
+def _eager_end(training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> list[Tensor]:
+    """Return where eager steps end: copies of the state and of the buffers. Leaves tensors and random numbers as they are."""
     training.write()
-    module = training.problem.module
-    with torch.random.fork_rng(devices=[]):
-        random = torch.get_rng_state()
-        outputs = run(training.inputs(x, y, numbers))
-        own = [t.clone() for t in (*training.eager.place, *training.others.values())]
-        copies = {name: [t.clone() for t in tensors] for name, tensors in training.state.items()}
-        kept = {name: training.others[name].clone() for name in training.kept}
-        torch.set_rng_state(random)
-        training.eager_steps(copies, x, y, numbers, many)
-        expected = [
-            *(t for tensors in copies.values() for t in tensors),
-            *(training.others[name].clone() for name in training.kept),
-        ]
-        for target, value in zip((*training.eager.place, *training.others.values()), own, strict=True):
+    places = [*training.eager.place, *training.others.values()]
+    own = [t.clone() for t in places]
+    copies = {name: [t.clone() for t in tensors] for name, tensors in training.state.items()}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            training.eager_steps(copies, x, y, numbers, many)
+        kept = [training.others[name].clone() for name in training.kept]
+    finally:
+        for target, value in zip(places, own, strict=True):
             target.copy_(value)
-    before = [*(t for tensors in training.state.values() for t in tensors), *kept.values()]
+    return [*(t for tensors in copies.values() for t in tensors), *kept]
+
+
+def _check(training: _Training, run: Run, expected: list[Tensor], x: Tensor, y: Tensor, numbers: list[Numbers]) -> None:
+    """Raise ``CannotCompile`` if eager steps end elsewhere. Leaves tensors and random numbers as they are."""
+    with torch.random.fork_rng(devices=[]):
+        outputs = run(training.inputs(x, y, numbers))
+    before = [*(t for tensors in training.state.values() for t in tensors), *(training.others[name] for name in training.kept)]
     for b, e, o in zip(before, expected, outputs, strict=False):
         if not e.is_floating_point():
             agree = torch.equal(e, o)
@@ -371,7 +379,8 @@ def _check(training: _Training, run: Run, x: Tensor, y: Tensor, numbers: list[Nu
             moved = float((e - b).double().norm())
             agree = math.isnan(moved) or float((e - o).double().norm()) <= 1e-3 * moved + 1e-5 * float(e.double().norm()) + 1e-12
         if not agree:
-            raise CannotCompile(f"the compiled steps of {type(module).__name__} do not agree with the eager ones")
+            module = type(training.problem.module).__name__
+            raise CannotCompile(f"the compiled steps of {module} do not agree with the eager ones")
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def with_column(images: Images, options: DataOptions) -> Images:
     if source == "digits":
         raise UserError(f"data.partition-arguments: partition_by = {column!r}: the digits have no such column")
 
-    def decode(data: Any, *_: int) -> Entry:
+    def decode(data: Any, *_: Any) -> Entry:
         check_columns(data, source, {"data.partition-arguments: partition_by": column})
         values = column_of(data, column)
         if values.dtype.kind not in "biuf":  # names are numbered in their order

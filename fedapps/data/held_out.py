@@ -1,9 +1,11 @@
-"""What clients are scored on if the data have a test split of their own (``data.test``).
+"""What clients are scored on, and choose models by, if the data have parts for that: splits of their own, or a column (``data.part``).
 
-Natural clients are scored on their own samples of that split. If none of them has any, since the split is about other people, every
-client is scored on all of it: how well its model serves people nobody trained on. Dealt clients get samples of each class in
-proportion to those that they train on. Either way all samples of ``data.split`` are for training.
+Natural clients have their own samples of such a part. If none of them has any, since the part is about other people, every client has
+all of it: how well its model serves people nobody trained on. Dealt clients get samples of each class in proportion to those that they
+train on. All other samples are for training.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,57 +18,81 @@ from fedapps.errors import UserError
 Indices = npt.NDArray[np.int64]
 
 
-def test_parts(images: Images, parts: list[Indices], options: DataOptions, seed: int) -> list[Indices] | None:
-    """Return the rows of ``data.test`` that each client is scored on, given those that it trains on; None without such a split.
+@dataclass(frozen=True)
+class Part:
+    """A part of the data: what its samples are for, the setting that names it, in words, and whose samples they are (N,), bool."""
 
-    Raises ``UserError`` if some clients have samples there and others have none.
+    use: str
+    setting: str
+    of: npt.NDArray[np.bool_] | None
+
+
+def test_part(images: Images, options: DataOptions) -> Part:
+    """Return the samples that clients are scored on."""
+    setting = f"data.part = {options.part!r}, test" if options.part else f"data.test = {options.test!r}"
+    return Part("is scored on", setting, images.held_out)
+
+
+def validation_part(images: Images, options: DataOptions) -> Part:
+    """Return the samples that models are chosen by."""
+    name = (
+        f"data.part = {options.part!r}, validation" if options.part else f"data.validation-split = {options.validation_split!r}"
+    )
+    return Part("chooses by", name, images.held_back)
+
+
+def dealt_part(images: Images, parts: list[Indices], part: Part, seed: int) -> list[Indices] | None:
+    """Return the rows of a part that each client has, given those that it trains on; None if there is no such part.
+
+    Raises ``UserError`` if some clients have samples to be scored on and others have none; with some to choose by that may be.
     """
-    if images.held_out is None:
+    if part.of is None:
         return None
-    rows = np.flatnonzero(images.held_out)
+    scored = part.use == "is scored on"
+    rows = np.flatnonzero(part.of)
     if images.natural is None:
-        return _in_proportion(images.labels, parts, rows, options, seed)
+        return _in_proportion(images.labels, parts, rows, part, generator(seed, f"held-{'out' if scored else 'back'} partition"))
     owner = images.natural[rows]
-    own = [rows[owner == images.natural[part[0]]] for part in parts]
-    without = [images.names[images.natural[part[0]]] for part, mine in zip(parts, own, strict=True) if not len(mine)]
+    own = [rows[owner == images.natural[mine[0]]] for mine in parts]
+    without = [images.names[images.natural[mine[0]]] for mine, has in zip(parts, own, strict=True) if not len(has)]
     if len(without) == len(parts):
         return [rows] * len(parts)
-    if without:
+    if without and scored:
         shown = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
+        name = part.setting.partition(" ")[0]
         raise UserError(
-            f"data.test = {options.test!r}: {len(without)} of the {len(parts)} clients have no sample in it ({shown}), the others "
-            "have: mend the split, or leave data.test '' to score each client on a part of its own"
+            f"{part.setting}: {len(without)} of the {len(parts)} clients have no sample in it ({shown}), the others "
+            f"have: mend the data, or leave {name} '' to score each client on a part of its own"
         )
     return own
 
 
-def scored_on(images: Images, parts: list[Indices], tests: list[Indices], options: DataOptions) -> str:
-    """Return one line that says what the clients are scored on."""
-    assert images.held_out is not None
-    total = int(images.held_out.sum())
+def told(images: Images, parts: list[Indices], own: list[Indices], part: Part) -> str:
+    """Return one line that says what the clients have of a part."""
+    assert part.of is not None
+    total = int(part.of.sum())
     if images.natural is None:
-        return f"data.test = {options.test!r}: its {total} samples are dealt to the {len(parts)} clients in proportion to their classes"
-    if images.natural[tests[0][0]] != images.natural[parts[0][0]]:
-        people = len(np.unique(images.natural[images.held_out]))
+        return f"{part.setting}: its {total} samples are dealt to the {len(parts)} clients in proportion to their classes"
+    strangers = [images.natural[has[0]] != images.natural[mine[0]] for mine, has in zip(parts, own, strict=True) if len(has)]
+    if any(strangers):
+        people = len(np.unique(images.natural[part.of]))
         return (
-            f"data.test = {options.test!r}: none of the {len(parts)} clients is in it, so each is scored on all {total} samples of its "
+            f"{part.setting}: none of the {len(parts)} clients is in it, so each {part.use} all {total} samples of its "
             f"{people} others, whom nobody trains on"
         )
-    used = sum(map(len, tests))
+    used, without = sum(map(len, own)), sum(not len(has) for has in own)
     rest = f"; {total - used} samples of others are left out" if used < total else ""
-    return (
-        f"data.test = {options.test!r}: each of the {len(parts)} clients is scored on its own samples there, {used} in all{rest}"
-    )
+    none = f"; {without} of them have none and choose by what they train on" if without else ""
+    return f"{part.setting}: each of the {len(parts)} clients {part.use} its own samples there, {used} in all{rest}{none}"
 
 
 def _in_proportion(
-    labels: npt.NDArray[np.int64], parts: list[Indices], rows: Indices, options: DataOptions, seed: int
+    labels: npt.NDArray[np.int64], parts: list[Indices], rows: Indices, part: Part, rng: np.random.Generator
 ) -> list[Indices]:
-    rng = generator(seed, "held-out partition")
     own: list[list[Indices]] = [[] for _ in parts]
     for label in np.unique(labels[rows]):
         pool = rng.permutation(rows[labels[rows] == label])
-        counts = np.array([np.count_nonzero(labels[part] == label) for part in parts])
+        counts = np.array([np.count_nonzero(labels[mine] == label) for mine in parts])
         if not counts.sum():
             continue  # a class that nobody trains on
         cuts = np.round(np.cumsum(counts) / counts.sum() * len(pool)).astype(int)[:-1]
@@ -75,7 +101,7 @@ def _in_proportion(
     out = [np.sort(np.concatenate(mine)) if mine else rows[:0] for mine in own]
     if empty := [number for number, mine in enumerate(out) if not len(mine)]:
         raise UserError(
-            f"data.test = {options.test!r}: its {len(rows)} samples are too few for {len(parts)} clients, client {empty[0]} gets none: "
-            "choose fewer clients, or leave data.test ''"
+            f"{part.setting}: its {len(rows)} samples are too few for {len(parts)} clients, client {empty[0]} gets none: "
+            f"choose fewer clients, or leave {part.setting.partition(' ')[0]} ''"
         )
     return out

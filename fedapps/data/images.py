@@ -9,7 +9,18 @@ import numpy.typing as npt
 
 from fedapps.data.cache import Entry
 from fedapps.data.options import DataOptions
-from fedapps.data.sources import cached, check_columns, column_of, digits_table, groups_of, label_column, labels_of
+from fedapps.data.sources import (
+    TEST,
+    VALIDATION,
+    cached,
+    check_columns,
+    column_of,
+    digits_table,
+    groups_of,
+    label_column,
+    labels_of,
+    parts_of,
+)
 from fedapps.errors import UserError
 
 # The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache avoids.
@@ -22,9 +33,10 @@ class Images:
 
     ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 or int16 (sound), or (N, length) is int64 (tokens); ``labels`` (N,) is int64 in
     0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``; ``group`` (N,)
-    likewise its group among ``group_names``, -1 for none. ``held_out`` (N,) says which samples are of the split ``data.test``; None
-    without one. ``numbers``: the floats are in units of their own, not in [0, 1]. ``classes``: what the labels were called.
-    ``by`` (N,): values of the column that a partitioner goes by, if that is not the one of the labels.
+    likewise its group among ``group_names``, -1 for none. ``held_out`` (N,) says which samples are those to be scored on,
+    ``held_back`` (N,) those to choose models by; None without such parts. ``numbers``: the floats are in units of their own, not in
+    [0, 1]. ``classes``: what the labels were called. ``by`` (N,): values of the column that a partitioner goes by, if that is not the
+    one of the labels.
     """
 
     pixels: npt.NDArray[Any]
@@ -38,21 +50,21 @@ class Images:
     numbers: bool = False
     classes: tuple[str, ...] = ()
     by: npt.NDArray[Any] | None = None
+    held_back: npt.NDArray[np.bool_] | None = None
 
     def take(self, rows: npt.NDArray[Any]) -> "Images":
         """Return the samples with these numbers, or where a mask is true."""
-        natural = None if self.natural is None else self.natural[rows]
-        held_out = None if self.held_out is None else self.held_out[rows]
-        group = None if self.group is None else self.group[rows]
-        by = None if self.by is None else self.by[rows]
-        return replace(
-            self, pixels=self.pixels[rows], labels=self.labels[rows], natural=natural, group=group, held_out=held_out, by=by
-        )
+        others = ("natural", "group", "held_out", "held_back", "by")
+        taken: dict[str, Any] = {name: None if (values := getattr(self, name)) is None else values[rows] for name in others}
+        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows], **taken)
 
     @property
     def dealt(self) -> npt.NDArray[np.int64]:
-        """The numbers of the samples that are dealt to clients: all but those of ``data.test``."""
-        return np.arange(len(self.labels)) if self.held_out is None else np.flatnonzero(~self.held_out)
+        """The numbers of the samples that are dealt to clients: all but those of ``data.test`` and of the validation part."""
+        kept = np.ones(len(self.labels), bool)
+        for held in (self.held_out, self.held_back):
+            kept &= True if held is None else ~held
+        return np.flatnonzero(kept)
 
 
 def read_images(options: DataOptions) -> Images:
@@ -62,14 +74,15 @@ def read_images(options: DataOptions) -> Images:
     """
     if options.source == "digits":
         return _digits(options)
-    arrays, facts = cached(options.source, _asked(options), lambda data, first: _decode(data, first, options))
+    arrays, facts = cached(options.source, _asked(options), lambda data, parts: _decode(data, parts, options))
     return Images(
         arrays["pixels"],
         np.array(arrays["labels"]),
         facts["num-classes"],
         np.array(arrays["natural"]) if options.natural_id else None,
         tuple(facts["names"]),
-        held_out=np.array(arrays["held-out"]) if options.test else None,
+        held_out=np.array(arrays["held-out"]) if "held-out" in arrays else None,
+        held_back=np.array(arrays["held-back"]) if "held-back" in arrays else None,
         numbers=facts["numbers"],
         classes=tuple(facts["classes"]),
     )
@@ -78,12 +91,19 @@ def read_images(options: DataOptions) -> Images:
 def _asked(options: DataOptions) -> dict[str, str]:
     """Return what the decoded arrays depend on beside the files."""
     asked = {"split": options.split, "image": options.image, "label": options.label, "natural-id": options.natural_id}
-    others = {"test": options.test, "config": options.config, "features": options.features, "shape": options.shape}
+    others = {
+        "test": options.test,
+        "validation-split": options.validation_split,
+        "part": options.part,
+        "config": options.config,
+        "features": options.features,
+        "shape": options.shape,
+    }
     if options.channels != "first":
         others["channels"] = options.channels
     if options.resize:
         others["resize"] = str(options.resize)
-    if left_out := ",".join(name for name in options.told_apart if name != options.natural_id):
+    if left_out := ",".join(name for name in options.told_apart if name not in (options.natural_id, options.part)):
         others["left-out"] = left_out
     return asked | {key: value for key, value in others.items() if value}
 
@@ -94,7 +114,7 @@ def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> np
     Raises UserError, naming the setting under ``public.`` at fault.
     """
 
-    def decode(data: Any, first: int) -> Entry:
+    def decode(data: Any, *_: Any) -> Entry:
         check_columns(data, source, {"data.image": image})
         return {"pixels": _pixels(data, _find_image(data.features, source, image), source, resize)}, {}
 
@@ -108,7 +128,7 @@ def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> np
 def read_named(options: DataOptions) -> tuple[npt.NDArray[Any], list[str]]:
     """Read samples (N, C, H, W) and the label name of each, as given in the data set; the split ``data.test`` is not read."""
 
-    def decode(data: Any, first: int) -> Entry:
+    def decode(data: Any, *_: Any) -> Entry:
         import datasets
 
         check_columns(data, options.source, {"data.image": options.image, "data.label": options.label})
@@ -126,30 +146,44 @@ def read_named(options: DataOptions) -> tuple[npt.NDArray[Any], list[str]]:
 
 
 def _digits(options: DataOptions) -> Images:
-    for key, value in (("natural-id", options.natural_id), ("features", options.features), ("shape", options.shape)):
+    for key, value in (
+        ("natural-id", options.natural_id),
+        ("part", options.part),
+        ("features", options.features),
+        ("shape", options.shape),
+    ):
         if value:
             raise UserError(f"data.{key} = {value!r}: the digits have no such column: leave it ''")
     if options.resize:
         raise UserError(f"data.resize = {options.resize}: the digits stay 8 x 8: leave it 0")
-    if options.test:
-        raise UserError(f"data.test = {options.test!r}: the digits have one split: leave it ''")
+    for key, value in (("test", options.test), ("validation-split", options.validation_split)):
+        if value:
+            raise UserError(f"data.{key} = {value!r}: the digits have one split: leave it ''")
     rows = digits_table()
     pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)  # (1797, 1, 8, 8), values 0..16
     return Images(pixels, rows[:, -1].astype(np.int64), 10, classes=tuple(map(str, range(10))))
 
 
-def _decode(data: Any, first: int, options: DataOptions) -> Entry:
-    """Turn a `datasets.Dataset`, whose samples from ``first`` on are those of ``data.test``, into arrays and facts."""
+def _decode(data: Any, parts: npt.NDArray[np.int64], options: DataOptions) -> Entry:
+    """Turn a `datasets.Dataset`, whose samples are of the splits ``parts`` (N,), into arrays and facts."""
     source = options.source
-    named = {"data.image": options.image, "data.label": options.label, "data.natural-id": options.natural_id}
+    named = {
+        "data.image": options.image,
+        "data.label": options.label,
+        "data.natural-id": options.natural_id,
+        "data.part": options.part,
+    }
     check_columns(data, source, named)
     labels, classes = labels_of(data, source, options.label)
     arrays: dict[str, npt.NDArray[Any]] = {"pixels": _inputs(data, options), "labels": labels}
     names: list[str] = []
     if options.natural_id:
         arrays["natural"], names = groups_of(data, options.natural_id)
-    if options.test:
-        arrays["held-out"] = np.arange(len(data)) >= first
+    if options.part:
+        parts = parts_of(data, options.part)
+    for name, part in (("held-out", TEST), ("held-back", VALIDATION)):
+        if (parts == part).any():
+            arrays[name] = parts == part
     numbers = arrays["pixels"].dtype == np.float32
     return arrays, {"num-classes": len(classes), "names": names, "numbers": numbers, "classes": classes}
 

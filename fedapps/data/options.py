@@ -25,6 +25,8 @@ class DataOptions(Options):
     config: str = option("", "configuration of a hub set that has several")
     split: str = option("train", "split that is dealt to the clients")
     test: str = option("", 'split that clients are scored on; "": 20 % of their samples of the other')
+    validation_split: str = option("", 'split that models are chosen by; "": a share of the one that is dealt (data.validation)')
+    part: str = option("", 'column that says of each sample whether it is for training, validation or test; "": none')
     partition: str = option(
         "pathological",
         f"how samples are dealt to clients: {', '.join(PARTITIONS)}; or {FLOWER}NAME, a partitioner of flwr-datasets",
@@ -33,7 +35,7 @@ class DataOptions(Options):
     classes_per_client: int = option(2, "pathological: classes of a client", low=1)
     alpha: float = option(0.5, "dirichlet, dirichlet-clients: concentration; small is heterogeneous", low=0, open_low=True)
     share: float = option(0.1, "sorted-share: part dealt at random, the rest in blocks of the label order", low=0, high=1)
-    natural_id: str = option("", "natural: the column that names a sample's client")
+    natural_id: str = option("", "natural: the column that names a sample's client; @file: a file a client, by its name")
     group: str = option("", 'column whose values (a sex, a site) are groups that the test samples are scored by, too; "": none')
     group_edges: str = option("", 'limits between groups of a column of numbers, separated by commas (40,60); "": its values')
     image: str = option("", 'column of the images; "": found')
@@ -102,8 +104,13 @@ class DataOptions(Options):
             raise ValueError(f"features = {self.features!r}: image = {self.image!r} is given, too: leave one of them ''")
         if self.shape and not 1 <= len(self.axes) <= 3:
             raise ValueError(f"shape = {self.shape!r}: must be one to three whole numbers, for example 9,128")
-        if self.test and self.test == self.split:
-            raise ValueError(f"test = {self.test!r}: is the split that is trained on: name another one, or leave it ''")
+        for key, other in (("test", self.test), ("validation-split", self.validation_split)):
+            if other and other == self.split:
+                raise ValueError(f"{key} = {other!r}: is the split that is trained on: name another one, or leave it ''")
+            if other and self.part:
+                raise ValueError(f"{key} = {other!r}: part = {self.part!r} says already which samples these are: leave one ''")
+        if self.test and self.test == self.validation_split:
+            raise ValueError(f"validation-split = {self.test!r}: is the split that is scored: name another one, or leave it ''")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -113,9 +120,11 @@ class DataOptions(Options):
 
     @property
     def told_apart(self) -> tuple[str, ...]:
-        """The columns that say whose a sample is: they are no inputs."""
+        """The columns that say whose a sample is, or what for: they are no inputs."""
         by_client = self.partition.removeprefix(FLOWER) in BY_CLIENT
-        return tuple(name for name in (self.natural_id, self.arguments.get("partition_by") if by_client else "") if name)
+        return tuple(
+            name for name in (self.natural_id, self.part, self.arguments.get("partition_by") if by_client else "") if name
+        )
 
     @property
     def edges(self) -> tuple[float, ...]:

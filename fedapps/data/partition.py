@@ -39,13 +39,13 @@ def load_images(options: DataOptions) -> Images:
 
 
 def thinned(images: Images, options: DataOptions) -> Images:
-    """Return ``max_samples`` of the dealt samples, evenly spaced, or all of them; and all of ``data.test``."""
+    """Return ``max_samples`` of the dealt samples, evenly spaced, or all of them; and all of the other parts."""
     dealt = images.dealt
     if not 0 < options.max_samples < len(dealt):
         return images
     # Evenly spaced: a set that is sorted by class keeps all its classes.
     rows = dealt[np.arange(options.max_samples) * len(dealt) // options.max_samples]
-    return images.take(rows if images.held_out is None else np.concatenate([rows, np.flatnonzero(images.held_out)]))
+    return images.take(np.concatenate([rows, np.setdiff1d(np.arange(len(images.labels)), dealt)]))
 
 
 def partition(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:

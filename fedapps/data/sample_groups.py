@@ -67,7 +67,7 @@ def with_groups(images: Images, options: DataOptions) -> Images:
     if source == "digits":
         raise UserError(f"data.group = {grouping.column!r}: the digits have no such column")
 
-    def decode(data: Any, *_: int) -> Entry:
+    def decode(data: Any, *_: Any) -> Entry:
         check_columns(data, source, {"data.group": grouping.column})
         values, feature = data[grouping.column][:], data.features[grouping.column]
         if not hasattr(feature, "dtype") or isinstance(values[0], list | dict):

@@ -18,11 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.data import cache
+from fedapps.data.client_files import FILE, one_by_one
 from fedapps.errors import UserError
 
 # The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache avoids.
 LABEL_NAMES = ("label", "labels", "fine_label", "character", "y", "target", "class", "digit", "activity")
 HUB_SECONDS = 8.0
+#: The parts of a set: samples to train on, to validate with, to be scored on.
+TRAIN, VALIDATION, TEST = range(3)
 
 
 def is_local(source: str) -> bool:
@@ -30,51 +33,61 @@ def is_local(source: str) -> bool:
     return source.startswith(("/", "./", "../", "~")) or source in (".", "..") or Path(source).exists()
 
 
-def cached(source: str, asked: dict[str, str], decode: Callable[[Any, int], cache.Entry]) -> cache.Entry:
+def cached(source: str, asked: dict[str, str], decode: Callable[[Any, npt.NDArray[np.int64]], cache.Entry]) -> cache.Entry:
     """Return the arrays and facts that ``decode`` makes of a split (a `datasets.Dataset`), from the cache if they are there.
 
-    ``asked``: the ``split`` and everything else the arrays depend on. ``test``, if it is among them, is a second split, appended to the
-    first: ``decode`` also gets the number of samples before it. Raises UserError if the set cannot be loaded.
+    ``asked``: the ``split`` and everything else the arrays depend on. ``test`` and ``validation-split``, if they are among them, are
+    further splits, appended to the first: ``decode`` also gets the part (N,) of each sample, TRAIN, VALIDATION or TEST. Raises
+    UserError if the set cannot be loaded.
     """
     path = local_path(source)
     key = cache.fingerprint(path if path is not None else source, asked)
     kept = cache.load(key)
     if kept is None:
-        data = open_split(source, asked["split"], asked.get("config", ""))
-        first = len(data)
-        if asked.get("test"):
-            data = _joined(data, open_split(source, asked["test"], asked.get("config", ""), "data.test"), source, asked)
-        arrays, facts = decode(data, first)
+        config, by_file = asked.get("config", ""), FILE in asked.values()
+        data = open_split(source, asked["split"], config, by_file=by_file)
+        parts = np.full(len(data), TRAIN)
+        for setting, part in (("test", TEST), ("validation-split", VALIDATION)):
+            if name := asked.get(setting, ""):
+                more = open_split(source, name, config, f"data.{setting}", by_file)
+                data = _joined(data, more, source, asked["split"], setting, name)
+                parts = np.append(parts, np.full(len(more), part))
+        arrays, facts = decode(data, parts)
         kept = cache.save(key, arrays, facts) or (arrays, facts)
     return kept
 
 
-def open_split(source: str, split: str, config: str = "", setting: str = "data.split") -> Any:
+def open_split(source: str, split: str, config: str = "", setting: str = "data.split", by_file: bool = False) -> Any:
     """Return a split of a local or hub data set as a `datasets.Dataset`. Raises UserError if it cannot be loaded.
 
-    ``setting``: the setting that names the split, for error messages; its table is that of the source, too.
+    ``setting``: the setting that names the split, for error messages; its table is that of the source, too. ``by_file``: with a column
+    ``@file`` that names each sample's file in a local folder.
     """
     try:
         path = local_path(source)
+        if by_file:
+            if path is None or not path.is_dir():
+                raise UserError(f"data.natural-id = {FILE!r}: data.source = {source!r} is no folder with a file a client")
+            return one_by_one(path, split, lambda part, name: _from_path(part, str(part), name, config))
         return _from_hub(source, split, config) if path is None else _from_path(path, source, split, config)
     except UserError as error:
         table = setting.partition(".")[0]
         raise UserError(str(error).replace("data.split", setting).replace("data.so", f"{table}.so")) from error
 
 
-def _joined(data: Any, test: Any, source: str, asked: dict[str, str]) -> Any:
+def _joined(data: Any, more: Any, source: str, split: str, setting: str, name: str) -> Any:
     import datasets
 
-    if differing := set(data.column_names) ^ set(test.column_names):
+    if differing := set(data.column_names) ^ set(more.column_names):
         raise UserError(
-            f"data.test = {asked['test']!r}: column {min(differing)!r} of {source} is in only one of the splits {asked['split']!r} "
-            f"and {asked['test']!r}: give both the same"
+            f"data.{setting} = {name!r}: column {min(differing)!r} of {source} is in only one of the splits {split!r} and {name!r}: "
+            "give both the same"
         )
     try:
-        return datasets.concatenate_datasets([data, test])
+        return datasets.concatenate_datasets([data, more])
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"data.test = {asked['test']!r}: its columns have other types than those of {asked['split']!r}: {_line(error)}"
+            f"data.{setting} = {name!r}: its columns have other types than those of {split!r}: {_line(error)}"
         ) from error
 
 
@@ -255,6 +268,28 @@ def groups_of(data: Any, column: str) -> tuple[npt.NDArray[np.int64], list[str]]
         )
     ids, natural = np.unique(column_of(data, column), return_inverse=True)
     return natural.astype(np.int64), _named(ids)
+
+
+#: What a column may call the parts of a set.
+PART_NAMES = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
+
+
+def parts_of(data: Any, column: str) -> npt.NDArray[np.int64]:
+    """Return the part (N,) of each sample that a column names: TRAIN, VALIDATION or TEST. Raises ``UserError``."""
+    feature = data.features[column]
+    values = column_of(data, column)
+    words = [feature.int2str(int(value)) if hasattr(feature, "int2str") and value >= 0 else str(value) for value in values]
+    strange = sorted({word for word in words if word.strip().lower() not in PART_NAMES})
+    if strange:
+        raise UserError(f"data.part = {column!r}: holds {strange[0]!r}: the parts are {', '.join(PART_NAMES)}")
+    parts = np.array([PART_NAMES[word.strip().lower()] for word in words])
+    if not (parts == TRAIN).any():
+        raise UserError(f"data.part = {column!r}: no sample of it is for training (train)")
+    return parts
 
 
 def _named(values: npt.NDArray[Any]) -> list[str]:

@@ -27,8 +27,9 @@ class TorchTask:
     deals_samples = False
 
     def __init__(self, options: Any, context: RunContext) -> None:
-        for key, usual in () if self.deals_samples else (("noise", "none"), ("test", ""), ("standardise", "auto")):
-            if (chosen := getattr(context.data, key)) != usual:
+        parts = {"test": "", "validation-split": "", "part": ""}
+        for key, usual in () if self.deals_samples else {"noise": "none", **parts, "standardise": "auto"}.items():
+            if (chosen := getattr(context.data, key.replace("-", "_"))) != usual:
                 raise UserError(
                     f"data.{key} = {chosen!r}: is for samples with a class, which this task does not deal: leave it {usual!r}"
                 )

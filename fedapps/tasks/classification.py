@@ -21,7 +21,7 @@ from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
-from fedapps.data.held_out import scored_on, test_parts
+from fedapps.data.held_out import dealt_part, test_part, told, validation_part
 from fedapps.data.images import Images
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.set_files import read_set
@@ -82,20 +82,34 @@ class Classification(TorchTask):
 
     @lru_cache(maxsize=2)  # noqa: B019
     def test_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
-        """Return the samples of ``data.test`` that each client is scored on; None without such a split."""
-        return test_parts(self.images, self.partition(num_clients), self.context.data, self.context.seed)
+        """Return the samples that each client is scored on, if the data say which (``data.test``, ``data.part``); else None."""
+        part = test_part(self.images, self.context.data)
+        return dealt_part(self.images, self.partition(num_clients), part, self.context.seed)
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def validation_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
+        """Return the samples that each client chooses models by, if the data say which (``data.validation-split``); else None."""
+        part = validation_part(self.images, self.context.data)
+        return dealt_part(self.images, self.partition(num_clients), part, self.context.seed)
 
     def split(self, client: int, num_clients: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of a client's training, validation (empty if the training set stands in) and test sets."""
-        tests = self.test_parts(num_clients)
-        d, test = self.context.data, None if tests is None else tests[client]
-        return partitions.split_rows(self.partition(num_clients)[client], client, self.context.seed, d.validation, test)
+        tests, validations = self.test_parts(num_clients), self.validation_parts(num_clients)
+        share = self.context.data.validation if validations is None else 0.0
+        mine, test = self.partition(num_clients)[client], None if tests is None else tests[client]
+        rows = partitions.split_rows(mine, client, self.context.seed, share, test)
+        return rows if validations is None else (rows[0], validations[client], rows[2])
 
     def remarks(self, num_clients: int) -> list[str]:
         """Return a line for each thing that a user should know of the partition: who is left out, what is scored."""
-        parts, tests = self.partition(num_clients), self.test_parts(num_clients)
-        lines = partitions.remarks(self.images, self.context.data)
-        return lines if tests is None else [*lines, scored_on(self.images, parts, tests, self.context.data)]
+        d, parts = self.context.data, self.partition(num_clients)
+        lines = partitions.remarks(self.images, d)
+        for part, own in (
+            (test_part(self.images, d), self.test_parts(num_clients)),
+            (validation_part(self.images, d), self.validation_parts(num_clients)),
+        ):
+            lines += [] if own is None else [told(self.images, parts, own, part)]
+        return lines
 
     @property
     def standardise(self) -> str:
@@ -133,6 +147,7 @@ class Classification(TorchTask):
     def check(self, num_clients: int) -> None:
         """Load and partition the data and build the model, so that errors are reported before a run starts."""
         self.test_parts(num_clients)
+        self.validation_parts(num_clients)
         if self.images.num_classes < 2:
             raise UserError(f"data.label: all samples of {self.context.data.source} are of one class: name the column of classes")
         for line in self.remarks(num_clients):
@@ -175,10 +190,9 @@ class Classification(TorchTask):
         rows = self.split(client, num_clients)
         scale = self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(rows[0])
         own = partitions.client_data(self.images, rows, scale)
-        if (
-            client and self.standardise != "client" and rows[2] is self.split(0, num_clients)[2]
-        ):  # all are scored on the same samples
-            own = replace(own, test=self.client_data(0, num_clients).test)
+        if client and self.standardise != "client":  # all may be scored on the same samples, or choose by them
+            first = self.split(0, num_clients)
+            own = replace(own, test=self.client_data(0, num_clients).test) if rows[2] is first[2] else own
         own = partitions.noisy(own, self.context.data, self.num_outputs, generator(self.context.seed, "noise", client))
         if self.context.data.synthetic and self.context.data.synthetic_use == "mix":
             made = self.synthetic_set()

@@ -37,8 +37,8 @@ class SiteImages(Classification):
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
         super().__init__(options, context)
         self.source = source
-        for key, usual in (("noise", "none"), ("test", "")):
-            if (chosen := getattr(context.data, key)) != usual:
+        for key, usual in (("noise", "none"), ("test", ""), ("validation-split", ""), ("part", "")):
+            if (chosen := getattr(context.data, key.replace("-", "_"))) != usual:
                 raise UserError(f"data.{key} = {chosen!r}: sites with data of their own do not have it: leave it {usual!r}")
         if context.data.standardise == "sums":
             raise UserError(

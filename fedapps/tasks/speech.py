@@ -52,14 +52,21 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
     speaker = data.natural_id if data.partition == "natural" else ""
     asked = {"split": data.split, "audio": options.audio, "length": str(options.length)}
     asked |= {"label": data.label, "natural-id": speaker, "test": data.test, "config": data.config}
-    arrays, facts = sources.cached(data.source, asked, lambda split, first: _decode(split, first, data, options, speaker))
+    asked |= {"validation-split": data.validation_split} if data.validation_split else {}
+    if data.part:
+        raise UserError(
+            f"data.part = {data.part!r}: task 'speech' has its parts in splits: set data.test and data.validation-split"
+        )
+    arrays, facts = sources.cached(data.source, asked, lambda split, parts: _decode(split, parts, data, options, speaker))
     natural = np.array(arrays["natural"]) if speaker else None
-    held_out = np.array(arrays["held-out"]) if data.test else None
+    held: dict[str, Any] = {
+        name.replace("-", "_"): np.array(arrays[name]) for name in ("held-out", "held-back") if name in arrays
+    }
     labels, classes = np.array(arrays["labels"]), tuple(facts["classes"])
-    return Images(arrays["pixels"], labels, len(classes), natural, tuple(facts["names"]), held_out=held_out, classes=classes)
+    return Images(arrays["pixels"], labels, len(classes), natural, tuple(facts["names"]), classes=classes, **held)
 
 
-def _decode(split: Any, first: int, data: DataOptions, options: SpeechOptions, speaker: str) -> Entry:
+def _decode(split: Any, parts: NDArray[np.int64], data: DataOptions, options: SpeechOptions, speaker: str) -> Entry:
     source = data.source
     sources.check_columns(split, source, {"speech.audio": options.audio, "data.label": data.label, "data.natural-id": speaker})
     rows = np.arange(len(split))
@@ -84,8 +91,9 @@ def _decode(split: Any, first: int, data: DataOptions, options: SpeechOptions, s
     names: list[str] = []
     if speaker:
         arrays["natural"], names = sources.groups_of(split, speaker)
-    if data.test:
-        arrays["held-out"] = rows >= first
+    for name, part in (("held-out", sources.TEST), ("held-back", sources.VALIDATION)):
+        if (parts == part).any():
+            arrays[name] = parts[rows] == part
     return arrays, {"names": names, "classes": [called[value] for value in values]}
 
 

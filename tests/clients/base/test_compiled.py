@@ -28,8 +28,9 @@ from clients import (
     SuPerFedClient,
 )
 from clients.base import compiled
-from clients.base.compiled import OLDEST, Compiler, trace
+from clients.base.compiled import OLDEST, Compiler
 from clients.base.training import get_arrays
+from tests.clients.base.traced import Traced
 from tests.helpers import blobs
 
 TRAIN = {
@@ -59,16 +60,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.out(self.body(x))
-
-
-class Traced(Compiler):
-    """Runs the traced steps without compiling them: what would be compiled, in a hundredth of the time."""
-
-    def _library(self, training, x, y, numbers, many):
-        if not many and len(y) < 2:
-            x, y = torch.cat([x, x]), torch.cat([y, y])
-        graph = trace(training, x, y, numbers, many)
-        return lambda inputs: graph(inputs)
 
 
 METHODS = {

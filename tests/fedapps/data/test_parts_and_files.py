@@ -1,0 +1,237 @@
+"""Parts of the data that somebody else has drawn (a column, splits), and folders with a file of each client."""
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from fedapps.assembly import build_task
+from fedapps.cli import main
+from fedapps.data.options import DataOptions
+from fedapps.data.partition import load_images, natural_clients, partition
+from fedapps.errors import UserError
+from fedapps.prepare import checked
+from fedapps.settings import read_settings
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+
+
+def rows(count=120, seed=0):
+    """Samples that can be told apart: ``x`` is the row's number; 4 sites in turn, two classes."""
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "x": np.arange(count, dtype=float),
+            "noise": rng.normal(size=count),
+            "label": rng.permutation(np.arange(count) % 2),
+            "site": np.resize(list("abcd"), count),
+            "part": np.repeat(["train", "Val", "test"], [count // 2, count // 4, count // 4])[rng.permutation(count)],
+        }
+    )
+
+
+def written(tmp_path, frame, name="train"):
+    (tmp_path / "set").mkdir(exist_ok=True)
+    frame.to_csv(tmp_path / "set" / f"{name}.csv", index=False)
+    return str(tmp_path / "set")
+
+
+def natural(source, **more):
+    given = {f"data.{key.replace('_', '-')}": value for key, value in more.items()}
+    return {
+        "task": "classification", "data.source": source, "data.partition": "natural", "data.natural-id": "site",
+        "data.standardise": "none", "device": "cpu", "clients-per-round": 0, **given,
+    }  # fmt: skip
+
+
+def told_apart(part):
+    return sorted(part.x.numpy()[:, 0, 0, 0].tolist())
+
+
+# A column
+
+
+def test_a_column_names_the_part_of_each_sample(tmp_path):
+    frame = rows()
+    settings, task = checked(read_settings(natural(written(tmp_path, frame), part="part")))
+    assert settings.num_clients == 4
+    assert task.image_shape == (1, 1, 2), "neither the site nor the part is an input"
+    for client, site in enumerate("abcd"):
+        data = task.client_data(client, 4)
+        mine = frame[frame.site == site]
+        for name, part in (("train", data.train), ("Val", data.validation), ("test", data.test)):
+            assert told_apart(part) == mine[mine.part == name].x.tolist()
+
+
+def test_parts_that_are_missing_are_drawn(tmp_path):
+    frame = rows()
+    frame["part"] = frame.part.replace("Val", "train")
+    task = build_task(read_settings(natural(written(tmp_path, frame), part="part", validation=0.25)))
+    data, mine = task.client_data(0, 4), frame[frame.site == "a"]
+    assert told_apart(data.test) == mine[mine.part == "test"].x.tolist()
+    assert sorted(told_apart(data.train) + told_apart(data.validation)) == mine[mine.part == "train"].x.tolist()
+    assert len(data.validation) == round(0.25 * (mine.part == "train").sum())
+
+    frame["part"] = rows().part.replace("test", "train")
+    task = build_task(read_settings(natural(written(tmp_path, frame), part="part")))
+    data, mine = task.client_data(0, 4), frame[frame.site == "a"]
+    assert told_apart(data.validation) == mine[mine.part == "Val"].x.tolist()
+    assert sorted(told_apart(data.train) + told_apart(data.test)) == mine[mine.part == "train"].x.tolist()
+    assert len(data.test) == round(0.2 * (mine.part == "train").sum())
+
+
+def test_a_client_without_validation_samples_chooses_by_what_it_trains_on(tmp_path, caplog):
+    frame = rows()
+    frame.loc[(frame.site == "b") & (frame.part == "Val"), "part"] = "train"
+    _, task = checked(read_settings(natural(written(tmp_path, frame), part="part")))
+    data = task.client_data(1, 4)
+    assert data.validation is data.train
+    assert task.client_data(0, 4).validation is not task.client_data(0, 4).train
+    assert "data.part = 'part', validation: each of the 4 clients chooses by its own samples there" in caplog.text
+    assert "; 1 of them have none and choose by what they train on" in caplog.text
+
+
+def test_dealt_clients_get_of_each_part_by_class(tmp_path):
+    frame = rows()
+    config = natural(written(tmp_path, frame), part="part") | {"data.partition": "iid", "data.natural-id": "", "num-clients": 3}
+    task = build_task(read_settings(config | {"data.features": "x,noise"}))
+    for name, place in (("train", 0), ("Val", 1), ("test", 2)):
+        got = [x for client in range(3) for x in told_apart(list(vars(task.client_data(client, 3)).values())[place])]
+        assert sorted(got) == frame[frame.part == name].x.tolist(), f"every sample of {name} once"
+
+
+def test_mistakes_of_a_part_column_are_one_line(tmp_path):
+    frame = rows()
+    source = written(tmp_path, frame.replace({"part": {"Val": "fold 2"}}))
+    with pytest.raises(UserError, match=r"^data.part = 'part': holds 'fold 2': the parts are train, training, validation, valid"):
+        checked(read_settings(natural(source, part="part")))
+    with pytest.raises(UserError, match=r"^data.part = 'prat': .* has the columns x, noise, label, site, part"):
+        checked(read_settings(natural(source, part="prat")))
+    with pytest.raises(UserError, match=r"^data.test = 'test': part = 'part' says already which samples these are"):
+        read_settings(natural(source, part="part", test="test"))
+    (tmp_path / "set" / "train.csv").unlink()
+    frame.loc[(frame.site == "b") & (frame.part == "test"), "part"] = "train"
+    with pytest.raises(UserError, match=r"^data.part = 'part', test: 1 of the 4 clients have no sample in it \(b\)"):
+        checked(read_settings(natural(written(tmp_path, frame), part="part")))
+
+
+# Splits
+
+
+def test_an_official_validation_split(tmp_path):
+    frame = rows()
+    for name, split in (("train", "train"), ("Val", "validation"), ("test", "test")):
+        source = written(tmp_path, frame[frame.part == name].drop(columns="part"), split)
+    task = build_task(read_settings(natural(source, validation_split="validation", test="test")))
+    data, mine = task.client_data(2, 4), frame[frame.site == "c"]
+    for name, part in (("train", data.train), ("Val", data.validation), ("test", data.test)):
+        assert told_apart(part) == mine[mine.part == name].x.tolist()
+    alone = build_task(read_settings(natural(source, validation_split="validation"))).client_data(2, 4)
+    assert told_apart(alone.validation) == mine[mine.part == "Val"].x.tolist()
+    assert sorted(told_apart(alone.train) + told_apart(alone.test)) == mine[mine.part == "train"].x.tolist()
+    for key in ("data.validation-split", "data.part"):
+        with pytest.raises(UserError, match=rf"^{key} = 'x': is for samples with a class"):
+            build_task(read_settings({"task": "text", key: "x"}))
+    with pytest.raises(UserError, match=r"^data.validation-split = 'test': is the split that is scored"):
+        read_settings(natural(source, validation_split="test", test="test"))
+
+
+# A file of each client
+
+
+def files(tmp_path, kind, frame, under="sites"):
+    folder = tmp_path / under
+    folder.mkdir(parents=True)
+    for site, mine in frame.groupby("site"):
+        mine = mine.drop(columns=["site", "part"])
+        if kind == "csv":
+            mine.to_csv(folder / f"{site}.csv", index=False)
+        elif kind == "parquet":
+            pq.write_table(pa.Table.from_pandas(mine, preserve_index=False), folder / f"{site}.parquet")
+        elif kind == "npz":
+            np.savez(folder / f"{site}.npz", x=mine[["x", "noise"]].to_numpy(), y=mine.label.to_numpy())
+        else:
+            (folder / site).mkdir()
+            np.save(folder / site / "x.npy", mine[["x", "noise"]].to_numpy())
+            np.save(folder / site / "y.npy", mine.label.to_numpy())
+    return str(tmp_path / "sites")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "npy"])
+def test_a_file_is_a_client_by_its_name(tmp_path, kind):
+    frame = rows()
+    options = DataOptions(source=files(tmp_path, kind, frame), partition="natural", natural_id="@file")
+    images = load_images(options)
+    assert images.names == ("a", "b", "c", "d")
+    assert images.pixels.shape == (120, 1, 1, 2)
+    assert natural_clients(images, options) == 4
+    for site, part in zip("abcd", partition(images, options, 4, 0), strict=True):
+        mine = frame[frame.site == site]
+        assert images.pixels[part, 0, 0, 0].tolist() == mine.x.tolist()
+        assert images.labels[part].tolist() == mine.label.tolist()
+
+
+def test_a_clients_files_in_folders_of_the_splits(tmp_path):
+    frame = rows()
+    files(tmp_path, "csv", frame[frame.part != "test"], "sites/train")
+    source = files(tmp_path, "csv", frame[frame.part == "test"], "sites/test")
+    task = build_task(read_settings(natural(source, test="test") | {"data.natural-id": "@file"}))
+    mine = frame[frame.site == "b"]
+    assert told_apart(task.client_data(1, 4).test) == mine[mine.part == "test"].x.tolist()
+
+
+def test_the_splits_in_a_clients_npz(tmp_path):
+    (tmp_path / "sites").mkdir()
+    for number, site in enumerate("ab"):
+        x, y = np.arange(20.0).reshape(10, 2) + 100 * number, np.arange(10) % 2
+        np.savez(tmp_path / "sites" / f"{site}.npz", x_train=x[:7], y_train=y[:7], x_test=x[7:], y_test=y[7:])
+    task = build_task(read_settings(natural(str(tmp_path / "sites"), test="test") | {"data.natural-id": "@file"}))
+    assert told_apart(task.client_data(1, 2).test) == [114.0, 116.0, 118.0]
+
+
+def test_folders_of_images_whose_clients_lack_classes(tmp_path):
+    for site, classes in (("a", "xy"), ("b", "yz")):
+        for name in classes:
+            folder = tmp_path / "sites" / site / name
+            folder.mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (4, 4), "xyz".index(name) * 50 + number).save(folder / f"{number}.png")
+    options = DataOptions(source=str(tmp_path / "sites"), partition="natural", natural_id="@file")
+    images = load_images(options)
+    assert images.classes == ("x", "y", "z")
+    assert (images.pixels[:, 0, 0, 0] // 50).tolist() == images.labels.tolist()
+    assert [sorted(set(images.labels[part])) for part in partition(images, options, 2, 0)] == [[0, 1], [1, 2]]
+
+
+def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
+    frame = rows(40)
+    source = files(tmp_path, "csv", frame)
+    pd.DataFrame({"x": [1, 2, 3, 4, 5], "noise": 7, "label": [0, 1, 0, 1, 1]}).to_csv(tmp_path / "sites" / "e.csv", index=False)
+    images = load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+    assert images.pixels.shape == (45, 1, 1, 2)
+    pd.DataFrame({"x": ["low"], "noise": 7, "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
+    with pytest.raises(UserError, match=r"^data.source: a column holds values of different kinds in different files: "):
+        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+    pd.DataFrame({"x": [1], "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
+    with pytest.raises(UserError, match=r"column 'noise' is in only one of a.csv and f.csv: give all files the same$"):
+        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+    (tmp_path / "sites" / "f.csv").write_text("")
+    with pytest.raises(UserError, match=r"^data.source: .*f.csv cannot be read: "):
+        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+
+
+def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    given = ["data.partition=natural", "data.natural-id=@file"]
+    assert main(["data", f"data.source={tmp_path / 'empty'}", *given]) == 2
+    assert "holds no file of a client: .parquet, .csv" in capsys.readouterr().err
+    source = written(tmp_path, rows())
+    assert main(["data", f"data.source={source}/train.csv", *given]) == 2
+    assert "is no folder with a file a client" in capsys.readouterr().err
