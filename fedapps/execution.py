@@ -16,8 +16,11 @@ from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.results.checkpoint import Checkpoints
 from fedapps.results.image_grids import ImageGrids
+from fedapps.results.report import write_report
 from fedapps.results.writer import FILES, Recorder, check_resumable, new_clients_of
 from fedapps.settings import Settings, default_config
+from fedapps.tracking.callback import Tracked, Trackers
+from fedapps.tracking.names import names_of
 from strategies.base.capabilities import MakingSamples
 from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import innermost
@@ -41,6 +44,7 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     recorder = Recorder(folder, settings.flat(), task.name, done, strategy, getattr(task, "groups", None))
     checkpoints.record = recorder.files
+    trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (
         ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)
         if isinstance(inner, MakingSamples)
@@ -72,7 +76,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
             strategy, client_grid, arrays, settings.num_rounds, settings.timeout, train, evaluate,
             first_round=done + 1, evaluate_every=settings.evaluate_every,
             patience=Patience(max(settings.min_replies, settings.robust.least), settings.max_failed_rounds),
-            callbacks=[recorder, checkpoints, *([image_grids] if image_grids else []), tell_clients, *callbacks],
+            callbacks=[recorder, checkpoints, *([image_grids] if image_grids else []), tell_clients,
+                       *([trackers] if trackers else []), *callbacks],
             log_result=False,  # the results folder holds it
             new_epochs=[1, settings.new_epochs],
         )  # fmt: skip
@@ -80,15 +85,31 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         if isinstance(error, TooFewReplies):  # raised between two rounds, so the current state can be resumed
             checkpoints.keep_last()
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        status = "interrupted" if stopped else "failed"
         with suppress(OSError):  # a full disk, maybe: what ended the run is to be told, not that
-            recorder.finish("interrupted" if stopped else "failed", "" if stopped else f"{type(error).__name__}: {error}")
+            recorder.finish(status, "" if stopped else f"{type(error).__name__}: {error}")
             if isinstance(error, TooFewReplies) and error.result is not None:
                 recorder.save_model(error.result.arrays)
+        if trackers:
+            trackers.end(status)
         raise
     recorder.save_model(result.arrays)
     if image_grids:
         image_grids.close(result.arrays)
-    return recorder.finish("completed")
+    summary = recorder.finish("completed")
+    if trackers:
+        with suppress(OSError):
+            write_report(folder)  # before the command does: it is told, too
+        trackers.end("completed")
+    return summary
+
+
+def track(settings: Settings, folder: Path, done: int, recorder: Recorder) -> Trackers:
+    """Return the callback that tells the trackers of a run."""
+    told = {key: value for key, value in settings.flat().items() if key not in ("out", "resume")}
+    return Trackers(
+        names_of(settings.track), Tracked(folder, told, done, settings.track_to), lambda: (recorder.row, recorder.clients)
+    )
 
 
 def open_folder(folder: Path, settings: Settings, checkpoints: Checkpoints) -> tuple[int, ArrayRecord]:

@@ -18,6 +18,7 @@ from fedapps.own_code import guarded
 from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.settings import Settings, default_config, read_settings
 from fedapps.tasks.registry import TASKS, Task, find_task
+from fedapps.tracking.names import check_installed
 
 # Number of virtual clients if neither the settings nor the data determine it.
 DEFAULT_CLIENTS = 20
@@ -51,6 +52,7 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
     """Return the settings with the number of clients filled in, and the task. Raises ``UserError`` if the parts do not fit."""
     from fedapps.models.image_nets import BY_SHAPE, net_for  # loads PyTorch, and a SuperLink may start meanwhile
 
+    check_installed(settings.track)
     settings = with_clients(settings)
     task = build_task(settings)
     check_sizes(settings)

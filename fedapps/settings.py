@@ -21,6 +21,7 @@ from fedapps.option_tables import PARTS, built, flattened, option_tables, read_t
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import find_task, task_name
 from fedapps.toml_text import Value
+from fedapps.tracking.names import names_of
 from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
 
 # Times the median weight of a round, where clients are strangers.
@@ -84,6 +85,10 @@ class Settings(Options):
     device: str = option("auto", "auto: the GPU where one is visible", choices=["auto", "cpu", "cuda"])
     out: str = option("", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)')
     resume: bool = option(False, "go on from the last checkpoint in `out`")
+    track: str = option("", "also tell tensorboard, mlflow or wandb (several with commas) of the run: docs/tracking.md")
+    track_to: str = option(
+        "", "MLflow's address, TensorBoard's folder or the project of wandb; \"\": the results folder (`fedapps`)"
+    )
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=lambda: ModelOptions(name="mlp"))
     train: TrainOptions = field(default_factory=TrainOptions)
@@ -99,6 +104,7 @@ class Settings(Options):
 
     def check(self) -> None:
         """Check combinations of settings."""
+        names_of(self.track)
         if self.client_store == "message" and self.checkpoint_every:
             raise ValueError(
                 "client-store = 'message' keeps clients' state nowhere a resume could find it: set checkpoint-every = 0"

@@ -52,7 +52,7 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 LOOKED_AT = {"fedapps", ".venv/bin/fedapps", "flwr", "make", "python", ".venv/bin/python"}
 LEFT_ALONE = {
     *("cd", "export", "source", "sleep", "for", "done", "tail", ".venv/bin/ruff", ".venv/bin/pre-commit", "python3"),
-    *("/opt/fedapps/.venv/bin/pip", "useradd", "systemctl", "srun", "kubectl", "head=$(hostname)"),
+    *("/opt/fedapps/.venv/bin/pip", "useradd", "systemctl", "tensorboard", "pip", "srun", "kubectl", "head=$(hostname)"),
 }
 
 

@@ -48,10 +48,12 @@ FILES = (
     "report.html",
     "model.safetensors",
     "run.log",
+    "trackers.json",
+    "trackers.lock",
 )
-FOLDERS = ("plots", "checkpoint", "clients", "synthetic")
+FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
 # Settings that may differ between a run and its continuation, since they do not affect the results.
-FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds", "train.compile")
+FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds", "train.compile", "track", "track-to")
 # In the record of the first round: who never takes part.
 NEW_CLIENTS = "new-clients"
 # Approximate maximum number of rows of weights.csv: if a run would have more, it records every second, third, ... round only.
@@ -82,6 +84,9 @@ class Recorder:
         self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
+        #: What was recorded last: the line of rounds.jsonl, and clients.csv if the round had an evaluation.
+        self.row: dict[str, Any] = {}
+        self.clients: list[list[Any]] = []
         self.num_rounds = int(config["num-rounds"])
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows = [row for row in read_rounds(folder) if row["round"] <= done]
@@ -100,6 +105,7 @@ class Recorder:
 
     def __call__(self, now: Round) -> None:
         """Record a round; a failure to write is logged and does not end the run."""
+        self.clients = []
         row: dict[str, Any] = {
             "round": now.number,
             "clients": now.trained.clients,
@@ -135,6 +141,7 @@ class Recorder:
                     self.files.replace("groups.csv", csv_text(table))
                 row["evaluate"] |= gaps
                 row |= {"left-out": left_out} if left_out else {}
+        self.row = row
         self._count(row)
         self.files.append("rounds.jsonl", json.dumps(row) + "\n")
         if now.trained.clients:  # without replies the strategy's weights are still those of an earlier round
@@ -211,7 +218,8 @@ class Recorder:
         everyone = [*metrics.items(), *newcomers.items()]
         scalars = list(dict.fromkeys(n for _, values in everyone for n, v in values.items() if not isinstance(v, list)))
         rows = [[client, *(values.get(name, "") for name in scalars)] for client, values in everyone]
-        self.files.replace("clients.csv", csv_text([["client", *scalars], *rows]))
+        self.clients = [["client", *scalars], *rows]
+        self.files.replace("clients.csv", csv_text(self.clients))
         if curves := mean_curves(metrics):
             self.files.replace("curves.json", json.dumps(curves))
 

@@ -1,0 +1,261 @@
+"""Trackers: what each is told of a run, read back with its own library; a failing one ends no run; none is imported unasked."""
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedapps.cli import main
+from fedapps.errors import UserError
+from fedapps.settings import read_settings
+from fedapps.tracking import callback
+from fedapps.tracking.callback import Tracked, columns_of, measures_of
+from fedapps.tracking.names import TRACKERS, check_installed
+
+JOB = [
+    "run", "--engine", "inline", "num-clients=4", "clients-per-round=0", "evaluate-every=2", "train.local-epochs=1", "device=cpu",
+    "checkpoint-every=1",
+]  # fmt: skip
+
+
+def run(out, *more, rounds=3):
+    assert main([*JOB, f"num-rounds={rounds}", *more, "--out", str(out)]) == 0
+    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+
+def stopped_and_resumed(out, *more):
+    """Run three rounds, with Ctrl-C after the second."""
+
+    def stop(_, folder):
+        if len((folder / "rounds.jsonl").read_text().splitlines()) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedapps.run_command.show", stop)
+        assert main([*JOB, "num-rounds=3", *more, "--out", str(out)]) == 130
+    assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
+    return run(out, "--resume")
+
+
+def has(package):
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed (extra {package})")
+
+
+class Told:
+    """A tracker that writes down what it is told, and fails where it is asked to."""
+
+    fails, last = "", None
+
+    def __init__(self, run):
+        self.run, self.rounds, self.ended = run, [], None
+        type(self).last = self
+        self.maybe("start")
+
+    def maybe(self, what):
+        if type(self).fails == what:
+            raise OSError("no\nroom")
+
+    def round(self, number, measures, clients):
+        self.maybe("round")
+        self.rounds.append((number, measures, clients))
+
+    def end(self, status, files, plots):
+        self.ended = (status, [path.name for path in files], [path.name for path in plots])
+        self.maybe("end")
+
+
+@pytest.fixture
+def told(monkeypatch):
+    monkeypatch.setitem(callback.ADAPTERS, "wandb", (__name__, "Told"))
+    monkeypatch.setitem(TRACKERS, "wandb", "json")
+    monkeypatch.setattr(callback.importlib, "import_module", lambda _: sys.modules[__name__])
+    monkeypatch.setattr(Told, "fails", "")
+    return Told
+
+
+def test_what_a_tracker_is_told(told, tmp_path):
+    rows = run(tmp_path / "run", "track=wandb", rounds=4)
+    tracker = told.last
+    assert [number for number, *_ in tracker.rounds] == [1, 2, 3, 4]
+    for row, (_, measures, clients) in zip(rows, tracker.rounds, strict=True):
+        assert measures["bytes-up"] == row["bytes-up"]
+        assert measures["train/loss"] == row["train"]["loss"]
+        assert (measures["replies"], measures["failures"]) == (4, 0)
+        assert ("evaluate/accuracy-mean" in measures) == ("evaluate" in row) == bool(clients)
+    last = columns_of(tracker.rounds[-1][2])
+    assert last["client"] == [0, 1, 2, 3]
+    assert math.fsum(last["accuracy"]) / 4 == pytest.approx(rows[-1]["evaluate"]["accuracy-mean"])
+    status, files, plots = tracker.ended
+    assert status == "completed"
+    assert {"report.html", "settings.toml", "summary.json", "clients.csv"} <= set(files)
+    assert "accuracy.png" in plots
+    assert tracker.run.config["num-rounds"] == 4
+    assert tomllib.loads((tmp_path / "run" / "settings.toml").read_text())["track"] == "wandb"
+
+
+@pytest.mark.parametrize("where", ["start", "round", "end"])
+def test_a_tracker_that_fails_ends_no_run(told, tmp_path, monkeypatch, where):
+    monkeypatch.setattr(told, "fails", where)
+    rows = run(tmp_path / "run", "track=wandb")
+    assert len(rows) == 3
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+    lines = [line for line in (tmp_path / "run" / "run.log").read_text().splitlines() if "track = " in line]
+    assert len(lines) == 1, "it is told once, then left alone"
+    assert "track = 'wandb': OSError: no room. Nothing more goes there; the run goes on." in lines[0]
+
+
+def test_a_failed_run_is_told(told, tmp_path):
+    assert main([*JOB, "num-rounds=2", "track=wandb", "max-update-norm=1e-9", "--out", str(tmp_path / "run")]) == 1
+    assert told.last.ended[0] == "failed"
+
+
+def test_runs_of_a_sweep_know_its_name(tmp_path):
+    cell = Tracked(tmp_path / "sweep-alpha" / "cells" / "alpha=1", {})
+    assert (cell.name, cell.sweep, cell.home) == ("alpha=1", "sweep-alpha", tmp_path / "sweep-alpha")
+    single = Tracked(tmp_path / "run", {})
+    assert (single.name, single.sweep, single.home) == ("run", "", tmp_path / "run")
+
+
+def test_measures_are_the_numbers_of_a_record():
+    row = {
+        "round": 4,
+        "clients": [1, 2],
+        "failures": [{"client": 3, "reason": "x"}],
+        "train": {"loss": 1, "curve": [1, 2]},
+        "capped": [3],
+    }
+    assert measures_of(row | {"counts-models": True}) == {"replies": 2, "failures": 1, "train/loss": 1.0}
+
+
+def test_names_are_checked_before_anything_starts(monkeypatch):
+    with pytest.raises(
+        UserError, match=r"^track = 'mlfow': did you mean 'mlflow'\? choose among tensorboard, mlflow, wandb, with commas"
+    ):
+        read_settings({"track": "mlfow"})
+    assert read_settings({"track": "wandb, mlflow"}).track == "wandb, mlflow"
+    monkeypatch.setitem(TRACKERS, "mlflow", "no_such_package_here")
+    with pytest.raises(
+        UserError, match=r"^track = 'mlflow': no_such_package_here is not installed: pip install 'fedapps\[mlflow\]'$"
+    ):
+        check_installed("mlflow")
+
+
+@pytest.mark.slow
+def test_nothing_is_imported_unasked(tmp_path):
+    program = (
+        f"import sys; from fedapps.cli import main; main({[*JOB, 'num-rounds=1', '--out', str(tmp_path / 'run')]!r}); "
+        f"print(sorted({set(TRACKERS)!r} & set(sys.modules)), [name for name in sys.modules if name.startswith('fedapps.tracking.')])"
+    )
+    root = Path(__file__).parents[3]
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=120)
+    assert out.stdout.splitlines()[-1] == "[] ['fedapps.tracking.names', 'fedapps.tracking.callback']", out.stderr
+
+
+# The real libraries
+
+
+@has("tensorboard")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "run"
+    rows = stopped_and_resumed(out, "track=tensorboard")
+    events = EventAccumulator(str(out / "tensorboard"), {"tensors": 0, "images": 0, "scalars": 0, "histograms": 0}).Reload()
+    losses = events.Scalars("train/loss")
+    assert [event.step for event in losses] == [1, 2, 3]
+    assert [event.value for event in losses] == pytest.approx([row["train"]["loss"] for row in rows])
+    accuracies = events.Scalars("evaluate/accuracy-mean")
+    assert [(event.step, event.value) for event in accuracies] == [
+        (row["round"], pytest.approx(row["evaluate"]["accuracy-mean"])) for row in rows if "evaluate" in row
+    ]
+    assert events.Histograms("clients/accuracy")[-1].histogram_value.num == 4
+    assert "plots/accuracy" in events.Tags()["images"]
+    texts = {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
+    assert "| num-clients | 4 |" in texts["settings/text_summary"]
+    assert texts["clients/text_summary"].startswith("| client | ")
+    assert texts["status/text_summary"] == "completed"
+
+
+@has("mlflow")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    sweep = tmp_path / "sweep-seeds"
+    rows = stopped_and_resumed(sweep / "cells" / "seed=0", "track=mlflow")
+    run(sweep / "cells" / "seed=1", "track=mlflow", "seed=1", rounds=1)
+    client = MlflowClient(f"sqlite:///{sweep}/mlflow/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("sweep-seeds").experiment_id])
+    assert sorted(found.info.run_name for found in runs) == ["seed=0", "seed=1"], "a resumed run is the same one"
+    (first,) = (found for found in runs if found.info.run_name == "seed=0")
+    assert first.info.status == "FINISHED"
+    assert (first.data.params["num-clients"], first.data.params["method"], first.data.tags["sweep"]) == (
+        "4",
+        "fedavg",
+        "sweep-seeds",
+    )
+    history = sorted(client.get_metric_history(first.info.run_id, "train/loss"), key=lambda metric: metric.step)
+    assert [(metric.step, metric.value) for metric in history] == [(row["round"], row["train"]["loss"]) for row in rows]
+    names = {item.path for item in client.list_artifacts(first.info.run_id)}
+    assert {"report.html", "settings.toml", "summary.json", "clients", "plots"} <= names
+    table = json.loads(Path(client.download_artifacts(first.info.run_id, "clients/round-00003.json", str(tmp_path))).read_text())
+    place = table["columns"].index("accuracy")
+    assert math.fsum(row[place] for row in table["data"]) / 4 == pytest.approx(rows[-1]["evaluate"]["accuracy-mean"])
+
+
+def kept_records(content):
+    """Yield the records of a file of Weights & Biases: a log of LevelDB's form, in blocks of 32 KiB, after a head of 7 bytes."""
+    place, record = 7, b""
+    while place + 7 <= len(content):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        record += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
+@has("wandb")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_offline(tmp_path, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    out = tmp_path / "sweep-seeds" / "cells" / "seed=0"
+    rows = run(out, "track=wandb")
+    (path,) = out.glob("wandb/offline-run-*/*.wandb")
+    history, started, artifacts = {}, None, []
+    for content in kept_records(path.read_bytes()):
+        record = Record()
+        record.ParseFromString(content)
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            started = record.run
+        elif kind == "history":
+            items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            history.setdefault(record.history.step.num or items.get("_step"), {}).update(items)
+        elif kind == "artifact" or (kind == "request" and record.request.WhichOneof("request_type") == "log_artifact"):
+            artifact = record.artifact if kind == "artifact" else record.request.log_artifact.artifact
+            artifacts += [entry.path for entry in artifact.manifest.contents]
+    assert (started.run_group, started.display_name, started.project) == ("sweep-seeds", "seed=0", "fedapps")
+    config = {item.key: json.loads(item.value_json) for item in started.config.update}
+    assert (config["num-clients"], config["method"]) == (4, "fedavg")
+    for row in rows:
+        assert history[row["round"]]["train/loss"] == pytest.approx(row["train"]["loss"])
+    assert history[3]["clients/nrows"] == 4
+    assert {"report.html", "settings.toml", "plots/accuracy.png"} <= set(artifacts)
