@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedapps.results.canvas import Area, Dots, Line, Points, Shape, Text, text_width
 from fedapps.results.theme import Theme
@@ -15,6 +16,9 @@ from fedapps.results.theme import Theme
 _DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
 
 _HUGE = 1e300  # what is larger, or infinite, lies outside of every axis: differences could not be told
+
+#: Points of a line at most: one of every column of pixels that a plot has on a screen.
+MOST = 280
 
 Style = str | Sequence[float]
 
@@ -25,6 +29,8 @@ class Axis:
 
     low, high: limits. most: ticks at most, `whole` for whole numbers only. ticks: positions with their names. tell: the texts of
     ticks. size: of these texts; 0: none. upright: they read upwards. grid: lines at the ticks. down: from top to bottom.
+    For those who ask a chart for its values: percent: they are fractions, shown in per cent. log: they are logarithms to base ten.
+    names: what stands at 0, 1, 2, ...
     """
 
     label: str = ""
@@ -39,6 +45,9 @@ class Axis:
     upright: bool = False
     grid: bool = True
     down: bool = False
+    percent: bool = False
+    log: bool = False
+    names: Sequence[str] = ()
 
     def limits(self, values: list[Points], touches_zero: bool) -> tuple[float, float]:
         """The ends of the axis: those set, else those of the values with a margin, but none beside zero that bars stand on."""
@@ -82,6 +91,27 @@ def plain(values: Sequence[float]) -> list[str]:
     return [text.replace("-", "\N{MINUS SIGN}") for text in texts]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Values that a chart tells at x (n,): y (n,), or what lies between low (n,) and high (n,); `series` as shapes have it."""
+
+    series: str
+    colour: str
+    x: Points
+    y: Points | None = None
+    low: Points | None = None
+    high: Points | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Values (rows, columns) that a chart tells of the cells between edges on the x axis (columns + 1) and the y axis (rows + 1)."""
+
+    x: Points
+    y: Points
+    values: Points
+
+
 @dataclass
 class Panel:
     """What one pair of axes shows. `shapes` have the data's units, an infinite position is the panel's border."""
@@ -96,23 +126,43 @@ class Panel:
     legend: list[tuple[str, list[Shape]]] = field(default_factory=list)
     key: "Panel | None" = None  # what colours mean: a narrow panel on the right of this one
     hidden: bool = False
+    most: int = MOST  # points of a line
+    readings: list[Reading] = field(default_factory=list)
+    table: Table | None = None
+    percent: bool = False  # the values of the table are fractions, shown in per cent
+    by_point: bool = False  # a chart tells of the point beside the pointer, not of all that have its x
 
-    def _add(self, shape: Shape, label: str = "") -> None:
+    def _add(self, shape: Line | Area | Dots | Text, label: str = "") -> None:
+        if label and not isinstance(shape, Text):
+            shape = replace(shape, series=label)
         self.shapes.append(shape)
         if label:
             self.legend.append((label, [shape]))
 
-    def line(self, x: Any, y: Any, colour: str, width: float = 2.0, style: Style = "-", label: str = "", dots: float = 0) -> None:
-        """A line, with discs of size `dots` at its points; it has a gap where a number is missing."""
+    def line(
+        self,
+        x: Any,
+        y: Any,
+        colour: str,
+        width: float = 2.0,
+        style: Style = "-",
+        label: str = "",
+        dots: float = 0,
+        told: bool = True,
+    ) -> None:
+        """A line, with discs of size `dots` at its points; it has a gap where a number is missing. `told`: a chart has its values."""
         points = np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1)
+        points = points[extremes(points[:, 1], self.most)]
         dash = tuple(width * part for part in (_DASHES[style] if isinstance(style, str) else style))
         known = np.isfinite(points).all(1)
         cuts = np.flatnonzero(np.diff(known)) + 1
         parts = [part for part in np.split(points, cuts) if len(part) and np.isfinite(part[0]).all()]
-        drawn: list[Shape] = [Line(part, colour, width, dash) for part in parts]
+        drawn: list[Shape] = [Line(part, colour, width, dash, label) for part in parts]
         if dots and parts:
-            drawn.append(Dots(points[known], colour, dots))
+            drawn.append(Dots(points[known], colour, dots, series=label))
         self.shapes += drawn
+        if told and drawn:
+            self.readings.append(Reading(label, colour, points[known][:, 0], points[known][:, 1]))
         if label and drawn:
             self.legend.append((label, drawn[:1] + drawn[len(parts) :]))
 
@@ -123,35 +173,47 @@ class Panel:
 
     def dots(self, x: Any, y: Any, colour: str, size: float, label: str = "", form: str = "disc") -> None:
         """Discs, or other forms, `size` points across."""
-        self._add(Dots(np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1), colour, size, form), label)
+        points = np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1)
+        self._add(Dots(points, colour, size, form), label)
+        if label:
+            self.readings.append(Reading(label, colour, points[:, 0], points[:, 1]))
 
-    def band(self, x: Any, low: Any, high: Any, colour: str, alpha: float = 0.16, label: str = "") -> None:
-        """What lies between two lines."""
+    def band(self, x: Any, low: Any, high: Any, colour: str, alpha: float = 0.16, label: str = "", series: str = "") -> None:
+        """What lies between two lines; `series`: the label of the line that it belongs to, if it has none of its own."""
         x, low, high = (np.asarray(values, float) for values in (x, low, high))
         there = np.isfinite(low) & np.isfinite(high)
         x, low, high = x[there], low[there], high[there]
+        chosen = np.union1d(extremes(low, self.most), extremes(high, self.most))
+        x, low, high = x[chosen], low[chosen], high[chosen]
         if len(x):
-            self._add(Area((np.stack([np.append(x, x[::-1]), np.append(low, high[::-1])], axis=1),), colour, alpha), label)
+            ring = np.stack([np.append(x, x[::-1]), np.append(low, high[::-1])], axis=1)
+            self._add(Area((ring,), colour, alpha, series=series), label)
+            self.readings.append(Reading(label or series, colour, x, low=low, high=high))
 
     def bars(self, middles: Any, heights: Any, width: float, colour: str, alpha: float = 1.0, label: str = "") -> None:
         """Bars that stand on zero, `width` in units of the x axis."""
         ends = zip(np.asarray(middles) - width / 2, np.asarray(middles) + width / 2, heights, strict=True)
         self._add(Area(tuple(rectangle(left, 0, right, top) for left, right, top in ends), colour, alpha, crisp=True), label)
+        self.readings.append(Reading(label, colour, np.asarray(middles, float), np.asarray(heights, float)))
 
     def steps(self, edges: Any, heights: Any, colour: str, width: float, label: str = "") -> None:
         """The outline of bars (n) between edges (n + 1)."""
-        self.line(np.repeat(edges, 2)[1:-1], np.repeat(heights, 2), colour, width, label=label)
+        self.line(np.repeat(edges, 2)[1:-1], np.repeat(heights, 2), colour, width, label=label, told=False)
 
     def blocks(self, edges: Any, heights: Any, colour: str, alpha: float = 1.0, label: str = "") -> None:
         """Bars (n) between edges (n + 1) as one shape, which leaves none of them too thin to see."""
-        x, tops = np.repeat(np.asarray(edges, float), 2), np.concatenate([[0], np.repeat(heights, 2), [0]])
+        edges, heights = np.asarray(edges, float), np.asarray(heights, float)
+        middles, shown = (edges[1:] + edges[:-1]) / 2, extremes(heights, self.most)
+        edges, heights = np.append(edges[:-1][shown], edges[-1]), heights[shown]
+        x, tops = np.repeat(edges, 2), np.concatenate([[0], np.repeat(heights, 2), [0]])
         self._add(Area((np.stack([x, tops], axis=1),), colour, alpha, crisp=True), label)
+        self.readings.append(Reading(label, colour, middles[shown], heights))
 
-    def whiskers(self, starts: Any, ends: Any, colour: str, width: float, label: str = "") -> None:
-        """Straight lines from starts (n, 2) to ends (n, 2)."""
+    def whiskers(self, starts: Any, ends: Any, colour: str, width: float, label: str = "", series: str = "") -> None:
+        """Straight lines from starts (n, 2) to ends (n, 2); `series`: the label of what they belong to, if they have none."""
         for pair in zip(starts, ends, strict=True):
-            self._add(Line(np.array(pair, float), colour, width), label)
-            label = ""
+            self._add(Line(np.array(pair, float), colour, width, series=label or series), label)
+            series, label = label or series, ""
 
     def text(self, x: float, y: float, text: str, size: float, colour: str, upright: bool = False) -> None:
         """A text around a place."""
@@ -163,6 +225,16 @@ class Panel:
         points = areas + [shape.points for shape in self.shapes if not isinstance(shape, Area)]
         on_zero = any(isinstance(shape, Area) and shape.crisp for shape in self.shapes)
         return self.x.limits([part[:, 0] for part in points], False), self.y.limits([part[:, 1] for part in points], on_zero)
+
+
+def extremes(values: Points, most: int = MOST) -> NDArray[np.intp]:
+    """Indices, rising, of about `most` of the values (n,) that draw the same line: the lowest and highest of each part, the ends."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    parts = np.array_split(np.arange(len(values)), most // 2)
+    lowest = [part[np.argmin(np.where(np.isnan(values[part]), np.inf, values[part]))] for part in parts]
+    highest = [part[np.argmax(np.where(np.isnan(values[part]), -np.inf, values[part]))] for part in parts]
+    return np.unique([0, *lowest, *highest, len(values) - 1])
 
 
 def rectangle(left: float, bottom: float, right: float, top: float) -> Points:

@@ -26,12 +26,16 @@ _MEASURED = 64  # pixels of the font that measures texts
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points (n, 2); `dash` says how much is drawn and left out in turn, nothing is a solid line."""
+    """A line through points (n, 2); `dash` says how much is drawn and left out in turn, nothing is a solid line.
+
+    `series`, here and below: the label in the legend of what the shape belongs to, if it has one.
+    """
 
     points: Points
     colour: str
     width: float
     dash: tuple[float, ...] = ()
+    series: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Area:
     colour: str
     alpha: float = 1.0
     crisp: bool = False
+    series: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Dots:
     colour: str
     size: float
     form: str = "disc"
+    series: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,23 +122,24 @@ def svg(shapes: Iterable[Shape], size: tuple[float, float], background: str) -> 
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}pt" height="{height:g}pt" viewBox="0 0 {width:g} {height:g}" '
         f'font-family="{_FONTS}" fill="none" stroke-linejoin="round">\n<path fill="{background}" d="M0 0H{width:g}V{height:g}H0z"/>\n'
     )
-    return (head + "\n".join(map(_element, shapes)) + "\n</svg>\n").encode()
+    return (head + "\n".join(map(element, shapes)) + "\n</svg>\n").encode()
 
 
-def _element(shape: Shape) -> str:
+def element(shape: Shape, mark: str = "") -> str:
+    """The shape as an element of SVG; `mark`: more attributes, with a space before each."""
     if isinstance(shape, Line):
         ends = (
             f' stroke-dasharray="{" ".join(f"{part:.2f}" for part in shape.dash)}"' if shape.dash else ' stroke-linecap="round"'
         )
-        return f'<path stroke="{shape.colour}" stroke-width="{shape.width:g}"{ends} d="{_path(shape.points)}"/>'
+        return f'<path{mark} stroke="{shape.colour}" stroke-width="{shape.width:g}"{ends} d="{_path(shape.points)}"/>'
     if isinstance(shape, Area):
         look = f' fill-opacity="{shape.alpha:g}"' * (shape.alpha < 1) + ' shape-rendering="crispEdges"' * shape.crisp
-        return f'<path fill="{shape.colour}"{look} d="{"".join(_path(ring) + "z" for ring in shape.rings)}"/>'
+        return f'<path{mark} fill="{shape.colour}"{look} d="{"".join(_path(ring) + "z" for ring in shape.rings)}"/>'
     if isinstance(shape, Dots) and shape.form != "disc":
-        return f'<path fill="{shape.colour}" d="{"".join(_path(ring) + "z" for ring in _outlines(shape))}"/>'
+        return f'<path{mark} fill="{shape.colour}" d="{"".join(_path(ring) + "z" for ring in _outlines(shape))}"/>'
     if isinstance(shape, Dots):  # a line of no length with round ends
-        path = "".join(f"M{x:.2f} {y:.2f}h0" for x, y in shape.points.tolist())
-        return f'<path stroke="{shape.colour}" stroke-width="{shape.size:g}" stroke-linecap="round" d="{path}"/>'
+        path = "".join(f"M{_short(x)} {_short(y)}h0" for x, y in shape.points.tolist())
+        return f'<path{mark} stroke="{shape.colour}" stroke-width="{shape.size:g}" stroke-linecap="round" d="{path}"/>'
     ((x, y),) = shape.points.tolist()
     place = f'transform="translate({x:.2f} {y:.2f}) rotate(-90)"' if shape.upright else f'x="{x:.2f}" y="{y:.2f}"'
     look = f' text-anchor="{shape.anchor}"' * (shape.anchor != "start") + ' font-weight="bold"' * shape.bold
@@ -145,7 +152,20 @@ def _outlines(dots: Dots) -> list[Points]:
 
 
 def _path(points: Points) -> str:
-    return "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in points.tolist())
+    text, before = "M", ("", "")
+    for x, y in points.tolist():
+        now = _short(x), _short(y)
+        if not before[0]:
+            text += " ".join(now)
+        else:
+            text += f"V{now[1]}" if now[0] == before[0] else f"H{now[0]}" if now[1] == before[1] else f"L{now[0]} {now[1]}"
+        before = now
+    return text
+
+
+def _short(number: float) -> str:
+    """A coordinate to a hundredth of a point."""
+    return f"{round(number, 2):g}" if abs(number) < 1e4 else f"{number:.2f}"
 
 
 # --- PNG ---------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from fedapps.errors import UserError
 from fedapps.results import html
+from fedapps.results.charts import chart, palette
 from fedapps.results.comparison_table import Column, Row, best_value, columns_of, has_result, rows_of
-from fedapps.results.drawing import png, svg
+from fedapps.results.drawing import png
 from fedapps.results.fair_plots import client_bars, fair_measure
 from fedapps.results.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
 from fedapps.results.gains import Gains, gains_over, gains_section, reference_of, write_gains
@@ -144,7 +145,7 @@ def write_comparison(found: Compared, out: Path | str | None = None) -> Comparis
         raise UserError(f"compare: {folder} is a file: choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     light, dark = found.figures(LIGHT), found.figures(DARK)
-    pictures = [html.picture(_PICTURES[name], svg(light[name]), svg(dark[name])) for name in light]
+    pictures = [chart(name, _PICTURES[name], light[name], dark[name]) for name in light]
     plots = {name: folder / f"{name}.png" for name in _PICTURES}
     for name, path in plots.items():
         path.unlink(missing_ok=True)
@@ -295,6 +296,7 @@ def _html(found: Compared, pictures: list[Html]) -> str:
             html.heading("Details"),
             html.collapsible("Runs", str(len(folders)), html.table(["method", "seed", "state", "folder"], folders, 4)),
         ],
+        palette(pictures),
     )
 
 

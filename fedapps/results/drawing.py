@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.results import canvas
-from fedapps.results.axes import Axis, Panel, Style, rectangle
+from fedapps.results.axes import Axis, Panel, Style, Table, rectangle
 from fedapps.results.formats import is_percent, metric_name, three_digits
 from fedapps.results.layout import Figure
 from fedapps.results.theme import Theme
@@ -55,7 +55,7 @@ def line(axes: Panel, x: Any, y: Any, colour: str, style: Style = "-", label: st
 def line_with_range(axes: Panel, x: Any, stack: np.ndarray, colour: str, style: str, label: str) -> None:
     """The mean of `stack` (runs x points) as a line, from lowest to highest run as a band."""
     if len(stack) > 1:
-        axes.band(x, stack.min(axis=0), stack.max(axis=0), colour)
+        axes.band(x, stack.min(axis=0), stack.max(axis=0), colour, series=label)
     line(axes, x, stack.mean(axis=0), colour, style, label)
 
 
@@ -76,6 +76,7 @@ def heat(
         for first, last in pairwise(cuts):  # neighbours of one colour are one rectangle
             rings.setdefault(int(index[row, first]), []).append(rectangle(edges[0][first], bottom, edges[0][last], top))
     axes.shapes += [canvas.Area(tuple(found), shades[shade], crisp=True) for shade, found in rings.items() if shade >= 0]
+    axes.table = Table(np.asarray(edges[0], float), np.asarray(edges[1], float), table)
     axes.x.low, axes.x.high, axes.y.low, axes.y.high = edges[0][0], edges[0][-1], edges[1][0], edges[1][-1]
     axes.x.grid = axes.y.grid = False
 
@@ -105,7 +106,7 @@ def label_values(axes: Panel, key: str, of_what: str) -> None:
     """Labels the y axis with the metric `key`, fractions in per cent."""
     unit = ""
     if is_percent(key):
-        unit, axes.y.tell = " (%)", percents
+        unit, axes.y.tell, axes.y.percent = " (%)", percents, True
     axes.y.label = ", ".join(filter(None, (metric_name(key), of_what))) + unit
 
 

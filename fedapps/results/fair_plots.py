@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.results.axes import Panel
+from fedapps.results.axes import Panel, Reading
 from fedapps.results.drawing import heat, heat_key, label_rounds, label_values, legend, panels, title
 from fedapps.results.formats import percent_text
 from fedapps.results.layout import Figure
@@ -41,6 +41,7 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure:
     colours = (theme.grid, theme.series[0], theme.ink)
     heat(axes, (edges, np.arange(len(clients) + 1) - 0.5), table, (low, high), colours)
     axes.y.ticks, axes.y.down = (range(len(clients)), [client[:8] for client in clients]), True
+    axes.y.names = clients
     axes.y.size = 6.5 if len(clients) > 15 else 8.5
     axes.y.label = f"the {len(clients)} of {total} clients {reason}" if total > len(clients) else "client"
     label_rounds(axes)
@@ -139,7 +140,7 @@ def _sorted_clients(members: Sequence[RunFolder], column: str) -> Floats:
 def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
     heights, n = stack.mean(0), stack.shape[1]
     worst = max(1, -(-n // 10))
-    places = np.arange(n)
+    places = np.arange(n, dtype=np.float64)
     few = n <= _MAX_BARS
     name = "worst tenth" if worst > 1 else "worst client"
     for part, colour, label in ((places[:worst], theme.series[1], name), (places[worst:], theme.series[0], "")):
@@ -150,6 +151,7 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
     if few and len(stack) > 1:
         lowest, highest = (np.stack([places, end], axis=1) for end in (stack.min(0), stack.max(0)))
         axes.whiskers(lowest, highest, theme.muted, 1.1, "lowest to highest run")
+        axes.readings.append(Reading("lowest to highest run", theme.muted, places, low=stack.min(0), high=stack.max(0)))
     axes.level(float(stack.mean()), theme.ink, 1.1, (4, 3), "mean")
     axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
 
@@ -160,6 +162,7 @@ def _outline(axes: Panel, heights: Floats, n: int, label: str, theme: Theme) -> 
         heights = np.quantile(heights, np.linspace(0, 1, n))
     edges = np.arange(n + 1) - 0.5
     axes.steps(edges, heights, theme.ink, 1.4 if n <= _MAX_BARS else 0.9, f"{label[:30]}, for comparison")
+    axes.readings.append(Reading(f"{label[:30]}, for comparison", theme.ink, np.arange(n, dtype=np.float64), heights))
 
 
 def _name_clients(axes: Panel, members: Sequence[RunFolder], column: str, n: int) -> None:
@@ -168,5 +171,6 @@ def _name_clients(axes: Panel, members: Sequence[RunFolder], column: str, n: int
         axes.x.ticks = [], []
         return
     rows: list[dict[str, Any]] = [row for row in members[0].clients if np.isfinite(row.get(column, np.nan))]
-    names = [str(row["client"])[:8] for row in sorted(rows, key=lambda row: row[column])]
+    axes.x.names = [str(row["client"]) for row in sorted(rows, key=lambda row: row[column])]
+    names = [name[:8] for name in axes.x.names]
     axes.x.ticks, axes.x.upright = (range(n), names), sum(map(len, names)) + n > 34

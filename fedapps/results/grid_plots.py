@@ -290,7 +290,7 @@ def _label(panel: Panel, spec: PlotSpec, text: str, heading: str, several: bool)
         }[spec.kind]
     for axis, name, limits in zip((panel.x, panel.y), "xy", panel.limits(), strict=True):
         if name in spec.log:
-            axis.ticks = _round_powers(*limits, 100.0 if name == "y" and is_percent(key) else 1.0)
+            axis.log, axis.ticks = True, _round_powers(*limits, 100.0 if name == "y" and is_percent(key) else 1.0)
 
 
 def _round_powers(low: float, high: float, scale: float) -> tuple[list[float], list[str]]:

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: styles inline, pictures as data URIs, no scripts, nothing loaded from anywhere.
+"""One self-contained HTML page: styles, pictures and the script of its charts inline, nothing loaded from anywhere.
 
 Works offline, printed, on a phone, in a light and a dark colour scheme. Every function takes plain text and escapes
 it, because names of clients and reasons of failures come from outside; only `Html` passes unchanged.
@@ -8,6 +8,7 @@ import base64
 import html
 from collections.abc import Iterable, Sequence
 
+from fedapps.results.chart_script import SCRIPT, STYLE, fingerprint
 from fedapps.results.theme import DARK, LIGHT
 
 
@@ -16,6 +17,9 @@ class Html(str):
 
     __slots__ = ()
 
+
+# Cells that hold numbers, by the number of columns of text before them: a class for each cell would be half of a long table.
+_NUMBERS = ", ".join(f"table.text{count} tr > :nth-child(n + {count + 1})" for count in range(5))
 
 _CSS = f"""
 :root {{ color-scheme: light dark; --page: #f4f5f7; --card: {LIGHT.surface}; --ink: {LIGHT.ink};
@@ -63,8 +67,8 @@ th, td {{ text-align: left; padding: .35rem 1.2rem .35rem 0; border-bottom: 1px 
   vertical-align: top; }}
 tr:last-child td {{ border-bottom: 0; }}
 th {{ color: var(--muted); font-weight: 500; font-size: .82rem; vertical-align: bottom; }}
-th.number, td.number {{ text-align: right; white-space: nowrap; }}
-td:not(.number) {{ overflow-wrap: anywhere; }}
+td {{ overflow-wrap: anywhere; }}
+{_NUMBERS} {{ text-align: right; white-space: nowrap; overflow-wrap: normal; }}
 table:not(.pairs) td:first-child {{ min-width: 6.5rem; }}
 table.pairs {{ width: auto; }}
 td small {{ color: var(--muted); font-size: .82rem; }}
@@ -79,17 +83,24 @@ pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
 """
 
 
-def page(heading: str, body: Iterable[Html]) -> str:
-    """The whole document; `heading` is the window's title."""
+def page(heading: str, body: Iterable[Html], style: str = "", scripts: Sequence[str] = (SCRIPT,), connect: str = "'none'") -> str:
+    """The whole document; `heading` is the window's title, `style` that of this page alone.
+
+    `scripts` run at its end, and no others; `connect`: whom they may ask.
+    """
+    allowed = " ".join(map(fingerprint, scripts))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # Nothing foreign may run or load even if an escape were forgotten.
         '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
-        f"<title>{text(heading)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}; connect-src {connect}\">\n"
+        f'<title>{text(heading)}</title>\n<style>{_CSS}{STYLE}</style>\n<style id="palette">{style}</style>\n'
+        "</head>\n<body>\n<main>\n"
         + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
+        + "\n</main>\n"
+        + "".join(f'<script class="page">{script}</script>\n' for script in scripts)
+        + "</body>\n</html>\n"
     )
 
 
@@ -117,16 +128,6 @@ def cards(entries: Iterable[tuple[str, str]]) -> Html:
     return Html(f'<div class="cards">{"".join(parts)}</div>')
 
 
-def picture(description: str, light: bytes, dark: bytes) -> Html:
-    """An SVG in two colour schemes; the browser shows the one that fits the page."""
-    light_uri, dark_uri = (f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}" for data in (light, dark))
-    return Html(
-        "<figure><picture>"
-        f'<source media="(prefers-color-scheme: dark)" srcset="{dark_uri}">'
-        f'<img alt="{text(description)}" src="{light_uri}"></picture></figure>'
-    )
-
-
 def image(description: str, data: bytes) -> Html:
     """A PNG that is the same in both colour schemes."""
     uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
@@ -143,13 +144,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], text_columns:
     """A table; the first `text_columns` columns are text, the others numbers (aligned right)."""
 
     def cells(tag: str, values: Sequence[object]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if index >= text_columns else ''}>{text(value)}</{tag}>"
-            for index, value in enumerate(values)
-        )
+        return "".join(f"<{tag}>{text(value)}</{tag}>" for value in values)
 
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
-    return Html(f'<div class="scroll"><table><thead><tr>{cells("th", header)}</tr></thead>\n<tbody>{body}</tbody></table></div>')
+    head = f"<thead><tr>{cells('th', header)}</tr></thead>\n"
+    return Html(f'<div class="scroll"><table class="text{text_columns}">{head}<tbody>{body}</tbody></table></div>')
 
 
 def collapsible(label: str, note: str, content: Html, is_open: bool = False) -> Html:

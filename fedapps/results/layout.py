@@ -17,6 +17,21 @@ _KEY = 9.0  # width of a colour key
 _LEGEND, _HANDLE, _SPACE = 9.5, 21.0, 16.0  # a legend's font, width of a sample, space between columns
 
 
+#: Where the data of a panel lie: left, top, width, height.
+Frame = tuple[float, float, float, float]
+
+_NARROW = (300.0, 235.0)  # a panel on a phone
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A figure on its canvas: what is drawn, the entries of its legend by label, and the frame of each panel."""
+
+    shapes: list[Shape]
+    entries: list[tuple[str, list[Shape]]]
+    frames: list[Frame]
+
+
 @dataclass
 class Figure:
     """Panels in a grid, row by row, on a canvas of `size` points (width, height); `legend`: labels, each with what it explains."""
@@ -28,6 +43,19 @@ class Figure:
 
     def shapes(self) -> list[Shape]:
         """Everything that is drawn, placed on the canvas."""
+        placed = self.placed()
+        return placed.shapes + [shape for _, shapes in placed.entries for shape in shapes]
+
+    def narrow(self) -> "Figure":
+        """The same for a phone: one panel below the other."""
+        shown = [panel for panel in self.panels if not panel.hidden]
+        tall = min(self.size[1] / -(-len(self.panels) // self.columns), _NARROW[1] if not any(p.table for p in shown) else np.inf)
+        room = 1.4 * _LEGEND * len(self.legend)
+        panels = [replace(panel, heading=_wrapped(panel.heading, panel.heading_size)) for panel in shown]
+        return Figure((_NARROW[0], tall * len(shown) + room), 1, panels, self.legend)
+
+    def placed(self) -> Placed:
+        """Where everything goes."""
         theme = self.panels[0].theme
         legend, high = _legend(self.legend, self.size, theme.ink)
         width, height = self.size[0], self.size[1] - high
@@ -44,12 +72,14 @@ class Figure:
         wide = (width - sum(lefts) - sum(rights) - 2 * _BORDER[0] * self.columns) / self.columns
         tall = (height - sum(tops) - sum(bottoms) - 2 * _BORDER[1] * rows) / rows
         placed: list[Shape] = []
+        frames: list[Frame] = []
         for index, laid in enumerate(grid):
             row, column = divmod(index, self.columns)
             left = sum(lefts[: column + 1]) + sum(rights[:column]) + column * wide + (2 * column + 1) * _BORDER[0]
             top = sum(tops[: row + 1]) + sum(bottoms[:row]) + row * tall + (2 * row + 1) * _BORDER[1]
             placed += laid.placed(left, top, wide, tall)
-        return placed + legend
+            frames.append((left, top, wide, tall))
+        return Placed(placed, legend, frames)
 
 
 class _Laid:
@@ -153,7 +183,19 @@ class _Laid:
                 yield replace(shape, points=np.array([[mirrored, shape.points[0, 1]]]), anchor="start")
 
 
-def _legend(entries: Sequence[tuple[str, Sequence[Shape]]], size: tuple[float, float], colour: str) -> tuple[list[Shape], float]:
+def _wrapped(heading: str, size: float) -> str:
+    """A heading in as many lines as it needs on a phone."""
+    lines = [""]
+    for word in heading.split():
+        if lines[-1] and text_width(f"{lines[-1]} {word}", size, bold=True) > _NARROW[0] - 2 * _BORDER[0] - 30:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def _legend(
+    entries: Sequence[tuple[str, Sequence[Shape]]], size: tuple[float, float], colour: str
+) -> tuple[list[tuple[str, list[Shape]]], float]:
     """The legend in the middle of the lower border of a canvas of `size`, and its height."""
     if not entries:
         return [], 0.0
@@ -163,14 +205,14 @@ def _legend(entries: Sequence[tuple[str, Sequence[Shape]]], size: tuple[float, f
         columns -= 1
     rows = -(-len(entries) // columns)
     height, line = 1.4 * _LEGEND * rows + _BORDER[1], 1.4 * _LEGEND
-    left, shapes = (size[0] - _table_width(widths, columns)) / 2, []
+    left, placed = (size[0] - _table_width(widths, columns)) / 2, []
     for first in range(0, len(entries), rows):  # column by column
         for row, (label, samples) in enumerate(entries[first : first + rows]):
             middle = size[1] - height + (row + 0.5) * line
-            shapes += [_sample(sample, left, middle) for sample in samples]
-            shapes.append(_text(left + _HANDLE + 7, middle + 0.36 * _LEGEND, label, _LEGEND, colour))
+            text = _text(left + _HANDLE + 7, middle + 0.36 * _LEGEND, label, _LEGEND, colour)
+            placed.append((label, [*(_sample(sample, left, middle) for sample in samples), text]))
         left += max(widths[first : first + rows]) + _SPACE
-    return shapes, height + 3
+    return placed, height + 3
 
 
 def _table_width(widths: Sequence[float], columns: int) -> float:

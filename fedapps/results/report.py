@@ -6,13 +6,14 @@ It is made from the run folder's files alone, so it exists for an interrupted ru
 from pathlib import Path
 
 from fedapps.results import html
+from fedapps.results.charts import chart, palette
 from fedapps.results.comparison_table import rows_of
-from fedapps.results.drawing import svg
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
 from fedapps.results.group_tables import groups_section
 from fedapps.results.html import Html
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
+from fedapps.results.layout import Figure
 from fedapps.results.newcomers import newcomers_section
 from fedapps.results.reader import RunFolder, is_number, read_run
 from fedapps.results.run_plots import run_figures, write_plots
@@ -21,7 +22,7 @@ from fedapps.results.theme import DARK, LIGHT
 from fedapps.results.uncertainty import worst_section
 
 # Rows a browser still scrolls easily; the files hold the rest.
-_MAX_CLIENT_ROWS = 1000
+_MAX_CLIENT_ROWS = 400
 _MAX_FAILURE_ROWS = 300
 _MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖", "running": "…"}
 
@@ -73,14 +74,23 @@ def write_report(run_dir: Path | str) -> Path:
     light, dark = run_figures(run, LIGHT), run_figures(run, DARK)
     write_plots(run.path, light)
     path = run.path / "report.html"
-    path.write_text(
-        report_html(run, *({name: svg(one) for name, one in found.items()} for found in (light, dark))), encoding="utf-8"
-    )
+    path.write_text(report_html(run, light, dark), encoding="utf-8")
     return path
 
 
-def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes]) -> str:
-    """The report as text; `light` and `dark` are the plots as SVG by name."""
+def report_html(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure]) -> str:
+    """The report as text; `light` and `dark` are its figures by name."""
+    body = report_body(run, light, dark)
+    return html.page(report_title(run), body, palette(body))
+
+
+def report_title(run: RunFolder) -> str:
+    """What the window is called."""
+    return f"{run.method} on {run.subject}" if run.subject else run.method
+
+
+def report_body(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure]) -> list[Html]:
+    """The parts of the report."""
     on = run.subject
     body = [
         Html(f"<header><h1>{html.text(run.method)}{_on(on)}</h1>"),
@@ -88,7 +98,7 @@ def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes])
         Html(f'<div class="state {run.state}">{_MARKS[run.state]} {html.text(state_sentence(run))}</div></header>'),
         html.cards(_card_entries(run)),
     ]
-    pictures = {name: html.picture(_ALTERNATIVES.get(name, f"Plot {name}"), image, dark[name]) for name, image in light.items()}
+    pictures = {name: chart(name, _ALTERNATIVES.get(name, f"Plot {name}"), one, dark[name]) for name, one in light.items()}
     measures = pictures.pop("measures", None)
     if pictures:
         body += [html.heading("Plots"), Html(f'<div class="plots">{"".join(pictures.values())}</div>')]
@@ -104,7 +114,7 @@ def report_html(run: RunFolder, light: dict[str, bytes], dark: dict[str, bytes])
         html.paragraph("In the folder of this report, which holds the settings with the seed:", "quiet"),
         Html("<pre>fedapps run settings.toml --out again</pre>"),
     ]
-    return html.page(f"{run.method} on {on}" if on else run.method, body)
+    return body
 
 
 def sections_of(run: RunFolder) -> list[Section]:

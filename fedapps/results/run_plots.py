@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedapps.results.axes import MOST
 from fedapps.results.drawing import (
     label_rounds,
     label_values,
@@ -163,8 +164,9 @@ def _client_bars(run: RunFolder, measure: str, theme: Theme) -> Figure:
         if few:  # a rim sets the dots apart from the bars
             axes.dots(places, values, theme.surface, 6.3)
         axes.dots(places, values, theme.series[1], 4.7 if few else 2.0, "global model")
+    axes.x.names = [str(row["client"]) for row in rows]
     if few:
-        names = [str(row["client"])[:8] for row in rows]
+        names = [name[:8] for name in axes.x.names]
         axes.x.ticks, axes.x.size = (range(len(rows)), names), 7.5 if len(rows) > 25 else 8.5
         axes.x.upright = sum(len(name) + 1 for name in names) > 75
     axes.x.low, axes.x.high, axes.x.grid = -0.7, len(rows) - 0.3, False
@@ -225,11 +227,12 @@ def _small_panels(series: dict[str, tuple[str, tuple[list[int], list[float]]]], 
     figure, axes = panels(rows, columns, (6.2, max(4.0, 1.75 * rows + 0.3)), theme)
     for panel, (name, (key, (rounds, values))) in zip(axes, shown, strict=False):
         title(panel, _sentence(name), 9.5)
+        panel.most = MOST // 3
         line(panel, rounds, values, theme.series[0])
         panel.x.size = panel.y.size = 8
         panel.x.most, panel.x.whole, panel.y.most = 5, True, 4
         if is_percent(key):
-            panel.y.tell = _percents_with_unit
+            panel.y.tell, panel.y.percent = _percents_with_unit, True
     for panel in axes[len(shown) :]:
         panel.hidden = True
     for panel in axes[max(0, len(shown) - columns) : len(shown)]:

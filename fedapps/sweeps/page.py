@@ -7,7 +7,8 @@ import numpy as np
 
 from fedapps.results import html
 from fedapps.results.canvas import FORMS
-from fedapps.results.drawing import heat, label_rounds, label_values, legend, line_with_range, panels, png, svg, title
+from fedapps.results.charts import chart, palette
+from fedapps.results.drawing import heat, label_rounds, label_values, legend, line_with_range, panels, png, title
 from fedapps.results.formats import is_percent, one_line, seconds_text
 from fedapps.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, drawn, look
 from fedapps.results.html import Html
@@ -112,10 +113,11 @@ def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
             lines = [height + shift for height, _ in found]
             colour = theme.series[index % len(theme.series)]
             starts, ends = ([(reach(v), y) for (_, v), y in zip(found, lines, strict=True)] for reach in (min, max))
-            panel.whiskers(starts, ends, colour, 1.4)
+            panel.whiskers(starts, ends, colour, 1.4, series=results.column_name(column))
             panel.dots(means, lines, colour, 6, results.column_name(column), _MARKERS[index])
         title(panel, heading(measure), 10.5)
         panel.y.low, panel.y.high, panel.y.down = -0.5, len(rows) - 0.5, True
+        panel.y.names, panel.by_point = [results.row_name(row) for row in rows], True
         panel.y.ticks = range(len(rows)), [results.row_name(row)[:34] for row in rows] if panel is axes[0] else []
     legend(figure, axes[0])
     return figure
@@ -163,6 +165,7 @@ def _heat(results: Results, measure: str, grid: tuple[list[float], list[float]],
                 panel.text(j, i, f"{scale * value:.4g}", 9, "#ffffff" if dark else "#14324d")
         names = [label for label in (*row_kind, *column_kind) if label]
         title(panel, ", ".join([*names, heading(measure)]), 10.5)
+        panel.x.names, panel.y.names, panel.percent = tops, lefts, scale == 100
         panel.x.ticks, panel.x.label = (range(len(tops)), tops), results.column_axes[-1]
         panel.y.ticks, panel.y.label, panel.y.down = (range(len(lefts)), lefts), results.row_axes[-1], True
     for panel in axes[len(kinds) :]:
@@ -182,10 +185,11 @@ def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Pat
     words = {"curves": "over rounds", "values": "at the end", "grid": "at the end, as a grid"}
     words |= {spec.file: KINDS[spec.kind] for spec in results.plan.grid.options.plot}
     pictures = [
-        html.picture(
+        chart(
+            name,
             f"{results.plan.title}: {', '.join(read_measure(measure).name for measure in results.measures)} {words[name]}",
-            svg(light[name]),
-            svg(dark[name]),
+            light[name],
+            dark[name],
         )
         for name in light
     ]
@@ -215,7 +219,7 @@ def _html(results: Results, pictures: list[Html], failed: Mapping[str, str]) -> 
     axes = [(axis.name, ", ".join(axis.values)) for axis in plan.grid.axes]
     body.append(html.collapsible("What varies", str(len(axes)), html.pairs(axes)))
     body.append(html.collapsible("Runs", str(len(plan.points)), _run_table(results)))
-    return html.page(plan.title, body)
+    return html.page(plan.title, body, palette(pictures))
 
 
 def tables_html(results: Results) -> list[tuple[str, Html]]:

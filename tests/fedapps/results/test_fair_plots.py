@@ -133,7 +133,7 @@ def test_a_run_records_and_a_resumed_one_equals_it(tmp_path):
 def test_heat_map_in_plots_and_report(write_run):
     path = with_weights(write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))])
     assert "weights" in [picture.stem for picture in plot_run(path)]
-    assert 'alt="Weight of each client over rounds' in write_report(path).read_text()
+    assert 'aria-label="Weight of each client over rounds' in write_report(path).read_text()
     texts = drawn(fair_plots.weights_figure(read_run(path), DARK))
     assert "client" in texts
     assert {"0", "1"} <= set(texts)
@@ -225,7 +225,7 @@ def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
     assert found.clients.read_bytes()[:4] == b"\x89PNG"
     html = found.report.read_text()
     assert "<b>50.0</b>" in html
-    assert html.count("<figure>") == 2
+    assert html.count("<figure class=") == 2
     headers = [column.header for column in found.columns[:5]]
     assert headers == ["mean", "worst 10 %", "worst", "gap", "gini"]
     assert compare([first], out=found.out).clients is None

@@ -1,0 +1,128 @@
+"""A real browser for tests: Chromium from the distribution, without a window, told what to do through a pipe."""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
+    "--disable-sync", "--disable-default-apps", "--disable-dev-shm-usage", "--remote-debugging-pipe",
+)  # fmt: skip
+
+
+class Browser:
+    """One page in a Chromium of its own. ``dark``: the colour scheme that it prefers; ``scripts``: whether they run."""
+
+    def __init__(self, width=1100, height=900, dark=False, scripts=True):
+        assert CHROMIUM
+        self._home = tempfile.TemporaryDirectory()
+        (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+        high = [os.dup2(end, 60 + place) for place, end in enumerate((theirs_in, theirs_out))]
+        actions = [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4)]
+        null = os.open(os.devnull, os.O_RDWR)
+        actions += [(os.POSIX_SPAWN_DUP2, null, number) for number in (0, 1, 2)]
+        command = [CHROMIUM, *_FLAGS, f"--user-data-dir={self._home.name}", f"--window-size={width},{height}", "about:blank"]
+        self._pid = os.posix_spawn(CHROMIUM, command, os.environ, file_actions=actions, setsid=True)
+        for end in (theirs_in, theirs_out, null, *high):
+            os.close(end)
+        self._out, self._in = os.fdopen(ours_out, "wb", 0), os.fdopen(ours_in, "rb", 0)
+        self._count, self._rest, self._session = 0, b"", None
+        self.told = []  # what the page said by itself: errors, requests
+        target = self.do("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.do(f"{domain}.enable")
+        self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.do("Emulation.setScriptExecutionDisabled", value=not scripts)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._out.close()
+        self._in.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        shutil.rmtree(self._home.name, ignore_errors=True)
+        self._home._finalizer.detach()
+
+    def do(self, method, **parameters):
+        """Give one command of the DevTools protocol and return its answer."""
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": parameters}
+        self._out.write(json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._count:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+            self.told.append(answer)
+
+    def _read(self):
+        while b"\0" not in self._rest:
+            part = self._in.read(1 << 16)
+            assert part, "the browser has ended"
+            self._rest += part
+        one, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(one)
+
+    def open(self, address):
+        """Go to a page and wait until it is there."""
+        if isinstance(address, Path):
+            address = address.resolve().as_uri()
+        self.do("Page.navigate", url=address)
+        while not any(one.get("method") == "Page.loadEventFired" for one in self.told):
+            self.told.append(self._read())
+
+    def ask(self, expression):
+        """Return the value of an expression of JavaScript; a promise is waited for."""
+        found = self.do("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def wait(self, expression, seconds=30):
+        """Wait until an expression is true."""
+        loop = f"""new Promise((yes, no) => {{ const until = Date.now() + {1000 * seconds};
+            const look = () => {{ const v = ({expression});
+                if (v || Date.now() > until) yes(v || null); else setTimeout(look, 50); }};
+            look(); }})"""
+        found = self.ask(loop)
+        assert found, f"never came true: {expression}"
+        return found
+
+    def point(self, x, y, kind="mouseMoved"):
+        """Move the pointer, or press and release it with ``kind`` "click"."""
+        kinds = ("mousePressed", "mouseReleased") if kind == "click" else (kind,)
+        for one in kinds:
+            button = {"button": "left", "clickCount": 1} if kind == "click" else {}
+            self.do("Input.dispatchMouseEvent", type=one, x=x, y=y, **button)
+
+    def press(self, key):
+        """Press a key by its name."""
+        text = {"Enter": {"text": "\r"}, " ": {"text": " "}}.get(key, {})
+        self.do("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.do("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def picture(self, path, whole=True):
+        """Write a screenshot."""
+        data = self.do("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        Path(path).write_bytes(base64.b64decode(data))
+
+    @property
+    def complaints(self):
+        """What went wrong in the page: exceptions, refused scripts, messages of errors."""
+        found = [one["params"] for one in self.told if one.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")]
+        return [one for one in found if one.get("entry", {}).get("level", "error") == "error"]
+
+    @property
+    def asked(self):
+        """The addresses that the page asked for."""
+        return [one["params"]["request"]["url"] for one in self.told if one.get("method") == "Network.requestWillBeSent"]
