@@ -28,6 +28,8 @@ def completed(given: Mapping[str, Any]) -> Settings:
     """Return the given settings on top of the method's and the task's defaults; data folders are made absolute."""
     method = find_method(given.get("method", Settings.method))
     task = find_task(read_settings(given).task)
+    if given.get("data.natural-id") and "data.partition" not in given:  # whoever names the clients' column wants these clients
+        given = {**given, "data.partition": "natural"}
     settings = read_settings({**method.defaults, **task.defaults, **given})
     if settings.data.source != "digits" and is_local(settings.data.source):  # workers run in another directory
         settings = replace(settings, data=with_absolute_source(settings.data))
@@ -67,11 +69,17 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
 
 
 def with_clients(settings: Settings) -> Settings:
-    """Return the settings with the number of clients: as given, else as many as the data have, else the default."""
-    if settings.num_clients:
-        return settings
-    natural = getattr(build_task(settings), "natural_clients", None)
-    return replace(settings, num_clients=(natural() if natural else 0) or DEFAULT_CLIENTS)
+    """Return the settings with the number of clients: as given, else as many as the data have, else the default.
+
+    Of fewer clients than a round has by default all take part.
+    """
+    if not settings.num_clients:
+        natural = getattr(build_task(settings), "natural_clients", None)
+        settings = replace(settings, num_clients=(natural() if natural else 0) or DEFAULT_CLIENTS)
+    few = settings.num_clients - settings.num_new_clients < Settings.clients_per_round
+    return (
+        replace(settings, clients_per_round=0) if few and settings.clients_per_round == Settings.clients_per_round else settings
+    )
 
 
 def with_absolute_source(options: Any) -> Any:

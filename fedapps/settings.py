@@ -5,7 +5,7 @@ Errors are reported in one line that names the key, the value and what is allowe
 methods do not import this module: they get their own options and a ``RunContext``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -26,6 +26,17 @@ from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound
 
 # Times the median weight of a round, where clients are strangers.
 MAX_WEIGHT = 10.0
+#: What others call our settings, by the last part of the name.
+OTHER_NAMES = {
+    "rounds": "num-rounds",
+    "clients": "num-clients",
+    "epochs": "train.local-epochs",
+    "lr": "train.learning-rate",
+    "batch": "train.batch-size",
+    "bs": "train.batch-size",
+    "dataset": "data.source",
+    "output": "out",
+}
 #: Tasks whose test samples can have groups (``data.group``).
 GROUPED = ("classification", "constrained-classification", "tabular")
 
@@ -47,7 +58,7 @@ class Settings(Options):
     num_clients: int = option(
         0, "clients to wait for; 0: as many as the nodes say there are (`fedapps run`: as the data have, or 20)", low=0
     )
-    clients_per_round: int = option(5, "clients sampled for training in each round; 0: all", low=0)
+    clients_per_round: int = option(5, "clients sampled for training in each round; 0: all; by default all of fewer", low=0)
     num_new_clients: int = option(
         0, "clients that never take part in training, drawn by the seed; evaluations score what the method gives them", low=0
     )
@@ -203,13 +214,24 @@ def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
     return known
 
 
+def unknown(key: str, known: Iterable[str]) -> str:
+    """Return what is said of a key that is not known."""
+    known = list(known)
+    inside = [name for name in known if name.startswith(f"{key}.")]
+    if inside:
+        return f"unknown setting {key!r}: it is a table, as {', '.join(inside[:3])}: `fedapps settings {key}` explains it"
+    meant = next((name for name in known if name == OTHER_NAMES.get(key.rpartition(".")[2])), "")
+    hint = f"did you mean {meant!r}? " if meant else nearest(key, known)
+    return f"unknown setting {key!r}: {hint}`fedapps settings` lists all keys"
+
+
 def read_settings(config: Mapping[str, Any]) -> Settings:
     """Return the checked settings of a flat configuration; missing keys have their defaults. Raises ``UserError``."""
     config = {key: value for key, value in config.items() if not key.startswith("versions.")}
     known = default_config(config)
     for key in config:
         if key not in known:
-            raise UserError(f"unknown setting {key!r}: {nearest(key, known)}all keys are listed in pyproject.toml")
+            raise UserError(unknown(key, known))
     method = find_method(config.get("method", Settings.method))
     source = config.get("data.source", DataOptions.source)
     task = task_name(str(typed("task", config.get("task", "auto"), "")), method.tasks)

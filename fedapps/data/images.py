@@ -36,7 +36,8 @@ class Images:
     likewise its group among ``group_names``, -1 for none. ``held_out`` (N,) says which samples are those to be scored on,
     ``held_back`` (N,) those to choose models by; None without such parts. ``numbers``: the floats are in units of their own, not in
     [0, 1]. ``classes``: what the labels were called. ``by`` (N,): values of the column that a partitioner goes by, if that is not the
-    one of the labels.
+    one of the labels. ``columns``: what a sample consists of, where columns of numbers were found, and ``texts`` those that hold text
+    and were left out.
     """
 
     pixels: npt.NDArray[Any]
@@ -51,6 +52,8 @@ class Images:
     classes: tuple[str, ...] = ()
     by: npt.NDArray[Any] | None = None
     held_back: npt.NDArray[np.bool_] | None = None
+    columns: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
     def take(self, rows: npt.NDArray[Any]) -> "Images":
         """Return the samples with these numbers, or where a mask is true."""
@@ -85,6 +88,8 @@ def read_images(options: DataOptions) -> Images:
         held_back=np.array(arrays["held-back"]) if "held-back" in arrays else None,
         numbers=facts["numbers"],
         classes=tuple(facts["classes"]),
+        columns=tuple(facts.get("columns", ())),  # a cache of an earlier version has none
+        texts=tuple(facts.get("texts", ())),
     )
 
 
@@ -185,7 +190,21 @@ def _decode(data: Any, parts: npt.NDArray[np.int64], options: DataOptions) -> En
         if (parts == part).any():
             arrays[name] = parts == part
     numbers = arrays["pixels"].dtype == np.float32
-    return arrays, {"num-classes": len(classes), "names": names, "numbers": numbers, "classes": classes}
+    columns, texts = _found(data, options) if numbers else ([], [])
+    facts = {"num-classes": len(classes), "names": names, "numbers": numbers, "classes": classes}
+    return arrays, facts | {"columns": columns, "texts": texts}
+
+
+def _found(data: Any, options: DataOptions) -> tuple[list[str], list[str]]:
+    """Return the columns of numbers that make a sample, and those of text beside them; nothing where columns are named."""
+    from fedapps.data.arrays import depths_of, number_columns
+
+    others = (label_column(data.features, options.source, options.label), *options.told_apart)
+    columns = number_columns(data, options.source, options.features, others)
+    if options.features or any(depths_of(data)[name] for name in columns):
+        return [], []
+    text = ("string", "large_string")
+    return columns, [name for name, kind in data.features.items() if name not in others and getattr(kind, "dtype", "") in text]
 
 
 def _inputs(data: Any, options: DataOptions) -> npt.NDArray[Any]:

@@ -192,13 +192,17 @@ def natural_clients(images: Images, options: DataOptions) -> int:
 
 
 def remarks(images: Images, options: DataOptions) -> list[str]:
-    """Return a line for each thing that a user should know of the clients: who is left out."""
+    """Return a line for each thing that a user should know of the samples and the clients: what and who is left out."""
+    lines = []
+    if images.texts:
+        verb = "hold text and are" if len(images.texts) > 1 else "holds text and is"
+        lines.append(f"data.features: {', '.join(images.texts)} {verb} left out; learned from: {', '.join(images.columns)}")
     if images.natural is None:
-        return []
+        return lines
     counts = np.bincount(images.natural[images.dealt], minlength=len(images.names))
     small = [images.names[place] for place in np.flatnonzero((counts > 0) & (counts < options.min_samples))]
     if not small:
-        return []
+        return lines
     shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
     verb = (
         "have fewer than {} samples (data.min-samples) and are"
@@ -207,7 +211,8 @@ def remarks(images: Images, options: DataOptions) -> list[str]:
     )
     of = int((counts > 0).sum())
     return [
-        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients {verb.format(options.min_samples)} left out: {shown}"
+        *lines,
+        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients {verb.format(options.min_samples)} left out: {shown}",
     ]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from algorithms.common.checks import nearest
 from fedapps.data import cache
 from fedapps.data.client_files import FILE, one_by_one
 from fedapps.errors import UserError
@@ -26,11 +27,15 @@ LABEL_NAMES = ("label", "labels", "fine_label", "character", "y", "target", "cla
 HUB_SECONDS = 8.0
 #: The parts of a set: samples to train on, to validate with, to be scored on.
 TRAIN, VALIDATION, TEST = range(3)
+#: Endings of files, which no hub set's name has: one that is not there is not looked for elsewhere.
+ENDINGS = (".csv", ".tsv", ".parquet", ".arrow", ".json", ".jsonl", ".npz", ".npy", ".txt", ".zip")
 
 
 def is_local(source: str) -> bool:
-    """Return whether a source is a folder or file, not a hub name: it exists, or is written as a path."""
-    return source.startswith(("/", "./", "../", "~")) or source in (".", "..") or Path(source).exists()
+    """Return whether a source is a folder or file, not a hub name: it exists, or is written as a path or a file."""
+    return (
+        source.startswith(("/", "./", "../", "~")) or source in (".", "..") or source.endswith(ENDINGS) or Path(source).exists()
+    )
 
 
 def cached(source: str, asked: dict[str, str], decode: Callable[[Any, npt.NDArray[np.int64]], cache.Entry]) -> cache.Entry:
@@ -97,7 +102,10 @@ def local_path(source: str) -> Path | None:
         raise UserError("data.source = 'digits': this task cannot use them: name a folder or a hub data set")
     path = Path(source).expanduser().resolve() if is_local(source) else None
     if path is not None and not path.exists():
-        raise UserError(f"data.source = {source!r}: there is no such folder")
+        what = "file" if source.endswith(ENDINGS) else "folder"
+        beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = nearest(path.name, beside).strip()
+        raise UserError(f"data.source = {source!r}: there is no such {what}{f': {hint}' if hint else ''}")
     return path
 
 
@@ -220,7 +228,12 @@ def _unreadable(source: str, split: str, error: Exception) -> str:
     if "onfig name is missing" in str(error):
         names = re.search(r"\[.*?\]", str(error))
         return f"data.config = '': {source} has several configurations, name one of {names.group()[1:-1] if names else 'them'}"
-    return f"data.source = {source!r}, data.split = {split!r}: cannot be read: {_line(error)}"
+    cause = error.__cause__ or error  # the library's own error says nothing
+    if isinstance(cause, UnicodeDecodeError):
+        return f"data.source = {source!r}: is no UTF-8: save it as that ({_line(cause)})"
+    if "corresponds to no data" in str(error) or type(cause).__name__ in ("EmptyDataError", "StopIteration"):
+        return f"data.source = {source!r}, data.split = {split!r}: has no rows"
+    return f"data.source = {source!r}, data.split = {split!r}: cannot be read: {_line(cause)}"
 
 
 def _line(error: Exception) -> str:
@@ -231,6 +244,9 @@ def check_columns(data: Any, source: str, columns: dict[str, str]) -> None:
     """Raise UserError unless the data have samples and the columns named by settings (setting -> column; "" is none)."""
     if len(data) == 0:
         raise UserError(f"data.source = {source!r}: has no samples in this split")
+    names = data.column_names
+    if len(names) == 1 and (sign := next((sign for sign in ";\t|" if sign in names[0]), "")):
+        raise UserError(f"data.source = {source!r}: its columns are separated by {sign!r}: save it with commas")
     for setting, column in columns.items():
         if column and column not in data.column_names:
             raise UserError(f"{setting} = {column!r}: {source} has the columns {', '.join(data.column_names)}")
@@ -304,7 +320,9 @@ def label_column(features: Any, source: str, name: str) -> str:
     classes = [column for column in features if isinstance(features[column], datasets.ClassLabel)]
     usual = [column for column in LABEL_NAMES if column in features]
     if not name and not usual and len(classes) != 1:
-        raise UserError(f"data.label: no label column found in {source}, name one of {', '.join(features)}")
+        raise UserError(
+            f"data.label: no label column found in {source}, name one of {', '.join(features)}, as data.label={list(features)[-1]}"
+        )
     column = name or (usual or classes)[0]
     if not isinstance(features[column], datasets.ClassLabel | datasets.Value):
         raise UserError(f"data.label = {column!r}: holds no plain value per sample, name another of {', '.join(features)}")
@@ -319,5 +337,8 @@ def column_of(data: Any, name: str) -> npt.NDArray[Any]:
     if values.dtype.kind == "f":
         missing += int(np.isnan(values).sum())
     if missing:
-        raise UserError(f"column {name!r}: {missing} samples have no value in it")
+        empty = [value is None or value != value for value in values.tolist()]
+        raise UserError(
+            f"column {name!r}: {missing} samples have no value in it (first: row {empty.index(True)}): fill or drop them"
+        )
     return values

@@ -11,13 +11,13 @@ Personalized Federated Learning", KDD 2022, arXiv 2109.07628. ``mlp_32_32``, ``t
 Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, and its first version (v1).
 """
 
-import difflib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from algorithms.common.checks import nearest
 from algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
 from fedapps.models import aaggff_nets, superfed_nets
@@ -167,9 +167,7 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
     if own and not pretrained:
         return build_own(name, input_shape, num_classes, seed)
     if name not in MODELS and not own:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"model.name = {name!r}: {hint}choose one of {', '.join(NAMES)}")
+        raise UserError(unknown(name, NAMES))
     if pretrained and name not in PRETRAINED:
         raise UserError(
             f"model.pretrained = true: there are no weights for {name!r}: choose {', '.join(PRETRAINED)}, or set it to false"
@@ -187,6 +185,13 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
     if not model.initialised:
         draw_weights(model, seed)
     return model
+
+
+def unknown(name: str, names: Iterable[str]) -> str:
+    """Return what is said of a name that is not one of ``names``."""
+    names = list(names)
+    module = name if name.replace(".", "").isidentifier() else "MODULE"
+    return f"model.name = {name!r}: {nearest(name, names)}choose one of {', '.join(names)}; a net of your own is {module}:NAME"
 
 
 def net_for(shape: Shape) -> str:

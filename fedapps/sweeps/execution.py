@@ -20,7 +20,7 @@ from fedapps.errors import RunFailed, UserError
 from fedapps.prepare import checked, data_paths, prepare_folder
 from fedapps.results.reader import read_run
 from fedapps.results.writer import FREE, all_written, set_status, status_of
-from fedapps.settings import default_config, read_settings
+from fedapps.settings import Settings, default_config, read_settings
 from fedapps.sweeps.grid import RESERVED
 from fedapps.sweeps.keep import prune
 from fedapps.sweeps.page import write_page
@@ -29,6 +29,9 @@ from fedapps.sweeps.pool import Ended, PlannedRun, finished, run_all
 from fedapps.sweeps.progress import SweepProgress
 from fedapps.sweeps.tables import Results
 from fedapps.toml_text import read_toml
+
+#: Settings that a run fills in by its data where they have these values.
+FILLED = {"num-clients": 0, "clients-per-round": Settings.clients_per_round}
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def is_done(run: PlannedRun) -> bool:
         known = default_config(run.config)
         before = {key: known[key] for key in run.config if key in known} | read_toml(path)
         for key, value in run.config.items():
-            if key not in FREE and before[key] != value and not (key == "num-clients" and not value):
+            if key not in FREE and before[key] != value and FILLED.get(key) != value:
                 raise UserError(
                     f"{run.folder} was run with {key} = {before[key]!r}, now it is {value!r}: choose another --out, "
                     "or delete that folder"

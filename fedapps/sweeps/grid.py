@@ -15,7 +15,7 @@ from typing import Any
 
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
-from fedapps.settings import default_config, read_settings
+from fedapps.settings import default_config, read_settings, unknown
 from fedapps.sweeps.options import SweepOptions, read_options
 from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
 
@@ -194,7 +194,7 @@ def _check_keys(known: Mapping[str, Any], keys: Sequence[str]) -> None:
         if key in RESERVED:
             raise UserError(f"{key}: {RESERVED[key]}")
         if key not in known:
-            raise UserError(f"unknown setting {key!r}: {nearest(key, known)}all keys are listed in pyproject.toml")
+            raise UserError(unknown(key, known))
 
 
 def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from algorithms.common.checks import nearest
 from algorithms.common.modules import get_arrays
 from algorithms.common.seeds import generator
 from algorithms.fairness.groups import Groups
@@ -46,8 +45,7 @@ class Classification(TorchTask):
         if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES) and not reference_of(
             "model.name", context.model.name
         ):
-            near = nearest(context.model.name, [*image_nets.NAMES, *registered("model.name")])
-            raise UserError(f"model.name = {context.model.name!r}: {near}choose one of auto, {', '.join(image_nets.NAMES)}")
+            raise UserError(image_nets.unknown(context.model.name, ["auto", *image_nets.NAMES, *registered("model.name")]))
         super().__init__(options, context)
 
     @cached_property

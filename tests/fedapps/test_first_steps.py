@@ -1,0 +1,139 @@
+"""The mistakes of somebody with a csv file and a net in a file: each is one line that says how to mend it."""
+
+import csv
+import random
+
+import pytest
+
+from fedapps.cli import main
+from fedapps.prepare import completed
+from fedapps.sweeps import execution
+from fedapps.sweeps.pool import PlannedRun
+from fedapps.toml_text import parse_assignment
+
+OWN = ["data.natural-id=hospital", "data.label=outcome"]
+NET = """
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(input_shape[-1], num_classes))
+"""
+
+
+def rows():
+    """Visits to three hospitals of 30 rows each."""
+    draw = random.Random(0)
+    return [
+        {"hospital": name, "age": draw.randint(20, 90), "glucose": round(draw.gauss(5, 1), 2), "outcome": draw.randint(0, 1)}
+        for name in ("bern", "graz", "lyon")
+        for _ in range(30)
+    ]
+
+
+def write(path, found):
+    with path.open("w", newline="") as file:
+        out = csv.DictWriter(file, list(found[0]))
+        out.writeheader()
+        out.writerows(found)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with visits.csv and my_net.py."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "visits.csv", rows())
+    (tmp_path / "my_net.py").write_text(NET)
+    return tmp_path
+
+
+def said(capsys, *words, status=2):
+    """What `fedapps data` says of the file, in a line."""
+    assert main(["data", *OWN, *words]) == status
+    return capsys.readouterr()
+
+
+def test_a_column_that_names_the_client_makes_clients(folder, capsys):
+    assert ": 3 clients (natural by hospital), 2 classes" in said(capsys, "data.source=visits.csv", status=0).out
+    assert (
+        "5 clients (iid), 2 classes"
+        in said(capsys, "data.source=visits.csv", "data.partition=iid", "num-clients=5", status=0).out
+    )
+
+
+def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(folder, capsys, monkeypatch):
+    monkeypatch.setattr("fedapps.data.sources._ask_hub", pytest.fail)
+    said_of_it = said(capsys, "data.source=visit.csv").err
+    assert f"data.source = '{folder / 'visit.csv'}': there is no such file: did you mean 'visits.csv'?" in said_of_it
+    assert "there is no such file" in said(capsys, "data.source=sub/folder/visits.parquet").err
+
+
+def test_columns_of_text_are_left_out_and_said_to_be(folder, capsys):
+    """A decimal comma makes text of numbers: whoever is not told loses the column."""
+    write(folder / "visits.csv", [{**row, "glucose": str(row["glucose"]).replace(".", ",")} for row in rows()])
+    told = said(capsys, "data.source=visits.csv", status=0).out
+    assert "note: data.features: glucose holds text and is left out; learned from: age" in told
+    assert "left out" not in said(capsys, "data.source=visits.csv", "data.features=age", status=0).out
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"outcome": ""}, "column 'outcome': 1 samples have no value in it (first: row 7): fill or drop them"),
+        ({"hospital": ""}, "column 'hospital': 1 samples have no value in it (first: row 7)"),
+        ({"glucose": ""}, "1 of 90 samples hold NaN, infinity or no value (first: column"),
+    ],
+)
+def test_what_a_file_lacks_is_named(folder, capsys, change, line):
+    write(folder / "visits.csv", [row | change if n == 7 else row for n, row in enumerate(rows())])
+    assert line in said(capsys, "data.source=visits.csv").err
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"hospital;age;outcome\nbern;3;1\n", "its columns are separated by ';': save it with commas"),
+        (b"hospital,age,outcome\nz\xfcrich,3,1\n", "is no UTF-8: save it as that"),
+        (b"hospital,age,outcome\n", "has no rows"),
+        (b"", "has no rows"),
+    ],
+)
+def test_files_that_are_no_csv_of_ours(folder, capsys, content, line):
+    (folder / "visits.csv").write_bytes(content)
+    assert line in said(capsys, "data.source=visits.csv").err
+
+
+def test_a_label_that_is_not_named(folder, capsys):
+    assert main(["data", "data.source=visits.csv", "data.natural-id=hospital"]) == 2
+    assert "data.label: no label column found in" in (err := capsys.readouterr().err)
+    assert "name one of hospital, age, glucose, outcome, as data.label=outcome" in err
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("train.lr=0.1", "unknown setting 'train.lr': did you mean 'train.learning-rate'? `fedapps settings` lists all keys"),
+        ("rounds=3", "did you mean 'num-rounds'?"),
+        ("epochs=3", "did you mean 'train.local-epochs'?"),
+        ("train.epochs=3", "did you mean 'train.local-epochs'?"),
+        ("model=my_net:Net", "unknown setting 'model': it is a table, as model.name"),
+        ("model.name=my_net", "a net of your own is my_net:NAME"),
+        ("model.name=my_nett:Net", "there is no module 'my_nett'"),
+    ],
+)
+def test_settings_by_other_names(folder, capsys, word, line):
+    assert main(["run", "--engine", "inline", *OWN, "data.source=visits.csv", "num-rounds=1", word]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_of_few_sites_all_take_part(folder, capsys):
+    """A round has five clients by default; three hospitals are all of them, in a sweep that is started again, too."""
+    words = [*OWN, "data.source=visits.csv", "model.name=my_net:Net", "num-rounds=1", "train.local-epochs=1"]
+    assert main(["run", "--engine", "inline", *words, "--out", "run"]) == 0
+    assert "clients-per-round = 0" in (folder / "run" / "settings.toml").read_text()
+    assert main(["run", "--engine", "inline", *words, "clients-per-round=4", "--out", "more"]) == 2
+    assert "clients-per-round = 4, but there are 3 clients" in capsys.readouterr().err
+    plain = PlannedRun({**completed(dict(map(parse_assignment, words))).flat()}, folder / "run")
+    assert execution.is_done(plain)
