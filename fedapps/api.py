@@ -6,6 +6,7 @@ Importing fedapps imports none of this: ``fedapps.run`` and the others are found
 
 import argparse
 import io
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedapps.errors import RunFailed, UserError
 from fedapps.outcomes import Comparison, Partition, Run, Sweep
 from fedapps.prepare import completed
 from fedapps.results.compare import compared, write_comparison
+from fedapps.results.notebook import in_notebook
 from fedapps.results.uncertainty import SHARE
 from fedapps.run_command import carry_out
 from fedapps.sweeps.command import read_plans
@@ -27,6 +29,9 @@ from fedapps.sweeps.execution import carry_out as carry_out_sweep
 from fedapps.sweeps.grid import Grid, grid_of
 from fedapps.sweeps.plan import plan_of
 from fedapps.toml_text import toml_text
+
+if in_notebook():  # a bar of its own is shown: the widget that a library would like is not needed
+    warnings.filterwarnings("ignore", message="IProgress not found")
 
 ENGINES = ("inline", "ray", "deployment")
 

@@ -7,6 +7,7 @@ the model with which it does is written, once its scores are those that the run 
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from fedapps.toml_text import read_toml
 if TYPE_CHECKING:
     from clients import FedAvgClient
     from clients.base.store import DiskStore
+    from fedapps.data.scaling import Scale
 
 #: How far scores may be from the recorded ones: those of another machine, not of another model.
 TOLERANCE = 1e-3
@@ -44,13 +46,25 @@ def export(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.run / f"{name}.safetensors"
     arrays = {name: tensor.numpy() for name, tensor in found.items()}
     settings = settings_in(arguments.run, own=True)
-    metadata = {name: str(value) for name, value in scores.items()} | described(settings, build_task(settings))
+    task = build_task(settings)
+    metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
+    if (scale := scale_of(settings, task, arguments.client)) is not None:  # for whoever loads it without this project
+        metadata |= {name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")}
     save_file(arrays, out, metadata=metadata)
     print(f"written: {out} ({', '.join(f'{name} {value}' for name, value in scores.items())})")
     if arguments.program:
         write_program(client, found, arguments.program)
         print(f"written: {arguments.program}")
     return 0
+
+
+def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None":
+    """Return how the samples of a client (``None``: of all) are scaled; ``None`` if they are not, or only where they are."""
+    if settings.sites.own or not hasattr(task, "common_scale") or task.standardise == "none":
+        return None
+    if task.standardise == "sums":
+        return task.common_scale(settings.num_clients)  # type: ignore[no-any-return]
+    return None if client is None else task.scale_of(task.split(client, settings.num_clients)[0])
 
 
 def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:

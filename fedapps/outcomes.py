@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.data_command import MAX_CLIENTS, Deal, figure
 from fedapps.errors import UserError
-from fedapps.export_command import exported, net_arrays, settings_in
+from fedapps.export_command import exported, net_arrays, scale_of, settings_in
 from fedapps.results import html
 from fedapps.results.compare import Compared, compared
 from fedapps.results.gains import records
@@ -26,6 +26,8 @@ from fedapps.sweeps.tables import Results
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from fedapps.data.scaling import Scale
 
 
 class Run:
@@ -88,6 +90,16 @@ class Run:
 
         _, _, tensors = exported(self.folder, client)
         return _loaded(build_task(settings_in(self.folder)), tensors)
+
+    def scale(self, client: int | None = None) -> "Scale | None":
+        """Return how samples are scaled before a model sees them, ``scale.of(x)``; ``None`` if they are not.
+
+        ``client``: whose, where each has a scale of its own (``data.standardise=client``).
+        """
+        from fedapps.assembly import build_task
+
+        settings = settings_in(self.folder, own=True)
+        return scale_of(settings, build_task(settings), client)
 
 
 class Sweep:

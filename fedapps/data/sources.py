@@ -236,7 +236,7 @@ def _unreadable(source: str, split: str, error: Exception) -> str:
     return f"data.source = {source!r}, data.split = {split!r}: cannot be read: {_line(cause)}"
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 

@@ -1,0 +1,55 @@
+"""`docs/bring-your-own.md` from an empty folder, as it stands there: its files, its commands, its result."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedapps.cli import main
+from fedapps.results.reader import read_run
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
+
+
+def blocks(kind):
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.S | re.M)
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(sys, "path", [*(entry for entry in sys.path if entry), str(tmp_path)])
+    for code in blocks("python"):
+        (tmp_path / code.split("\n")[0].removeprefix("# ")).write_text(code)
+    (tmp_path / "visits.toml").write_text(blocks("toml")[0])
+    subprocess.run([sys.executable, "make_visits.py"], check=True, timeout=60)
+    commands = [
+        line for block in blocks("sh") for line in block.splitlines() if line.startswith("fedapps") and "deploy" not in line
+    ]
+    commands = [line for line in commands if "sites." not in line]
+    assert [line.split()[1] for line in commands] == ["data", "run", "run", "run", "compare", "export"]
+    for line in commands:
+        words = shlex.split(line)[1:]
+        assert main([*words, "num-rounds=2"] if words[0] == "run" else words) == 0, line
+    said = capsys.readouterr().out
+    assert "5 clients (natural by hospital), 3 classes" in said
+    assert "Gain over local" in said
+    done = subprocess.run([sys.executable, "use_bern.py"], capture_output=True, text=True, timeout=120)
+    assert re.fullmatch(r"tensor\(\[\[0\.\d+, 0\.\d+, 0\.\d+\]\]\)\n", done.stdout), done.stderr
+    bern = next(row for row in read_run("results/fedper").clients if row["client"] == "0")
+    assert bern["test-samples"] == 12
+
+
+def test_its_sites_describe_the_files():
+    """What the server is told of the sites' samples is what the files of the page hold."""
+    (line,) = re.findall(r"sites\.labels=(\S+) sites\.shape=(\S+)", PAGE)
+    header = re.search(r"writerow\(\[(.*?)\]\)", PAGE)
+    assert header is not None
+    features = [name for name in re.findall(r'"(\w+)"', header[1]) if name not in ("hospital", "outcome")]
+    assert line == ("0,1,2", f"1,1,{len(features)}")

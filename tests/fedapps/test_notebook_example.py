@@ -1,0 +1,52 @@
+"""`examples/notebook`: its cells run in order, with few rounds, and find what they say; what is committed holds no outputs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "your_data_your_net.ipynb"
+CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+#: What a kernel would show of a cell's last line, checked at the end.
+CHECKS = """
+assert set(runs) == {"fedavg", "fedper", "local"}
+assert {run.summary["status"] for run in runs.values()} == {"completed"}
+assert list(dealt.table["client"]) == ["bern", "graz", "lyon", "oslo", "turin"]
+assert list(found.table["label"]) == ["fedavg", "fedper", "local"]
+assert len(found.gains) == 10
+assert "hospital" not in dealt._repr_html_()
+for thing in (dealt, runs["fedavg"], found, found.plot()):
+    assert len(thing._repr_html_()) > 200
+rows = [row for row in csv.DictReader(open("visits.csv"))]
+bern = np.array([[float(row[name]) for name in ("age", "pressure", "glucose", "marker")] for row in rows], np.float32)
+assert abs(scale.of(bern[:, None, None]).mean((0, 1, 2))).max() < 0.1, "the scale is that of all training samples"
+for name, tensor in net.state_dict().items():
+    assert torch.equal(tensor, again.state_dict()[name])
+    same = torch.equal(tensor, runs["fedper"].model().state_dict()[name])
+    assert same == (not name.startswith("last.")), "the body is everybody's, the head Bern's own"
+"""
+
+
+def test_what_is_committed_holds_no_outputs():
+    for cell in CELLS:
+        assert cell.get("outputs", []) == []
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.slow
+def test_its_cells_run_in_order(tmp_path):
+    """In a process and a folder of their own, as a kernel does; with two rounds."""
+    script = "\n".join(CODE).replace('"num_rounds": 10', '"num_rounds": 2')
+    assert '"num_rounds": 2' in script
+    (tmp_path / "cells.py").write_text(script + CHECKS)
+    done = subprocess.run(
+        [sys.executable, "cells.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=250,
+        env=os.environ | {"FEDAPPS_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(NOTEBOOK.parents[2])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tensor([[0." in done.stdout
