@@ -5,6 +5,7 @@ from fedapps.engines.app_folder import check_packages
 
 check_packages()
 
+from contextlib import suppress
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
@@ -16,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
+from fedapps.errors import UserError
 from fedapps.execution import execute, with_folder
 from fedapps.results.report import write_report
 from fedapps.settings import read_settings
@@ -40,5 +42,6 @@ def main(grid: Grid, context: Context) -> None:
         summary = execute(settings, grid)
         log(INFO, "summary: %s", summary)
     finally:
-        write_report(settings.out)
+        with suppress(UserError):  # nothing was recorded yet: what ended the run is to be told, not that
+            write_report(settings.out)
         log(INFO, "results: %s", settings.out)

@@ -76,6 +76,10 @@ class SiteImages(Classification):
         """The objective of :class:`Classification`, with the class weights of this site."""
         return super().objective if self.source else CLASSIFICATION
 
+    @property
+    def groups(self) -> None:
+        """None: the settings do not describe a column of groups that all sites have."""
+
     def natural_clients(self) -> int:
         """Return 0: the sites are the clients, and their number is known only to the run."""
         return 0

@@ -151,6 +151,22 @@ def test_a_run_over_named_sites(tmp_path, caplog):
     assert [line.split(",")[0] for line in table.splitlines()[1:]] == ["oslo", "rome"]
 
 
+@pytest.mark.parametrize("kind", ["images", "numbers"])
+def test_a_run_on_samples_of_sites(tmp_path, kind):
+    """The server, which sees none, asks nothing of them either; numbers have the scale of their site."""
+    if kind == "images":
+        config = IMAGES
+        sites = {name: picture_folder(tmp_path / name, ["cat", "dog"] * 10) for name in ("rome", "oslo")}
+    else:
+        config = {"sites.labels": "0,1", "sites.shape": "1,1,2"}
+        rows = [f"{i}.5,{i % 7},{i % 2},rome" for i in range(20)]
+        sites = {name: csv_file(tmp_path / f"{name}.csv", rows, "age,pulse,label,ward") for name in ("rome", "oslo")}
+    summary = run_on(sites, config, tmp_path / "out")
+    assert (summary["status"], summary["failures"]) == ("completed", 0)
+    lines = (tmp_path / "out" / "clients.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["client", "oslo", "rome"]
+
+
 @pytest.mark.parametrize("faulty", ["data", "none"])
 def test_a_site_that_cannot_take_part_ends_the_run_before_round_one(tmp_path, faulty):
     bad = csv_file(tmp_path / "bad.csv", valid_rows(kinds="abz")) if faulty == "data" else ""
