@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedapps import json_log
 from fedapps.engines.app_folder import check_packages
 from fedapps.errors import INTERRUPTED, USAGE_ERROR, RunFailed, UserError
 
@@ -21,15 +22,16 @@ APPLICATION = {"torch", "torchvision", "scipy", "quadprog", "ray", "flwr_dataset
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
     arguments = parse(argv)
+    json_log.choose(getattr(arguments, "log_format", "text"))
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         check_packages()
         return int(arguments.command(arguments))
     except UserError as error:
-        print(f"fedapps: {error}", file=sys.stderr)
+        tell(str(error))
         return USAGE_ERROR
     except RunFailed as error:
-        print(f"fedapps: the run failed: {error}", file=sys.stderr)
+        tell(f"the run failed: {error}")
         return 1
     except ModuleNotFoundError as error:
         if (missing := str(error.name).partition(".")[0]) not in APPLICATION:
@@ -45,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has exited, for example `| head`
         sys.stderr.close()
         return 1
+
+
+def tell(text: str) -> None:
+    """Print what ended the command."""
+    print(json_log.line("ERROR", text, event="error") if json_log.chosen() else f"fedapps: {text}", file=sys.stderr)
 
 
 def entry() -> None:
@@ -115,6 +122,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/METHOD-TASK-seedN)")
     run.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
     run.add_argument("--overwrite", action="store_true", help="delete the run that DIR holds first")
+    run.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve counters for Prometheus at 127.0.0.1:N/metrics meanwhile"
+    )
+    json_log.add_option(run)
     run.set_defaults(command=_run)
 
     sweep = commands.add_parser(
@@ -149,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/sweep-FILE)")
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    json_log.add_option(sweep)
     sweep.set_defaults(command=_sweep)
 
     export = commands.add_parser(

@@ -1,7 +1,7 @@
 """Execution of one run on a Grid of any engine: builds task and strategy, runs the rounds, writes the results folder."""
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fedapps.results.writer import FILES, Recorder, check_resumable, new_clients
 from fedapps.settings import Settings, default_config
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
+from fedapps.tracking.prometheus import Counts, served
 from strategies.base.capabilities import MakingSamples
 from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import innermost
@@ -102,6 +103,13 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
             write_report(folder)  # before the command does: it is told, too
         trackers.end("completed")
     return summary
+
+
+def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:
+    """Return the page of the run's counters for Prometheus, to be entered while the run lasts."""
+    folder = Path(settings.out)
+    labels = {"run": folder.name, "method": settings.method, "task": task}
+    return served(Counts(folder, labels, settings.num_rounds), settings.metrics_port, settings.metrics_host)
 
 
 def track(settings: Settings, folder: Path, done: int, recorder: Recorder) -> Trackers:

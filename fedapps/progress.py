@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
+from fedapps import json_log
 from fedapps.results.formats import one_line, percent_text, seconds_text, three_digits
 from fedapps.results.notebook import Line, in_notebook
 from fedapps.results.reader import is_number, numbers, parse_round
@@ -71,6 +72,7 @@ class Progress:
         self._clock = clock
         self._reader = RoundReader()
         self._started = False
+        self._run = ""
         self._note = "starting"
         self._loss: float | None = None
         self._measure: tuple[str, float] | None = None
@@ -85,7 +87,7 @@ class Progress:
         return sum(count for number, count in self._failures.items() if number <= self.done)
 
     def __enter__(self) -> Self:
-        if self._console.is_interactive:
+        if self._console.is_interactive and not json_log.chosen():
             self._bar = RichProgress(
                 TextColumn("[bold]{task.fields[label]}", markup=True),
                 BarColumn(bar_width=24),
@@ -127,6 +129,7 @@ class Progress:
 
         Rounds in the file at the first call (a resumed run) count as done; their failures are counted, but not printed.
         """
+        self._run = Path(run_dir).name
         records = self._reader.read(Path(run_dir) / "rounds.jsonl")
         resumed, self._started = not self._started, True
         if not records:
@@ -135,6 +138,8 @@ class Progress:
         evaluated = False
         for record in records:
             evaluated |= self._take(record, quiet=resumed)
+            if json_log.chosen() and not resumed:
+                self._tell(record)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, description=self._describe())
         elif self._is_due(evaluated):
@@ -192,7 +197,25 @@ class Progress:
             parts.append(self._note)
         return "  ".join(parts)
 
+    def _tell(self, record: dict[str, Any]) -> None:
+        """Print a round, and each reply that was left out, as JSON lines."""
+        for failure in record.get("failures", []):
+            told = {"round": record["round"], "client": failure["client"], "run": self._run}
+            print(json_log.line("WARNING", f"reply left out: {failure['reason']}", event="failure", **told), flush=True)
+        measures = {"train": record.get("train"), "evaluate": record.get("evaluate")}
+        counts = {
+            "seconds": record.get("seconds"),
+            "replies": len(record.get("clients", [])),
+            "failures": len(record.get("failures", [])),
+        }
+        message = f"round {record['round']} of {self.num_rounds} has ended"
+        print(
+            json_log.line("INFO", message, event="round", run=self._run, round=record["round"], **counts, **measures), flush=True
+        )
+
     def _print_line(self) -> None:
+        if json_log.chosen():
+            return
         self._last_line, self._last_shown = self._clock(), self.done
         details = self._describe()
         text = f"{self.label}: round {self.done}/{self.num_rounds}" + (f"  {details}" if details else "")
@@ -202,11 +225,14 @@ class Progress:
             self._print(text)
 
     def _print_failure(self, failure: object) -> None:
-        if isinstance(failure, dict):
+        if isinstance(failure, dict) and not json_log.chosen():
             client, reason = one_line(str(failure.get("client")), 40), one_line(str(failure.get("reason")), 200)
             self._print(f"round {self.done}: reply of client {client} left out: {reason}", style="yellow")
 
     def _print(self, text: str, style: str | None = None) -> None:
+        if json_log.chosen():
+            print(json_log.line("INFO", text, run=self._run), flush=True)
+            return
         console = self._bar.console if self._bar is not None else self._console
         # No wrapping: one line per log message. No markup: the text may come from a client.
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fedapps import json_log
 from fedapps.errors import INTERRUPTED, RunFailed, UserError
-from fedapps.execution import execute, with_folder
+from fedapps.execution import execute, page_of, with_folder
 from fedapps.prepare import checked, completed, data_paths, prepare_folder
 from fedapps.progress import Progress
 from fedapps.results.compare import summary_table
@@ -34,6 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `fedapps run` and return the exit status."""
     settings, status = carry_out(settings_of(arguments), arguments)
     folder = Path(settings.out)
+    if json_log.chosen():
+        level = "WARNING" if status == "interrupted" else "INFO"
+        print(json_log.line(level, f"the run has ended: {status}", event="end", run=folder.name, status=status, folder=folder))
+        return INTERRUPTED if status == "interrupted" else 0
     if status == "interrupted":
         print(f"interrupted; go on with: fedapps run --resume --out {folder} --engine {arguments.engine}", file=sys.stderr)
         return INTERRUPTED
@@ -67,7 +72,8 @@ def carry_out(settings: Settings, arguments: argparse.Namespace, console: Consol
         prepare_folder(settings, overwrite=arguments.overwrite)
         folder = Path(settings.out)
         label = f"{settings.method} on {task.name}"
-        with Progress(settings.num_rounds, label, console) as progress:
+        settings, page = metrics_page(settings, task.name)
+        with page, Progress(settings.num_rounds, label, console) as progress:
             progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
             engines: dict[str, Engine] = {"inline": run_inline, "ray": partial(run_ray, superlink), "deployment": run_deployment}
             status, reason = engines[arguments.engine](settings, progress, arguments)
@@ -86,6 +92,16 @@ def carry_out(settings: Settings, arguments: argparse.Namespace, console: Consol
     return settings, status
 
 
+def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:
+    """Return the settings without the page for Prometheus, which this process serves for the others, and its context."""
+    if not settings.metrics_port:
+        return settings, nullcontext()
+    page = page_of(settings, task)
+    told = f"metrics: http://{settings.metrics_host}:{settings.metrics_port}/metrics"
+    print(json_log.line("INFO", told) if json_log.chosen() else told, file=sys.stderr)
+    return replace(settings, metrics_port=0), page
+
+
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return the merged settings, in increasing precedence: method's defaults, task's defaults, files, key=value, flags."""
     given: dict[str, Any] = {}
@@ -99,6 +115,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         given["num-clients"] = arguments.nodes
     if arguments.out is not None:
         given["out"] = str(arguments.out)
+    if getattr(arguments, "metrics_port", None) is not None:
+        given["metrics-port"] = arguments.metrics_port
     if arguments.gpus_per_client:
         given.setdefault("device", "cuda")
     given["resume"] = arguments.resume
@@ -226,6 +244,7 @@ def _log_to(path: Path) -> None:
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
     handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(json_log.Formatter(run=path.parent.name) if json_log.chosen() else text)
     logger.addHandler(handler)
     logger.propagate = False

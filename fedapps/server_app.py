@@ -5,7 +5,7 @@ from fedapps.engines.app_folder import check_packages
 
 check_packages()
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
@@ -18,7 +18,7 @@ from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
 from fedapps.errors import UserError
-from fedapps.execution import execute, with_folder
+from fedapps.execution import execute, page_of, with_folder
 from fedapps.results.report import write_report
 from fedapps.settings import read_settings
 
@@ -39,7 +39,8 @@ def main(grid: Grid, context: Context) -> None:
         grid, settings = PollingGrid(grid), settings.deployed()
         grid = GatewayGrid(grid) if settings.sites.client else grid
     try:
-        summary = execute(settings, grid)
+        with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
+            summary = execute(settings, grid)
         log(INFO, "summary: %s", summary)
     finally:
         with suppress(UserError):  # nothing was recorded yet: what ended the run is to be told, not that

@@ -96,6 +96,8 @@ class Settings(Options):
     device: str = option("auto", "auto: the GPU where one is visible", choices=["auto", "cpu", "cuda"])
     out: str = option("", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)')
     resume: bool = option(False, "go on from the last checkpoint in `out`")
+    metrics_port: int = option(0, "port of a page of counters for Prometheus while the run lasts; 0: none", low=0, high=65535)
+    metrics_host: str = option("127.0.0.1", "address that the page listens on; others can then read it")
     track: str = option("", "also tell tensorboard, mlflow or wandb (several with commas) of the run: docs/tracking.md")
     track_to: str = option(
         "", "MLflow's address, TensorBoard's folder or the project of wandb; \"\": the results folder (`fedapps`)"

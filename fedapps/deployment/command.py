@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedapps import json_log
 from fedapps.errors import UserError
 from fedapps.toml_text import Value
 
@@ -41,6 +42,7 @@ def add_parser(commands: Any) -> None:
     logs = _action(actions, "logs", _logs, "print the log of the SuperLink or of a site")
     logs.add_argument("site", nargs="?", metavar="SITE", help="default: the SuperLink")
     logs.add_argument("--lines", type=int, default=50, metavar="N", help="so many from the end (default: 50)")
+    json_log.add_option(logs)
     flwr = _action(actions, "flwr", _flwr, "run Flower's own command on the deployment, as connection `own`")
     flwr.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="for example: run . own --stream")
     down = _action(actions, "down", _down, "end all processes and remove the folder")
@@ -180,7 +182,11 @@ def _logs(arguments: argparse.Namespace) -> int:
     if arguments.site and arguments.site not in deployment.sites:
         raise UserError(f"no site {arguments.site!r}: there are {', '.join(deployment.sites)}")
     program = deployment.sites[arguments.site] if arguments.site else deployment.superlink
-    print("\n".join(program.words().splitlines()[-arguments.lines :]))
+    lines = program.words().splitlines()[-arguments.lines :]
+    if json_log.chosen():
+        converter = json_log.Converter(site=arguments.site or "superlink")
+        lines = [converter.convert(line) for line in lines if line.strip()]
+    print("\n".join(lines))
     return 0
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedapps import json_log
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.cluster import Cluster
 from fedapps.engines.processes import checked_port, free_port
@@ -183,6 +184,7 @@ class SubmittedRun:
         ended: Callable[[], str | None] | None,
         written: Callable[[], bool] | None = None,
     ) -> None:
+        self.converter = json_log.Converter(run=log_path.parent.name)
         self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line or _ignore, ended or _nothing
         self.written = written or (lambda: False)
         self.lingered: str | None = None  # the ServerApp's own status, if the simulation was not waited for
@@ -261,7 +263,7 @@ class SubmittedRun:
     def note(self, text: str) -> None:
         """Append to the log; where there is no room on the disk the run goes on without."""
         with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
-            log.write(text + "\n")
+            log.write((self.converter.convert(text) if json_log.chosen() else text) + "\n")
 
     def outcome(self) -> Outcome:
         """Return how the run ended, as Flower reports it: exit codes do not tell."""

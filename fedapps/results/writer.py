@@ -53,7 +53,19 @@ FILES = (
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
 # Settings that may differ between a run and its continuation, since they do not affect the results.
-FREE = ("out", "resume", "timeout", "checkpoint-every", "min-replies", "max-failed-rounds", "train.compile", "track", "track-to")
+FREE = (
+    "out",
+    "resume",
+    "timeout",
+    "checkpoint-every",
+    "min-replies",
+    "max-failed-rounds",
+    "train.compile",
+    "track",
+    "track-to",
+    "metrics-port",
+    "metrics-host",
+)
 # In the record of the first round: who never takes part.
 NEW_CLIENTS = "new-clients"
 # Approximate maximum number of rows of weights.csv: if a run would have more, it records every second, third, ... round only.

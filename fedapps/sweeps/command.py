@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedapps import json_log
 from fedapps.errors import INTERRUPTED, RunFailed, UserError
 from fedapps.results.formats import seconds_text
 from fedapps.sweeps.execution import Way, carry_out, missing_of
@@ -47,7 +48,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
             print(f"== {plan.title}", file=sys.stderr)
         results, reasons = carry_out(plan, out, missing[out], way, arguments.settings)
         failed, total = failed + len(reasons), total + len(plan.points)
-        if results is not None:
+        if results is not None and json_log.chosen():
+            print(json_log.line("INFO", "the sweep has ended", event="sweep", sweep=out.name, folder=out, failed=len(reasons)))
+        elif results is not None:
             print(f"\n{results.markdown()}\ntables: {out / 'table.md'}, {out / 'table.csv'}\nreport: {out / 'report.html'}")
     if failed:
         raise RunFailed(f"{failed} of {total} runs: see above, mend, and start again; what is finished is kept")

@@ -18,6 +18,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
+from fedapps import json_log
 from fedapps.engines.processes import threads
 from fedapps.errors import RunFailed
 
@@ -145,6 +146,8 @@ def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) 
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    for handler in logger.handlers if json_log.chosen() else ():
+        handler.setFormatter(json_log.Formatter(run=run.folder.name))
     try:
         summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat(), numbered=True))
     finally:

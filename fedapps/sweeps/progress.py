@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from fedapps import json_log
 from fedapps.progress import RoundReader
 from fedapps.results.notebook import Line, in_notebook
 from fedapps.sweeps.pool import Ended, PlannedRun
@@ -36,7 +37,7 @@ class SweepProgress:
     def __enter__(self) -> Self:
         if self._done:
             self._print(f"{self._done} of {self._total} runs are finished")
-        if self._console.is_interactive and self._rounds:
+        if self._console.is_interactive and self._rounds and not json_log.chosen():
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=32),
@@ -68,7 +69,10 @@ class SweepProgress:
         """Print how a run ended."""
         self._failed += bool(ended.error)
         self._done += not ended.error
-        if ended.error or self._cell is None:
+        if json_log.chosen():
+            level, folder = "ERROR" if ended.error else "INFO", ended.run.folder
+            print(json_log.line(level, str(ended), event="end", run=folder.name, sweep=folder.parent.parent.name), flush=True)
+        elif ended.error or self._cell is None:
             self._print(f"[{self._done + self._failed}/{self._total}] {ended}", "red" if ended.error else None)
         if self._bar or self._cell:
             # A run may end before its last round, and a failed one has no further rounds.
@@ -95,6 +99,9 @@ class SweepProgress:
         return f"{self._done}/{self._total} runs{failed}"
 
     def _print(self, text: str, style: str | None = None) -> None:
+        if json_log.chosen():
+            print(json_log.line("INFO", text), flush=True)
+            return
         console = self._bar.console if self._bar is not None else self._console
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         sys.stderr.flush()

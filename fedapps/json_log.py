@@ -1,0 +1,86 @@
+"""Logs as JSON lines, for systems that read logs: ``--log-format json``.
+
+Each line is an object with ``time`` (UTC), ``level``, ``message`` and, where they are known, ``run`` (the name of the results folder),
+``round`` and ``client``; ``event`` says what a line of the command itself is about. Worker processes inherit the choice.
+"""
+
+import json
+import logging
+import os
+import re
+import time
+from typing import Any
+
+#: The environment variable by which the command's processes know the choice.
+VARIABLE = "FEDAPPS_LOG_FORMAT"
+ROUND = re.compile(r"\bround (\d+)\b", re.I)
+CLIENT = re.compile(r"\bclient (\S+?)(?=:\s| left out)")
+#: How Flower and logging begin a line: a time maybe, a level.
+HEAD = re.compile(r"^(?:\d{4}-\d\d-\d\d[ T][\d:,.]+\s+)?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:?\s+(.*)$", re.S)
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def choose(log_format: str) -> None:
+    """Have this process and those that it starts log as ``text`` or ``json``."""
+    if log_format == "json":
+        os.environ[VARIABLE] = "json"
+    else:
+        os.environ.pop(VARIABLE, None)
+
+
+def chosen() -> bool:
+    """Return whether logs are JSON lines."""
+    return os.environ.get(VARIABLE) == "json"
+
+
+def line(level: str, message: str, when: float | None = None, **more: Any) -> str:
+    """Return one line, without its end. ``when``: seconds since 1970, default: now. What is ``None`` or "" is left out."""
+    seconds = time.time() if when is None else when
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+    known = {key: value for key, value in more.items() if value is not None and value != ""}
+    return json.dumps({"time": stamp, "level": level, "message": message, **known}, ensure_ascii=False, default=str)
+
+
+def add_option(parser: Any) -> None:
+    """Add ``--log-format`` to the parser of a command."""
+    parser.add_argument(
+        "--log-format", choices=["text", "json"], default="text", help="json: one object a line (docs/tracking.md)"
+    )
+
+
+class Converter:
+    """Makes lines of a run's log JSON lines: ``[ROUND 3/10]`` is the round of those that follow, too."""
+
+    def __init__(self, **more: Any) -> None:
+        self.more = more
+        self.round: int | None = None
+
+    def convert(self, text: str) -> str:
+        """Return a line of text as JSON, with the time of now."""
+        plain = COLOURS.sub("", text).rstrip()
+        head = HEAD.match(plain)
+        return self.told(head[1], head[2]) if head else self.told("INFO", plain)
+
+    def told(self, level: str, message: str, when: float | None = None) -> str:
+        """Return a message as JSON."""
+        message = message.strip()
+        found, client = ROUND.search(message), CLIENT.search(message)
+        if found and message.startswith("["):
+            self.round = int(found[1])
+        number = int(found[1]) if found else self.round
+        return line(level, message, when, round=number, client=client[1] if client else None, **self.more)
+
+
+class Formatter(logging.Formatter):
+    """Formats the records of a logger in the same way."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__()
+        self.lines = Converter(**more)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as JSON; a traceback is part of its message."""
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        return self.lines.told(record.levelname, message, record.created)

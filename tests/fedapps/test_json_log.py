@@ -1,0 +1,96 @@
+"""Logs as JSON lines: what runs, sweeps and sites log can be read line by line, with run, round and client."""
+
+import json
+
+import pytest
+
+from fedapps import json_log
+from fedapps.cli import main
+
+JOB = [
+    "run", "--engine", "inline", "num-clients=4", "clients-per-round=0", "train.local-epochs=1", "device=cpu", "--log-format", "json",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    json_log.choose("text")
+
+
+def read(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_run_prints_and_logs_json_lines_only(tmp_path, capsys):
+    assert main([*JOB, "num-rounds=3", "evaluate-every=2", "--out", str(tmp_path / "first")]) == 0
+    printed = read(capsys.readouterr().out)
+    rows = read((tmp_path / "first" / "rounds.jsonl").read_text())
+    rounds = [line for line in printed if line.get("event") == "round"]
+    assert [line["round"] for line in rounds] == [1, 2, 3]
+    for line, row in zip(rounds, rows, strict=True):
+        assert (line["run"], line["replies"], line["failures"], line["seconds"]) == ("first", 4, 0, row["seconds"])
+        assert (line["train"], line.get("evaluate")) == (row["train"], row.get("evaluate"))
+    assert (printed[-1]["event"], printed[-1]["status"], printed[-1]["run"]) == ("end", "completed", "first")
+    log = read((tmp_path / "first" / "run.log").read_text())
+    assert {line["run"] for line in log} == {"first"}
+    assert {line["level"] for line in log} <= {"INFO", "WARNING"}
+    assert [line["round"] for line in log if line["message"].startswith("[ROUND")] == [1, 2, 3]
+    assert all("time" in line and line["time"].endswith("Z") for line in [*printed, *log])
+
+
+def test_what_is_left_out_has_its_client_and_round(tmp_path, capsys):
+    assert main([*JOB, "num-rounds=2", "max-failed-rounds=2", "max-update-norm=1e-9", "--out", str(tmp_path / "run")]) == 1
+    out, err = capsys.readouterr()
+    failures = [line for line in read(out) if line.get("event") == "failure"]
+    assert {(line["round"], line["client"], line["level"]) for line in failures} == {
+        (number, client, "WARNING") for number in (1, 2) for client in range(4)
+    }
+    told = [line for line in read((tmp_path / "run" / "run.log").read_text()) if " left out: " in line["message"]]
+    assert [(line["round"], line["client"]) for line in told] == [
+        (number, str(client)) for number in (1, 2) for client in range(4)
+    ]
+    (end,) = read(err)
+    assert (end["level"], end["event"]) == ("ERROR", "error")
+    assert end["message"].startswith("the run failed: ")
+
+
+def test_a_mistake_is_a_json_line(capsys):
+    assert main([*JOB, "num-rounds=none"]) == 2
+    (line,) = read(capsys.readouterr().err)
+    assert line["message"].startswith("num-rounds = 'none'")
+
+
+def test_lines_of_a_log():
+    convert = json_log.Converter(run="r", site="rome").convert
+    first, second, third, fourth = (
+        json.loads(convert(text))
+        for text in (
+            "\x1b[92mINFO \x1b[0m:      Run finished",
+            "INFO :      [ROUND 3/10]",
+            "2026-01-02 03:04:05,678 WARNING client site-1:7 left out: NaN",
+            "Traceback (most recent call last):",
+        )
+    )
+    assert {key: value for key, value in first.items() if key != "time"} == {
+        "level": "INFO", "message": "Run finished", "run": "r", "site": "rome",
+    }  # fmt: skip
+    assert second["round"] == 3
+    assert (third["level"], third["round"], third["client"], third["message"]) == (
+        "WARNING", 3, "site-1:7", "client site-1:7 left out: NaN",
+    )  # fmt: skip
+    assert (fourth["level"], fourth["message"]) == ("INFO", "Traceback (most recent call last):")
+
+
+@pytest.mark.slow
+def test_a_sweep_tells_each_run(tmp_path, capfd):
+    (tmp_path / "grid.toml").write_text(
+        'num-rounds = 1\nnum-clients = 4\nclients-per-round = 2\ntrain.local-epochs = 1\ndevice = "cpu"\nseed = [0, 1]\n'
+    )
+    out = tmp_path / "out"
+    assert main(["sweep", str(tmp_path / "grid.toml"), "--jobs", "1", "--log-format", "json", "--out", str(out)]) == 0
+    printed = read(capfd.readouterr().out)
+    ended = [line for line in printed if line.get("event") == "end"]
+    assert sorted(line["run"] for line in ended) == sorted(path.name for path in (out / "cells").iterdir())
+    assert {line["sweep"] for line in ended} == {"out"}
+    assert printed[-1]["event"] == "sweep"

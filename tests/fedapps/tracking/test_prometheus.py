@@ -1,0 +1,110 @@
+"""The page for Prometheus: what is scraped is what the run has recorded, while it goes on; nobody else's port is taken."""
+
+import json
+import math
+import re
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from fedapps import run_command
+from fedapps.cli import main
+from fedapps.engines.processes import free_port
+from fedapps.errors import UserError
+from fedapps.tracking.prometheus import BYTES, TYPE, Counts, escaped, number, served
+
+JOB = [
+    "run",
+    "--engine",
+    "inline",
+    "num-clients=4",
+    "clients-per-round=0",
+    "train.local-epochs=1",
+    "device=cpu",
+    "evaluate-every=2",
+]
+SAMPLE = re.compile(r'^(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+)$')
+
+
+def scraped(port, path="/metrics"):
+    """Return what a scraper makes of the page: by name and labels other than those of the run, and the names' types."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as page:
+        assert page.headers["Content-Type"] == TYPE
+        lines = page.read().decode().splitlines()
+    kinds = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE ")}
+    values = {}
+    for line in lines:
+        if not line.startswith("#"):
+            name, labels, value = SAMPLE.match(line).groups()
+            assert name in kinds
+            own = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)
+            assert own[:3] == [("run", "first"), ("method", "fedavg"), ("task", "digits")]
+            values[name, *(word for _, word in own[3:])] = float(value)
+    return values, kinds
+
+
+def test_what_is_scraped_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
+    port, folder, seen = free_port(), tmp_path / "first", []
+    monkeypatch.setattr(run_command, "show", lambda *_: seen.append(scraped(port)[0]))
+    assert main([*JOB, "num-rounds=3", "--metrics-port", str(port), "--out", str(folder)]) == 0
+    assert [values["fedapps_rounds_total",] for values in seen] == [1, 2, 3]
+    assert f"metrics: http://127.0.0.1:{port}/metrics" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for done, values in enumerate(seen, 1):
+        assert values["fedapps_rounds_planned",] == 3
+        assert values["fedapps_replies_total",] == 4 * done
+        assert values["fedapps_failures_total",] == 0
+        assert values["fedapps_round_seconds_total",] == pytest.approx(math.fsum(row["seconds"] for row in rows[:done]))
+        for (way, phase), key in BYTES.items():
+            assert values["fedapps_bytes_total", way, phase] == sum(row.get(key, 0) for row in rows[:done])
+    assert ("fedapps_measure", "accuracy-mean") not in seen[0]
+    assert seen[2]["fedapps_measure", "accuracy-mean"] == rows[2]["evaluate"]["accuracy-mean"]
+    with pytest.raises(urllib.error.URLError):  # with the run the page is gone
+        scraped(port)
+
+
+def record(number, failures=0, **more):
+    row = {"round": number, "seconds": 0.5, "clients": [1, 2], "failures": [{}] * failures, "bytes-up": 10, "bytes-down": 20}
+    return json.dumps(row | more) + "\n"
+
+
+def test_counters_of_a_file_that_grows_and_starts_anew(tmp_path):
+    counts = Counts(tmp_path, {"run": "first", "method": "fedavg", "task": "digits"}, 9)
+    with served(counts, 0) as port:
+        values, kinds = scraped(port)
+        assert values["fedapps_rounds_total",] == 0, "before the first round, too"
+        assert kinds["fedapps_bytes_total"] == "counter"
+        path = tmp_path / "rounds.jsonl"
+        path.write_text(record(1, 2) + record(2)[:20])
+        assert scraped(port)[0]["fedapps_rounds_total",] == 1, "a line that is still written waits"
+        path.write_text(record(1, 2) + record(2, 1, evaluate={"loss-mean": math.nan}))
+        values, _ = scraped(port, "/")
+        assert (
+            values["fedapps_rounds_total",],
+            values["fedapps_failures_total",],
+            values["fedapps_bytes_total", "up", "train"],
+        ) == (2, 3, 20)
+        assert math.isnan(values["fedapps_measure", "loss-mean"])
+        path.unlink()
+        path.write_text(record(1))
+        assert scraped(port)[0]["fedapps_rounds_total",] == 1, "a resumed run writes the file anew"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            scraped(port, "/other")
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        wanted = rf"^metrics-port = {port}: 127.0.0.1 cannot be listened on there: "
+        with pytest.raises(UserError, match=wanted) as caught, served(Counts(tmp_path, {}, 1), port):
+            pass
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_and_numbers_are_written_as_the_format_wants():
+    assert escaped('a\\b"c\nd') == 'a\\\\b\\"c\\nd'
+    assert [number(value) for value in (1, 0.5, math.inf, -math.inf, math.nan)] == ["1", "0.5", "+Inf", "-Inf", "NaN"]
