@@ -143,11 +143,11 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
     places = np.arange(n, dtype=np.float64)
     few = n <= _MAX_BARS
     name = "worst tenth" if worst > 1 else "worst client"
-    for part, colour, label in ((places[:worst], theme.series[1], name), (places[worst:], theme.series[0], "")):
+    for part, colour, label in ((slice(worst), theme.series[1], name), (slice(worst, n), theme.series[0], "")):
         if few:
-            axes.bars(part, heights[part], 0.8, colour, label=label)
+            axes.bars(places[part], heights[part], 0.8, colour, label=label)
         else:  # one shape: bars thinner than a pixel would get lost
-            axes.blocks(np.append(part, worst if label else n) - 0.5, heights[part], colour, label=label)
+            axes.blocks(np.append(places[part], part.stop) - 0.5, heights[part], colour, label=label)
     if few and len(stack) > 1:
         lowest, highest = (np.stack([places, end], axis=1) for end in (stack.min(0), stack.max(0)))
         axes.whiskers(lowest, highest, theme.muted, 1.1, "lowest to highest run")
