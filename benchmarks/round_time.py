@@ -32,6 +32,9 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
 
+from algorithms.boosting.fit_options import FitOptions
+from algorithms.boosting.regression import fit_network
+from algorithms.common.steps import Eager, Runner
 from clients import ClientData, FedAvgClient, Split, SuPerFedClient
 from clients.base.compiled import Compiler
 from clients.base.training import get_arrays
@@ -83,6 +86,7 @@ def main() -> None:
             console.print(steps_table(arguments.rounds, Compiler(Path(name) / "steps")))
         if arguments.nets:
             console.print(nets_table(arguments.rounds, Compiler(Path(name) / "nets")))
+            console.print(fits_table(arguments.rounds, Compiler(Path(name) / "fits")))
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
@@ -300,6 +304,36 @@ def nets_table(repeats: int, steps: Compiler) -> Table:
                 times += [(time.process_time() - begin) / (number / BATCH) * 1e3] if repeat >= WARM_UP else []
         eager, fast = (statistics.median(times) for times in spent.values())
         table.add_row(name, f"{eager:.2f}", f"{fast:.2f}", f"{fast / eager:.2f}", f"{sum(steps.built[before:]):.0f}")
+    return table
+
+
+# --- fits with Adam --------------------------------------------------------------------------------------------------
+
+EPOCHS = 50
+#: (net, shape of an image, samples, batch size)
+FITS = [("mlp", (1, 8, 8), 54, 64), ("mlp", (1, 8, 8), 300, 32), ("mcmahan-2nn", SHAPE, 600, 64)]
+
+
+def fits_table(repeats: int, steps: Compiler) -> Table:
+    """Return milliseconds of CPU per step of Adam as a client of FFGB takes them, eager and compiled."""
+    table = Table(title="milliseconds of CPU per step of Adam, as FFGB's clients fit (median)", title_justify="left", box=None)
+    for column in ("", "samples", "batch", "eager", "compiled", "compiled / eager", "compilation, s"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, shape, number, batch in FITS:
+        draws = torch.Generator().manual_seed(0)
+        x, targets = torch.rand(number, *shape, generator=draws), torch.randn(number, CLASSES, generator=draws)
+        model, before = build_model(name, shape, CLASSES, 0), len(steps.built)
+        options = FitOptions(epochs=EPOCHS, batch_size=batch)
+        spent: list[tuple[Runner, list[float]]] = [(Eager, []), (steps, [])]
+        for repeat in range(WARM_UP + repeats):
+            for runner, times in spent:
+                begin = time.process_time()
+                fit_network(model, x, targets, options, np.random.default_rng(0), runner)
+                taken = EPOCHS * -(-number // batch)
+                times += [(time.process_time() - begin) / taken * 1e3] if repeat >= WARM_UP else []
+        eager, fast = (statistics.median(times) for _, times in spent)
+        cells = f"{eager:.2f}", f"{fast:.2f}", f"{fast / eager:.2f}", f"{sum(steps.built[before:]):.0f}"
+        table.add_row(name, str(number), str(batch), *cells)
     return table
 
 

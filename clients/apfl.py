@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.modules import estimate_statistics
-from clients.base.steps import SGD, Gradient, Numbers, State, between, inner, one
+from algorithms.common.steps import SGD, Gradient, Numbers, State, between, inner, one
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clients.base.steps import Terms
+from algorithms.common.steps import Terms
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
+from algorithms.common.steps import Gradient, Numbers, State, one
 from algorithms.personal.mixing import layer_of
-from clients.base.steps import Gradient, Numbers, State, one
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 

@@ -18,10 +18,23 @@ from torch import Tensor, nn
 
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
+from algorithms.common.steps import (
+    SGD,
+    Descent,
+    Eager,
+    Epochs,
+    Numbers,
+    Problem,
+    Runner,
+    State,
+    Step,
+    Terms,
+    in_batches,
+    no_surrogate,
+)
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.scores import as_global as as_global
-from clients.base.steps import SGD, Descent, Eager, Epochs, Numbers, Problem, State, Step, Terms, in_batches, no_surrogate
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, epochs, get_arrays, set_arrays, trainable
 
@@ -130,7 +143,7 @@ class FedAvgClient(NumPyClient):
         self, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], config: Config,
         samples: Epochs | None = None, problem: Problem | None = None,
     ) -> float:  # fmt: skip
-        """Take the step (``clients.base.steps``) with every mini-batch of the round; return the mean loss over all samples seen.
+        """Take the step (``algorithms.common.steps``) with every mini-batch of the round; return the mean loss over all samples seen.
 
         ``samples``: what is cut into these mini-batches, by default the epochs of the round. ``problem``: by default :meth:`problem`.
         """
@@ -142,9 +155,14 @@ class FedAvgClient(NumPyClient):
                 seen += len(y)
                 yield x, y
 
-        runner = self.compiler if self.compiler is not None and config.get("compile") == "on" else Eager
-        total = runner.run(problem or self.problem(config), step, state, constants, numbers, counted(), options.batch_size)
+        total = self.runner(config).run(
+            problem or self.problem(config), step, state, constants, numbers, counted(), options.batch_size
+        )
         return total / seen if seen else 0.0
+
+    def runner(self, config: Config) -> Runner:
+        """Return what takes the steps of the round: compiled ones where the configuration says so."""
+        return self.compiler if self.compiler is not None and config.get("compile") == "on" else Eager
 
     def problem(self, config: Config) -> Problem:
         """Return what the client minimises."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from clients.base.steps import Terms
+from algorithms.common.steps import Terms
 from clients.base.training import Config
 from clients.fedavg import FedAvgClient
 

@@ -26,6 +26,7 @@ from clients.base.store import MessageStore, Store
 
 if TYPE_CHECKING:  # a client with trees has its samples as arrays, and does without PyTorch
     from algorithms.boosting.lipschitz import LipschitzExtension
+    from algorithms.common.steps import Runner
     from clients.base.evaluation import Objective
 
 
@@ -65,6 +66,16 @@ class FFGBClient(NumPyClient):
         self.client_id = client_id
         self.store = store if store is not None else MessageStore(RecordDict())
         self.objective = objective
+
+    @property
+    def compiler(self) -> "Runner | None":
+        """What takes the steps of the oracle's fits compiled; only an oracle that takes steps has it."""
+        found: Runner | None = self.oracle.compiler  # type: ignore[attr-defined]
+        return found
+
+    @compiler.setter
+    def compiler(self, compiler: "Runner | None") -> None:
+        self.oracle.compiler = compiler  # type: ignore[attr-defined]
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the round's learners; if the stored values were lost, only the metric ``holds`` = 0."""
@@ -147,6 +158,8 @@ class FFGBClient(NumPyClient):
         """
         x, y = self.data.train.x, self.data.train.y
         extension = self._extension(config) if config["variant"] == "ffgb-l" else None
+        if hasattr(self.oracle, "compiled"):
+            self.oracle.compiled(config.get("compile") == "on")
         loss, residual = LOSSES[config["loss"]], bool(config["residual"])
         # FFGB.L needs the same learners in every round: its random draws must not depend on the round.
         seed, place = int(config.get("seed", 0)), 0 if extension else int(config["server-round"])

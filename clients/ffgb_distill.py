@@ -35,7 +35,7 @@ class FFGBDistillClient(FedAvgClient):
         options = FitOptions(
             int(config["oracle-epochs"]), int(config["oracle-batch-size"]), float(config["oracle-learning-rate"])
         )
-        fit_network(self.model, data.x, target, options, generator(*place))
+        fit_network(self.model, data.x, target, options, generator(*place), self.runner(config))
         left = torch.linalg.vector_norm(outputs_of(self.model, data.x) - target)
         norm = torch.linalg.vector_norm(target).clamp(min=torch.finfo(target.dtype).tiny)  # it is 0 if nothing is left to learn
         loss = float(LOSSES["cross-entropy"].mean(outputs, data.y))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from clients.base.steps import SGD, Descent
+from algorithms.common.steps import SGD, Descent
 from clients.base.training import Arrays, Config, TrainOptions, epochs, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient, as_global
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from clients.base.steps import SGD, Eager, Gradient, Numbers, State, Tensors, add, inner, one
+from algorithms.common.steps import SGD, Eager, Gradient, Numbers, State, Tensors, add, inner, one
 from clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clients.base.steps import SGD, Epochs, Gradient, Numbers, State, add, one
+from algorithms.common.steps import SGD, Epochs, Gradient, Numbers, State, add, one
 from clients.base.training import Config, TrainOptions, get_arrays, trainable
 from clients.families.personal_model import PersonalClient
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.averaging import STATISTICS
-from clients.base.steps import Terms
+from algorithms.common.steps import Terms
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
 

@@ -28,13 +28,13 @@ from torch import Tensor, nn
 
 from algorithms.common.modules import estimate_statistics, has_running_statistics
 from algorithms.common.seeds import generator
+from algorithms.common.steps import SGD, Gradient, Number, Numbers, State, Tensors, add, between, inner, one, parted
 from algorithms.personal.choice import half_noise, least, shrunk
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.evaluation import Scores
 from clients.base.scores import as_global
-from clients.base.steps import SGD, Gradient, Number, Numbers, State, Tensors, add, between, inner, one, parted
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
 

@@ -51,18 +51,17 @@ def worth(settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], 
 
 def seconds(settings: Settings, task: Any) -> float:
     """Return an estimate of what compiling would save of the run's local steps; 0 where that is not known."""
-    a_round, train = settings.clients_per_round or settings.num_clients, settings.train
+    rounds, train = settings.num_rounds * (settings.clients_per_round or settings.num_clients), settings.train
+    own = getattr(settings.options, "steps_a_round", None)  # of a method whose clients take other steps than ``train`` says
     if settings.sites.own or not settings.num_clients or not hasattr(task, "work_model") or not is_dense(task.work_model()):
         return 0.0
-    if settings.num_rounds * a_round * train.local_epochs < 1000:  # before any sample is looked at
+    if not own and rounds * train.local_epochs < 1000:  # before any sample is looked at
         return 0.0
     counted = [task.client_data(client, settings.num_clients).train for client in range(min(COUNTED, settings.num_clients))]
-    steps = settings.num_rounds * a_round * train.local_epochs * sum(map(len, counted)) / len(counted) / train.batch_size
-    return (
-        SAVED
-        * steps
-        * (SECONDS_A_STEP + 3 * operations(task.work_model(), counted[0].x[:1]) * train.batch_size / OPERATIONS_A_SECOND)
-    )
+    samples = sum(map(len, counted)) / len(counted)
+    steps, batch_size = own(samples) if own else (train.local_epochs * samples / train.batch_size, train.batch_size)
+    of_step = SECONDS_A_STEP + 3 * operations(task.work_model(), counted[0].x[:1]) * batch_size / OPERATIONS_A_SECOND
+    return SAVED * rounds * float(steps) * of_step
 
 
 def operations(model: Any, x: Any) -> int:

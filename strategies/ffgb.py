@@ -78,6 +78,10 @@ class FFGBOptions(Options):
     min_leaf: int = option(5, "least rows of a tree's leaf, whose value is their mean: a small leaf exposes them", low=1)
     tree_rate: float = option(1.0, "what each tree counts", low=0, high=1, open_low=True)
 
+    def steps_a_round(self, samples: float) -> tuple[float, int]:
+        """Return how many steps a client with so many samples takes in a round, and their batch size."""
+        return float(self.local_steps * self.fit_steps), self.fit_batch
+
     def check(self) -> None:
         """Reject mu = 0 for the two schedules that divide by it."""
         if self.schedule in ("homogeneous", "general") and not self.mu:

@@ -39,6 +39,10 @@ class FFGBDistillOptions(DistillOptions):
     oracle_batch_size: int = option(64, "batch size of a client's fit", low=1)
     oracle_learning_rate: float = option(1e-3, "learning rate of a client's fit", low=0, open_low=True)
 
+    def steps_a_round(self, samples: float) -> tuple[float, int]:
+        """Return how many steps a client with so many samples takes in a round, and their batch size."""
+        return self.oracle_epochs * max(1.0, samples / self.oracle_batch_size), self.oracle_batch_size
+
     def check(self) -> None:
         """Reject steps that would reverse the sign of the function."""
         if self.step * self.mu > 1:

@@ -7,7 +7,9 @@ sample order comes from the generator passed in: the same arguments give the sam
 Source of the optimiser: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, arXiv 1412.6980.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from torch.nn import functional
 
 from algorithms.boosting.fit_options import FitOptions as FitOptions
 from algorithms.common.modules import torch_seeded
+from algorithms.common.steps import Eager, Gradient, Number, Numbers, Problem, Runner, State, Tensors, no_surrogate, one
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
@@ -26,92 +29,114 @@ class Diverged(ValueError):
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the squared difference of two arrays (n, ...), averaged over samples and outputs."""
-    return functional.mse_loss(outputs, targets)
+    return functional.mse_loss(outputs, _of_same_shape(targets, outputs))
 
 
 def divergence(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return ``KL(softmax(targets) || softmax(outputs))`` of logits (n, classes), averaged over samples."""
-    return functional.kl_div(outputs.log_softmax(1), targets.log_softmax(1), reduction="batchmean", log_target=True)
+    wanted = _of_same_shape(targets, outputs).log_softmax(1)
+    return functional.kl_div(outputs.log_softmax(1), wanted, reduction="batchmean", log_target=True)
+
+
+def _of_same_shape(targets: Tensor, outputs: Tensor) -> Tensor:
+    if outputs.shape != targets.shape:  # broadcasting would silently fit something else
+        raise ValueError(f"outputs of shape {tuple(outputs.shape)}, but targets of shape {tuple(targets.shape)}")
+    return targets
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": squared_error, "kl": divergence}
 
 
-def fit_network(module: nn.Module, inputs: Tensor, targets: Tensor, options: FitOptions, generator: np.random.Generator) -> float:
+def fit_network(
+    module: nn.Module, inputs: Tensor, targets: Tensor, options: FitOptions, generator: np.random.Generator,
+    runner: Runner = Eager,
+) -> float:  # fmt: skip
     """Fit ``module`` in place to ``targets`` (n, ...) at ``inputs`` (n, ...); return the mean training loss of the last epoch.
 
-    Raises ``Diverged`` if the loss of an epoch or a final parameter is not finite, ``ValueError`` if targets and inputs do not match.
+    Raises ``Diverged`` if the loss or a final parameter is not finite, ``ValueError`` if targets and inputs do not match.
     """
     count = len(inputs)
     if not count or len(targets) != count:
         raise ValueError(f"{count} inputs and {len(targets)} targets: give one target for each input, at least one")
     loss_of = LOSSES[options.loss]
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    adam = Adam([p.detach() for p in parameters], options.learning_rate, options.weight_decay, options.clip)
     batches = -(-count // options.batch_size)
-    left = options.steps or options.epochs * batches
-    mean = 0.0
+    steps = options.steps or options.epochs * batches
+    before_last = (steps - 1) // batches * batches
+
+    def epochs(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for left in range(steps, 0, -batches):
+            order = torch.from_numpy(generator.permutation(count)[: left * options.batch_size]).to(inputs.device)
+            yield inputs[order], targets[order]
+
+    problem = Problem(module, lambda x, y: loss_of(module(x), y), no_surrogate, loss_of)
+    adam = Adam(options.weight_decay, options.clip)
+    parameters = [p.detach() for p in problem.moving.values()]
+    state = adam.state(parameters)
+
+    def go(first: int, steps: int) -> float:
+        numbers = lambda i: {"rate": options.learning_rate, "step": first + i + 1.0}  # noqa: E731
+        return runner.run(problem, adam, state, {}, numbers, epochs(steps), options.batch_size)
+
     was_training = module.training
     module.train()
     with torch_seeded(int(generator.integers(2**63)), inputs.device):
-        while left > 0:
-            order = torch.from_numpy(generator.permutation(count)[: left * options.batch_size]).to(inputs.device)
-            total = torch.zeros((), device=inputs.device)
-            for x, y in zip(inputs[order].split(options.batch_size), targets[order].split(options.batch_size), strict=True):
-                outputs = module(x)
-                if outputs.shape != y.shape:  # broadcasting would silently fit something else
-                    raise ValueError(f"outputs of shape {tuple(outputs.shape)}, but targets of shape {tuple(y.shape)}")
-                loss = loss_of(outputs, y)
-                adam.step(list(torch.autograd.grad(loss, parameters)))
-                total += loss.detach() * len(x)
-            left -= batches
-            mean = float(total) / len(order)
-            _check_finite(mean, [], options)
-    _check_finite(mean, adam.parameters, options)  # no loss was computed after the last step
+        go(0, before_last)
+        last = steps - before_last
+        mean = go(before_last, last) / min(count, last * options.batch_size)
+    _check_finite(mean, parameters, options)  # no loss was computed after the last step
     module.train(was_training)
     return mean
 
 
+@dataclass(frozen=True)
 class Adam:
-    """Adam with beta = (0.9, 0.999) on a list of tensors; gradients are clipped to norm ``clip`` (0: not).
+    """A step of Adam with beta = (0.9, 0.999); gradients are clipped to norm ``clip`` (0: not).
 
-    One fused operation where this PyTorch has it, else some over all tensors: the same numbers up to rounding.
+    ``state``: see :meth:`state`. ``numbers``: ``rate``, and ``step``, 1 for the first. One fused operation where this PyTorch has it,
+    else some over all tensors: the same numbers up to rounding.
     """
 
-    def __init__(self, parameters: list[Tensor], rate: float, weight_decay: float = 0.0, clip: float = 0.0) -> None:
-        self.parameters = parameters
-        self.rate, self.weight_decay, self.clip = rate, weight_decay, clip
-        self.first = [torch.zeros_like(p) for p in parameters]
-        self.second = [torch.zeros_like(p) for p in parameters]
-        self.done = 0
-        self.steps = [torch.zeros((), device=p.device) for p in parameters]
+    weight_decay: float = 0.0
+    clip: float = 0.0
 
-    def step(self, gradients: list[Tensor]) -> None:
-        """Take one step; overwrites ``gradients``."""
+    def state(self, parameters: Tensors) -> State:
+        """Return what a step changes: parameters ``w`` and the moments of their gradients, which are zeros."""
+        return {"w": parameters, **{name: [torch.zeros_like(p) for p in parameters] for name in ("first", "second")}}
+
+    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+        """Take the step."""
+        loss, gradients = gradient(state["w"])
+        self.descend(state, gradients, one(numbers["rate"]), one(numbers["step"]))
+        return loss
+
+    def descend(self, state: State, gradients: Tensors, rate: Number, step: Number) -> None:
+        """Take the step along ``gradients``, which it overwrites."""
+        w, first, second = state["w"], state["first"], state["second"]
         if self.clip:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1))
         fused = getattr(torch, "_fused_adam_", None)  # what torch.optim.Adam(fused=True) calls; not a promise of PyTorch's
-        if fused is None:
-            self._unfused(gradients)
+        if fused is not None and not isinstance(step, Tensor) and not isinstance(rate, Tensor):
+            taken = [torch.tensor(step, device=w[0].device, dtype=torch.float32)] * len(w)
+            fused(
+                w, gradients, first, second, [], taken, lr=rate, beta1=BETAS[0], beta2=BETAS[1],
+                weight_decay=self.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
+            )  # fmt: skip
             return
-        torch._foreach_add_(self.steps, 1)
-        fused(
-            self.parameters, gradients, self.first, self.second, [], self.steps, lr=self.rate, beta1=BETAS[0], beta2=BETAS[1],
-            weight_decay=self.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
-        )  # fmt: skip
-
-    def _unfused(self, gradients: list[Tensor]) -> None:
         if self.weight_decay:
-            torch._foreach_add_(gradients, self.parameters, alpha=self.weight_decay)
-        torch._foreach_lerp_(self.first, gradients, 1 - BETAS[0])
-        torch._foreach_mul_(self.second, BETAS[1])
-        torch._foreach_addcmul_(self.second, gradients, gradients, 1 - BETAS[1])
-        self.done += 1
-        roots = torch._foreach_sqrt(self.second)
-        torch._foreach_div_(roots, (1 - BETAS[1] ** self.done) ** 0.5)
+            torch._foreach_add_(gradients, w, alpha=self.weight_decay)
+        torch._foreach_lerp_(first, gradients, 1 - BETAS[0])
+        torch._foreach_mul_(second, BETAS[1])
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - BETAS[1])
+        # 1 - beta^step, which in single precision would lose digits in the first steps
+        steps = torch.as_tensor(step, device=w[0].device)
+        left, left_of_squares = (-torch.expm1(steps * math.log(beta)) for beta in BETAS)
+        roots = torch._foreach_sqrt(second)
+        torch._foreach_div_(roots, left_of_squares.sqrt())
         torch._foreach_add_(roots, EPSILON)
-        torch._foreach_addcdiv_(self.parameters, self.first, roots, -self.rate / (1 - BETAS[0] ** self.done))
+        moves = torch._foreach_div(first, roots)
+        torch._foreach_mul_(moves, -rate / left)
+        torch._foreach_add_(w, moves)
 
 
 def _check_finite(loss: float, parameters: list[Tensor], options: FitOptions) -> None:

@@ -22,6 +22,7 @@ from algorithms.boosting.oracle import Target as Target
 from algorithms.boosting.oracle import in_chunks
 from algorithms.boosting.regression import Adam, Diverged, fit_network
 from algorithms.common.checks import check_choice, check_range
+from algorithms.common.steps import Eager, Runner
 
 # The L-infinity oracle minimises the mean squared error over this fraction of the points, the worst ones.
 WORST = 0.1
@@ -44,10 +45,15 @@ class NetOptions:
 
 
 class NetOracle:
-    """Fits a newly initialised network; ``model_fn``: seed -> module."""
+    """Fits a newly initialised network; ``model_fn``: seed -> module. ``runner`` takes the steps of the L2 oracle."""
 
     def __init__(self, model_fn: Callable[[int], nn.Module], options: NetOptions | None = None) -> None:
         self.model_fn, self.options = model_fn, options or NetOptions()
+        self.runner: Runner = Eager
+        if self.options.kind == "l2":
+            #: Takes them compiled; a client lets it be the ``runner`` where its message says so.
+            self.compiler: Runner | None = None
+        self.fitted = model_fn(0)  # what a fit works in: compiled steps belong to a module
         self.module = model_fn(0).eval()  # a template: all networks have its architecture
         self._width: int | None = None
         for parameter in self.module.parameters():
@@ -55,12 +61,17 @@ class NetOracle:
 
     def fit(self, x: Tensor, target: Target, rng: np.random.Generator) -> Learner:
         """Return the parameters and buffers of a network fitted to the target."""
-        module = self.model_fn(int(rng.integers(2**62)))
+        module = self.fitted
+        module.load_state_dict(self.model_fn(int(rng.integers(2**62))).state_dict())
         if self.options.kind == "l2":
-            fit_network(module, x, target.values, self.options.fit, rng)
+            fit_network(module, x, target.values, self.options.fit, rng, self.runner)
         else:
             self._fit_worst(module, x, target, rng)
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
+
+    def compiled(self, wanted: bool) -> None:
+        """Let the steps of fits be compiled, or not."""
+        self.runner = (getattr(self, "compiler", None) if wanted else None) or Eager
 
     def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the values (m, n, outputs) of m networks, evaluated in parallel."""
@@ -94,15 +105,16 @@ class NetOracle:
             raise ValueError("oracle = 'lipschitz' needs the target as a function, which only ffgb-l has: choose l2 or linf")
         options, module = self.options.fit, module.train()
         parameters = [p for p in module.parameters() if p.requires_grad]
-        adam = Adam([p.detach() for p in parameters], options.learning_rate, options.weight_decay, options.clip)
+        adam = Adam(options.weight_decay, options.clip)
+        state = adam.state([p.detach() for p in parameters])
         worst = max(1, round(WORST * len(x)))
         loss = torch.zeros(())
-        for _ in range(options.steps or options.epochs):
+        for step in range(options.steps or options.epochs):
             loss = (module(x) - target.values).square().sum(1).topk(worst).values.mean()
             if function is not None:
                 points = points_between(x, options.batch_size, rng)
                 loss = loss + self.options.sobolev * gradient_gap(module, function, points, rng)
-            adam.step(list(torch.autograd.grad(loss, parameters)))
+            adam.descend(state, list(torch.autograd.grad(loss, parameters)), options.learning_rate, step + 1.0)
         if not all(bool(torch.isfinite(p).all()) for p in [loss, *parameters]):
             raise Diverged(f"the fit diverged (loss {float(loss):g} at learning-rate = {options.learning_rate:g}): lower it")
 

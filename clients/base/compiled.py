@@ -1,6 +1,6 @@
 """Local steps as compiled code: four steps unrolled in one graph, and a graph of a single step for what is left of an epoch.
 
-The step that runs eagerly (``clients.base.steps``) is traced down to PyTorch's basic operations, its backward pass included, and
+The step that runs eagerly (``algorithms.common.steps``) is traced down to PyTorch's basic operations, its backward pass included, and
 compiled ahead of time by ``torch.export`` and AOTInductor into a library that a process loads in milliseconds. Libraries are kept in a
 folder under a name that covers everything they depend on, so that the processes of a run and later runs share them; two processes
 that want the same one do not both compile it. The first time that a process uses a library, it takes the same steps eagerly, too:
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from clients.base.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
+from algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
 
 #: Steps of a graph. More make no graph faster that was measured, and longer to compile.
 UNROLLED = 4
@@ -73,7 +73,7 @@ class Compiler:
         self, problem: Problem, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], epochs: Epochs,
         batch_size: int,
     ) -> float:  # fmt: skip
-        """As ``Eager.run``."""
+        """As ``Runner.run``."""
         training = _Training(problem, step, state, constants)
         done, losses = 0, list[Tensor]()
         for x, y in epochs:

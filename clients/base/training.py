@@ -1,4 +1,4 @@
-"""What all gradient methods share: mini-batches, options, moving arrays. Their steps: ``clients.base.steps``.
+"""What all gradient methods share: mini-batches, options, moving arrays. Their steps: ``algorithms.common.steps``.
 
 Optimised for small models: tensors are indexed once per epoch, a step copies and synchronises nothing, and one call updates all
 tensors. The order of operations is the same for every method, so that a method whose extra terms vanish equals FedAvg to the last
@@ -15,10 +15,10 @@ from torch.nn import functional
 from algorithms.common.modules import Arrays as Arrays
 from algorithms.common.modules import get_arrays as get_arrays
 from algorithms.common.modules import set_arrays as set_arrays
+from algorithms.common.steps import SGD, Descent, Eager, Problem, in_batches, no_surrogate
 from clients.base.data import Split
 from clients.base.options import Config as Config
 from clients.base.options import TrainOptions as TrainOptions
-from clients.base.steps import SGD, Descent, Eager, Problem, in_batches, no_surrogate
 
 
 def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:

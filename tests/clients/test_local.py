@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from algorithms.common.steps import Eager
 from clients import FedAvgClient, LocalClient, to_client_app
-from clients.base.steps import Eager
 from clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, Local

@@ -9,6 +9,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.execution import execute
 from fedapps.settings import read_settings
 from fedapps.toml_text import read_toml
+from tests.clients.base.traced import Traced
 
 SMALL = {"num-clients": 4, "clients-per-round": 0, "num-rounds": 2, "train.local-epochs": 1, "evaluate-every": 0}
 
@@ -25,6 +26,19 @@ def test_auto_compiles_long_runs_of_methods_that_take_steps():
     assert seconds(long, task) == pytest.approx(400 * seconds(short, task))
     trees = settings_of(method="ffgb", task="tabular", **{"num-rounds": 20_000})
     assert decided(trees, build_task(trees), takes_steps).train.compile == "off"
+
+
+def test_steps_of_fits_are_counted_by_their_own_options():
+    """10 epochs of 9 batches of 6 of 54 samples for each of 20 clients; trees take none, and nets of the L2 oracle theirs."""
+    keys = {"method": "ffgb-distill", "ffgb-distill.oracle-epochs": 10, "ffgb-distill.oracle-batch-size": 6}
+    distilled = settings_of(**keys)
+    task = build_task(distilled)
+    few, twice = seconds(distilled, task), seconds(settings_of(**{**keys, "ffgb-distill.oracle-epochs": 20}), task)
+    assert twice == pytest.approx(2 * few)
+    assert few == pytest.approx(seconds(settings_of(**{**keys, "train.local-epochs": 50}), task))
+    nets, worst = (settings_of(method=method, **{"num-rounds": 20_000}) for method in ("ffgb", "ffgb-c"))
+    assert decided(nets, task, takes_steps).train.compile == "on"
+    assert decided(worst, task, takes_steps).train.compile == "off"
 
 
 @pytest.mark.parametrize("choice", ["on", "off"])
@@ -57,3 +71,16 @@ def test_clients_of_the_application_can_compile(tmp_path, monkeypatch):
     settings = settings_of(**SMALL)
     client = build_client(settings, build_task(settings), 0, 4, store=None)
     assert client.compiler is not None
+
+
+@pytest.mark.parametrize("method", ["ffgb", "ffgb-distill"])
+def test_fits_with_adam_are_compiled_where_the_run_says_so(method, tmp_path, monkeypatch):
+    compiler = Traced(tmp_path)
+    monkeypatch.setattr("fedapps.assembly.compiler", lambda: compiler)
+    steps = {"ffgb.fit-steps": 5} if method == "ffgb" else {"ffgb-distill.oracle-epochs": 2, "ffgb-distill.distill-epochs": 1}
+    settings = settings_of(
+        **{**SMALL, **steps, "method": method, "train.compile": "on", "num-rounds": 1, "out": str(tmp_path / "run")}
+    )
+    execute(settings, InlineGrid(app, 4, settings.flat()))
+    assert compiler.graphs
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told

@@ -25,11 +25,13 @@ def test_steps_are_those_of_torchs_adam(decay, clip, fused, monkeypatch):
     if not fused:  # a PyTorch without the fused operation
         monkeypatch.delattr(torch, "_fused_adam_", raising=False)
     ours, theirs = linear(0), linear(0)
-    adam = Adam([p.detach() for p in ours.parameters()], 0.02, decay, clip)
+    adam = Adam(decay, clip)
+    state = adam.state([p.detach() for p in ours.parameters()])
     reference = torch.optim.Adam(theirs.parameters(), 0.02, weight_decay=decay)
     x, y = problem()
-    for _ in range(20):
-        adam.step(list(torch.autograd.grad((ours(x) - y).square().mean(), list(ours.parameters()))))
+    for step in range(20):
+        gradients = list(torch.autograd.grad((ours(x) - y).square().mean(), list(ours.parameters())))
+        adam.descend(state, gradients, 0.02, step + 1.0)
         reference.zero_grad()
         (theirs(x) - y).square().mean().backward()
         if clip:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from algorithms.common.steps import SGD
 from clients import FedAvgClient, TrainOptions
-from clients.base.steps import SGD
 from clients.base.training import get_arrays, mini_batches, set_arrays
 from tests.helpers import blobs, small_net
 

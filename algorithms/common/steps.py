@@ -169,6 +169,21 @@ def in_batches(epochs: Epochs, batch_size: int) -> Epochs:
         yield from zip(x.split(batch_size), y.split(batch_size), strict=True)
 
 
+class Runner(Protocol):
+    """What takes steps: eagerly, or compiled."""
+
+    def run(
+        self, problem: Problem, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], epochs: Epochs,
+        batch_size: int,
+    ) -> float:  # fmt: skip
+        """Go through all mini-batches of the epochs (x, y); return the sum of the losses of all samples.
+
+        ``state``: what the steps change, in place; ``constants``: what they read. ``numbers``: of the i-th step, asked for in this
+        order.
+        """
+        ...
+
+
 class Eager:
     """Runs the steps of a problem one by one; called by them, it is the gradient at the current mini-batch."""
 
@@ -197,11 +212,7 @@ class Eager:
         cls, problem: Problem, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], epochs: Epochs,
         batch_size: int,
     ) -> float:  # fmt: skip
-        """Go through all mini-batches of the epochs (x, y); return the sum of the losses of all samples.
-
-        ``state``: what the steps change, in place; ``constants``: what they read. ``numbers``: of the i-th step, asked for in this
-        order.
-        """
+        """As ``Runner.run``."""
         total, state, steps = None, {**state, **constants}, cls(problem)
         for done, (x, y) in enumerate(in_batches(epochs, batch_size)):
             loss = steps.step(step, state, numbers(done), x, y) * len(y)

@@ -1,0 +1,126 @@
+"""Fits with Adam, compiled: as eager ones, to rounding; at clients, one pair of graphs serves all of them and all rounds."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from algorithms.boosting.fit_options import FitOptions
+from algorithms.boosting.oracle import Target
+from algorithms.boosting.regression import fit_network
+from algorithms.boosting.weak_learners import NetOptions, NetOracle
+from algorithms.common.steps import Eager
+from clients import FFGBClient, FFGBDistillClient
+from clients.base.training import get_arrays
+from tests.clients.base.traced import Traced
+from tests.helpers import blobs, small_net
+
+FITS = {
+    "epochs, the last batch smaller": FitOptions(epochs=4, batch_size=5, learning_rate=0.05),
+    "one batch an epoch": FitOptions(epochs=30, batch_size=64, learning_rate=0.05),
+    "steps that end within an epoch": FitOptions(steps=26, batch_size=5, learning_rate=0.05, clip=0.0),
+    "clipped, with weight decay": FitOptions(steps=20, batch_size=3, learning_rate=0.05, clip=0.1, weight_decay=0.1),
+    "divergence": FitOptions(epochs=3, batch_size=4, learning_rate=0.05, loss="kl"),
+}
+
+NOTHING_NEW = [np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32)]  # of the server's function
+
+
+def net(seed):
+    """Return a net with dropout and running statistics.
+
+    No layer before the normalisation has a bias: its gradient is 0 but for rounding, which Adam would divide by itself.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+        )
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_a_compiled_fit_is_the_eager_one(fit, tmp_path):
+    x = blobs(n=80).train.x
+    targets = torch.randn(len(x), 3, generator=torch.Generator().manual_seed(0))
+    compiler, ends = Traced(tmp_path), []
+    for runner in (Eager, compiler):
+        module = net(1)
+        loss = fit_network(module, x, targets, FITS[fit], np.random.default_rng(5), runner)
+        ends.append((loss, get_arrays(module)))
+    assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-4)
+    for ours, wanted in zip(ends[1][1], ends[0][1], strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=2e-3, atol=2e-4)  # Adam divides by what may be small
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert compiler.graphs
+
+
+def test_targets_of_another_shape_are_refused_by_a_compiled_fit_too(tmp_path):
+    x = blobs(n=80).train.x
+    with pytest.raises(ValueError, match=r"outputs of shape \(5, 3\), but targets of shape \(5, 1\)"):
+        fit_network(small_net(0), x, torch.zeros(len(x), 1), FitOptions(batch_size=5), np.random.default_rng(0), Traced(tmp_path))
+
+
+def distilling(compiler, told):
+    """Return the replies of two rounds of three clients with unequal numbers of samples."""
+    module, replies = small_net(0), []
+    config = {"oracle-epochs": 5, "oracle-batch-size": 8, "oracle-learning-rate": 0.01, "compile": told}
+    for number in (1, 2):
+        for i, count in enumerate((80, 100, 60)):
+            client = FFGBDistillClient(small_net, blobs(i, count), i, model=module)
+            client.compiler = compiler
+            replies.append(client.fit(get_arrays(small_net(number)), {**config, "server-round": number}))
+    return replies
+
+
+def boosting(compiler, told):
+    """Return the same of FFGB with nets: an oracle for all."""
+    oracle = NetOracle(small_net, NetOptions(fit=FitOptions(steps=30, learning_rate=0.01, batch_size=8, clip=0.0)))
+    config = {
+        "loss": "cross-entropy",
+        "variant": "ffgb",
+        "residual": True,
+        "etas": [1.0, 0.5],
+        "mu": 0.0,
+        "version": 0,
+        "base": 0,
+    }
+    replies = []
+    for number in (1, 2):
+        for i, count in enumerate((80, 100, 60)):
+            client = FFGBClient(blobs(i, count), oracle, 3, i)
+            client.compiler = compiler
+            replies.append(client.fit(NOTHING_NEW, {**config, "compile": told, "server-round": number}))
+    return replies
+
+
+@pytest.mark.parametrize("play", [distilling, boosting])
+def test_clients_that_fit_with_adam_compiled(play, tmp_path):
+    compiler = Traced(tmp_path)
+    eager, ours, again = play(None, "on"), play(compiler, "on"), play(Traced(tmp_path), "on")
+    assert len(compiler.graphs) == 2
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    for (arrays, count, metrics), wanted, same in zip(ours, eager, again, strict=True):
+        assert count == wanted[1]
+        assert metrics["oracle-error"] == pytest.approx(wanted[2]["oracle-error"], rel=1e-3)
+        for a, b, c in zip(arrays, wanted[0], same[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+            np.testing.assert_array_equal(a, c)
+
+
+@pytest.mark.parametrize("play", [distilling, boosting])
+def test_told_to_be_eager_they_are_to_the_last_bit(play, tmp_path):
+    compiler = Traced(tmp_path)
+    for ours, wanted in zip(play(compiler, "off"), play(None, "on"), strict=True):
+        for a, b in zip(ours[0], wanted[0], strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert not compiler.graphs
+
+
+def test_an_oracle_fits_the_same_net_whatever_it_fitted_before():
+    data, options = blobs(n=80).train, NetOptions(fit=FitOptions(steps=5, clip=0.0))
+    target, other = (Target(torch.full((len(data), 3), value)) for value in (1.0, -1.0))
+    used = NetOracle(small_net, options)
+    used.fit(data.x, other, np.random.default_rng(1))
+    ours, wanted = (oracle.fit(data.x, target, np.random.default_rng(2)) for oracle in (used, NetOracle(small_net, options)))
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(ours[name], array)
