@@ -95,9 +95,10 @@ class Text(TorchTask):
             raise UserError(f"client {client}: {self.options.source} has {len(play.roles)} roles: choose at most so many nodes")
         train, test = (Split(*sequences(part[client], self.options.length)) for part in (play.train, play.test))
         kept = max(1, len(train) - math.ceil(self.options.validation * len(train)))
-        if kept == len(train):
-            return ClientData(train, train, test)
-        return ClientData(Split(train.x[:kept], train.y[:kept]), Split(train.x[kept:], train.y[kept:]), test)
+        left, spared = Split(train.x[:kept], train.y[:kept]), Split(train.x[kept:], train.y[kept:])
+        if not len(spared):
+            left = spared = train
+        return ClientData(left, spared, spared if self.options.score_on == "validation" else test)
 
 
 def encode(text: str) -> Tokens:

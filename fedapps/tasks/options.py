@@ -51,6 +51,12 @@ class TextOptions(Options):
         high=1,
         open_high=True,
     )
+    score_on: str = option("test", "what roles are scored on; validation: to choose settings by", choices=("test", "validation"))
+
+    def check(self) -> None:
+        """Check that there is something to score on."""
+        if self.score_on == "validation" and not self.validation:
+            raise ValueError("score-on = 'validation': needs a part of the text that is not trained on: set validation, to 0.1 say")
 
 
 @dataclass(frozen=True)

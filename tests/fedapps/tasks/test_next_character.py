@@ -172,6 +172,15 @@ def test_a_folder_becomes_sequences_of_each_role(play):
     assert task.client_data(1, 2) is data
 
 
+def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on(play):
+    plain, chosen = (text(source=play, length=4, validation=0.3, score_on=part).client_data(1, 2) for part in ("test", "validation"))
+    assert torch.equal(chosen.test.x, plain.validation.x) and torch.equal(chosen.test.y, plain.validation.y)
+    assert torch.equal(chosen.train.x, plain.train.x)
+    assert not torch.equal(plain.test.x, plain.validation.x)
+    with pytest.raises(UserError, match=r"text\.score-on = 'validation': needs .* set validation"):
+        text(source=play, score_on="validation")
+
+
 def test_the_end_of_a_role_is_kept_for_validation(play):
     whole, split = (text(source=play, length=4, validation=share).client_data(1, 2) for share in (0.0, 0.3))
     assert [len(part) for part in (split.train, split.validation, split.test)] == [2, 1, 1]
