@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from clients.fedboost import FedBoostClient as FedBoostClient
     from clients.fedcgan import FedCGANClient as FedCGANClient
     from clients.fedcvae import FedCVAEClient as FedCVAEClient
+    from clients.feddm import FedDMClient as FedDMClient
     from clients.feddyn import FedDynClient as FedDynClient
     from clients.fedevg import FedEvgClient as FedEvgClient
     from clients.fedfw import FedFWClient as FedFWClient

@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.fedbn import FedBN as FedBN
     from strategies.fedboost import FedBoost as FedBoost
     from strategies.fedboost import FedBoostOptions as FedBoostOptions
+    from strategies.feddm import FedDM as FedDM
+    from strategies.feddm import FedDMOptions as FedDMOptions
     from strategies.feddyn import FedDyn as FedDyn
     from strategies.feddyn import FedDynOptions as FedDynOptions
     from strategies.fedevg import FedEvg as FedEvg

@@ -20,7 +20,7 @@ OTHERS = (
     "server-round", "share", "side", "stage", "stochastic", "sums", "train-loss", "variant", "version",
 )  # fmt: skip
 OF_METHODS = (
-    "apfl-", "ditto-", "evg-", "fedala-", "fedbabu-", "feddyn-", "fedrep-", "finetune-", "oracle-", "partial-", "per-fedavg-",
+    "apfl-", "ditto-", "dm-", "evg-", "fedala-", "fedbabu-", "feddyn-", "fedrep-", "finetune-", "oracle-", "partial-", "per-fedavg-",
     "pfedme-", "propfair-", "proximal-", "superfed-", "warm-start-",
 )  # fmt: skip
 #: What options are called elsewhere.

@@ -1,4 +1,4 @@
-"""Methods that produce a set of synthetic images: FedEvg, and averaged generators (FedCGAN, FedCVAE)."""
+"""Methods that produce a set of synthetic images: FedEvg, FedDM, and averaged generators (FedCGAN, FedCVAE)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +8,10 @@ from flwr.serverapp.strategy import Strategy
 import clients
 from algorithms.common.checks import check_choice
 from algorithms.common.seeds import derived_seed
-from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory
+from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory, TorchClient
 from fedapps.tasks.context import RunContext
 from strategies import FedEvg, FedEvgOptions, FedGenerator, GeneratorOptions
+from strategies.feddm import FedDM, FedDMOptions
 
 if TYPE_CHECKING:
     from clients.base.store import Store
@@ -50,6 +51,15 @@ def evg_client(options: FedEvgOptions, task: Any, client_id: int | str, num_clie
 
     data = task.client_data(client_id, num_clients)
     return clients.FedEvgClient(net_fn, task.model_fn, data, client_id, store, task.work_model(), task.objective)
+
+
+def dm_strategy(options: FedDMOptions, task: Any, context: RunContext) -> Strategy:
+    """Return the FedDM strategy for the task's images. Raises ``UserError`` if they are none."""
+    from fedapps.tasks.set_evaluator import SetEvaluator
+
+    evaluator = SetEvaluator(task)
+    evaluator.check()
+    return FedDM(task.image_shape, task.num_outputs, task.initial_arrays(), evaluator, options, context.seed)
 
 
 def generator_of(name: str, options: GeneratorOptions, task: Any, seed: int) -> Any:
@@ -97,6 +107,20 @@ METHODS: dict[str, Method] = {
         model="small-cnn",
         synthetic=True,
         defaults=SYNTHETIC_JOB,
+    ),
+    "feddm": Method(
+        summary="synthetic images that each client makes by distribution matching, pooled by the server; one round may do",
+        paper="Xiong et al. 2023",
+        trait="makes data",
+        page="fedevg",
+        strategy=dm_strategy,
+        client=TorchClient(lambda: clients.FedDMClient),
+        options=FedDMOptions,
+        table="feddm",
+        tasks=IMAGE_TASKS,
+        model="small-cnn",
+        synthetic=True,
+        defaults={**SYNTHETIC_JOB, "num-rounds": 1},
     ),
     "fedcgan": Method(
         summary="a conditional GAN averaged over clients; the server draws synthetic data from it",

@@ -56,7 +56,9 @@ class TextOptions(Options):
     def check(self) -> None:
         """Check that there is something to score on."""
         if self.score_on == "validation" and not self.validation:
-            raise ValueError("score-on = 'validation': needs a part of the text that is not trained on: set validation, to 0.1 say")
+            raise ValueError(
+                "score-on = 'validation': needs a part of the text that is not trained on: set validation, to 0.1 say"
+            )
 
 
 @dataclass(frozen=True)

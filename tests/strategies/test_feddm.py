@@ -1,0 +1,196 @@
+"""FedDM: its loss by hand, what a client makes and of what, what the server pools and refuses, and that the images are of their class."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from flwr.client import NumPyClient
+from torch import nn
+
+from algorithms.synthetic.matching import matching_loss, nearby
+from clients import ClientData, FedDMClient, Split
+from fedapps.models.image_nets import build_model
+from strategies import FedDM, FedDMOptions
+from tests.helpers import arrays_of, simulate
+
+SHAPE, CLASSES = (1, 8, 8), 3
+TRAIN = {"batch-size": 16, "seed": 3}
+#: The rows of an image that are bright, by class.
+PROTOTYPES = torch.full((CLASSES, *SHAPE), 0.1)
+for label in range(CLASSES):
+    PROTOTYPES[label, :, 3 * label : 3 * label + 2] = 0.9
+
+
+def data(seed, classes, n=24):
+    rng = np.random.default_rng(seed)
+    y = torch.tensor(rng.choice(classes, n))
+    noise = torch.tensor(rng.normal(size=(n, *SHAPE)), dtype=torch.float32)
+    split = Split((PROTOTYPES[y] + 0.05 * noise).clamp(0, 1), y)
+    return ClientData(split, split, split)
+
+
+def model_fn(seed):
+    return build_model("small-cnn", SHAPE, CLASSES, seed)
+
+
+def named(seed):
+    return {name: tensor.numpy() for name, tensor in model_fn(seed).state_dict().items()}
+
+
+class Judge:
+    """Returns other weights in every call, and remembers what it was asked to train on."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, x, y, server_round):
+        self.seen.append((server_round, x, y))
+        return named(100 + server_round), {}
+
+
+def feddm(judge=None, **options):
+    return FedDM(SHAPE, CLASSES, named(5), judge or Judge(), FedDMOptions(**({"steps": 2} | options)), seed=3)
+
+
+def config_of(strategy, server_round=1):
+    return {**TRAIN, **strategy.train_options(server_round, 9), "server-round": server_round}
+
+
+class Line(nn.Module):
+    """Features (2 x, 3 x), output 5 times the first and 7 times the second of these."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.classifier = nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)
+        with torch.no_grad():
+            self.body.weight.copy_(torch.tensor([[2.0], [3.0]]))
+            self.classifier.weight.copy_(torch.tensor([[5.0, 7.0]]))
+
+
+def test_the_loss_is_that_of_mean_features_and_outputs_class_by_class():
+    net, made = Line(), torch.tensor([[1.0], [4.0]], requires_grad=True)
+    real = [torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0], [4.0], [6.0]])]  # means 0.5 and 4
+    loss = matching_loss(net, nearby(net, 0.0), real, list(made.split(1)))
+    factor = 2**2 + 3**2 + (5 * 2 + 7 * 3) ** 2  # of the squared distance between the means
+    assert float(loss.detach()) == pytest.approx(factor * 0.5**2)
+    loss.backward()
+    np.testing.assert_allclose(made.grad, [[2 * factor * 0.5], [0.0]], rtol=1e-6)
+    assert net.body.weight.grad is None  # the net only looks
+
+
+def test_images_are_matched_at_a_distance_from_the_received_weights():
+    net = model_fn(0)
+    moved = nearby(net, 2.5)
+    gap = torch.cat([(moved[name] - parameter.detach()).flatten() for name, parameter in net.named_parameters()])
+    assert float(gap.norm()) == pytest.approx(2.5, rel=1e-5)
+    assert all(torch.equal(tensor, net.state_dict()[name]) for name, tensor in nearby(net, 0.0).items())
+
+
+def test_a_client_sends_images_of_its_own_classes_and_no_net():
+    strategy, client = feddm(images=2), FedDMClient(model_fn, data(0, [0, 2]), 0)
+    (x, y), samples, metrics = client.fit(list(named(5).values()), config_of(strategy))
+    assert x.shape == (4, *SHAPE)
+    assert y.tolist() == [0, 0, 2, 2]
+    assert (x.min() >= 0, x.max() <= 1, samples) == (True, True, 24)
+    assert np.isfinite(metrics["loss"])
+    (again, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 0).fit(list(named(5).values()), config_of(strategy))
+    np.testing.assert_array_equal(x, again)
+    (elsewhere, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 0).fit(list(named(6).values()), config_of(strategy))
+    assert np.abs(x - elsewhere).max() > 1e-4  # the same noise, matched at other weights
+    (other, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 1).fit(list(named(5).values()), config_of(strategy))
+    assert np.abs(x - other).max() > 0.1  # another client starts from noise of its own
+
+
+def test_images_fall_in_loss_at_the_received_weights():
+    client, sent = FedDMClient(model_fn, data(0, [0, 1, 2]), 0), list(named(5).values())
+
+    def loss_after(steps, seed):
+        (x, y), *_ = client.fit(sent, config_of(feddm(steps=steps, radius=0.0)))
+        net, split = model_fn(seed), client.data.train
+        net.load_state_dict({name: torch.tensor(array) for name, array in named(seed).items()})
+        parts = [[torch.tensor(x)[torch.tensor(y == c)] for c in range(3)], [split.x[split.y == c] for c in range(3)]]
+        return float(matching_loss(net, nearby(net, 0.0), parts[1], parts[0]))
+
+    assert loss_after(60, 5) < 0.3 * loss_after(1, 5)
+
+
+def test_images_outside_the_range_are_refused_by_the_client():
+    split = data(0, [0]).train
+    wrong = Split(split.x * 255, split.y)
+    with pytest.raises(ValueError, match=r"images with values in \[.*\], but low = 0: bring them to \[0, 1\]"):
+        FedDMClient(model_fn, ClientData(wrong, wrong, wrong), 0).fit(list(named(5).values()), config_of(feddm()))
+
+
+class Says(NumPyClient):
+    """Replies with the arrays that it is given."""
+
+    def __init__(self, *arrays):
+        self.arrays = list(arrays)
+
+    def fit(self, parameters, config):
+        return self.arrays, 7, {"loss": 0.5}
+
+    def evaluate(self, parameters, config):
+        return 0.0, 1, {}
+
+
+def images(*labels, value=0.5):
+    return np.full((len(labels), *SHAPE), value, np.float32), np.array(labels, np.int32)
+
+
+def run(strategy, clients, rounds=1):
+    return simulate(strategy, lambda i, _: clients[i], len(clients), strategy.first_arrays(), rounds, TRAIN, evaluate_every=0)
+
+
+def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_on_them():
+    sent = []
+
+    class Watched(Says):
+        def fit(self, parameters, config):
+            sent.append((config["server-round"], parameters))
+            return super().fit(parameters, config)
+
+    judge = Judge()
+    result = run(feddm(judge), [Watched(*images(0, 2, value=0.25)), Watched(*images(1, value=3.0))], rounds=2)
+    pooled = arrays_of(result)
+    assert sorted(pooled["y"].tolist()) == [0, 1, 2]
+    values = dict(zip(pooled["y"].tolist(), pooled["x"][:, 0, 0, 0].tolist(), strict=True))
+    assert values == {0: 0.25, 1: 1.0, 2: 0.25}  # clipped to the range of images
+    for now, parameters in sent:
+        wanted = named(5 if now == 1 else 101).values()
+        for found, array in zip(parameters, wanted, strict=True):
+            np.testing.assert_array_equal(found, array)
+    assert [(now, sorted(y.tolist())) for now, _, y in judge.seen] == [
+        (1, [0, 1, 2]),
+        (2, [0, 1, 2]),
+    ]  # before round 2, and at the end
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fault"),
+    [
+        (images(0, 0), "it sent 2 images of a class, more than 1"),
+        (images(0, 3), "its labels are not from 0 to 2"),
+        (images(-1), "its labels are not from 0 to 2"),
+        ((images(0)[0], images(0, 1)[1]), "not images like the others'"),
+        ((images(0)[0][:, :, :4], images(0)[1]), "not images like the others'"),
+        ((images(0)[0], images(0)[1].astype(np.float32)), "not images like the others'"),
+        (images(), "its labels are not from 0 to 2"),
+        (images(0)[:1], "not images like the others'"),
+    ],
+)
+def test_a_reply_that_cannot_be_right_is_left_out_and_named(arrays, fault, caplog):
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        result = run(feddm(), [Says(*images(0, 1, 2)), Says(*arrays)])
+    assert arrays_of(result)["y"].tolist() == [0, 1, 2]
+    assert any("left out" in record.message and fault in record.message for record in caplog.records)
+
+
+def test_its_images_are_those_of_their_class():
+    clients = [FedDMClient(model_fn, data(i, classes), i) for i, classes in enumerate([[0, 1], [1, 2], [2]])]
+    result = run(feddm(steps=150), clients)
+    x, y = (torch.tensor(array) for array in (arrays_of(result)["x"], arrays_of(result)["y"]))
+    assert sorted(y.tolist()) == [0, 1, 1, 2, 2]
+    nearest = ((x[:, None] - PROTOTYPES[None]) ** 2).flatten(2).sum(2).argmin(1)
+    assert torch.equal(nearest, y.long())
