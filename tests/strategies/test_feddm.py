@@ -1,4 +1,4 @@
-"""FedDM: its loss by hand, what a client makes and of what, what the server pools and refuses, and that the images are of their class."""
+"""FedDM: its loss by hand, what a client makes and of what, what the server pools and refuses, and that images are of their class."""
 
 import logging
 

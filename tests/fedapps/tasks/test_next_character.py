@@ -176,7 +176,8 @@ def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on
     plain, chosen = (
         text(source=play, length=4, validation=0.3, score_on=part).client_data(1, 2) for part in ("test", "validation")
     )
-    assert torch.equal(chosen.test.x, plain.validation.x) and torch.equal(chosen.test.y, plain.validation.y)
+    assert torch.equal(chosen.test.x, plain.validation.x)
+    assert torch.equal(chosen.test.y, plain.validation.y)
     assert torch.equal(chosen.train.x, plain.train.x)
     assert not torch.equal(plain.test.x, plain.validation.x)
     with pytest.raises(UserError, match=r"text\.score-on = 'validation': needs .* set validation"):
