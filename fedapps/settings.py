@@ -40,6 +40,9 @@ OTHER_NAMES = {
 #: Tasks whose test samples can have groups (``data.group``).
 GROUPED = ("classification", "constrained-classification", "tabular")
 
+#: Tables of files that `fedapps sweep` reads and `fedapps run` does not.
+OF_SWEEPS = ("axis", "claim", "scale", "sweep", "when")
+
 
 @dataclass(frozen=True)
 class Settings(Options):
@@ -233,6 +236,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     known = default_config(config)
     for key in config:
         if key not in known:
+            if key.partition(".")[0] in OF_SWEEPS:
+                raise UserError(f"{key}: belongs to a sweep, which `fedapps sweep FILE` runs; a single run has settings only")
             raise UserError(unknown(key, known))
     method = find_method(config.get("method", Settings.method))
     source = config.get("data.source", DataOptions.source)

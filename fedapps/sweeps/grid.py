@@ -15,12 +15,11 @@ from typing import Any
 
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
-from fedapps.settings import default_config, read_settings, unknown
+from fedapps.settings import OF_SWEEPS, default_config, read_settings, unknown
 from fedapps.sweeps.options import SweepOptions, read_options
 from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
 
 SEED = "seed"
-TABLES = ("axis", "claim", "scale", "sweep", "when")
 #: The file as it stands, unless it has a table of that name.
 FULL = "full"
 MAX_RUNS = 10_000
@@ -119,7 +118,7 @@ def _parts(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], d
             raise UserError(f"{name} = {tables[name]!r}: must be a table")
     if misplaced := [name for name in ("scale", "when") if name in tables]:
         raise UserError(f"{misplaced[0]}: belongs to the top of the file, neither to a scale nor to the command line")
-    settings = flatten_toml({key: value for key, value in tables.items() if key not in TABLES})
+    settings = flatten_toml({key: value for key, value in tables.items() if key not in OF_SWEEPS})
     return settings, dict(tables.get("axis", {})), dict(tables.get("sweep", {}))
 
 
@@ -128,7 +127,7 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in given.items():
         table, _, name = key.partition(".")
-        if table in TABLES:
+        if table in OF_SWEEPS:
             out.setdefault(table, {})[name] = value
         else:
             out[key] = value

@@ -12,6 +12,7 @@ from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
     [
         ({"method": "superfed"}, "method = 'superfed': did you mean 'superfed-"),
         ({"num-round": 3}, "unknown setting 'num-round': did you mean 'num-rounds'?"),
+        ({"sweep.minutes": 1, "seed": [0, 1]}, "sweep.minutes: belongs to a sweep, which `fedapps sweep FILE` runs"),
         ({"superfed.mo": 1.0}, "unknown setting 'superfed.mo': did you mean 'superfed.mu'?"),
         ({"num-rounds": "ten"}, "num-rounds = 'ten': must be a whole number"),
         ({"num-rounds": 2.5}, "num-rounds = 2.5: must be a whole number"),
