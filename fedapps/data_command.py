@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapps.data.overlap import common_share, copies
 from fedapps.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,7 +70,19 @@ def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
     if not hasattr(task, "prepare") and not hasattr(task, "partition"):
         raise UserError(f"fedapps data: task {settings.task!r} has no samples with a class to show")
     deal = deal_of(task, settings.num_clients)
-    return deal, settings, [*getattr(task, "remarks", lambda _: [])(settings.num_clients), *warnings_of(deal)]
+    notes = [*getattr(task, "remarks", lambda _: [])(settings.num_clients), *warnings_of(deal)]
+    return deal, settings, [*notes, *copies_in(task, settings.num_clients)]
+
+
+def copies_in(task: Any, num_clients: int) -> list[str]:
+    """Return a line for each kind of sample that is there more than once: scores on what was trained on say too much."""
+    if not hasattr(task, "split"):
+        return []
+    parts = [task.split(client, num_clients) for client in range(num_clients)]
+    trained = [np.concatenate([train, held_back]) for train, held_back, _ in parts]
+    scored, twice = copies(task.images.pixels, trained, [test for *_, test in parts])
+    out = [f"{scored} samples to be scored on are copies of ones that somebody trains on"] if scored else []
+    return [*out, f"{twice} samples to train on are copies of another client's"] if twice else out
 
 
 def deal_of(task: Any, num_clients: int) -> Deal:
@@ -155,6 +168,9 @@ def print_table(deal: Deal, settings: Any) -> None:
         print(f"({MAX_CLIENTS} of {len(deal.names)} clients: the smallest and the largest)")
     means = ", ".join(f"{name} {int(n.sum())}" for name, n in zip(("train", "validation", "test"), sizes.T, strict=True))
     total = counts.sum(1)
+    if len(counts) > 1 and total.min():
+        mean, low, high = (f"{100 * share:.0f} %" for share in common_share(counts))
+        print(f"classes: two clients have {mean} of their mixtures in common, on average ({low} to {high})")
     print(f"samples: {means}; a client learns from {total.min()} to {total.max()}, {total.mean():.0f} on average")
 
 
