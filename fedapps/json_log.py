@@ -26,6 +26,8 @@ def choose(log_format: str) -> None:
         os.environ[VARIABLE] = "json"
     else:
         os.environ.pop(VARIABLE, None)
+    if logging.lastResort:  # what is logged by modules without a handler of theirs
+        logging.lastResort.setFormatter(Formatter() if log_format == "json" else None)
 
 
 def chosen() -> bool:

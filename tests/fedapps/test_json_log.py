@@ -1,6 +1,7 @@
 """Logs as JSON lines: what runs, sweeps and sites log can be read line by line, with run, round and client."""
 
 import json
+import logging
 
 import pytest
 
@@ -80,6 +81,15 @@ def test_lines_of_a_log():
         "WARNING", 3, "site-1:7", "client site-1:7 left out: NaN",
     )  # fmt: skip
     assert (fourth["level"], fourth["message"]) == ("INFO", "Traceback (most recent call last):")
+
+
+def test_what_modules_warn_of_is_a_json_line_too():
+    record = logging.LogRecord("fedapps.data", logging.WARNING, "", 0, "%d samples are left", (3,), None)
+    json_log.choose("json")
+    told = json.loads(logging.lastResort.format(record))
+    assert (told["level"], told["message"]) == ("WARNING", "3 samples are left")
+    json_log.choose("text")
+    assert logging.lastResort.format(record) == "3 samples are left"
 
 
 @pytest.mark.slow
