@@ -1,4 +1,4 @@
-"""The command `fedapps`: run, sweep, export, adapt, data, methods, settings, compare, deploy.
+"""The command `fedapps`: run, watch, sweep, export, adapt, data, methods, settings, compare, deploy.
 
 Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -126,7 +126,18 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics-port", type=int, metavar="N", help="serve counters for Prometheus at 127.0.0.1:N/metrics meanwhile"
     )
     json_log.add_option(run)
+    run.add_argument("--watch", action="store_true", help="serve a page that follows the run, to this machine alone")
     run.set_defaults(command=_run)
+
+    watch = commands.add_parser(
+        "watch",
+        help="follow a run or a sweep in the browser",
+        description="Serve a page on 127.0.0.1 that follows a run, or the runs of a sweep, while they write. Ctrl-C ends it.",
+    )
+    watch.add_argument("folder", type=Path, metavar="DIR", help="results folder")
+    watch.add_argument("--port", type=int, default=0, metavar="P", help="where to listen (default: a free port)")
+    watch.add_argument("--until-end-of-input", action="store_true", help=argparse.SUPPRESS)
+    watch.set_defaults(command=_watch)
 
     sweep = commands.add_parser(
         "sweep",
@@ -257,6 +268,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from fedapps.run_command import run
 
     return run(arguments)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from fedapps.results.live import watch
+
+    return watch(arguments.folder, arguments.port, arguments.until_end_of_input)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -73,7 +74,7 @@ def carry_out(settings: Settings, arguments: argparse.Namespace, console: Consol
         folder = Path(settings.out)
         label = f"{settings.method} on {task.name}"
         settings, page = metrics_page(settings, task.name)
-        with page, Progress(settings.num_rounds, label, console) as progress:
+        with watched(folder, getattr(arguments, "watch", False)), page, Progress(settings.num_rounds, label, console) as progress:
             progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
             engines: dict[str, Engine] = {"inline": run_inline, "ray": partial(run_ray, superlink), "deployment": run_deployment}
             status, reason = engines[arguments.engine](settings, progress, arguments)
@@ -90,6 +91,17 @@ def carry_out(settings: Settings, arguments: argparse.Namespace, console: Consol
     if status not in ("completed", "interrupted"):
         raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
     return settings, status
+
+
+@contextmanager
+def watched(folder: Path, wanted: bool) -> Iterator[None]:
+    """Let a process of its own serve a page that follows the run in ``folder``; it ends with this one, however that ends."""
+    if not wanted:
+        yield
+        return
+    command = [sys.executable, "-m", "fedapps", "watch", str(folder), "--until-end-of-input"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # Ctrl-C is for the run
+        yield  # then its standard input is closed, and its end waited for
 
 
 def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:

@@ -92,7 +92,7 @@ class Browser:
         """Wait until an expression is true."""
         loop = f"""new Promise((yes, no) => {{ const until = Date.now() + {1000 * seconds};
             const look = () => {{ const v = ({expression});
-                if (v || Date.now() > until) yes(v || null); else setTimeout(look, 50); }};
+                if (v || Date.now() > until) yes(Boolean(v)); else setTimeout(look, 50); }};
             look(); }})"""
         found = self.ask(loop)
         assert found, f"never came true: {expression}"

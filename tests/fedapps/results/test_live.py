@@ -1,0 +1,161 @@
+"""The page that follows a run: who gets it, what it says of runs in every state, and that it moves in a browser."""
+
+import http.client
+import json
+import threading
+import time
+
+import pytest
+
+from fedapps.cli import main
+from fedapps.results import live
+from fedapps.results.chart_script import fingerprint
+from fedapps.results.live import Pages, admitted, is_quiet, news, runs_of, seconds_left, stamp_of
+from fedapps.results.reader import read_run
+from tests.browser import CHROMIUM, Browser
+
+TOKEN = "t" * 43
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "rest"),
+    [
+        (f"/{TOKEN}/", "127.0.0.1:80", ""),
+        (f"/{TOKEN}/news?after=1", "localhost:80", "news"),
+        (f"/{TOKEN}/../../etc/passwd", "127.0.0.1:80", "../../etc/passwd"),  # asked for, but no such page: see below
+        ("/", "127.0.0.1:80", None),
+        ("/news", "127.0.0.1:80", None),
+        (f"/{TOKEN[:-1]}/", "127.0.0.1:80", None),
+        (f"/{TOKEN}x/", "127.0.0.1:80", None),
+        ("/\u00fc/", "127.0.0.1:80", None),
+        (f"/{TOKEN}/", "evil.example:80", None),
+        (f"/{TOKEN}/", "127.0.0.1:81", None),
+        (f"/{TOKEN}/", "127.0.0.1", None),
+        (f"/{TOKEN}/", None, None),
+    ],
+)
+def test_only_who_knows_the_token_and_this_machines_name_is_admitted(path, host, rest):
+    assert admitted(path, host, TOKEN, 80) == rest
+
+
+@pytest.fixture
+def served():
+    """`served(folder)` returns the pages of a folder."""
+    opened = []
+
+    def serve(folder):
+        pages = Pages(folder)
+        threading.Thread(target=pages.serve_forever, args=(0.05,), daemon=True).start()
+        opened.append(pages)
+        return pages
+
+    yield serve
+    for pages in opened:
+        pages.shutdown()
+        pages.server_close()
+
+
+def ask(pages, path, method="GET"):
+    connection = http.client.HTTPConnection("127.0.0.1", pages.server_port, timeout=20)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_nothing_but_the_page_is_served_and_nothing_changes(write_run, served):
+    path = write_run()
+    before = sorted((one.name, one.stat().st_mtime_ns) for one in path.iterdir())
+    pages = served(path)
+    assert ask(pages, f"/{pages.token}/")[0] == 200
+    for rest in ("summary.json", "../run/summary.json", "%2e%2e/", "cells/x/", "news/news"):
+        assert ask(pages, f"/{pages.token}/{rest}")[0] == 404
+    assert ask(pages, "/wrong/")[0] == 404
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert ask(pages, f"/{pages.token}/", method)[0] == 501
+    assert sorted((one.name, one.stat().st_mtime_ns) for one in path.iterdir()) == before
+
+
+def test_news_of_a_growing_folder(write_run, served):
+    path = write_run(rounds=4, planned=10, extra={"status": "running", "rounds-completed": 4})
+    pages = served(path)
+    first = json.loads(ask(pages, f"/{pages.token}/news")[1])
+    assert "4 of 10 rounds" in first["body"]
+    assert "About 3.0 s left." in first["body"]
+    assert json.loads(ask(pages, f"/{pages.token}/news?after={first['stamp']}")[1]) == {"stamp": first["stamp"]}
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 5, "train": {"loss": 0.1}, "evaluate": {"accuracy-mean": 0.99}, "seconds": 0.5}) + "\n")
+    second = json.loads(ask(pages, f"/{pages.token}/news?after={first['stamp']}")[1])
+    assert second["stamp"] != first["stamp"]
+    assert '"y":[0.4375,0.875,0.99]' in second["body"]
+
+
+@pytest.mark.parametrize("state", ["running", "completed", "failed", "interrupted"])
+def test_a_run_looks_like_what_it_is(write_run, state):
+    run = write_run(rounds=3, planned=10, extra={"status": state, "error": "no memory" if state == "failed" else ""})
+    told = news(run, time.time())
+    assert f'<div class="state {state}">' in told["body"]
+    assert told["title"].startswith(f"{state}: ")
+    assert ("About" in told["body"]) == (state == "running")
+
+
+def test_a_run_that_has_gone_quiet_may_be_dead(write_run):
+    path = write_run(rounds=3, planned=10, extra={"status": "running"})
+    run, now = read_run(path), time.time()
+    assert seconds_left(run) == 3.5
+    assert not is_quiet(run, now + 30)
+    assert is_quiet(run, now + 120)
+    assert "may have been killed" in news(path, now + 120)["body"]
+
+
+def test_a_sweep_lists_its_runs_and_one_that_failed_is_seen(write_run, served, tmp_path):
+    write_run("sweep/cells/a")
+    write_run("sweep/cells/b", rounds=3, planned=10, extra={"status": "failed", "error": "x"})
+    folder = tmp_path / "sweep"
+    assert set(runs_of(folder)) == {"a", "b"}
+    body = news(folder, time.time())["body"]
+    assert '<div class="state failed">1 completed, 1 failed</div>' in body
+    pages = served(folder)
+    assert "Failed after" in ask(pages, f"/{pages.token}/b/")[1]
+    assert ask(pages, f"/{pages.token}/c/")[0] == 404
+    before = stamp_of(folder)
+    (folder / "cells/a/summary.json").write_text("{}")
+    assert stamp_of(folder) != before
+
+
+def test_what_is_no_run_is_told_in_one_line(tmp_path, capsys):
+    assert main(["watch", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "holds neither a run nor a sweep" in error
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)")
+@pytest.mark.slow
+def test_the_page_moves_when_a_round_ends(write_run, served):
+    path = write_run(rounds=4, planned=6, extra={"status": "running", "rounds-completed": 4})
+    pages = served(path)
+    with Browser() as browser:
+        browser.open(pages.address)
+        browser.wait("document.querySelectorAll('figure.chart .tip').length > 2")
+        browser.ask("document.querySelector('figure[data-name=accuracy] svg.wide [data-k]')?.focus()")
+        with (path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps({"round": 6, "train": {"loss": 0.1}, "evaluate": {"accuracy-mean": 0.99}}) + "\n")
+        summary = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(
+            json.dumps(summary | {"status": "failed", "error": "no memory", "rounds-completed": 6})
+        )
+        browser.wait("document.querySelector('.state.failed')")
+        browser.ask("document.querySelector('figure[data-name=accuracy]').focus()")
+        browser.press("End")
+        tip = browser.ask("[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => t.innerText).join()")
+        assert "round 6" in tip
+        assert "99 %" in tip
+        assert browser.ask("document.title").startswith("failed: ")
+        assert browser.complaints == []
+
+
+def test_the_policy_names_both_scripts(write_run, served):
+    pages = served(write_run())
+    page = ask(pages, f"/{pages.token}/")[1]
+    assert fingerprint(live._LIVE) in page
+    assert "connect-src 'self'" in page
