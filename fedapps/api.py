@@ -65,6 +65,8 @@ def run(
         gpus_per_client=gpus_per_client, deployment=Path(deployment), ray_address=None, node_per_client=False, port=None, no_wall=False,
     )  # fmt: skip
     given = flat({"method": method, **settings})
+    if several := next((key for key, value in given.items() if isinstance(value, list)), ""):
+        raise UserError(f"{several} = {given[several]!r}: a run has one value of each setting: fedapps.sweep takes lists")
     if out is not None:
         given["out"] = str(out)
     if gpus_per_client:
@@ -188,14 +190,19 @@ def flat(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in settings.items():
         key = f"{table}{kebab(name)}"
-        out |= flat(value, f"{key}.") if isinstance(value, Mapping) else {key: _plain(value)}
+        out |= flat(value, f"{key}.") if isinstance(value, Mapping) else {key: _plain(key, value)}
     return out
 
 
-def _plain(value: Any) -> Any:
-    """Return paths as text and numbers of numpy as Python's."""
+def _plain(key: str, value: Any) -> Any:
+    """Return paths as text and numbers of numpy as Python's. Raises ``UserError`` for code, which other processes know by name."""
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(key, one) for one in value]
+    if callable(value):
+        module, name = getattr(value, "__module__", "MODULE"), getattr(value, "__qualname__", "NAME")
+        place = "write it to a file, my_code.py, and name it" if module == "__main__" else "name it"
+        module = "my_code" if module == "__main__" else module
+        raise UserError(f"{key}: is code, which other processes must find, too: {place} as text, '{module}:{name}'")
     if isinstance(value, Path):
         return str(value)
     return value.item() if isinstance(value, np.generic) else value

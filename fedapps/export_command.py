@@ -88,8 +88,8 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
     settings, run = settings_in(folder), read_run(folder)
     row = next((row for row in run.clients if str(row["client"]) == str(number)), None)
     if row is None:
-        known = ", ".join(str(row["client"]) for row in run.clients[:5])
-        raise UserError(f"--client {number}: {folder} has no scores of this client: choose one of {known}, ...")
+        known = ", ".join([str(row["client"]) for row in run.clients[:5]] + ["..."] * (len(run.clients) > 5))
+        raise UserError(f"--client {number}: {folder} has no scores of this client: choose one of {known}")
     if row.get(MARK):
         raise UserError(f"--client {number}: it is new (num-new-clients), so that {folder} keeps nothing of it")
     task = build_task(settings)

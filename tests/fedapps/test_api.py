@@ -70,6 +70,8 @@ def test_mistakes_are_those_of_the_command(tmp_path, done):
         ({"method": "fedavgg"}, "method = 'fedavgg': did you mean 'fedavg'"),
         ({"num_round": 2}, "unknown setting 'num-round': did you mean 'num-rounds'"),
         ({"data": {"alpha": -1.0}}, "data.alpha = -1"),
+        ({"method": ["fedavg"]}, r"method = \['fedavg'\]: a run has one value of each setting: fedapps.sweep takes lists"),
+        ({"model": {"name": torch.nn.Linear}}, "model.name: is code, .* name it as text, 'torch.nn.modules.linear:Linear'"),
         ({"engine": "spark"}, "engine = 'spark': choose one of inline, ray, deployment"),
         ({"out": done.folder}, "is not empty"),
     ):
