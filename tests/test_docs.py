@@ -115,6 +115,9 @@ def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
     words = shlex.split(line, comments=True)
     own = any(name in line for name in ("own_method", "run.toml", "methods.toml"))
     monkeypatch.chdir(ROOT / "examples" / "own-method" if own else ROOT)
+    if "visits.toml" in words:  # which its page makes first
+        (tmp_path / "visits.toml").write_text(blocks(ROOT / "docs" / "bring-your-own.md", "toml")[0])
+        monkeypatch.chdir(tmp_path)
     if len(words) == 2 or "--help" in words:  # the bare name of a command
         assert words[1] in ("run", "sweep", "data", "methods", "settings", "compare", "export", "adapt")
         return
