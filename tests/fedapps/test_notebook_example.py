@@ -13,6 +13,7 @@ CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 #: What a kernel would show of a cell's last line, checked at the end.
 CHECKS = """
+import numpy as np
 assert set(runs) == {"fedavg", "fedper", "local"}
 assert {run.summary["status"] for run in runs.values()} == {"completed"}
 assert list(dealt.table["client"]) == ["bern", "graz", "lyon", "oslo", "turin"]
