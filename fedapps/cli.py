@@ -251,6 +251,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.set_defaults(command=_compare)
 
+    figures = commands.add_parser(
+        "figures",
+        help="write the plots of a run as files for papers",
+        description="Write the plots of a run, or those of several runs compared, as files for papers.",
+    )
+    figures.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="results folder; of a sweep: its DIR/cells/*")
+    figures.add_argument("--format", choices=("pdf", "png", "svg"), default="pdf", help="of the files (default: pdf)")
+    figures.add_argument("--out", type=Path, metavar="DIR", help="where they go (default: figures, in or beside the first run)")
+    figures.set_defaults(command=_figures)
+
     from fedapps.deployment.command import add_parser
 
     add_parser(commands)
@@ -274,6 +284,12 @@ def _watch(arguments: argparse.Namespace) -> int:
     from fedapps.results.live import watch
 
     return watch(arguments.folder, arguments.port, arguments.until_end_of_input)
+
+
+def _figures(arguments: argparse.Namespace) -> int:
+    from fedapps.figures_command import figures
+
+    return figures(arguments)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:

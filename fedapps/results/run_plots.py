@@ -45,11 +45,16 @@ def write_plots(run_dir: Path, figures: dict[str, Figure]) -> list[Path]:
 
     Clients name the curves, so that characters of a name that are neither letters nor digits become an underscore.
     """
-    paths = [run_dir / "plots" / f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}.png" for name in figures]
+    paths = [run_dir / "plots" / f"{file_name(name)}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(png(figure))
     return paths
+
+
+def file_name(figure: str) -> str:
+    """The name of a figure as that of a file, without ending."""
+    return re.sub("[^A-Za-z0-9-]", "_", figure)[:100]
 
 
 def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:

@@ -1,0 +1,41 @@
+"""The command `fedapps figures`: the plots of a run, or of several runs compared, as files for papers."""
+
+import argparse
+
+from fedapps.errors import UserError
+from fedapps.results import drawing
+from fedapps.results.compare import compared
+from fedapps.results.layout import Figure
+from fedapps.results.reader import read_run
+from fedapps.results.run_plots import file_name, run_figures
+from fedapps.results.theme import LIGHT
+
+
+def figures(arguments: argparse.Namespace) -> int:
+    """Write the figures and print the files' paths. Raises ``UserError`` for a folder that holds no run, or nothing to draw."""
+    first = arguments.runs[0]
+    for folder in arguments.runs:
+        if not (folder / "settings.toml").is_file():
+            runs = sorted(str(path.parent) for path in folder.glob("cells/*/settings.toml"))
+            hint = f"; those of a sweep are {folder}/cells/*" if runs else ""
+            raise UserError(f"{folder} holds no run: it has no settings.toml{hint}")
+    alone = len(arguments.runs) == 1
+    found = run_figures(read_run(first), LIGHT) if alone else compared(arguments.runs).figures(LIGHT)
+    if not found:
+        raise UserError(f"{first} has nothing to draw yet: no round has ended")
+    out = arguments.out or (first if alone else first.resolve().parent) / "figures"
+    out.mkdir(parents=True, exist_ok=True)
+    for name, figure in found.items():
+        path = out / f"{file_name(name)}.{arguments.format}"
+        path.write_bytes(drawn(figure, arguments.format))
+        print(path)
+    return 0
+
+
+def drawn(figure: Figure, form: str) -> bytes:
+    """Return a figure as the content of a file: "pdf", "png" or "svg"."""
+    if form == "pdf":
+        from fedapps.results.pdf import pdf
+
+        return pdf(figure.shapes(), figure.size, figure.panels[0].theme.surface)
+    return drawing.png(figure) if form == "png" else drawing.svg(figure)
