@@ -13,7 +13,8 @@ def test_the_plots_of_a_run_become_files(write_run, capsys, form, magic):
     assert main(["figures", str(folder), "--format", form]) == 0
     files = sorted((folder / "figures").iterdir())
     assert {path.name for path in files} >= {f"accuracy.{form}", f"train-loss.{form}"}
-    assert capsys.readouterr().out.split() and all(path.read_bytes().startswith(magic) for path in files)
+    assert capsys.readouterr().out.split()
+    assert all(path.read_bytes().startswith(magic) for path in files)
 
 
 def test_texts_of_a_pdf_are_texts_and_the_same_run_gives_the_same_file(write_run, tmp_path):
