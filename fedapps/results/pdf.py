@@ -22,8 +22,10 @@ def pdf(shapes: Sequence[Shape], size: tuple[float, float], background: str) -> 
     page.set_axis_off()
     for order, shape in enumerate(shapes):
         if isinstance(shape, Line):
-            dash = (0, tuple(part / shape.width for part in shape.dash)) if shape.dash else "-"
-            page.add_line(Line2D(*shape.points.T, color=shape.colour, linewidth=shape.width, linestyle=dash, zorder=order))
+            line = Line2D(*shape.points.T, color=shape.colour, linewidth=shape.width, zorder=order)
+            if shape.dash:
+                line.set_dashes([part / shape.width for part in shape.dash])  # in widths of the line
+            page.add_line(line)
         elif isinstance(shape, Area | Dots):
             rings = shape.rings if isinstance(shape, Area) else tuple(_outline(point, shape) for point in shape.points)
             outline = Path.make_compound_path(*(Path(ring, closed=False) for ring in map(_closed, rings)))
