@@ -119,7 +119,7 @@ def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
         (tmp_path / "visits.toml").write_text(blocks(ROOT / "docs" / "bring-your-own.md", "toml")[0])
         monkeypatch.chdir(tmp_path)
     if len(words) == 2 or "--help" in words:  # the bare name of a command
-        assert words[1] in ("run", "sweep", "data", "methods", "settings", "compare", "export", "adapt")
+        assert words[1] in ("run", "sweep", "watch", "data", "methods", "settings", "compare", "figures", "export", "adapt")
         return
     if any(f"method={name}" in words for name in PROPOSED):
         return
