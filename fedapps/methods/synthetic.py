@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Strategy
 import clients
 from algorithms.common.checks import check_choice
 from algorithms.common.seeds import derived_seed
-from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory, TorchClient
+from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory
 from fedapps.tasks.context import RunContext
 from strategies import FedEvg, FedEvgOptions, FedGenerator, GeneratorOptions
 from strategies.feddm import FedDM, FedDMOptions
@@ -60,6 +60,12 @@ def dm_strategy(options: FedDMOptions, task: Any, context: RunContext) -> Strate
     evaluator = SetEvaluator(task)
     evaluator.check()
     return FedDM(task.image_shape, task.num_outputs, task.initial_arrays(), evaluator, options, context.seed)
+
+
+def dm_client(options: FedDMOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+    """Return a FedDM client, which works in the task's net."""
+    data = task.client_data(client_id, num_clients)
+    return clients.FedDMClient(task.model_fn, data, client_id, store, task.work_model(), task.objective)
 
 
 def generator_of(name: str, options: GeneratorOptions, task: Any, seed: int) -> Any:
@@ -114,7 +120,7 @@ METHODS: dict[str, Method] = {
         trait="makes data",
         page="fedevg",
         strategy=dm_strategy,
-        client=TorchClient(lambda: clients.FedDMClient),
+        client=dm_client,
         options=FedDMOptions,
         table="feddm",
         tasks=IMAGE_TASKS,
