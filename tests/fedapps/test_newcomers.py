@@ -237,7 +237,7 @@ def test_a_resumed_run_keeps_them_out(tmp_path):
     ("given", "said"),
     [
         ({"num-new-clients": 6}, "num-new-clients = 6, but there are 6 clients"),
-        ({"clients-per-round": 5}, "clients-per-round = 5, but there are 4 clients that are not new: choose 1..4"),
+        ({"clients-per-round": 6}, "clients-per-round = 6, but there are 4 clients that are not new: choose 1..4"),
         ({"method": "warm-start"}, "num-new-clients = 2: method 'warm-start' does not say"),
         ({"method": "fedboost"}, "num-new-clients = 2: method 'fedboost' does not say"),
         ({"method": "ffgb"}, "num-new-clients = 2: method 'ffgb' does not say"),
