@@ -171,7 +171,7 @@ def test_boosting_learns_what_no_client_could():
 def test_the_options_of_the_fit_reach_it(monkeypatch):
     seen = {}
 
-    def fit(module, inputs, targets, options, generator):
+    def fit(module, inputs, targets, options, generator, runner=None):
         seen[len(seen)] = options
         return 0.0
 
