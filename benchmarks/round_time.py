@@ -1,6 +1,6 @@
 """What a round costs beside its SGD steps: the engines next to a plain PyTorch loop, and SuPerFed's step next to FedAvg's.
 
-    python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N] [--no-steps] [--nets]
+    python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N] [--no-steps] [--nets] [--blocks]
 
 Workload: MNIST, 100 clients with 600 training samples each, the 2NN of McMahan et al. 2017 (784-200-200-10, 199,210 parameters),
 ten clients a round, one epoch, batch 10, SGD with rate 0.1 and nothing else: 600 steps a round. The plain loop is what one would write
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checko
 from algorithms.boosting.fit_options import FitOptions
 from algorithms.boosting.regression import fit_network
 from algorithms.common.steps import Eager, Runner
+from algorithms.common.turns import in_turns
 from clients import ClientData, FedAvgClient, Split, SuPerFedClient
+from clients.base.blocks import Blocks
 from clients.base.compiled import Compiler
 from clients.base.training import get_arrays
 from fedapps.client_app import app
@@ -68,11 +71,17 @@ def main() -> None:
     parser.add_argument(
         "--nets", action="store_true", help="eager and compiled steps of other nets as well (minutes of compilation)"
     )
+    parser.add_argument(
+        "--blocks", action="store_true", help="nothing but the steps of ten clients at once, on the GPU if there is one"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in ("flwr", "fedapps.data.cache"):
         logging.getLogger(name).setLevel(logging.ERROR)
     console = Console(width=None if sys.stdout.isatty() else 100)
+    if arguments.blocks:
+        console.print(blocks_table(arguments.rounds, torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+        return
     with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as name:
         os.environ["FEDAPPS_CACHE"] = str(Path(name) / "cache")  # Ray's workers find the data there
         settings = settings_of(prepare_data(arguments.data, Path(name)), arguments.rounds)
@@ -197,7 +206,10 @@ def train_plainly(model: nn.Module, data: Split, optimiser: torch.optim.Optimize
 
 
 def inline_rounds(settings: Settings) -> tuple[list[float], list[float]]:
-    """Return wall and CPU seconds of each round of `--engine inline`, records written included."""
+    """Return wall and CPU seconds of each round of `--engine inline`, records written included; data are in memory, as in the loop."""
+    task = prepare(frozenset(settings.flat().items()))[1]
+    for client in range(CLIENTS):
+        task.client_data(client, CLIENTS)
     marks: list[tuple[float, float]] = []
     grid = InlineGrid(app, CLIENTS, settings.flat())
     execute(settings, grid, callbacks=[lambda _: marks.append((time.perf_counter(), time.process_time()))])
@@ -334,6 +346,44 @@ def fits_table(repeats: int, steps: Compiler) -> Table:
         eager, fast = (statistics.median(times) for _, times in spent)
         cells = f"{eager:.2f}", f"{fast:.2f}", f"{fast / eager:.2f}", f"{sum(steps.built[before:]):.0f}"
         table.add_row(name, str(number), str(batch), *cells)
+    return table
+
+
+# --- several clients at once -----------------------------------------------------------------------------------------
+
+BLOCKS = {"mlp": (1, 8, 8), "mcmahan-2nn": SHAPE, "small-cnn": SHAPE}
+
+
+def blocks_table(repeats: int, device: torch.device) -> Table:
+    """Return milliseconds per step and client of FedAvg, ten clients one after the other and as a block; CPU time, wall on a GPU."""
+    clock, kind = (time.process_time, "CPU") if device.type == "cpu" else (time.perf_counter, "wall")
+    title = (
+        f"milliseconds of {kind} per local step of FedAvg (median) on {device}, {PER_ROUND} clients, batch {BATCH}, momentum 0.9"
+    )
+    table = Table(title=title, title_justify="left", box=None)
+    for column in ("", "one by one", "as a block", "block / one by one"):
+        table.add_column(column, justify="left" if not column else "right")
+    number, epochs = 300, 7
+    config = {"learning-rate": 0.01, "momentum": 0.9, "local-epochs": epochs, "batch-size": BATCH}
+    for name, shape in BLOCKS.items():
+        blocks = Blocks()
+        draws, clients = torch.Generator().manual_seed(0), []
+        for i in range(PER_ROUND):
+            x, y = torch.rand(number, *shape, generator=draws), torch.randint(0, CLASSES, (number,), generator=draws)
+            part, model = Split(x.to(device), y.to(device)), build_model(name, shape, CLASSES, 0).to(device)
+            clients.append(FedAvgClient(lambda seed: model, ClientData(part, part, part), i, model=model))  # noqa: B023
+            clients[-1].blocks = blocks
+        arrays = get_arrays(build_model(name, shape, CLASSES, 1))
+        spent: dict[str, list[float]] = {"off": [], "blocks": []}
+        for repeat in range(WARM_UP + repeats):
+            for choice, times in spent.items():
+                tasks = [partial(client.fit, arrays, {**config, "compile": choice}) for client in clients]
+                begin = clock()
+                in_turns(tasks)
+                times += [(clock() - begin) / (PER_ROUND * epochs * number / BATCH) * 1e3] if repeat >= WARM_UP else []
+        assert len(blocks.taken) == WARM_UP + repeats, blocks.told
+        one, many = (statistics.median(times) for times in spent.values())
+        table.add_row(name, f"{one:.3f}", f"{many:.3f}", f"{many / one:.2f}")
     return table
 
 

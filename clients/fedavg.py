@@ -58,6 +58,9 @@ class FedAvgClient(NumPyClient):
     epochs_before_use = ""
     #: Runs local steps as compiled code where the configuration says ``compile = "on"``.
     compiler: "Compiler | None" = None
+    #: Runs the local steps of clients that take turns, each in a module of its own, at once, where the configuration says ``compile =
+    #: "blocks"``, and on a GPU where it says "on".
+    blocks: Runner | None = None
 
     def __init__(
         self,
@@ -161,13 +164,17 @@ class FedAvgClient(NumPyClient):
         return total / seen if seen else 0.0
 
     def runner(self, config: Config) -> Runner:
-        """Return what takes the steps of the round: compiled ones where the configuration says so."""
-        return self.compiler if self.compiler is not None and config.get("compile") == "on" else Eager
+        """Return what takes the steps of the round: compiled ones, or those of several clients, where the configuration says so."""
+        choice = config.get("compile")
+        if self.blocks is not None and (choice == "blocks" or (choice == "on" and self.data.train.y.device.type == "cuda")):
+            return self.blocks
+        return self.compiler if self.compiler is not None and choice == "on" else Eager
 
     def problem(self, config: Config) -> Problem:
         """Return what the client minimises."""
         plain = type(self).loss is FedAvgClient.loss
-        return Problem(self.model, self.loss, self.surrogate(config), self.objective.loss if plain else None)
+        criterion = self.objective.loss if plain else None
+        return Problem(self.model, self.loss, self.surrogate(config), criterion, self.objective.by_sample)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean training loss of a mini-batch. A class with a loss of its own trains uncompiled."""

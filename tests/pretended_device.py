@@ -7,6 +7,7 @@ Everything is computed by the CPU's kernels, so results are those of the CPU to 
 left on the wrong device, and that what leaves the device (``.numpy()``) is fetched first. What a GPU's kernels do is not.
 """
 
+import threading
 from contextlib import contextmanager
 
 import torch
@@ -143,6 +144,13 @@ def pretended_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    run = threading.Thread.run
+
+    def there_too(thread):  # the modes are a thread's own
+        with Moved(), Pretend():
+            run(thread)
+
+    monkeypatch.setattr(threading.Thread, "run", there_too)
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # else a module keeps its own tensors, with other contents
     try:

@@ -39,13 +39,15 @@ class Step(Protocol):
 class Problem:
     """What a client minimises over mini-batches (x, y): ``surrogate(loss(x, y))``, where ``loss`` is a mean at ``module``'s parameters.
 
-    ``criterion``: the loss is ``criterion(module(x), y)``; ``None``: it is something else, which is not compiled.
+    ``criterion``: the loss is ``criterion(module(x), y)``; ``None``: it is something else, which is not compiled. ``by_sample``: it is
+    the mean of its values for single samples.
     """
 
     module: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     surrogate: Callable[[Tensor], Tensor]
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None
+    by_sample: bool = False
 
     @cached_property
     def moving(self) -> dict[str, nn.Parameter]:
@@ -170,7 +172,7 @@ def in_batches(epochs: Epochs, batch_size: int) -> Epochs:
 
 
 class Runner(Protocol):
-    """What takes steps: eagerly, or compiled."""
+    """What takes steps: eagerly, compiled, or for several clients at once."""
 
     def run(
         self, problem: Problem, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], epochs: Epochs,

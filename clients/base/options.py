@@ -35,7 +35,7 @@ ALIASES = {
 _told: set[str] = set()
 
 
-COMPILE = ("auto", "on", "off")
+COMPILE = ("auto", "on", "off", "blocks")
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,11 @@ class TrainOptions(Options):
     batch_size: int = option(10, "B, samples of a step", low=1)
     lr_decay_every: int = option(1, "rounds between decays of the learning rate", low=1)
     compile: str = option(
-        "auto", "run local steps as compiled code; auto: where the run's steps are worth the minute it takes", choices=COMPILE
+        "auto",
+        "run local steps as compiled code, on a GPU as blocks: several clients' at once; auto: on where the run's steps are worth it",
+        choices=COMPILE,
     )
+    block: int = option(16, "clients whose steps are taken at once, at most, where train.compile says so", low=2)
 
     @classmethod
     def from_config(cls, config: Config) -> "TrainOptions":

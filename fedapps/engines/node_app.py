@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from algorithms.common.prefixes import within
+from fedapps.engines.block_turns import answers
 from fedapps.engines.packing import Part, pack, unpack
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ def answer_for_many(app: ClientApp, clients: Callable[[Context], list[str]] | No
     def many(message: Message, context: Context) -> Message:
         facts, parts = unpack(message.content)
         states: dict[int | str, RecordDict] = {}
-        answers = []
         if "sum" in facts:
             from fedapps.engines.node_sums import NodeSum  # not for clients that have no use for it
 
             total: NodeSum | None = NodeSum(facts["sum"])
         else:
             total = None
-        for part in parts:
+
+        def answer_of(part: Part) -> Part:
             client: int | str = part.facts["client"]
             at_home = isinstance(client, str)
             if client not in states:
@@ -52,10 +53,12 @@ def answer_for_many(app: ClientApp, clients: Callable[[Context], list[str]] | No
             states[client] = states[client] if answer.state is None else answer.state
             if at_home and answer.state is not None:
                 _keep(context, f"{client}/", answer.state)
-            answers.append(replace(answer, state=None) if at_home else answer)
+            return replace(answer, state=None) if at_home else answer
+
+        found = list(answers(parts, answer_of, lambda part: (part.facts["client"], part.content)))
         if total:
-            answers.append(Part({}, total.content()))
-        return Message(pack(answers), reply_to=message)
+            found.append(Part({}, total.content()))
+        return Message(pack(found), reply_to=message)
 
     @app.query("clients")
     def names(message: Message, context: Context) -> Message:

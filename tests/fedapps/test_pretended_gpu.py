@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from clients.base.blocks import Blocks
+from clients.base.evaluation import Objective, score
 from fedapps import client_factory
 from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.execution import execute
 from fedapps.methods import METHODS
 from fedapps.prepare import completed, prepare_folder
-from fedapps.tasks import base
+from fedapps.tasks import base, classification
 from tests.pretended_device import CUDA, pretended_cuda
 
 TORCH_TASKS = ("digits", "ensemble-classification", "constrained-classification")
@@ -25,8 +27,8 @@ NETS = {name: task for name, entry in METHODS.items() for task in TORCH_TASKS if
 FAST = ("fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw")
 
 
-def run(method, device, folder):
-    settings = completed({**JOB, "method": method, "task": NETS[method], "device": device})
+def run(method, device, folder, **keys):
+    settings = completed({**JOB, "method": method, "task": NETS[method], "device": device, **keys})
     settings = replace(settings, out=str(folder))
     client_factory.prepare.cache_clear()
     prepare_folder(settings, overwrite=True)
@@ -53,6 +55,25 @@ def test_a_run_on_the_device_is_the_run_on_the_cpu(method, tmp_path, monkeypatch
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     with pretended_cuda(monkeypatch):
         found = run(method, "cuda", tmp_path / "cuda")
+    for one, other in zip(wanted, found, strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "superfed-mm"])
+def test_compiled_steps_are_those_of_blocks_of_clients_there(method, tmp_path, monkeypatch):
+    def loss(outputs, y):  # PyTorch's own cross-entropy under vmap makes tensors where its own code believes the others to be
+        return -outputs.log_softmax(1).gather(1, y[:, None]).mean()
+
+    monkeypatch.setattr(classification, "CLASSIFICATION", Objective(loss, score, by_sample=True))
+    wanted = run(method, "cpu", tmp_path / "cpu")
+    blocks = Blocks()
+    monkeypatch.setattr("fedapps.assembly.blocks", lambda: blocks)
+    monkeypatch.setattr(base, "device_of", lambda name: CUDA)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pretended_cuda(monkeypatch):
+        found = run(method, "cuda", tmp_path / "cuda", **{"train.compile": "on"})
+    assert blocks.taken == [2, 2]
+    assert not blocks.told
     for one, other in zip(wanted, found, strict=True):
         same(one, other)
 

@@ -8,13 +8,14 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapps.client_app import app
+from fedapps.data.site_clients import digest
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.packing import unpack
 from fedapps.errors import UserError
 from fedapps.execution import execute
 from fedapps.settings import read_settings
-from fedapps.tasks.site_data import SiteTable
+from fedapps.tasks.site_data import SiteImages, SiteTable
 from strategies import ClientGrid
 
 JOB = {
@@ -134,8 +135,110 @@ def test_a_strange_list_of_clients_is_refused(names):
         list(GatewayGrid(InlineGrid(client_app, 2)).get_node_ids())
 
 
-def test_the_column_of_clients_is_for_tables():
-    with pytest.raises(UserError, match=r"sites\.client = 'ward': is a column of tables"):
+# --- samples: columns of numbers, arrays in NumPy files, a file a client ------------------------------------------------
+
+SAMPLES = JOB | {
+    "task": "classification", "sites.columns": "", "tabular.label": "label", "sites.labels": "no,yes", "sites.shape": "1,1,3",
+    "data.min-samples": 10, "data.max-samples": 25,
+}  # fmt: skip
+OF_SITES = {"rome": ["red", "blue", "7"], "oslo": ["red", "7"]}
+
+
+def samples_file(path, x, y, wards):
+    """Write samples (n, 3), labels (n,) and, unless ``None``, the ward of each."""
+    labels = np.array(["no", "yes"])[y]
+    if path.suffix == ".npz":
+        np.savez(path, x=x.reshape(len(x), 1, 3), y=labels, **({} if wards is None else {"ward": wards}))
+        return
+    columns = [*x.T.tolist(), labels, *([] if wards is None else [wards])]
+    lines = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
+    path.write_text("\n".join(["a,b,c,label,ward"[: None if wards is not None else -5], *lines]) + "\n")
+
+
+@pytest.fixture(params=["csv", "npz", "a file each"])
+def samples(request, tmp_path):
+    """Return sites.client, the file or folder of each site, and the file of each client by its id; one of each site is too small."""
+    rng, places, parts = np.random.default_rng(1), {}, {}
+    ending = ".npz" if request.param == "npz" else ".csv"
+    for site, names in OF_SITES.items():
+        wards = rng.permutation([name for name in names for _ in range(30)] + ["tiny"] * 4)
+        y = rng.integers(0, 2, len(wards))
+        x = (rng.normal(size=(len(wards), 3)) + y[:, None]).round(3)
+        places[site] = tmp_path / (site if request.param == "a file each" else site + ending)
+        if request.param == "a file each":
+            places[site].mkdir()
+            for ward in [*names, "tiny"]:
+                samples_file(places[site] / f"{ward}.csv", x[wards == ward], y[wards == ward], None)
+        else:
+            samples_file(places[site], x, y, wards)
+        for ward in names:
+            path = parts[f"{site}:{digest(ward)}"] = tmp_path / f"part-{len(parts)}{ending}"
+            samples_file(path, x[wards == ward], y[wards == ward], None)
+    return ("@file" if request.param == "a file each" else "ward"), places, parts
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(method, samples, tmp_path):
+    column, places, parts = samples
+    together = read_settings(SAMPLES | {"method": method, "sites.client": column, "out": str(tmp_path / "together")})
+    gateway = GatewayGrid(nodes(together, places))
+    found = result(together, gateway, tmp_path / "together")
+    assert gateway.travel.messages == 2  # five clients, two sites
+    alone = read_settings(SAMPLES | {"method": method, "out": str(tmp_path / "alone")})
+    assert result(alone, nodes(alone, parts), tmp_path / "alone") == found
+    assert {row.split(",")[0] for row in found[2].decode().splitlines()[1:]} == set(parts)
+
+
+def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
+    """Return the task of a site with so many samples."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "site.csv"
+    samples_file(path, rng.normal(size=x), rng.integers(0, 2, x[0]), np.resize(wards, x[0]))
+    settings = read_settings(SAMPLES | {"sites.client": "ward"} | config)
+    return SiteImages(settings.problem, settings.context, str(path))
+
+
+def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"sites\.client = 'bed': .* has the columns a, b, c, label, ward"):
+        image_site(tmp_path, {"sites.client": "bed"}).names()
+    with pytest.raises(UserError, match=r"sites\.client = '@file': .* is no folder with a file a client"):
+        image_site(tmp_path, {"sites.client": "@file"}).names()
+    with pytest.raises(UserError, match=r"none of its 2 clients has the 20 samples .*data\.min-samples"):
+        image_site(tmp_path, {"data.min-samples": 20}).names()
+    with pytest.raises(UserError, match="'rome:nobody' has no rows at this site"):
+        image_site(tmp_path, {}).client_data("rome:nobody", 5)
+    with pytest.raises(UserError, match=r"data\.class-weights = true: .*sites\.client"):
+        image_site(tmp_path, {"data.class-weights": True})
+
+
+def test_numbers_that_name_clients_are_nothing_to_learn_from(tmp_path):
+    task = image_site(tmp_path, {}, wards=("1", "2"))
+    assert task.names() == sorted([digest("1"), digest("2")])
+    assert task.client_data(f"rome:{digest('2')}", 2).train.x.shape[1:] == (1, 1, 3)
+
+
+def test_numbers_of_people_keep_all_their_digits(tmp_path):
+    rows = [f"{20 + i},a,{i % 2},{1234567 + i // 12}" for i in range(24)]
+    (tmp_path / "rome.csv").write_text("\n".join([HEADER, *rows]))
+    settings = read_settings(JOB | {"sites.client": "ward"})
+    task = SiteTable(settings.problem, settings.context, str(tmp_path / "rome.csv"))
+    assert task.names() == sorted([digest("1234567"), digest("1234568")])
+
+
+def test_a_table_with_a_file_of_each_client(tmp_path):
+    site = tmp_path / "rome"
+    site.mkdir()
+    for ward in ("red", "blue"):
+        (site / f"{ward}.csv").write_text("\n".join(["age,kind,sick", *(f"{20 + i},{'ab'[i % 2]},{i % 2}" for i in range(12))]))
+    settings = read_settings(JOB | {"sites.client": "@file"})
+    task = SiteTable(settings.problem, settings.context, str(site))
+    assert task.names() == sorted([digest("red"), digest("blue")])
+    data = task.client_data(f"rome:{digest('red')}", 2)
+    assert len(data.train) + len(data.test) == 12
+
+
+def test_the_column_of_clients_is_of_sites_own_data():
+    with pytest.raises(UserError, match=r"sites\.client = 'ward': is a column of sites' own data"):
         read_settings({"sites.client": "ward"})
     with pytest.raises(UserError, match=r"num-clients = 0: sites\.client = 'ward' needs the number of all"):
         read_settings(JOB | {"sites.client": "ward", "num-clients": 0})
