@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from logging import WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -21,6 +22,8 @@ from flwr.common import log
 from strategies.base.messages import metrics_of, trains
 
 Reply = tuple[int | str, Message]
+#: A client's reply with its metrics, which are read once.
+Told = tuple[Message, Mapping[str, Any]]
 #: Names of metrics that a run keeps although at most half of a phase's clients send them, and names of metrics in all.
 MOST_RARE, MOST_NAMES = 50, 500
 #: Measures that are fractions, by the last word of a metric's name (``half-accuracy``, ``eval_acc``).
@@ -41,19 +44,20 @@ class Agreement:
         ``alike``: all replies must hold the same records and metrics.
         """
         out: dict[int, str] = {}
-        checks: list[Callable[[list[Reply]], Mapping[int, str]]] = [_odd_kinds, _out_of_range]
+        told = [(reply, metrics_of(reply.content)) for _, reply in replies]
+        checks: list[Callable[[list[Told]], Mapping[int, str]]] = [_odd_kinds, _out_of_range]
         if alike:
             checks.append(_odd_records)
         for check in checks:  # one after the other: who is left out by the first has no say in the second
             kept = [place for place in range(len(replies)) if place not in out]
-            found = check([replies[place] for place in kept])
+            found = check([told[place] for place in kept])
             out |= {kept[place]: reason for place, reason in found.items()}
-        rest = [reply for place, reply in enumerate(replies) if place not in out]
-        self._remove_surplus(rest, alike)
+        rest = [place for place in range(len(replies)) if place not in out]
+        self._remove_surplus([(replies[place][0], *told[place]) for place in rest], alike)
         return out
 
-    def _remove_surplus(self, replies: Sequence[Reply], alike: bool) -> None:
-        senders = Counter(name for _, reply in replies for name in metrics_of(reply.content))
+    def _remove_surplus(self, replies: Sequence[tuple[int | str, Message, Mapping[str, Any]]], alike: bool) -> None:
+        senders = Counter(name for *_, metrics in replies for name in metrics)
         surplus = set()
         for name, count in sorted(senders.items()):
             few = len(replies) > 1 and 2 * count <= len(replies)
@@ -65,8 +69,8 @@ class Agreement:
                 else:
                     self.known.add(name)
                     self.rare |= {name} if few else set()
-        for client, reply in replies if surplus else ():
-            found = sorted(surplus & metrics_of(reply.content).keys())
+        for client, reply, metrics in replies if surplus else ():
+            found = sorted(surplus & metrics.keys())
             for record in reply.content.values():
                 for name in found if isinstance(record, MetricRecord) else ():
                     record.pop(name, None)
@@ -74,9 +78,9 @@ class Agreement:
                 log(WARNING, "client %s: metric %r%s left out, which most clients do not send", client, found[0], _more(found))
 
 
-def _odd_kinds(replies: list[Reply]) -> dict[int, str]:
+def _odd_kinds(replies: list[Told]) -> dict[int, str]:
     """Find numbers among lists and lists among numbers."""
-    table = [metrics_of(reply.content) for _, reply in replies]
+    table = [metrics for _, metrics in replies]
     lists = Counter(name for metrics in table for name, value in metrics.items() if isinstance(value, list))
     if not lists:
         return {}
@@ -91,11 +95,11 @@ def _odd_kinds(replies: list[Reply]) -> dict[int, str]:
     return out
 
 
-def _out_of_range(replies: list[Reply]) -> dict[int, str]:
+def _out_of_range(replies: list[Told]) -> dict[int, str]:
     """Find values outside the range of their measure."""
     extremes: dict[str, dict[int, tuple[float, float]]] = {}
-    for place, (_, reply) in enumerate(replies):
-        for name, value in metrics_of(reply.content).items():
+    for place, (_, metrics) in enumerate(replies):
+        for name, value in metrics.items():
             if _is_fraction(name) and value != []:
                 low, high = (min(value), max(value)) if isinstance(value, list) else (value, value)
                 extremes.setdefault(name, {})[place] = (float(low), float(high))
@@ -115,14 +119,14 @@ def _is_fraction(name: str) -> bool:
     return bool(words) and words[-1] in FRACTIONS
 
 
-def _odd_records(replies: list[Reply]) -> dict[int, str]:
+def _odd_records(replies: list[Told]) -> dict[int, str]:
     """Find replies that lack a record or a metric of most replies, or hold it under another name."""
     if not replies:
         return {}
-    training = trains(replies[0][1])
-    shapes = [_records(reply, training) for _, reply in replies]
+    training = trains(replies[0][0])
+    shapes = [_records(reply, training) for reply, _ in replies]
     (arrays, metrics), _ = Counter(shapes).most_common(1)[0]
-    table = [{(name, np.size(value)) for name, value in metrics_of(reply.content).items()} for _, reply in replies]
+    table = [{(name, np.size(value)) for name, value in metrics.items()} for _, metrics in replies]
     same = [row for row, shape in zip(table, shapes, strict=True) if shape == (arrays, metrics)]
     held = Counter(metric for row in same for metric in row)
     usual = {metric for metric, count in held.items() if 2 * count > len(same)}
