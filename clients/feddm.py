@@ -17,6 +17,7 @@ from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed
 from algorithms.synthetic.matching import matching_loss, nearby
 from clients.base.training import Arrays, Config, TrainOptions, set_arrays
+from clients.families.generative import check_images
 from clients.fedavg import FedAvgClient
 
 MOMENTUM = 0.5
@@ -30,9 +31,7 @@ class FedDMClient(FedAvgClient):
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return images (n, C, H, W) and labels (n,), ``dm-images`` of each own class, and the number of local samples."""
         data, each, low = self.data.train, int(config["dm-images"]), float(config["dm-low"])
-        if data.x.min() < low or data.x.max() > 1:
-            found = f"[{float(data.x.min()):g}, {float(data.x.max()):g}]"
-            raise ValueError(f"images with values in {found}, but low = {low:g}: bring them to [{low:g}, 1]")
+        check_images(data.x, low)
         set_arrays(self.model, parameters)
         own = [torch.nonzero(data.y == label)[:, 0] for label in torch.unique(data.y)]
         seed = derived_seed(int(config.get("seed", 0)), "matching", self.client_id, self.round(config))

@@ -20,7 +20,7 @@ from algorithms.common.seeds import derived_seed, generator
 from algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step
 from algorithms.synthetic.mixture import log_weights
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, mini_batches, set_arrays
-from clients.families.generative import adam
+from clients.families.generative import adam, check_images
 from clients.fedavg import FedAvgClient
 
 NetFn = Callable[[int], nn.Module]
@@ -99,7 +99,4 @@ class FedEvgClient(FedAvgClient):
             raise ValueError(
                 f"synthetic images with {sent}, but this client's have {mine}: bring all clients' images to one form"
             )
-        if own.min() < low or own.max() > 1:
-            raise ValueError(
-                f"images with values in [{float(own.min()):g}, {float(own.max()):g}], but low = {low:g}: bring them to [{low:g}, 1]"
-            )
+        check_images(own, low)

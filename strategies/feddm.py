@@ -1,7 +1,8 @@
 """FedDM: clients send a few synthetic images of each of their classes, made by distribution matching; one round may be enough.
 
 The server pools the images of a round and trains the classifier on them, near whose weights the clients make the images of the next
-round. In the first round the weights are random. Every round's images replace those of the round before.
+round. Until images have arrived the weights are random. The images of the clients that were sampled and replied replace those of the
+round before; a round without any leaves them.
 
 Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning", CVPR
 2023, arXiv 2207.09653, Algorithm 1.
@@ -30,7 +31,7 @@ from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
-from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
+from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,7 @@ class FedDMOptions(Options):
 
     def check(self) -> None:
         """Check the range of the images."""
-        if self.low not in (0.0, -1.0):
-            raise ValueError(f"low = {self.low:g}: images have values in [0, 1] or [-1, 1]: choose 0 or -1")
+        check_low(self.low)
 
 
 class FedDM(Synthetic):
@@ -78,15 +78,19 @@ class FedDM(Synthetic):
         """Return the set."""
         return read(arrays["x"]), read(arrays["y"])
 
+    def _is_noise(self, arrays: ArrayRecord) -> bool:
+        """Return whether the set is still the one of the start, as it is if no reply of the first rounds was of use."""
+        return np.array_equal(self.samples(arrays)[0], self.first_arrays()["x"])
+
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
         """Send the options of the clients' steps."""
         o = self.options
         return {"dm-images": o.images, "dm-steps": o.steps, "dm-rate": o.rate, "dm-radius": o.radius, "dm-low": o.low}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the classifier: random weights at first, later those that it has after training on the set."""
+        """Send the classifier: random weights until images have arrived, then those that it has after training on the set."""
         self._names = clients_of(grid)
-        sent = self.classifier if server_round == 1 else self.evaluator(*self.samples(arrays), server_round - 1)[0]
+        sent = self.classifier if self._is_noise(arrays) else self.judged(arrays, server_round - 1)[0]
         return super().configure_train(server_round, to_record(list(sent), list(sent.values())), config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:

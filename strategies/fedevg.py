@@ -26,16 +26,20 @@ from numpy.typing import NDArray
 from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
-from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, mixture_gradient, server_step, step_size
+from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, beside_class, mixture_gradient, restarted, server_step, step_size
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, rounds_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
-from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
+from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0
+#: A sample lies still if its gradient is shorter than this part of the median in its class.
+STILL = 0.75
+#: Deviation of the noise by which a sample that starts again differs from the one that it starts from.
+SPREAD = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,15 @@ class FedEvgOptions(Options):
     clip: float = option(3.0, "bound on the entries of the gradients in a client's Langevin steps", low=0, open_low=True)
     weights: str = option("sign", "a client counts at a sample by e to the sign of -E, or e to -E", choices=WEIGHTS)
     persistent: bool = option(False, "clients keep net and Adam's moments from round to round; else they draw a new net")
-    net: str = option("energy-cnn", "net of the clients: energy-cnn, or the paper's energy-resnet10 (4.98 M parameters)")
+    net: str = option("energy-cnn", "net of the clients; several with commas: each the next, in turn (docs/fedevg.md)")
+    patience: int = option(
+        0, "rounds after which a sample that hardly moves starts again from one of its class that does; 0: never", low=0
+    )
     low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
 
     def check(self) -> None:
         """Check the range of the images."""
-        if self.low not in (0.0, -1.0):
-            raise ValueError(f"low = {self.low:g}: images have values in [0, 1] or [-1, 1]: choose 0 or -1")
+        check_low(self.low)
 
 
 class FedEvg(Synthetic):
@@ -83,6 +89,7 @@ class FedEvg(Synthetic):
         self._x: NDArray[np.float32] = np.zeros((0,), np.float32)
         self._names: Mapping[int, ClientId] = {}
         self._num_rounds = 1
+        self._still = np.zeros(len(self.labels), np.int64)
 
     # --- privacy: the update is e_i grad E_i, which includes the weights -----------------------------------------
 
@@ -152,9 +159,32 @@ class FedEvg(Synthetic):
         noise = generator(self.seed, "server noise", server_round=server_round).standard_normal(self._x.shape, np.float32)
         beta = step_size(o.schedule, o.beta_first, o.beta_last, server_round - 1, self._num_rounds)
         x = server_step(self._x, gradient, noise, beta, o.delta, o.low, 1.0)
+        moved, agreement = float(np.abs(x - self._x).mean()), float(np.mean(np.stack(logs) > 0))
+        measures = {"beta": beta, "moved": moved, "agreement": agreement}
+        if o.patience:
+            x, measures["restarted"] = self._restarted(x, beside_class(gradient, self.labels), server_round)
         metrics = self.train_metrics_aggr_fn(valid, self.weighted_by_key)
-        measures = {"beta": beta, "moved": float(np.abs(x - self._x).mean()), "agreement": float(np.mean(np.stack(logs) > 0))}
         return to_record(["x", "y"], [x, self.labels]), MetricRecord({**metrics, **measures})
+
+    def _restarted(
+        self, x: NDArray[np.float32], lengths: NDArray[np.float64], server_round: int
+    ) -> tuple[NDArray[np.float32], float]:
+        """Return the samples after those that lay still for ``patience`` rounds in a row have started again, and their share."""
+        self._still = np.where(lengths < STILL, self._still + 1, 0)
+        rng = generator(self.seed, "restart", server_round=server_round)
+        x, changed = restarted(x, self.labels, self._still >= self.options.patience, lengths >= 1, SPREAD, rng)
+        self._still[changed] = 0
+        return np.clip(x, self.options.low, 1), float(changed.mean())
+
+    # --- saved state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return for how many rounds in a row each sample has lain still."""
+        return {"still": self._still}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._still = np.array(state["still"])
 
 
 def weighted_gradients(signals: Sequence[NDArray[Any]], x: NDArray[Any]) -> list[NDArray[Any]]:

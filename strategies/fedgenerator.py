@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class GeneratorOptions(Options):
     """Options of FedCGAN and FedCVAE."""
 
-    hidden: int = option(32, "channels of the nets' first stage; the paper has 64", low=1)
+    hidden: int = option(16, "channels of the nets' first stage; the paper has 64", low=1)
 
 
 class FedGenerator(Synthetic):

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
 from clients.fedavg import FedAvgClient
@@ -45,3 +45,11 @@ class GeneratorClient(FedAvgClient):
 def adam(module: nn.Module, rate: float, options: TrainOptions) -> torch.optim.Adam:
     """Return Adam with the constants of the dissertation's program."""
     return torch.optim.Adam(module.parameters(), rate, (0.5, 0.999), weight_decay=options.weight_decay)
+
+
+def check_images(x: Tensor, low: float) -> None:
+    """Raise ``ValueError`` unless a client's images have values in [``low``, 1]."""
+    if x.min() < low or x.max() > 1:
+        raise ValueError(
+            f"images with values in [{float(x.min()):g}, {float(x.max()):g}], but low = {low:g}: bring them to [{low:g}, 1]"
+        )

@@ -10,8 +10,7 @@ from algorithms.common.checks import check_choice
 from algorithms.common.seeds import derived_seed
 from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory
 from fedapps.tasks.context import RunContext
-from strategies import FedEvg, FedEvgOptions, FedGenerator, GeneratorOptions
-from strategies.feddm import FedDM, FedDMOptions
+from strategies import FedDM, FedDMOptions, FedEvg, FedEvgOptions, FedGenerator, GeneratorOptions
 
 if TYPE_CHECKING:
     from clients.base.store import Store
@@ -31,26 +30,39 @@ SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
 }
 
 
+#: A generator that is averaged needs hundreds of local steps, and few rounds, each of which costs its size in bytes.
+GENERATOR_JOB = {**SYNTHETIC_JOB, "num-rounds": 2, "train.local-epochs": 100}
+
+
 def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Strategy:
     """Return the FedEvg strategy for the task's images. Raises ``UserError`` if the synthetic set's options do not fit the task."""
     from fedapps.models.generative_nets import ENERGY_NETS
     from fedapps.tasks.set_evaluator import SetEvaluator
 
-    check_choice("net", options.net, ENERGY_NETS)
+    for name in names_of_nets(options.net):
+        check_choice("net", name, ENERGY_NETS)
     evaluator = SetEvaluator(task)
     evaluator.check()
     return FedEvg(task.image_shape, task.num_outputs, evaluator, options, context.synthetic.samples, context.seed)
 
 
 def evg_client(options: FedEvgOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
-    """Return a FedEvg client, which has its own energy network."""
+    """Return a FedEvg client, which has its own energy network, and an architecture of its own if several are named."""
     from fedapps.models.generative_nets import build_energy_net
 
+    names = names_of_nets(options.net)
+    name = names[(client_id if isinstance(client_id, int) else derived_seed(0, "net", client_id)) % len(names)]
+
     def net_fn(seed: int) -> Any:
-        return build_energy_net(options.net, task.image_shape, task.num_outputs, seed).to(task.device)
+        return build_energy_net(name, task.image_shape, task.num_outputs, seed).to(task.device)
 
     data = task.client_data(client_id, num_clients)
     return clients.FedEvgClient(net_fn, task.model_fn, data, client_id, store, task.work_model(), task.objective)
+
+
+def names_of_nets(text: str) -> list[str]:
+    """Return the nets that ``fedevg.net`` names: the k-th is client k's, and so on in turn."""
+    return [name.strip() for name in text.split(",")]
 
 
 def dm_strategy(options: FedDMOptions, task: Any, context: RunContext) -> Strategy:
@@ -140,7 +152,7 @@ METHODS: dict[str, Method] = {
         tasks=IMAGE_TASKS,
         model="small-cnn",
         synthetic=True,
-        defaults=SYNTHETIC_JOB,
+        defaults=GENERATOR_JOB,
     ),
     "fedcvae": Method(
         summary="a conditional variational autoencoder averaged over clients, used likewise",
@@ -154,6 +166,6 @@ METHODS: dict[str, Method] = {
         tasks=IMAGE_TASKS,
         model="small-cnn",
         synthetic=True,
-        defaults=SYNTHETIC_JOB,
+        defaults=GENERATOR_JOB,
     ),
 }

@@ -70,7 +70,50 @@ def energy_cnn(shape: Shape, num_classes: int) -> Classifier:
     return Classifier(body, SpectralLinear(_features(body, shape), num_classes))
 
 
-ENERGY_NETS = {"energy-cnn": energy_cnn, "energy-resnet10": energy_resnet10}
+def energy_wide(shape: Shape, num_classes: int) -> Classifier:
+    """Two stages with large filters, 5 x 5, and four times the channels."""
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 64, 5, 2, 2), nn.GroupNorm(8, 64), nn.SiLU()),
+        *(nn.Conv2d(64, 64, 5, 2, 2), nn.GroupNorm(8, 64), nn.SiLU(), nn.Flatten()),
+    )
+    return Classifier(body, SpectralLinear(_features(body, shape), num_classes))
+
+
+def energy_residual(shape: Shape, num_classes: int) -> Classifier:
+    """Two residual blocks of the paper's net, a quarter as wide."""
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 16, 3, 1, 1, bias=False), nn.GroupNorm(4, 16), nn.SiLU()),
+        *(Block(16, 32, 2), nn.SiLU(), Block(32, 64, 2), nn.GroupNorm(16, 64), nn.SiLU(), nn.Flatten()),
+    )
+    return Classifier(body, SpectralLinear(_features(body, shape), num_classes))
+
+
+def energy_patches(shape: Shape, num_classes: int) -> Classifier:
+    """A linear map of each patch of 4 x 4 pixels, two layers on each patch alone, and one layer over all of them."""
+    body = nn.Sequential(
+        *(nn.Conv2d(shape[0], 64, 4, 4), nn.GroupNorm(16, 64), nn.SiLU()),
+        *(nn.Conv2d(64, 64, 1), nn.GroupNorm(16, 64), nn.SiLU(), nn.Flatten()),
+    )
+    features = _features(body, shape)
+    mixed = nn.Sequential(*body, nn.Linear(features, 128), nn.LayerNorm(128), nn.SiLU())
+    return Classifier(mixed, SpectralLinear(128, num_classes))
+
+
+def energy_mlp(shape: Shape, num_classes: int) -> Classifier:
+    """No convolution: two hidden layers on all pixels."""
+    pixels = int(np.prod(shape))
+    layers = [nn.Linear(pixels, 256), nn.LayerNorm(256), nn.SiLU(), nn.Linear(256, 128), nn.LayerNorm(128), nn.SiLU()]
+    return Classifier(nn.Sequential(nn.Flatten(), *layers), SpectralLinear(128, num_classes))
+
+
+ENERGY_NETS = {
+    "energy-cnn": energy_cnn,
+    "energy-wide": energy_wide,
+    "energy-residual": energy_residual,
+    "energy-patches": energy_patches,
+    "energy-mlp": energy_mlp,
+    "energy-resnet10": energy_resnet10,
+}
 
 
 def build_energy_net(name: str, shape: Shape, num_classes: int, seed: int) -> Classifier:

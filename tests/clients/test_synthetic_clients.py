@@ -7,7 +7,7 @@ from torch import nn
 
 from clients import ClientData, FedCGANClient, FedCVAEClient, FedEvgClient, Split
 from clients.base.training import TrainOptions
-from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
+from fedapps.models.generative_nets import ACGAN, CVAE, ENERGY_NETS, build_energy_net, build_generator
 from fedapps.models.image_nets import build_model
 from strategies import FedEvg, FedEvgOptions, FedGenerator
 from tests.helpers import arrays_of, simulate
@@ -108,6 +108,24 @@ def test_fedevg_draws_what_the_clients_have():
     result = simulate(strategy, lambda i, _: clients[i], 2, start, 12, train, evaluate_every=0)
     x, y = arrays_of(result).values()
     assert recognised(x, y) >= 0.9
+
+
+def test_sites_with_five_architectures_draw_one_set():
+    """No two sites have the same net, and each has half the classes: one alone could not draw the set."""
+    names = [name for name in ENERGY_NETS if name != "energy-resnet10"]
+    sizes = {sum(p.numel() for p in build_energy_net(name, SHAPE, CLASSES, 0).parameters()) for name in names}
+    assert len(sizes) == len(names) == 5
+    strategy = evg(persistent=True, beta_first=3.0, beta_last=0.1)
+
+    def site(i):
+        both = halves(i).train
+        own = Split(both.x[both.y == i % CLASSES], both.y[both.y == i % CLASSES])
+        return FedEvgClient(lambda seed: build_energy_net(names[i], SHAPE, CLASSES, seed), model_fn, ClientData(own, own, own), i)
+
+    sites, start = [site(i) for i in range(5)], strategy.first_arrays()
+    train = TRAIN | {"local-epochs": 4}
+    result = simulate(strategy, lambda i, _: sites[i], 5, start, 12, train, evaluate_every=0)
+    assert recognised(*arrays_of(result).values()) >= 0.9
 
 
 # --- FedCGAN ----------------------------------------------------------------------------------------------------------

@@ -167,6 +167,93 @@ def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_o
     ]  # before round 2, and at the end
 
 
+def test_a_set_that_was_evaluated_is_not_trained_on_again():
+    """Evaluated after every round, and sent in the next: one training a round, not two."""
+    sent = []
+
+    class Watched(Says):
+        def fit(self, parameters, config):
+            sent.append((config["server-round"], parameters))
+            return super().fit(parameters, config)
+
+        def evaluate(self, parameters, config):
+            sent.append(("evaluated", parameters))
+            return super().evaluate(parameters, config)
+
+    judge = Judge()
+    strategy = feddm(judge)
+    simulate(strategy, lambda i, _: Watched(*images(0)), 1, strategy.first_arrays(), 3, TRAIN, evaluate_every=1)
+    assert [now for now, *_ in judge.seen] == [1, 2, 3]
+    for k, what in enumerate([5, 101, 102]):
+        np.testing.assert_array_equal(dict(sent)[k + 1][0], next(iter(named(what).values())))
+
+
+def test_a_first_round_without_images_leaves_the_random_weights(caplog):
+    """A classifier trained on the noise of the start would have learnt what it is not to know."""
+    sent = []
+
+    class Late(Says):
+        def fit(self, parameters, config):
+            sent.append(parameters)
+            if config["server-round"] == 1:
+                raise RuntimeError("no power")
+            return super().fit(parameters, config)
+
+    judge = Judge()
+    result = run(feddm(judge), [Late(*images(0, 2))], rounds=3)
+    wanted = [named(5), named(5), named(102)]
+    for found, arrays in zip(sent, wanted, strict=True):
+        np.testing.assert_array_equal(found[0], next(iter(arrays.values())))
+    assert [now for now, *_ in judge.seen] == [2, 3]
+    assert arrays_of(result)["y"].tolist() == [0, 2]
+
+
+class Fails(Says):
+    """Does not answer in the rounds that it is given."""
+
+    def __init__(self, rounds, *arrays):
+        super().__init__(*arrays)
+        self.rounds = rounds
+
+    def fit(self, parameters, config):
+        if config["server-round"] in self.rounds:
+            raise RuntimeError("no power")
+        return super().fit(parameters, config)
+
+
+def test_images_of_those_who_reply_replace_the_set_and_a_silent_round_leaves_it():
+    """Client 1 is lost in round 1, everybody in round 2."""
+    clients = [Fails((2,), *images(0, value=0.1)), Fails((1, 2), *images(1, value=0.2)), Fails((2,), *images(2, value=0.3))]
+    judge = Judge()
+    pooled = arrays_of(run(feddm(judge), clients, rounds=3))
+    sets = [(now, y.tolist()) for now, _, y in judge.seen]
+    assert sets == [(1, [0, 2]), (2, [0, 2]), (3, [0, 1, 2])]  # before rounds 2 and 3, and at the end; in the order of client ids
+    for x, y in ((judge.seen[1][1], judge.seen[1][2]), (pooled["x"], pooled["y"])):
+        np.testing.assert_allclose(x[:, 0, 0, 0], [(0.1, 0.2, 0.3)[label] for label in y], rtol=1e-6)
+
+
+def test_of_sampled_clients_the_set_has_the_images_of_the_last_sample():
+    asked = []
+
+    class Watched(Says):
+        def __init__(self, i):
+            super().__init__(*images(i % CLASSES, value=i / 10))
+            self.i = i
+
+        def fit(self, parameters, config):
+            asked.append((config["server-round"], self.i))
+            return super().fit(parameters, config)
+
+    judge = Judge()
+    strategy = FedDM(SHAPE, CLASSES, named(5), judge, FedDMOptions(steps=2), seed=3, fraction_train=0.4, min_train_nodes=1)
+    clients = [Watched(i) for i in range(5)]
+    pooled = arrays_of(simulate(strategy, lambda i, _: clients[i], 5, strategy.first_arrays(), 3, TRAIN, evaluate_every=0))
+    last = sorted(i for now, i in asked if now == 3)
+    assert [sum(now == t for now, _ in asked) for t in (1, 2, 3)] == [2, 2, 2]
+    assert pooled["y"].tolist() == [i % CLASSES for i in last]
+    np.testing.assert_allclose(pooled["x"][:, 0, 0, 0], [i / 10 for i in last], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arrays", "fault"),
     [

@@ -111,6 +111,7 @@ def test_a_run_starts_from_a_set(saved):
     [
         (["method=fedevg", "synthetic.samples=105"], "synthetic.samples = 105, but there are 10 classes"),
         (["method=fedevg", "fedevg.net=resnet"], "fedevg.net = 'resnet'"),
+        (["method=fedevg", "fedevg.net=energy-cnn,mlp"], "fedevg.net = 'mlp'"),
         (["method=fedevg", "fedevg.low=0.5"], "fedevg.low = 0.5: images have values in [0, 1] or [-1, 1]"),
         (["method=fedcvae", "synthetic.reference=tests"], "synthetic.reference = 'tests'"),
         (["method=fedcgan", "fedcgan.hidden=0"], "fedcgan.hidden = 0"),
