@@ -6,7 +6,7 @@ from fedapps.errors import UserError
 from fedapps.results import drawing
 from fedapps.results.compare import compared
 from fedapps.results.layout import Figure
-from fedapps.results.reader import read_run
+from fedapps.results.reader import read_run, run_folder
 from fedapps.results.run_plots import file_name, run_figures
 from fedapps.results.theme import LIGHT
 
@@ -15,10 +15,7 @@ def figures(arguments: argparse.Namespace) -> int:
     """Write the figures and print the files' paths. Raises ``UserError`` for a folder that holds no run, or nothing to draw."""
     first = arguments.runs[0]
     for folder in arguments.runs:
-        if not (folder / "settings.toml").is_file():
-            runs = sorted(str(path.parent) for path in folder.glob("cells/*/settings.toml"))
-            hint = f"; those of a sweep are {folder}/cells/*" if runs else ""
-            raise UserError(f"{folder} holds no run: it has no settings.toml{hint}")
+        run_folder(folder)
     alone = len(arguments.runs) == 1
     found = run_figures(read_run(first), LIGHT) if alone else compared(arguments.runs).figures(LIGHT)
     if not found:

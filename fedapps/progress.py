@@ -19,7 +19,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 
 from fedapps import json_log
-from fedapps.results.formats import one_line, percent_text, seconds_text, three_digits
+from fedapps.results.formats import LEADING_MEANS, one_line, percent_text, seconds_text, three_digits
 from fedapps.results.notebook import Line, in_notebook
 from fedapps.results.reader import is_number, numbers, parse_round
 
@@ -165,7 +165,7 @@ class Progress:
             self._failures[self.done] = len(failures)
         evaluation = numbers(record.get("evaluate"))
         if evaluation:
-            key = "accuracy-mean" if "accuracy-mean" in evaluation else next(iter(evaluation))
+            key = next((key for key in LEADING_MEANS if key in evaluation), next(iter(evaluation)))
             self._measure = key, evaluation[key]
         return bool(evaluation)
 

@@ -10,15 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.results.canvas import Area, Dots, Line, Points, Shape, Text, text_width
-from fedapps.results.theme import Theme
+from fedapps.results.theme import MOST, Theme
 
 #: What is drawn and left out in turn, in widths of the line.
 _DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
 
 _HUGE = 1e300  # what is larger, or infinite, lies outside of every axis: differences could not be told
-
-#: Points of a line at most: one of every column of pixels that a plot has on a screen.
-MOST = 280
 
 Style = str | Sequence[float]
 
@@ -126,11 +123,14 @@ class Panel:
     legend: list[tuple[str, list[Shape]]] = field(default_factory=list)
     key: "Panel | None" = None  # what colours mean: a narrow panel on the right of this one
     hidden: bool = False
-    most: int = MOST  # points of a line
+    most: int = 0  # points of a line; 0: as the theme says
     readings: list[Reading] = field(default_factory=list)
     table: Table | None = None
     percent: bool = False  # the values of the table are fractions, shown in per cent
     by_point: bool = False  # a chart tells of the point beside the pointer, not of all that have its x
+
+    def __post_init__(self) -> None:
+        self.most = self.most or self.theme.points
 
     def _add(self, shape: Line | Area | Dots | Text, label: str = "") -> None:
         if label and not isinstance(shape, Text):

@@ -152,15 +152,20 @@ def _outlines(dots: Dots) -> list[Points]:
 
 
 def _path(points: Points) -> str:
-    text, before = "M", ("", "")
-    for x, y in points.tolist():
-        now = _short(x), _short(y)
-        if not before[0]:
-            text += " ".join(now)
-        else:
-            text += f"V{now[1]}" if now[0] == before[0] else f"H{now[0]}" if now[1] == before[1] else f"L{now[0]} {now[1]}"
-        before = now
+    """Through these points, each as a step from the one before: differences of what is written, so that no error adds up."""
+    written = np.round(points, 2)
+    text, last = "M" + _pair(*written[0].tolist()), "M"
+    for dx, dy in np.round(np.diff(written, axis=0), 2).tolist():
+        command = "v" if dx == 0 else "h" if dy == 0 else "l"
+        step = _short(dy) if dx == 0 else _short(dx) if dy == 0 else _pair(dx, dy)
+        text += step if command == last and step[0] == "-" else f" {step}" if command == last else command + step
+        last = command
     return text
+
+
+def _pair(x: float, y: float) -> str:
+    second = _short(y)
+    return _short(x) + ("" if second[0] == "-" else " ") + second
 
 
 def _short(number: float) -> str:

@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from fedapps.errors import UserError
 from fedapps.results import html
 from fedapps.results.charts import chart, palette
-from fedapps.results.comparison_table import Column, Row, best_value, columns_of, has_result, rows_of
+from fedapps.results.comparison_cells import cell_texts, header, terminal_table, winners
+from fedapps.results.comparison_table import Column, Row, columns_of, has_result, rows_of
 from fedapps.results.drawing import png
 from fedapps.results.fair_plots import client_bars, fair_measure
-from fedapps.results.formats import byte_scale, is_percent, metric_text, one_line, percent_text, three_digits
+from fedapps.results.formats import one_line
 from fedapps.results.gains import Gains, gains_over, gains_section, reference_of, write_gains
 from fedapps.results.group_tables import gaps_section
 from fedapps.results.html import Html
@@ -43,7 +42,7 @@ class Compared:
     @property
     def table(self) -> Table:
         """The table for a terminal."""
-        return _table(self.rows, self.columns)
+        return terminal_table(self.rows, self.columns)
 
     def figures(self, theme: Theme) -> dict[str, Figure]:
         """The plots by file name; the clients' bars only where two methods have some."""
@@ -73,17 +72,17 @@ class Compared:
 
     def html(self) -> Html:
         """The table for a page; the best value of a column is bold."""
-        best = _winners(self.rows, self.columns)
+        best = winners(self.rows, self.columns)
 
         def cell(row: Row, column: Column) -> Html:
-            mean, std = map(html.text, _cell(self.rows, row, column))
+            mean, std = map(html.text, cell_texts(self.rows, row, column))
             shown = f"<b>{mean}</b>" if (row.label, column.key) in best else mean
             return Html(f"{shown}<br><small>{std}</small>" if std else shown)
 
         body = [
             [Html(html.text(row.label) + _remark_html(row)), *(cell(row, column) for column in self.columns)] for row in self.rows
         ]
-        return html.table(["method", *(_header(self.rows, column) for column in self.columns)], body)
+        return html.table(["method", *(header(self.rows, column) for column in self.columns)], body)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ _PICTURES = {
 def summary_table(run_dirs: Sequence[Path | str]) -> Table:
     """The table of `compare` without its files, for the end of a run; the same errors."""
     rows = rows_of(_read(run_dirs))
-    return _table(rows, columns_of(rows))
+    return terminal_table(rows, columns_of(rows))
 
 
 def compared(run_dirs: Sequence[Path | str], share: float = SHARE, reference: Path | str | None = None) -> Compared:
@@ -193,83 +192,6 @@ def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
                 "let the run go on with --resume or leave it out"
             )
     return runs
-
-
-def _header(rows: list[Row], column: Column) -> str:
-    """The header with its unit, so that the cells hold bare numbers."""
-    if column.key.startswith("bytes"):
-        return f"{column.header} {_scale(rows, column)[1]}"
-    if column.key == "seconds":
-        return f"{column.header} s"
-    return f"{column.header} %" if is_percent(column.key) and "%" not in column.header else column.header
-
-
-def _scale(rows: list[Row], column: Column) -> tuple[float, str]:
-    return byte_scale(max((abs(row.values[column.key][0]) for row in rows if column.key in row.values), default=0))
-
-
-def _cell(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
-    """The mean and, for several seeds, `±` and the standard deviation with as many decimals."""
-    if column.key not in row.values:
-        return "-", ""
-    mean, std = row.values[column.key]
-    if column.key == "rounds-completed":
-        return f"{mean:g}", ""
-    if column.key.startswith("bytes"):
-        divisor = _scale(rows, column)[0]
-        mean, std = mean / divisor, None if std is None else std / divisor
-        shown = three_digits(mean)
-    elif column.key == "seconds":
-        shown = three_digits(mean)
-    elif is_percent(column.key):
-        shown, std = percent_text(mean, unit=False), None if std is None else 100 * std
-    else:
-        shown = metric_text(column.key, mean)
-    decimals = len(shown.partition(".")[2]) if shown.partition(".")[2].isdigit() else 3
-    return shown, "" if std is None else f"±{std:.{decimals}f}"
-
-
-def _winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
-    """(label, key) of the best values: all that look like the best one, none if all look alike."""
-    winners: set[tuple[str, str]] = set()
-    for column in columns:
-        best = best_value(rows, column)
-        rivals = [row for row in rows if row.complete and column.key in row.values]
-        shown = {row.label: _cell(rows, row, column)[0] for row in rivals}
-        if best is not None and len(set(shown.values())) > 1:
-            first = next(row.label for row in rivals if row.values[column.key][0] == best)
-            winners |= {(label, column.key) for label, text in shown.items() if text == shown[first]}
-    return winners
-
-
-def _table(rows: list[Row], columns: list[Column]) -> Table:
-    """For a terminal: units in the headers and seeds on a second line, so that it fits in 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    lines = [line for row in rows for line in _label(row).plain.split("\n")]
-    longest = max(len(word) for line in lines for word in line.split())
-    table.add_column("method", min_width=min(24, longest), overflow="fold")
-    rounds = {row.values["rounds-completed"][0] for row in rows if "rounds-completed" in row.values}
-    shown = [column for column in columns if column.key != "rounds-completed" or len(rounds) > 1]
-    for column in shown:
-        table.add_column(_header(rows, column).replace(" ", "\n", 1), justify="right", no_wrap=True)
-    best = _winners(rows, columns)
-    several = any(len(row.runs) > 1 for row in rows)
-    for index, row in enumerate(rows):
-        cells = []
-        for column in shown:
-            mean, std = _cell(rows, row, column)
-            # Text, not markup: what is shown may hold names from files.
-            cell = Text(mean, style="bold" if (row.label, column.key) in best else "")
-            cells.append(cell.append(f"\n{std}", style="not bold dim") if std else cell)
-        table.add_row(_label(row), *cells)
-        if several and index < len(rows) - 1:
-            table.add_row()
-    return table
-
-
-def _label(row: Row) -> Text:
-    label = Text(row.label, style="" if row.complete else "yellow")
-    return label.append(f"\n{row.remark}", style="dim" if row.complete else "yellow") if row.remark else label
 
 
 def _html(found: Compared, pictures: list[Html]) -> str:

@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedapps.results.formats import metric_name, one_line
+from algorithms.common.measures import LEADING, lower_is_better
+from fedapps.results.formats import LEADING_MEANS, metric_name, one_line
 from fedapps.results.newcomers import newcomer_means
 from fedapps.results.reader import RunFolder, numbers
 
@@ -32,6 +33,14 @@ COLUMNS = (
     Column("accuracy-worst10", "worst 10 %", max),
     Column("accuracy-best10", "best 10 %", max),
     Column("accuracy-worst", "worst", max),
+    Column("rmse-mean", "RMSE", min),
+    Column("rmse-std", "std", min),
+    Column("rmse-worst10", "worst 10 %", min),
+    Column("rmse-worst", "worst", min),
+    Column("rmse-pooled", "RMSE of all", min),
+    Column("mae-pooled", "MAE of all", min),
+    Column("r2-pooled", "R² of all", max),
+    Column("global-rmse-mean", "global", min),
     Column("parity-gap", "gap", min),
     Column("gini", "gini", min),
     Column("ece-mean", "ECE", min),
@@ -167,22 +176,26 @@ def columns_of(rows: list[Row]) -> list[Column]:
     wanted: tuple[Column, ...] = COLUMNS
     if all("auroc-mean" in row.values for row in rows):
         wanted = (*AUROC_COLUMNS, *(column for column in COLUMNS if column.key not in _OF_ACCURACY))
-    new = [Column(key, told, max) for key, told in newcomer_means({key: 0 for row in rows for key in row.values}).items()]
+    new = [
+        Column(key, told, min if lower_is_better(key) else max)
+        for key, told in newcomer_means({key: 0 for row in rows for key in row.values}).items()
+    ]
     at = wanted.index(next(column for column in wanted if column.key == "bytes-up"))
     wanted = (*wanted[:at], *new, *wanted[at:])
     columns = [column for column in wanted if any(column.key in row.values for row in rows)]
     # What is the same as another column in all rows says nothing: a single model for all, a worst tenth of one client.
-    for key, like in (("global-accuracy-mean", "accuracy-mean"), ("accuracy-worst10", "accuracy-worst")):
+    alike = [(f"global-{name}-mean", f"{name}-mean") for name in LEADING]
+    for key, like in [*alike, *((f"{name}-worst10", f"{name}-worst") for name in LEADING)]:
         if all(row.values.get(key) == row.values.get(like) for row in rows):
             columns = [column for column in columns if column.key != key]
-    if any(column.key == "accuracy-mean" for column in columns):
+    if any(column.key in LEADING_MEANS for column in columns):
         return columns
     # Another kind of task: what its evaluations measure, before the costs. Only of a loss it is known what is better.
     known = {column.key for column in COLUMNS}
     keys = dict.fromkeys(k for row in rows for run in row.runs for k in run.evaluation if k not in known)
     of_tests = [key for key in keys if "train" not in key.split("-") and REFERENCE not in key]
     return [
-        *(Column(key, metric_name(key), min if {"loss", "rmse"} & set(key.split("-")) else None) for key in of_tests[:6]),
+        *(Column(key, metric_name(key), min if lower_is_better(key) else None) for key in of_tests[:6]),
         *columns,
     ]
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.measures import LEADING, lower_is_better
 from fedapps.results.axes import Panel, Reading
 from fedapps.results.drawing import heat, heat_key, label_rounds, label_values, legend, panels, title
-from fedapps.results.formats import percent_text
+from fedapps.results.formats import is_percent, metric_text
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
-from fedapps.results.theme import Theme
+from fedapps.results.theme import MOST, Theme
 
 #: So many rows and columns of a heat map can be told apart.
 _MAX_CLIENTS = 40
@@ -30,11 +31,13 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure:
     total = len(clients)
     chosen, reason = _clients_shown(table)
     table, clients = table[chosen], [clients[place] for place in chosen]
-    edges, table = _fewer_columns(rounds, table)
+    edges, table = _fewer_columns(rounds, table, round(_MAX_COLUMNS * (theme.points / MOST) ** 2))
 
     height = max(3.0, 1.6 + 0.155 * len(clients))
     figure, (axes,) = panels(1, 1, (6.2, height), theme)
     title(axes, "Weight of each client over rounds")
+    if table.shape[1] < len(rounds):
+        axes.note = f"each column: the mean over {-(-len(rounds) // table.shape[1])} rounds with weights"
     seen = table[~np.isnan(table)]
     high = float(seen.max())
     low = float(seen.min()) if 0.5 * high < seen.min() < high else 0.0
@@ -74,13 +77,13 @@ def _clients_shown(table: Floats) -> tuple[NDArray[np.intp], str]:
     return np.sort(order), "with the largest weights" if asked.min() == asked.max() else "that were asked most often"
 
 
-def _fewer_columns(rounds: Sequence[int], table: Floats) -> tuple[Floats, Floats]:
+def _fewer_columns(rounds: Sequence[int], table: Floats, most: int) -> tuple[Floats, Floats]:
     """Return the borders of the columns, and the weights: means over adjacent rounds where these are too many."""
     middles = (np.array(rounds[1:]) + np.array(rounds[:-1])) / 2
     edges = np.concatenate([[rounds[0] - 0.5], middles, [rounds[-1] + 0.5]])
-    if len(rounds) <= _MAX_COLUMNS:
+    if len(rounds) <= most:
         return edges, table
-    starts = np.arange(0, len(rounds), -(-len(rounds) // _MAX_COLUMNS))
+    starts = np.arange(0, len(rounds), -(-len(rounds) // most))
     count = np.add.reduceat((~np.isnan(table)).astype(float), starts, axis=1)
     total = np.add.reduceat(np.nan_to_num(table), starts, axis=1)
     means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
@@ -88,8 +91,15 @@ def _fewer_columns(rounds: Sequence[int], table: Floats) -> tuple[Floats, Floats
 
 
 def fair_measure(runs: Sequence[RunFolder]) -> str:
-    """Return of which measure the clients are compared: AUROC where all runs have it, else accuracy."""
-    return "auroc" if runs and all(run.column("auroc") for run in runs) else "accuracy"
+    """Return of which measure the clients are compared: AUROC where all runs have it, else the leading score of most of them."""
+    if runs and all(run.column("auroc") for run in runs):
+        return "auroc"
+    return max(LEADING, key=lambda name: sum(bool(run.column(name)) for run in runs))
+
+
+def worst_first(values: Any, measure: str) -> Floats:
+    """Return values (n,) of a measure from the worst to the best."""
+    return np.sort(values)[:: -1 if lower_is_better(measure) else 1]
 
 
 def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) -> Figure:
@@ -108,16 +118,16 @@ def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) 
     columns = -(-len(shown) // rows)
     figure, axes = panels(rows, columns, (max(6.2, 3.1 * columns), 3.5 * rows + 0.5), theme)
     stacks = [_sorted_clients(members, column) for _, members in shown]
-    top = min(1.02, 1.1 * max(stack.max() for stack in stacks))
+    top = 1.1 * max(stack.max() for stack in stacks)
+    top = min(1.02, top) if is_percent(column) else top
     for place, (panel, (label, members), stack) in enumerate(zip(axes, shown, stacks, strict=False)):
         _bars(panel, stack, theme)
         if place:
             _outline(panel, stacks[0].mean(0), stack.shape[1], shown[0][0], theme)
         title(panel, "\n".join(wrap(label, 32, max_lines=2, placeholder="…")), 11 if len(label) <= 24 else 8.5)
         worst, mean, best = stack[:, 0].mean(), stack.mean(), stack[:, -1].mean()
-        panel.note = (
-            f"mean {percent_text(mean, False)} · worst {percent_text(worst, False)} · gap {percent_text(best - worst, False)}"
-        )
+        told = {"mean": mean, "worst": worst, "gap": abs(best - worst)}
+        panel.note = " · ".join(f"{name} {metric_text(column, value, unit=False)}" for name, value in told.items())
         panel.y.low, panel.y.high = 0.0, top
         _name_clients(panel, members, column, stack.shape[1])
         if place % columns == 0:
@@ -132,9 +142,9 @@ def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) 
 
 def _sorted_clients(members: Sequence[RunFolder], column: str) -> Floats:
     """Return each run's values from worst to best (runs, n); of runs with more clients than others, quantiles."""
-    values = [np.sort(run.column(column)) for run in members]
+    values = [run.column(column) for run in members]
     share = np.linspace(0, 1, min(map(len, values)))
-    return np.array([v if len(v) == len(share) else np.quantile(v, share) for v in values])
+    return np.array([worst_first(v if len(v) == len(share) else np.quantile(v, share), column) for v in values])
 
 
 def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
@@ -159,7 +169,8 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
 def _outline(axes: Panel, heights: Floats, n: int, label: str, theme: Theme) -> None:
     """Draw another method's bars as a line over ``n`` bars."""
     if len(heights) != n:
-        heights = np.quantile(heights, np.linspace(0, 1, n))
+        descends = heights[0] > heights[-1]
+        heights = np.quantile(heights, np.linspace(0, 1, n))[:: -1 if descends else 1]
     edges = np.arange(n + 1) - 0.5
     axes.steps(edges, heights, theme.ink, 1.4 if n <= _MAX_BARS else 0.9, f"{label[:30]}, for comparison")
     axes.readings.append(Reading(f"{label[:30]}, for comparison", theme.ink, np.arange(n, dtype=np.float64), heights))
@@ -171,6 +182,7 @@ def _name_clients(axes: Panel, members: Sequence[RunFolder], column: str, n: int
         axes.x.ticks = [], []
         return
     rows: list[dict[str, Any]] = [row for row in members[0].clients if np.isfinite(row.get(column, np.nan))]
-    axes.x.names = [str(row["client"]) for row in sorted(rows, key=lambda row: row[column])]
+    sign = -1 if lower_is_better(column) else 1
+    axes.x.names = [str(row["client"]) for row in sorted(rows, key=lambda row: sign * row[column])]
     names = [name[:8] for name in axes.x.names]
     axes.x.ticks, axes.x.upright = (range(n), names), sum(map(len, names)) + n > 34

@@ -8,6 +8,10 @@ import math
 import re
 import unicodedata
 
+from algorithms.common.measures import LEADING
+
+#: Keys of the means over clients of the leading scores.
+LEADING_MEANS = tuple(f"{name}-mean" for name in LEADING)
 #: Prefixes of the names of metrics that are fractions and shown in per cent.
 _PERCENT = ("accuracy", "auroc", "top", "parity", "equalised", "tpr", "fpr")
 #: The part of a name that says which tail of the clients the mean is over.
@@ -89,9 +93,9 @@ def metric_text(key: str, value: object, unit: bool = True) -> str:
 
 def metric_name(key: str) -> str:
     """Return a label for a metric's key: `accuracy-worst10` becomes `accuracy, worst 10 %`."""
-    words = {"ece": "ECE", "mce": "MCE", "auroc": "AUROC", "top5": "top-5"}
+    words = {"ece": "ECE", "mce": "MCE", "auroc": "AUROC", "top5": "top-5", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
     parts = [words.get(part, _TAIL.sub(r"\1 \2 %", part)) for part in key.split("-")]
-    if len(parts) > 1 and (parts[-1] in ("mean", "std", "worst") or _TAIL.fullmatch(key.split("-")[-1])):
+    if len(parts) > 1 and (parts[-1] in ("mean", "std", "worst", "pooled") or _TAIL.fullmatch(key.split("-")[-1])):
         return f"{' '.join(parts[:-1])}, {parts[-1]}"
     return " ".join(parts)
 

@@ -2,8 +2,8 @@
 
 A client is paired with itself by its id, a run with the reference of the same seed, since another seed deals other samples. With a_k
 the accuracy (AUROC where all runs have it) of client k and b_k that in the reference run: the mean of a_k - b_k, the share of clients
-with a_k > b_k and with a_k < b_k, and the least a_k - b_k, that of the client that loses most. From three seeds on the mean has bounds,
-which know of other seeds and of other clients.
+with a_k > b_k and with a_k < b_k, and the least a_k - b_k, that of the client that loses most. Of an RMSE, of which less is better, the
+gain is b_k - a_k. From three seeds on the mean has bounds, which know of other seeds and of other clients.
 """
 
 import csv
@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms.common.measures import lower_is_better
 from algorithms.common.seeds import generator
 from fedapps.errors import UserError
 from fedapps.results.comparison_table import Row
 from fedapps.results.fair_plots import fair_measure
-from fedapps.results.formats import one_line
+from fedapps.results.formats import is_percent, metric_name, metric_text, one_line
 from fedapps.results.reader import RunFolder, is_number
 from fedapps.results.sections import Section
 from fedapps.results.seeds import ENOUGH, Interval, nested_bootstrap
@@ -39,17 +40,18 @@ _FREE = {
 
 
 class Pair(NamedTuple):
-    """One client's value in a run and in the reference run of the same seed."""
+    """One client's value in a run and in the reference run of the same seed, and whether less is better of it."""
 
     seed: object
     client: str
     value: float
     reference: float
+    lower: bool = False
 
     @property
     def gain(self) -> float:
         """What the client gains."""
-        return self.value - self.reference
+        return self.reference - self.value if self.lower else self.value - self.reference
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _same_data(run: RunFolder, other: RunFolder) -> bool:
 def _pairs(run: RunFolder, reference: RunFolder, measure: str) -> tuple[Pair, ...]:
     known = {row["client"]: row[measure] for row in reference.clients if is_number(row.get(measure))}
     scored = [row for row in run.clients if is_number(row.get(measure)) and row["client"] in known]
-    return tuple(Pair(run.seed, row["client"], row[measure], known[row["client"]]) for row in scored)
+    return tuple(Pair(run.seed, row["client"], row[measure], known[row["client"]], lower_is_better(measure)) for row in scored)
 
 
 def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Section | None:
@@ -132,27 +134,29 @@ def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Secti
         numbers = gains.numbers()
         (mean, std), (up, _), (down, _), (worst, _) = list(numbers.values())[:4]
         bounds = gains.bounds
-        spread = "" if std is None else f"\n±{100 * std:.1f}"
-        spread += "" if bounds is None else f"\n{100 * bounds.low:+.1f} to {100 * bounds.high:+.1f}"
+        spread = "" if std is None else f"\n±{_size(measure, std)}"
+        spread += "" if bounds is None else f"\n{_signed(measure, bounds.low)} to {_signed(measure, bounds.high)}"
         clients = len({pair.client for run in gains.runs for pair in run})
         rows.append(
             (
                 gains.row.label,
-                f"{100 * mean:+.1f}{spread}",
+                f"{_signed(measure, mean)}{spread}",
                 f"{100 * up:.0f}",
                 f"{100 * down:.0f}",
-                f"{100 * worst:+.1f}",
+                _signed(measure, worst),
                 str(clients),
             )
         )
     if not rows:
         return None
     header = ("method", "gain, mean", "clients that gain %", "that lose %", "gain, least", "clients")
-    name = "AUROC" if measure == "auroc" else measure.capitalize()
-    note = (
-        f"{name} of each client minus its own under {reference.label} with the same seed, in points; the least gain is that of the "
-        "client that loses most. Each client is in gains.csv."
+    name = metric_name(measure)
+    difference = (
+        f"{name[:1].upper() + name[1:]} of each client minus its own under {reference.label} with the same seed, in points"
     )
+    if lower_is_better(measure):
+        difference = f"How much less the {name} of each client is than its own under {reference.label} with the same seed"
+    note = f"{difference}; the least gain is that of the client that loses most. Each client is in gains.csv."
     if any(len(gains.runs) > 1 for gains in found):
         note += " Of several seeds: means, and the least of all."
     if any(gains.bounds for gains in found):
@@ -164,14 +168,26 @@ def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Secti
     return Section(f"Gain over {one_line(reference.label, 60)}", note, header, tuple(rows))
 
 
+def _signed(measure: str, gain: float) -> str:
+    return f"{'-' if gain < 0 else '+'}{_size(measure, abs(gain))}"
+
+
+def _size(measure: str, value: float) -> str:
+    return f"{100 * value:.1f}" if is_percent(measure) else metric_text(measure, value)
+
+
 def records(found: Sequence[Gains]) -> list[dict[str, Any]]:
     """Return one row per client and run: its value, that in the reference run, its gain."""
-    return [{"label": one.row.label, **pair._asdict(), "gain": pair.gain} for one in found for run in one.runs for pair in run]
+    return [{"label": one.row.label, **_told(pair)} for one in found for run in one.runs for pair in run]
+
+
+def _told(pair: Pair) -> dict[str, Any]:
+    return {name: value for name, value in pair._asdict().items() if name != "lower"} | {"gain": pair.gain}
 
 
 def write_gains(path: Path, found: Sequence[Gains]) -> None:
     """Write every pair to a CSV file."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["label", *Pair._fields, "gain"])
+        writer = csv.DictWriter(file, ["label", "seed", "client", "value", "reference", "gain"])
         writer.writeheader()
         writer.writerows(records(found))

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.measures import LEADING
 from fedapps.results.axes import Panel
 from fedapps.results.drawing import label_rounds, label_values, legend, line, line_with_range, panels, title
-from fedapps.results.fair_plots import client_bars, weights_figure
+from fedapps.results.fair_plots import client_bars, weights_figure, worst_first
 from fedapps.results.formats import is_percent, metric_name
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
@@ -116,7 +117,7 @@ def drawn(
     wanted = list(spec.measures or measures[:1])
     if spec.kind == "bars":
         pairs = [(run, row) for _, lines in shown[:1] for row, runs in lines.items() for run in runs if run.clients]
-        known = [(run, row) for run, row in pairs if run.column("auroc") or run.column("accuracy")]
+        known = [(run, row) for run, row in pairs if any(run.column(name) for name in ("auroc", *LEADING))]
         return client_bars([run for run, _ in known], [row for _, row in known], theme) if known else None
     if spec.kind == "weights":
         firsts = (run for _, lines in shown for runs in lines.values() for run in runs[:1] if run.weights)
@@ -196,11 +197,12 @@ def _places(kind: str, run: RunFolder) -> dict[int, float]:
 
 
 def _sorted(runs: Runs, column: str) -> tuple[Floats, Floats] | None:
-    values = [np.sort(found) for run in runs if (found := run.column(column))]
+    values = [found for run in runs if (found := run.column(column))]
     if not values:
         return None
     share = np.linspace(0, 1, max(map(len, values)))
-    return 100 * share, np.array([found if len(found) == len(share) else np.quantile(found, share) for found in values])
+    same = [found if len(found) == len(share) else np.quantile(found, share) for found in values]
+    return 100 * share, np.array([worst_first(found, column) for found in same])
 
 
 def _own_curve(runs: Runs, name: str) -> tuple[Floats, Floats] | None:

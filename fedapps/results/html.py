@@ -40,6 +40,8 @@ p {{ margin: .4rem 0; max-width: 75ch; overflow-wrap: anywhere; }}
 .state {{ display: inline-block; margin: .75rem 0 1.25rem; padding: .3rem .8rem; border-radius: .5rem;
   overflow-wrap: anywhere; }}
 .tag {{ display: inline-block; padding: 0 .45rem; border-radius: .35rem; font-size: .82rem; }}
+td > .tag:only-child {{ white-space: nowrap; }}
+a {{ color: var(--accent); }}
 .completed {{ color: var(--good); background: var(--good-bg); }}
 .failed {{ color: var(--bad); background: var(--bad-bg); }}
 .interrupted, .running {{ color: var(--warn); background: var(--warn-bg); }}
@@ -48,12 +50,13 @@ p {{ margin: .4rem 0; max-width: 75ch; overflow-wrap: anywhere; }}
 .card {{ padding: .7rem .9rem; margin: 0; display: flex; flex-direction: column; justify-content: space-between; }}
 .card dt {{ color: var(--muted); font-size: .82rem; line-height: 1.3; }}
 .card dd {{ margin: .15rem 0 0; font-size: 1.45rem; font-weight: 600; font-variant-numeric: tabular-nums;
-  white-space: nowrap; }}
+  overflow-wrap: anywhere; }}
+.card dd.long {{ font-size: 1.15rem; }}
 .card.first dd {{ color: var(--accent); }}
 .plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .75rem;
   align-items: start; }}
 figure {{ margin: 0; padding: .5rem; overflow: hidden; }}
-main > figure + figure {{ margin-top: .75rem; }}
+main > figure + figure, .plots + .panel {{ margin-top: .75rem; }}
 details figure {{ border: 0; max-width: 46rem; }}
 figure img {{ display: block; width: 100%; height: auto; }}
 details {{ margin: .75rem 0; padding: .2rem 1rem; }}
@@ -122,7 +125,8 @@ def heading(content: object) -> Html:
 def cards(entries: Iterable[tuple[str, str]]) -> Html:
     """Key numbers, (label, value) each; the first is the most important one."""
     parts = [
-        f'<dl class="card{" first" if index == 0 else ""}"><dt>{text(label)}</dt><dd>{text(value)}</dd></dl>'
+        f'<dl class="card{" first" if index == 0 else ""}"><dt>{text(label)}</dt>'
+        f'<dd class="{"long" if len(value) > 9 else "short"}">{text(value)}</dd></dl>'
         for index, (label, value) in enumerate(entries)
     ]
     return Html(f'<div class="cards">{"".join(parts)}</div>')

@@ -12,6 +12,7 @@ import secrets
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,16 @@ from fedapps.errors import UserError
 from fedapps.results import html
 from fedapps.results.chart_script import SCRIPT
 from fedapps.results.charts import palette
-from fedapps.results.formats import metric_name, metric_text, seconds_text
+from fedapps.results.formats import seconds_text
 from fedapps.results.html import Html
-from fedapps.results.reader import RunFolder, is_number, read_run
+from fedapps.results.live_files import QUIET, is_quiet, is_watchable, runs_of, seconds_left, stamp_of
+from fedapps.results.live_sweep import Sweep
+from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.report import report_body, report_title
 from fedapps.results.run_plots import run_figures
 from fedapps.results.theme import DARK, LIGHT
 
-_FILES = ("settings.toml", "rounds.jsonl", "clients.csv", "weights.csv", "curves.json", "summary.json")
-_WINDOW = 10  # rounds whose seconds tell the time left
-_QUIET = 60.0  # seconds without a change after which a run may have been killed, and at least so many rounds' time:
-_QUIET_ROUNDS = 20
+SHARE = 0.03  # of a core, that making the page anew may take
 _GRACE = 5.0  # seconds in which a page may still fetch the end of a run
 
 _LIVE = r"""
@@ -83,52 +83,10 @@ def admitted(path: str, host: str | None, token: str, port: int) -> str | None:
     return rest if hmac.compare_digest(root.encode(), token.encode()) else None
 
 
-def runs_of(folder: Path) -> dict[str, Path]:
-    """Return the folders of a sweep's runs by name; none if ``folder`` is no sweep's."""
-    cells = folder / "cells"
-    found = sorted(path for path in cells.iterdir() if path.is_dir()) if cells.is_dir() else []
-    return {path.name: path for path in found}
-
-
-def is_watchable(folder: Path) -> bool:
-    """Return whether a folder holds a run or a sweep, perhaps one that has just begun."""
-    return (folder / "cells").is_dir() or any((folder / name).is_file() for name in (*_FILES, "run.log"))
-
-
-def seconds_left(run: RunFolder) -> float | None:
-    """Return about how long a run still takes, by its last rounds; ``None`` if nothing is known of it."""
-    times = [record["seconds"] for record in run.rounds[-_WINDOW:] if is_number(record.get("seconds"))]
-    if not times or run.num_rounds is None:
-        return None
-    return float(sum(times) / len(times) * max(0, run.num_rounds - run.rounds_completed))
-
-
-def is_quiet(run: RunFolder, now: float) -> bool:
-    """Return whether a run that has not ended has written nothing for longer than its rounds explain, at ``now`` (seconds, Unix)."""
-    if run.state != "running":
-        return False
-    times = [path.stat().st_mtime for name in _FILES if (path := run.path / name).is_file()]
-    rounds = [record["seconds"] for record in run.rounds[-_WINDOW:] if is_number(record.get("seconds"))]
-    return bool(times) and now - max(times) > max(_QUIET, _QUIET_ROUNDS * max(rounds, default=0.0))
-
-
-def stamp_of(folder: Path) -> str:
-    """Return a text that changes whenever the files of a run or of a sweep do."""
-    parts = []
-    for one in (folder, *runs_of(folder).values()):
-        for name in _FILES:
-            try:
-                status = (one / name).stat()
-            except OSError:
-                continue
-            parts.append((one.name, name, status.st_mtime_ns, status.st_size))
-    return f"{hash(tuple(parts)) & 0xFFFFFFFFFFFFFFFF:016x}"
-
-
-def news(folder: Path, now: float) -> dict[str, str]:
-    """Return title, body and palette of the page of a run or a sweep as it is now."""
+def news(folder: Path, now: float, sweep: Sweep | None = None) -> dict[str, str]:
+    """Return title, body and palette of the page of a run or a sweep as it is now; ``sweep``: what is known of it from before."""
     if (folder / "cells").is_dir():
-        title, body = folder.name, _sweep_body(folder, now)
+        title, body = folder.name, (sweep or Sweep(folder)).body(now)
     elif any((folder / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")):
         run = read_run(folder)
         title, body = report_title(run), report_body(run, run_figures(run, LIGHT), run_figures(run, DARK))
@@ -147,27 +105,20 @@ def _hope(run: RunFolder, now: float) -> str:
     return "" if left is None else f"About {seconds_text(left)} left."
 
 
-def _sweep_body(folder: Path, now: float) -> list[Html]:
-    rows, states = [], []
-    for name, path in runs_of(folder).items():
-        try:
-            run = read_run(path)
-        except UserError:  # just begun
-            continue
-        state = "quiet" if is_quiet(run, now) else run.state
-        states.append(state)
-        key = next((k for k in ("accuracy-mean", *run.evaluation) if k in run.evaluation), "")
-        link = Html(f'<a href="{html.text(name)}/">{html.text(name)}</a>')
-        tag = Html(f'<span class="tag {html.text(run.state)}">{html.text(state)}</span>')
-        measure = f"{metric_name(key)} {metric_text(key, run.evaluation[key])}" if key else "-"
-        rows.append((link, tag, f"{run.rounds_completed} of {run.num_rounds or '?'}", measure, len(run.failures)))
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    look = "failed" if "failed" in states else "running" if set(states) - {"completed"} or not states else "completed"
-    return [
-        Html(f"<header><h1>{html.text(folder.name)}</h1>"),
-        Html(f'<div class="state {look}">{html.text(counts or "no run has begun yet")}</div></header>'),
-        Html(f'<div class="panel">{html.table(["run", "state", "rounds", "last measure", "failed replies"], rows, 4)}</div>'),
-    ]
+@dataclass(frozen=True)
+class Known:
+    """The page of a folder as it was: of which ``files``, when it was made (Unix), and the CPU seconds that this took."""
+
+    news: dict[str, str]
+    files: str
+    made: float
+    cost: float
+
+
+def is_due(known: Known, files: str, now: float, hurry: bool = False) -> bool:
+    """Return whether a page is to be made anew: large ones wait, so that following a run takes a bounded share of a core."""
+    since = now - known.made
+    return since > QUIET or (files != known.files and (hurry or since >= known.cost / SHARE))
 
 
 class Pages(ThreadingHTTPServer):
@@ -181,7 +132,9 @@ class Pages(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(32)
         self.told: dict[Path, str] = {}  # the last stamp that a page has had
         self.asked = 0.0
-        self._known: dict[Path, dict[str, str]] = {}
+        self.hurry = False  # whether the run has ended
+        self._known: dict[Path, Known] = {}
+        self._sweep = Sweep(folder)
         self._lock = threading.Lock()
 
     @property
@@ -190,16 +143,15 @@ class Pages(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def current(self, folder: Path) -> dict[str, str]:
-        """Return the news of a folder, made anew if its files have changed."""
+        """Return the news of a folder, made anew if its files have changed, though not more often than the run can bear."""
         with self._lock:
-            now = time.time()
-            stamp = stamp_of(folder)
-            known = self._known.get(folder)
-            if known is None or known["files"] != stamp or now - float(known["made"]) > _QUIET:
-                made = news(folder, now)
-                digest = f"{stamp}-{hash(made['body']) & 0xFFFFFFFF:08x}"
-                known = self._known[folder] = {**made, "files": stamp, "made": str(now), "stamp": digest}
-            return known
+            now, files, known = time.time(), stamp_of(folder), self._known.get(folder)
+            if known is None or is_due(known, files, now, self.hurry):
+                began = time.thread_time()
+                made = news(folder, now, self._sweep if folder == self.folder else None)
+                digest = f"{files}-{hash(made['body']) & 0xFFFFFFFF:08x}"
+                known = self._known[folder] = Known({**made, "stamp": digest}, files, now, time.thread_time() - began)
+            return known.news
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A page that goes away while it is answered is no error."""
@@ -267,6 +219,7 @@ def watch(folder: Path, port: int = 0, until_end: bool = False) -> int:
 def _end_after(pages: Pages) -> None:
     """Wait for the end of standard input, and then until pages that are open have had the end of the run."""
     sys.stdin.buffer.read()
+    pages.hurry = True
     until = time.monotonic() + _GRACE
     while time.monotonic() < until and time.monotonic() - pages.asked < 2 * _GRACE:
         if pages.told.get(pages.folder) == pages.current(pages.folder)["stamp"]:

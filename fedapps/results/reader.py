@@ -213,6 +213,14 @@ def parse_round(line: str | bytes) -> dict[str, Any] | None:
     return record if isinstance(number, int) and not isinstance(number, bool) else None
 
 
+def run_folder(folder: Path) -> Path:
+    """Return ``folder`` if it is a run's. Raises ``UserError``, which names the runs of a sweep."""
+    if (folder / "settings.toml").is_file():
+        return folder
+    hint = f"; those of a sweep are {folder}/cells/*" if next(folder.glob("cells/*/settings.toml"), None) else ""
+    raise UserError(f"{folder} holds no run: it has no settings.toml{hint}")
+
+
 def read_run(run_dir: Path | str) -> RunFolder:
     """Read a run folder; raises UserError if `run_dir` is not one."""
     path = Path(run_dir)

@@ -3,13 +3,15 @@
 It is made from the run folder's files alone, so it exists for an interrupted run too, and says so.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
+from algorithms.common.measures import lower_is_better
 from fedapps.results import html
 from fedapps.results.charts import chart, palette
 from fedapps.results.comparison_table import rows_of
 from fedapps.results.fair_plots import fair_measure
-from fedapps.results.formats import bytes_text, metric_name, metric_text, one_line, seconds_text
+from fedapps.results.formats import LEADING_MEANS, bytes_text, metric_name, metric_text, one_line, seconds_text
 from fedapps.results.group_tables import groups_section
 from fedapps.results.html import Html
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
@@ -18,10 +20,12 @@ from fedapps.results.newcomers import newcomers_section
 from fedapps.results.reader import RunFolder, is_number, read_run
 from fedapps.results.run_plots import run_figures, write_plots
 from fedapps.results.sections import Section
-from fedapps.results.theme import DARK, LIGHT
+from fedapps.results.theme import DARK, LIGHT, MOST
 from fedapps.results.uncertainty import worst_section
 
 # Rows a browser still scrolls easily; the files hold the rest.
+LIMIT = 300_000  # bytes of a report
+_DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn
 _MAX_CLIENT_ROWS = 400
 _MAX_FAILURE_ROWS = 300
 _MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖", "running": "…"}
@@ -30,6 +34,15 @@ _CARDS = {
     "auroc-mean": "AUROC, mean over clients",
     "auroc-worst": "AUROC of the worst client",
     "auroc-parity-gap": "AUROC, best to worst client",
+    "rmse-mean": "RMSE, mean over clients",
+    "rmse-pooled": "RMSE of all samples",
+    "mae-pooled": "MAE of all samples",
+    "r2-pooled": "R² of all samples",
+    "rmse-worst": "RMSE of the worst client",
+    "rmse-worst10": "RMSE, worst 10 % of clients",
+    "global-rmse-mean": "RMSE of the global model",
+    "new-rmse-mean": "RMSE of new clients, not trained",
+    "new-rmse-1-mean": "RMSE of new clients, 1 epoch",
     "accuracy-mean": "accuracy, mean over clients",
     "accuracy-std": "std over clients",
     "accuracy-worst10": "worst 10 % of clients",
@@ -56,10 +69,11 @@ _CARDS = {
 _ALTERNATIVES = {
     "accuracy": "Accuracy over rounds: mean, worst and best tenth of the clients",
     "auroc": "AUROC over rounds: mean, worst and best tenth of the clients",
+    "rmse": "RMSE over rounds: mean, worst and best tenth of the clients",
     "train-loss": "Training loss over rounds",
-    "clients": "Accuracy or AUROC of each client, sorted",
+    "clients": "Score of each client, sorted",
     "weights": "Weight of each client over rounds, as a heat map",
-    "models": "Accuracy or AUROC over the models that a client sent and received",
+    "models": "Score over the models that a client sent and received",
     "bytes": "Bytes sent in both directions, summed over rounds",
     "measures": "Other measures over rounds",
 }
@@ -71,17 +85,22 @@ def write_report(run_dir: Path | str) -> Path:
     Raises UserError if the folder is no run folder.
     """
     run = read_run(run_dir)
-    light, dark = run_figures(run, LIGHT), run_figures(run, DARK)
-    write_plots(run.path, light)
+    write_plots(run.path, run_figures(run, LIGHT))
     path = run.path / "report.html"
-    path.write_text(report_html(run, light, dark), encoding="utf-8")
+    path.write_text(report_html(run), encoding="utf-8")
     return path
 
 
-def report_html(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure]) -> str:
-    """The report as text; `light` and `dark` are its figures by name."""
-    body = report_body(run, light, dark)
-    return html.page(report_title(run), body, palette(body))
+def report_html(run: RunFolder) -> str:
+    """The report as text. Lines have fewer points, and tables fewer rows, if it would be too large with all."""
+    free = LIMIT + sum(map(len, _synthetic(run)))  # pictures that the run has made are as large as they are
+    for points in _DETAIL:
+        light, dark = (run_figures(run, replace(theme, points=points)) for theme in (LIGHT, DARK))
+        body = report_body(run, light, dark, points)
+        page = html.page(report_title(run), body, palette(body))
+        if len(page.encode()) <= free:
+            break
+    return page
 
 
 def report_title(run: RunFolder) -> str:
@@ -89,8 +108,8 @@ def report_title(run: RunFolder) -> str:
     return f"{run.method} on {run.subject}" if run.subject else run.method
 
 
-def report_body(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure]) -> list[Html]:
-    """The parts of the report."""
+def report_body(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure], points: int = MOST) -> list[Html]:
+    """The parts of the report; `light` and `dark` are its figures by name, whose lines have so many points at most."""
     on = run.subject
     body = [
         Html(f"<header><h1>{html.text(run.method)}{_on(on)}</h1>"),
@@ -101,7 +120,7 @@ def report_body(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure
     pictures = {name: chart(name, _ALTERNATIVES.get(name, f"Plot {name}"), one, dark[name]) for name, one in light.items()}
     measures = pictures.pop("measures", None)
     if pictures:
-        body += [html.heading("Plots"), Html(f'<div class="plots">{"".join(pictures.values())}</div>')]
+        body += [html.heading("Plots"), *_thinning(run, points), Html(f'<div class="plots">{"".join(pictures.values())}</div>')]
     body += _synthetic(run)
     body += [section.as_html() for section in sections_of(run)]
     body.append(html.heading("Details"))
@@ -109,12 +128,25 @@ def report_body(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure
         names = "each a small plot over the rounds"
         body.append(html.collapsible("Other measures", names, measures, is_open=not pictures))
     body += [
-        *_details(run),
+        *_details(run, points / MOST),
         html.heading("Repeat this run"),
         html.paragraph("In the folder of this report, which holds the settings with the seed:", "quiet"),
         Html("<pre>fedapps run settings.toml --out again</pre>"),
     ]
     return body
+
+
+def _thinning(run: RunFolder, points: int) -> list[Html]:
+    """What the plots leave out."""
+    rounds, clients = len(run.rounds), len(run.clients)
+    many = [f"{rounds} rounds"] * (rounds > points) + [f"{clients} clients"] * (clients > points)
+    if not many:
+        return []
+    told = (
+        f"Of {' and '.join(many)} a line has about {points} points, in a small plot {points // 3}: the lowest and the highest value "
+        "of each stretch, so that no peak is missing. The files rounds.jsonl and clients.csv have all values."
+    )
+    return [html.paragraph(told, "quiet")]
 
 
 def sections_of(run: RunFolder) -> list[Section]:
@@ -158,17 +190,17 @@ def _subtitle(run: RunFolder) -> str:
     if "clients-per-round" in run.settings:
         sampled = run.settings["clients-per-round"]
         parts.append(f"{one_line(str(sampled))} clients a round" if sampled else "all clients in every round")
-    classifies = "accuracy-mean" in run.numbers  # other tasks use neither images nor a net
-    if classifies and "data.partition" in run.settings:
+    learns = any(key in run.numbers for key in LEADING_MEANS)  # other tasks use neither samples nor a net
+    if learns and "data.partition" in run.settings:
         parts.append(f"partition {one_line(str(run.settings['data.partition']))}")
-    if classifies and "model.name" in run.settings:
+    if learns and "model.name" in run.settings:
         parts.append(f"model {one_line(str(run.settings['model.name']))}")
     return " · ".join(parts)
 
 
 def _card_entries(run: RunFolder) -> list[tuple[str, str]]:
     labels = dict(_CARDS)
-    if "accuracy-mean" not in run.numbers:
+    if not any(key in run.numbers for key in LEADING_MEANS):
         labels = {key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]} | labels
     return [(label, metric_text(key, run.numbers[key])) for key, label in labels.items() if key in run.numbers]
 
@@ -178,19 +210,20 @@ def _unweighted(key: str) -> bool:
     return not key.endswith("-weighted")
 
 
-def _details(run: RunFolder) -> list[Html]:
+def _details(run: RunFolder, share: float) -> list[Html]:
+    """The tables that open; `share`: of their most rows."""
     parts = []
     if run.unreadable_lines:
         parts.append(html.paragraph(f"rounds.jsonl holds {run.unreadable_lines} unreadable line(s), left out here."))
     if run.failures:
-        shown = run.failures[:_MAX_FAILURE_ROWS]
+        shown = run.failures[: round(share * _MAX_FAILURE_ROWS)]
         rows = [(failure.round, failure.client, failure.reason) for failure in shown]
         note = f"{len(run.failures)} left out of their rounds" + _cut(len(shown), len(run.failures), "rounds.jsonl")
         parts.append(
             html.collapsible("Failed replies", note, html.table(["round", "client", "reason"], rows, 3), is_open=len(rows) <= 10)
         )
     if run.clients:
-        parts.append(_client_table(run))
+        parts.append(_client_table(run, round(share * _MAX_CLIENT_ROWS)))
     parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(_all_numbers(run))))
     if run.settings:
         rows_of_settings = [(Html(f"<code>{html.text(k)}</code>"), _setting(v)) for k, v in run.settings.items()]
@@ -202,14 +235,16 @@ def _details(run: RunFolder) -> list[Html]:
     return parts
 
 
-def _client_table(run: RunFolder) -> Html:
+def _client_table(run: RunFolder, most: int) -> Html:
     columns = list(dict.fromkeys(key for row in run.clients for key in row))
     columns.sort(key=lambda key: key != "client")
     measure = fair_measure([run])
     order = measure if measure in columns else next((key for key in columns[1:] if run.column(key)), "")
-    rows = sorted(run.clients, key=lambda row: row[order] if is_number(row.get(order)) else float("inf"))
-    shown = rows[:_MAX_CLIENT_ROWS]
-    note = f"{len(rows)}, lowest {metric_name(order)} first" if order else f"{len(rows)}"
+    sign = -1 if lower_is_better(order) else 1
+    rows = sorted(run.clients, key=lambda row: sign * row[order] if is_number(row.get(order)) else float("inf"))
+    shown = rows[:most]
+    end = "highest" if sign < 0 else "lowest"
+    note = f"{len(rows)}, {end} {metric_name(order)} first" if order else f"{len(rows)}"
     return html.collapsible(
         "Clients",
         note + _cut(len(shown), len(rows), "clients.csv"),

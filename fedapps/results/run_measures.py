@@ -5,8 +5,8 @@ A measure is written
     accuracy-mean                 the number of that name in the summary
     accuracy-mean@20              the evaluation's after round 20, or the last one before
     accuracy-mean@200-models      the last one for which a client had sent and received at most 200 models
-    best(accuracy-mean)           the largest of the evaluations
-    rounds-to(accuracy-mean,0.85) the first round whose evaluation reaches it; infinite if none does
+    best(accuracy-mean)           the largest of the evaluations, of a loss or an error the least
+    rounds-to(accuracy-mean,0.85) the first round whose evaluation reaches it (a loss: falls to it); infinite if none does
     train.loss, train.loss@20     a metric of training, of the last round or of round 20
     sum(train.objective)          that, summed over the rounds
     max(clients.loss)             the largest of a column of clients.csv; min and mean likewise
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
+from algorithms.common.measures import lower_is_better
 from fedapps.results.formats import metric_name
 from fedapps.results.reader import RunFolder
 
@@ -111,9 +112,10 @@ def value_of(run: RunFolder, measure: Measure) -> float | None:
     if not values:
         return None
     if measure.form == "best":
-        return max(values)
+        return min(values) if lower_is_better(measure.key) else max(values)
     if measure.form == "rounds-to":
-        return float(next((r for r, v in zip(rounds, values, strict=True) if v >= measure.target), math.inf))
+        sign = -1 if lower_is_better(measure.key) else 1
+        return float(next((r for r, v in zip(rounds, values, strict=True) if sign * v >= sign * measure.target), math.inf))
     if measure.place is None:
         return values[-1]
     known = run.models if measure.models else {number: float(number) for number in rounds}

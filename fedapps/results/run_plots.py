@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapps.results.axes import MOST
+from algorithms.common.measures import lower_is_better
 from fedapps.results.drawing import (
     label_rounds,
     label_values,
@@ -23,8 +23,8 @@ from fedapps.results.drawing import (
     png,
     title,
 )
-from fedapps.results.fair_plots import fair_measure, weights_figure
-from fedapps.results.formats import byte_scale, is_percent, metric_name
+from fedapps.results.fair_plots import fair_measure, weights_figure, worst_first
+from fedapps.results.formats import LEADING_MEANS, byte_scale, is_percent, metric_name, metric_text
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.theme import LIGHT, Theme
@@ -88,7 +88,7 @@ def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
 
 
 def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) -> Figure:
-    """Accuracy (AUROC where all runs have it) over rounds beside the clients' own, sorted; one colour per label.
+    """Accuracy or RMSE (AUROC where all runs have it) over rounds beside the clients' own, sorted; one colour per label.
 
     Runs with the same label (seeds of one setting) are drawn as their mean with a band from lowest to highest.
     Runs without accuracies are compared by the first other measure of their evaluations.
@@ -110,11 +110,11 @@ def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: T
             common = sorted(set.intersection(*(set(values) for values in over_rounds)))
             stack = np.array([[values[r] for r in common] for values in over_rounds])
             line_with_range(axes[0], common, stack, colour, style, label)
-        sorted_clients = [np.sort(values) for run in members if (values := run.column(column))]
-        if with_clients and sorted_clients:
+        of_clients = [values for run in members if (values := run.column(column))]
+        if with_clients and of_clients:
             # Shares of the clients instead of ranks: runs with different numbers of clients stay comparable.
-            share = np.linspace(0, 1, max(101, *map(len, sorted_clients)))
-            stack = np.array([np.quantile(values, share) for values in sorted_clients])
+            share = np.linspace(0, 1, max(101, *map(len, of_clients)))
+            stack = np.array([worst_first(np.quantile(values, share), column) for values in of_clients])
             line_with_range(axes[1], 100 * share, stack, colour, style, label)
         if with_models:
             draw_over_models(axes[-1], members, metric, colour, style, label)
@@ -151,7 +151,8 @@ def _measure(evaluate: dict[str, tuple[list[int], list[float]]], measure: str, t
 
 def _client_bars(run: RunFolder, measure: str, theme: Theme) -> Figure:
     figure, axes = one_panel(f"{_sentence(metric_name(measure))} of each client, from worst to best", theme)
-    rows = sorted((row for row in run.clients if _finite(row.get(measure))), key=lambda row: row[measure])
+    sign = -1 if lower_is_better(measure) else 1
+    rows = sorted((row for row in run.clients if _finite(row.get(measure))), key=lambda row: sign * row[measure])
     heights = [row[measure] for row in rows]
     few = len(rows) <= 40
     if few:
@@ -161,7 +162,7 @@ def _client_bars(run: RunFolder, measure: str, theme: Theme) -> Figure:
         axes.blocks(edges, heights, theme.series[0], alpha=0.3)
         axes.steps(edges, heights, theme.series[0], 1.8)
     mean = float(np.mean(heights))
-    axes.level(mean, theme.ink, 1.2, (4, 3), f"mean {100 * mean:.1f} %")
+    axes.level(mean, theme.ink, 1.2, (4, 3), f"mean {metric_text(measure, mean)}")
     of_global = f"global-{measure}"
     with_global = [(p, row[of_global]) for p, row in enumerate(rows) if _finite(row.get(of_global))]
     if with_global and any(value != heights[p] for p, value in with_global):
@@ -175,7 +176,7 @@ def _client_bars(run: RunFolder, measure: str, theme: Theme) -> Figure:
         axes.x.ticks, axes.x.size = (range(len(rows)), names), 7.5 if len(rows) > 25 else 8.5
         axes.x.upright = sum(len(name) + 1 for name in names) > 75
     axes.x.low, axes.x.high, axes.x.grid = -0.7, len(rows) - 0.3, False
-    axes.y.low, axes.y.high = 0.0, 1.02
+    axes.y.low, axes.y.high = 0.0, 1.02 if is_percent(measure) else axes.y.high
     axes.x.label = "client" if few else f"clients, sorted ({len(rows)})"
     label_values(axes, measure, "on its test set")
     legend(figure, axes)
@@ -232,7 +233,7 @@ def _small_panels(series: dict[str, tuple[str, tuple[list[int], list[float]]]], 
     figure, axes = panels(rows, columns, (6.2, max(4.0, 1.75 * rows + 0.3)), theme)
     for panel, (name, (key, (rounds, values))) in zip(axes, shown, strict=False):
         title(panel, _sentence(name), 9.5)
-        panel.most = MOST // 3
+        panel.most = theme.points // 3
         line(panel, rounds, values, theme.series[0])
         panel.x.size = panel.y.size = 8
         panel.x.most, panel.x.whole, panel.y.most = 5, True, 4
@@ -249,8 +250,9 @@ def _shared_metric(runs: Sequence[RunFolder]) -> str:
     keys = [list(run.series("evaluate")) for run in runs]
     if all("auroc-mean" in run_keys for run_keys in keys):
         return "auroc-mean"
-    if any("accuracy-mean" in run_keys for run_keys in keys):
-        return "accuracy-mean"
+    for name in LEADING_MEANS:
+        if any(name in run_keys for run_keys in keys):
+            return name
     candidates = [key for run_keys in keys for key in run_keys]
     means = [key for key in candidates if key.endswith("-mean")]
     return (means or candidates or ["accuracy-mean"])[0]

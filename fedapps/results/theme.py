@@ -2,16 +2,23 @@
 
 from dataclasses import dataclass
 
+#: Points of a line at most: one of every column of pixels that a plot has on a screen.
+MOST = 280
+
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a page: `series` are told apart with every common colour blindness, in this order."""
+    """How plots look: colours, of which `series` are told apart with every common colour blindness, in this order.
+
+    points: most that a line is drawn by; fewer on a page that would be too large.
+    """
 
     surface: str
     ink: str
     muted: str
     grid: str
     series: tuple[str, ...]
+    points: int = MOST
 
 
 # Hues after Okabe and Ito's palette, darkened or lightened until each stands out from its page.

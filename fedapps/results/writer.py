@@ -21,13 +21,14 @@ from flwr.common import log
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from algorithms.common.measures import describe_clients, gini, parity_gap
+from algorithms.common.measures import LEADING, describe_clients, gini, parity_gap
 from algorithms.fairness.groups import Groups
 from fedapps import __version__
 from fedapps.errors import UserError
 from fedapps.results.files import Files, csv_text, replace, write_text
 from fedapps.results.group_writer import SUMS, group_table
 from fedapps.results.newcomers import newcomer_measures, newcomer_rows
+from fedapps.results.pooled_errors import pooled_errors
 from fedapps.results.reader import read_table
 from fedapps.results.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
@@ -136,7 +137,7 @@ class Recorder:
             of_clients = {name for values in now.evaluated.metrics.values() for name in values}
             own = own_measures(self.strategy) if self.strategy is not None else {}  # also where a client sends the same name
             row["evaluate"] = {name: value for name, value in weighted.items() if name in own or name not in of_clients}
-            row["evaluate"] |= summarise(now.evaluated.metrics)
+            row["evaluate"] |= summarise(now.evaluated.metrics) | pooled_errors(now.evaluated.metrics)
             for name, value in weighted.items():
                 if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
                     row["evaluate"][f"{name}-weighted"] = value
@@ -284,12 +285,13 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
     """Return the mean of every scalar metric over the clients that report it, and fairness metrics of accuracy and auroc.
 
     Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``; those of auroc have the prefix ``auroc-``. Beside
-    an accuracy, the test loss has ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too; its worst values are the highest.
+    a leading score, the test loss has ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too, and so has an rmse; their worst values
+    are the highest.
     """
     out: dict[str, float] = {}
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
     usual = [name for name in LOSSES if 2 * sum(name in values for values in metrics.values()) > len(metrics)]
-    test_loss = usual[0] if usual and "accuracy" in names else ""
+    spread_errors = {"rmse", *usual[:1]} if not set(LEADING).isdisjoint(names) else set()
     for name in names:
         listed = [client[name] for client in metrics.values() if name in client and not isinstance(client[name], list)]
         if name in COUNTS or not listed:
@@ -298,7 +300,7 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
         if name in FAIRNESS and values.min() >= 0:  # client-reported values are untrusted
             spread = {"gini": gini(values), "parity-gap": parity_gap(values)}
             out |= describe_clients(values, name) | {FAIRNESS[name] + key: value for key, value in spread.items()}
-        elif name == test_loss:
+        elif name in spread_errors:
             out |= describe_clients(values, name, loss=True)
         else:
             out[f"{name}-mean"] = float(np.mean(values))

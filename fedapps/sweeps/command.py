@@ -13,6 +13,7 @@ from pathlib import Path
 from fedapps import json_log
 from fedapps.errors import INTERRUPTED, RunFailed, UserError
 from fedapps.results.formats import seconds_text
+from fedapps.results.watching import watched
 from fedapps.sweeps.execution import Way, carry_out, missing_of
 from fedapps.sweeps.grid import FULL
 from fedapps.sweeps.plan import Plan, read_plan
@@ -46,7 +47,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     for out, plan in plans.items():
         if len(plans) > 1:
             print(f"== {plan.title}", file=sys.stderr)
-        results, reasons = carry_out(plan, out, missing[out], way, arguments.settings)
+        with watched(out, arguments.watch):
+            results, reasons = carry_out(plan, out, missing[out], way, arguments.settings)
         failed, total = failed + len(reasons), total + len(plan.points)
         if results is not None and json_log.chosen():
             print(json_log.line("INFO", "the sweep has ended", event="sweep", sweep=out.name, folder=out, failed=len(reasons)))

@@ -70,13 +70,13 @@ def carry_out(
     """
     (out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(out):
+        write_record(plan, out, settings)  # what watches the sweep sees how many runs are to come
         failed = run_missing(plan, missing, way, console)
         for point in plan.points:
             prune(point.run.folder, plan.grid.options.keep)
         results = results_of(plan)
         if results is not None:
             write_results(results, out, failed)
-        write_record(plan, out, settings)
     return results, failed
 
 

@@ -27,6 +27,7 @@ Labels = tuple[str, ...]
 DEFAULTS = (
     ("auroc-mean", "auroc-worst", "auroc-parity-gap"),
     ("accuracy-mean", "accuracy-worst10", "ece-mean"),
+    ("rmse-mean", "rmse-worst10", "r2-pooled"),
 )
 
 

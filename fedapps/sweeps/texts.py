@@ -10,7 +10,7 @@ from fedapps.results.seeds import t_interval
 
 #: Words in the names of measures that tell whether larger or smaller is better.
 _MORE = ("mean", "worst", "worst10", "best10", "weighted")
-_LESS = ("loss", "ece", "mce", "gini", "std", "gap", "bytes", "seconds", "error")
+_LESS = ("loss", "ece", "mce", "gini", "std", "gap", "bytes", "seconds", "error", "rmse", "mae", "mse")
 
 
 def best_of(text: str) -> Callable[[list[float]], float] | None:

@@ -83,6 +83,25 @@ def test_lines_of_a_log():
     assert (fourth["level"], fourth["message"]) == ("INFO", "Traceback (most recent call last):")
 
 
+def test_a_line_keeps_the_time_that_it_begins_with_and_those_below_it_in_a_file_have_it_too():
+    texts = [
+        "INFO :      Starting",
+        "2026-01-02T03:04:05.678Z INFO [uvicorn.access] GET 200",
+        "INFO :      later",
+        "2026-99-99T9Z INFO odd",
+    ]
+    stream, file = json_log.Converter(), json_log.Converter(recorded=True)
+    first, access, later, odd = (json.loads(stream.convert(text)) for text in texts)
+    assert (access["time"], access["level"], access["message"]) == (
+        "2026-01-02T03:04:05.678Z",
+        "INFO",
+        "[uvicorn.access] GET 200",
+    )
+    assert later["time"] >= first["time"] > access["time"]  # of arrival
+    assert odd["message"] == "odd"
+    assert [json.loads(file.convert(text))["time"] for text in texts][1:] == ["2026-01-02T03:04:05.678Z"] * 3
+
+
 def test_what_modules_warn_of_is_a_json_line_too():
     record = logging.LogRecord("fedapps.data", logging.WARNING, "", 0, "%d samples are left", (3,), None)
     json_log.choose("json")

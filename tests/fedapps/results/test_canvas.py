@@ -1,6 +1,7 @@
 """Plots without a library for plots: ticks, limits, dashes and what the two kinds of files hold, by hand."""
 
 import io
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -162,3 +163,17 @@ def test_heat_map_merges_neighbours_and_leaves_out_the_unknown():
 
 def test_gradient():
     assert gradient(("#000000", "#ff0000", "#ffffff"), 5) == ["#000000", "#800000", "#ff0000", "#ff8080", "#ffffff"]
+
+
+def test_a_path_goes_through_its_points_however_long_it_is():
+    steps = np.random.default_rng(0).choice([-1.37, 0.0, 0.005, 0.5, 2.0], size=(5000, 2))
+    points = np.cumsum(steps, axis=0) + np.array([0.333, -20])
+    written = re.findall(r"([Mlhv]?)(-?[\d.]+(?:e-?\d+)?)", canvas._path(points))
+    found, command, numbers = [], "", []
+    for letter, number in written:
+        command, numbers = letter or command, [*numbers, float(number)]
+        if len(numbers) == (1 if command in "hv" else 2):
+            step = {"h": (numbers[0], 0), "v": (0, numbers[0])}.get(command) or numbers
+            found.append(np.array(step) + (found[-1] if found else 0))
+            numbers = []
+    np.testing.assert_allclose(found, points, atol=0.006)

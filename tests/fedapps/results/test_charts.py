@@ -6,12 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from fedapps.results.axes import MOST, Panel, extremes
+from fedapps.results.axes import Panel, extremes
 from fedapps.results.charts import chart, palette
 from fedapps.results.compare import compare
 from fedapps.results.drawing import label_values, legend, line_with_range, one_panel, panels
-from fedapps.results.report import write_report
-from fedapps.results.theme import DARK, LIGHT
+from fedapps.results.report import LIMIT, write_report
+from fedapps.results.theme import DARK, LIGHT, MOST
 from tests.browser import CHROMIUM, Browser
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)")
@@ -56,7 +56,8 @@ def test_the_frame_of_a_chart_is_where_its_data_lie():
     for style in ("wide", "narrow"):
         ((left, top, width, height),) = told(page)["x"]["frames"][style]
         (svg,) = re.findall(rf'<svg class="{style}".*?</svg>', page)
-        ((x0, y0, x1, y1),) = re.findall(r'stroke-width="2" [^>]*d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', svg)
+        ((x0, y0, right, down),) = re.findall(r'stroke-width="2" [^>]*d="M([\d.]+) ([\d.]+)l([\d.]+) ?(-?[\d.]+)"', svg)
+        x1, y1 = float(x0) + float(right), float(y0) + float(down)
         assert [float(x0), float(y0)] == pytest.approx([left, top + height], abs=0.06)
         assert [float(x1), float(y1)] == pytest.approx([left + width, top], abs=0.06)
 
@@ -107,6 +108,37 @@ def test_a_large_report_stays_small(write_run):
     last = {f"{name}-{end}": 0.5 for name in ("accuracy", "loss", "ece", "f1") for end in ("mean", "worst10", "best10")}
     path = write_run(rounds=2000, clients=[(i, (i % 97) / 96) for i in range(1000)], last=last)
     assert write_report(path).stat().st_size < 300_000
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_report_of_noise_of_a_thousand_clients_keeps_its_limit_and_says_what_is_left_out(tmp_path, every):
+    rng, path = np.random.default_rng(0), tmp_path / "run"
+    path.mkdir()
+    (path / "settings.toml").write_text('method = "aaggff-d"\nnum-rounds = 2000\nnum-clients = 1000\n')
+    names = [f"{name}-{end}" for name in ("accuracy", "loss", "ece", "mce", "f1") for end in ("mean", "worst10", "best10", "std")]
+    with (path / "rounds.jsonl").open("w") as file:
+        for number in range(1, 2001):
+            scores = {"evaluate": dict(zip(names, rng.random(len(names)).tolist(), strict=True))} if number % every == 0 else {}
+            file.write(json.dumps({"round": number, "train": {"loss": rng.random()}, "bytes-up": rng.random(), **scores}) + "\n")
+    columns = ["accuracy", "loss", "ece", "mce", "f1", "lambda", "margin", "norm", "test-samples"]
+    table = [f"{client},{','.join(map(str, row))}" for client, row in enumerate(rng.random((1000, len(columns))))]
+    (path / "clients.csv").write_text("\n".join([",".join(["client", *columns]), *table]))
+    weights = [f"{r},{c},{w}" for r in range(1, 2001, 20) for c, w in enumerate(rng.random(60))]
+    (path / "weights.csv").write_text("\n".join(["round,client,weight", *weights]))
+    text = write_report(path).read_text()
+    assert len(text.encode()) <= LIMIT
+    points = int(re.search(r"Of 2000 rounds and 1000 clients a line has about (\d+) points", text)[1])
+    assert points < 280
+    assert f"the first {round(400 * points / 280)} are shown, all are in clients.csv" in text
+    line = told(text)["train-loss"]["panels"][0]["rows"][0]["y"]
+    values = [json.loads(line)["train"]["loss"] for line in (path / "rounds.jsonl").read_text().splitlines()]
+    assert points / 2 < len(line) <= points + 4
+    assert max(line) == pytest.approx(max(values), rel=1e-3)
+    assert min(line) == pytest.approx(min(values), rel=1e-3, abs=1e-6)
+
+
+def test_a_report_that_is_small_leaves_nothing_out(write_run):
+    assert "a line has about" not in write_report(write_run(rounds=100)).read_text()
 
 
 # --- in a browser ------------------------------------------------------------------------------------------------------

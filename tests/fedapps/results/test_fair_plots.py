@@ -169,7 +169,7 @@ def test_many_rounds_are_averaged_where_the_client_was_asked():
     rounds = list(range(1, 481))
     table = np.full((1, 480), np.nan)
     table[0, 0], table[0, 2:4] = 0.5, (0.25, 0.75)
-    edges, means = fair_plots._fewer_columns(rounds, table)
+    edges, means = fair_plots._fewer_columns(rounds, table, fair_plots._MAX_COLUMNS)
     assert means.shape == (1, 240)
     assert len(edges) == 241
     assert (edges[0], edges[1], edges[-1]) == (0.5, 2.5, 480.5)

@@ -1,0 +1,88 @@
+"""Results of runs that predict numbers: less is better of an error, and sums that clients make up count for nothing."""
+
+import numpy as np
+import pytest
+
+from algorithms.common.target_errors import error_sums, errors_of
+from fedapps.results.comparison_table import best_value, columns_of, rows_of
+from fedapps.results.fair_plots import client_bars, fair_measure, worst_first
+from fedapps.results.gains import gains_over, gains_section, reference_of
+from fedapps.results.pooled_errors import pooled_errors
+from fedapps.results.reader import read_run
+from fedapps.results.run_measures import read_measure, value_of
+from fedapps.results.theme import LIGHT
+from fedapps.results.writer import summarise
+
+
+def reported(y, f):
+    sums = error_sums(f[:, None], y[:, None])
+    return {**errors_of(len(y), sums), "loss": 1.0, "test-samples": len(y), "error-sums": sums.ravel().tolist()}
+
+
+def replies(seed=0, sizes=(4, 30, 9)):
+    rng = np.random.default_rng(seed)
+    parts = [(y, y + rng.normal(size=size) * (k + 1)) for k, size in enumerate(sizes) for y in [7 * k + rng.normal(size=size)]]
+    return parts, {k: reported(*part) for k, part in enumerate(parts)}
+
+
+def test_pooled_errors_are_those_of_all_samples_and_the_worst_client_is_the_one_with_the_largest_error():
+    parts, metrics = replies()
+    y, f = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
+    found = summarise(metrics) | pooled_errors(metrics)
+    assert found["rmse-pooled"] == pytest.approx(np.sqrt(np.mean((f - y) ** 2)))
+    assert found["r2-pooled"] == pytest.approx(1 - ((f - y) ** 2).sum() / ((y - y.mean()) ** 2).sum())
+    own = [np.sqrt(np.mean((f - y) ** 2)) for y, f in parts]
+    assert found["rmse-worst"] == pytest.approx(max(own))
+    assert found["rmse-mean"] == pytest.approx(np.mean(own))
+    assert "gini" not in found
+    assert "error-sums-mean" not in found
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"error-sums": [-1.0, 1.0, 0.0, 1.0]},
+        {"error-sums": [1.0, 1.0, 0.0]},
+        {"error-sums": [1.0, 1.0, float("nan"), 1.0]},
+        {"error-sums": "much"},
+        {"test-samples": -5},
+        {"test-samples": 0},
+    ],
+)
+def test_sums_that_cannot_be_those_of_samples_are_left_out(lie):
+    _, metrics = replies()
+    honest = pooled_errors(metrics)
+    assert pooled_errors(metrics | {"liar": metrics[1] | lie}) == honest
+    assert pooled_errors({"liar": metrics[1] | lie}) == {}
+
+
+def with_errors(path, *values):
+    (path / "clients.csv").write_text("client,rmse\n" + "".join(f"{k},{value}\n" for k, value in enumerate(values)))
+    return read_run(path)
+
+
+def test_less_is_better_of_errors_wherever_runs_are_compared(write_run):
+    last = {"rmse-mean": 3.0, "rmse-worst": 4.0, "r2-pooled": 0.5}
+    better = write_run("a", method="fedavg", last=last)
+    worse = write_run("b", method="local", last={"rmse-mean": 5.0, "rmse-worst": 6.0, "r2-pooled": 0.7})
+    runs = [with_errors(better, 2.0, 4.0), with_errors(worse, 4.0, 6.0)]
+    rows = rows_of(runs)
+    best = {column.key: best_value(rows, column) for column in columns_of(rows)}
+    assert (best["rmse-mean"], best["rmse-worst"], best["r2-pooled"]) == (3.0, 4.0, 0.7)
+    assert fair_measure(runs) == "rmse"
+    assert worst_first([1.0, 3.0, 2.0], "rmse").tolist() == [3.0, 2.0, 1.0]
+    assert worst_first([1.0, 3.0, 2.0], "accuracy").tolist() == [1.0, 2.0, 3.0]
+    measure, gains = gains_over(rows, reference_of(rows, None), named=False)
+    assert (measure, gains[0].numbers()["gain-mean"][0]) == ("rmse", 2.0)
+    section = gains_section(measure, reference_of(rows, None), gains)
+    assert "+2.000" in str(section)
+    assert "points" not in str(section)
+    assert "worst 4.000" in client_bars(runs, ["a", "b"], LIGHT).panels[0].note
+
+
+def test_measures_over_rounds_know_that_less_is_better(write_run):
+    run = read_run(write_run("a", last={"rmse-mean": 3.0, "accuracy-mean": 0.5}))
+    rounds, values = run.series("evaluate")["rmse-mean"]
+    assert value_of(run, read_measure("best(rmse-mean)")) == min(values)
+    assert value_of(run, read_measure(f"rounds-to(rmse-mean,{max(values)})")) == rounds[0]
+    assert value_of(run, read_measure("rounds-to(rmse-mean,0.0001)")) == np.inf
