@@ -18,7 +18,7 @@ from algorithms.boosting.histogram_trees import Floats
 from algorithms.common.averaging import Arrays
 from clients.base.data import ArrayData, ArraySplit
 from clients.base.options import Config
-from clients.base.scores import as_global, binary_scores
+from clients.base.scores import as_global, binary_scores, regression_scores
 from clients.base.store import MessageStore, Store
 
 NAME = "values"
@@ -29,11 +29,14 @@ SMALL = 2**31
 class HistogramBoostingClient(NumPyClient):
     """Client of histogram boosting; ``data``: rows (n, F), NaN where a value is missing, with labels 0 or 1.
 
-    Raises ``ValueError`` for other labels.
+    ``scale``: given, numbers are predicted; labels are standardised targets (n, 1), of which a deviation has so many units. Raises
+    ``ValueError`` for other labels.
     """
 
-    def __init__(self, data: ArrayData, client_id: int | str = 0, store: Store | None = None) -> None:
-        check_labels(data.train.y, 1)
+    def __init__(self, data: ArrayData, client_id: int | str = 0, store: Store | None = None, scale: float | None = None) -> None:
+        if scale is None:
+            check_labels(data.train.y, 1)
+        self.scale = scale
         self.data, self.client_id = data, client_id
         self.store = store if store is not None else MessageStore(RecordDict())
 
@@ -44,8 +47,8 @@ class HistogramBoostingClient(NumPyClient):
         values = np.zeros(len(part))
         if forest.stage >= GROW:
             values = self._values(forest, x, config)
-            metrics["loss"] = float(LOSSES[str(config["loss"])].mean(values[:, None], part.y))
-        sums = forest.sums(x, part.y, values, str(config["loss"]))
+            metrics["loss"] = self._loss(values, part.y, config)
+        sums = forest.sums(x, part.y if self.scale is None else part.y[:, 0], values, str(config["loss"]))
         small = int(np.abs(sums).max(initial=0)) < SMALL
         return [sums.astype(np.int32) if small else sums], len(part), metrics
 
@@ -53,11 +56,20 @@ class HistogramBoostingClient(NumPyClient):
         """Return loss, number of test rows and measures of the finished trees on them."""
         part = self.data.test
         values = Forest.from_arrays(parameters).values(rows_of(part))
-        loss = float(LOSSES[str(config["loss"])].mean(values[:, None], part.y))
+        loss = self._loss(values, part.y, config)
+        if self.scale is not None:
+            numbers = regression_scores(values[:, None] * self.scale, part.y * self.scale, loss)
+            return loss, len(part), {**numbers, **as_global(numbers)}
         scores = binary_scores(values, part.y, loss, part.groups)
         if config["loss"] == "square":
             scores.pop("group-sums", None)  # the values are no logits
         return loss, len(part), {**scores, **as_global(scores)}
+
+    def _loss(self, values: Floats, y: NDArray[Any], config: Config) -> float:
+        """Return the mean loss of values (n,); of numbers the mean of the squared standardised error."""
+        if self.scale is not None:
+            return float(np.square(values - y[:, 0]).mean())
+        return float(LOSSES[str(config["loss"])].mean(values[:, None], y))
 
     def _values(self, forest: Forest, x: NDArray[np.float32], config: Config) -> Floats:
         """Return the values of the finished trees at the training rows, and keep them if trees are new."""

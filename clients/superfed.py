@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from algorithms.common.measures import leading_of
 from algorithms.common.modules import estimate_statistics, has_running_statistics
 from algorithms.common.seeds import generator
 from algorithms.common.steps import SGD, Gradient, Number, Numbers, State, Tensors, add, between, inner, one, parted
@@ -34,14 +35,14 @@ from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, lay
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.evaluation import Scores
-from clients.base.scores import as_global
+from clients.base.scores import as_global, higher_is_better
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
 
 Floats = NDArray[np.float64]
 LAMBDAS = [i / 10 for i in range(11)]
 # Metrics reported as curves over lambda, if the objective has them.
-CURVES = ("accuracy", "loss", "ece", "mce", "auroc")
+CURVES = ("accuracy", "loss", "ece", "mce", "auroc", "rmse", "mae")
 
 
 class SuPerFedClient(FedProxClient):
@@ -89,8 +90,9 @@ class SuPerFedClient(FedProxClient):
         validated, tested, *halved = scored
         best = self.choice(validated, config)
         curves = {f"lambda-{name}": [scores[name] for scores in tested] for name in CURVES if name in tested[0]}
-        half = {"half-accuracy": tested[5]["accuracy"], "half-loss": tested[5]["loss"]}
-        oracle = {"oracle-accuracy": max(scores["accuracy"] for scores in tested)}
+        name = leading_of(tested[0])
+        half = {f"half-{name}": tested[5][name], "half-loss": tested[5]["loss"]}
+        oracle = {f"oracle-{name}": max(tested, key=higher_is_better)[name]}
         scores = {**tested[best], **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
         own = {"validation-samples": len(self.data.validation), "lambda-validation-loss": losses_of(validated).tolist()}
         if halved:
@@ -112,7 +114,7 @@ class SuPerFedClient(FedProxClient):
         losses, pooled = losses_of(validated), np.array(config.get("superfed-pooled-loss", []), dtype=np.float64)
         if pooled.shape == losses.shape and np.isfinite([losses, pooled]).all():
             losses = shrunk(losses, pooled, len(self.data.validation), float(config["superfed-pooled-samples"]))
-        best = least(losses, np.array([scores["accuracy"] for scores in validated]))
+        best = least(losses, np.array([higher_is_better(scores) for scores in validated]))
         if config.get("superfed-lambda-choice", "own") != "own":
             self.store.save("lambda", [np.array([LAMBDAS[best]])], config)
         return best

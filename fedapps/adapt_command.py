@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from algorithms.common.measures import leading_of
 from fedapps.client_factory import one_thread
 from fedapps.errors import UserError
 from fedapps.model_files import SETTINGS, read_model
+from fedapps.results.formats import metric_text
 from fedapps.settings import Settings
 from fedapps.tasks.registry import make_task
 
@@ -41,8 +43,9 @@ def adapt(arguments: argparse.Namespace) -> int:
     settings = with_choices(settings, arguments)
     found = adapted(arrays, settings, arguments.data, arguments.epochs, str(arguments.model))
     for name, scores in (("before", found.before), ("after", found.after)):
-        accuracy = f"accuracy {100 * scores['accuracy']:.1f} %, on {scores['test-samples']} test samples"
-        print(f"{name + ':':<8}loss {scores['loss']:.4f}, {accuracy}")
+        leading = leading_of(scores)
+        shown = f"{leading} {metric_text(leading, scores[leading])}, on {scores['test-samples']} test samples"
+        print(f"{name + ':':<8}loss {scores['loss']:.4f}, {shown}")
     best = f"epoch {found.epoch} of {arguments.epochs}"
     worse = f"the model as it was: none of {arguments.epochs} epochs was better"
     print(f"kept:   {best if found.epoch else worse}, by the loss on validation samples")
@@ -91,19 +94,14 @@ def adapted(arrays: "dict[str, Tensor]", settings: Settings, data: Path, epochs:
     import torch
 
     from clients import FedAvgClient
+    from fedapps.models.weights import check_arrays
 
     if not data.exists():
         raise UserError(f"--data {data}: there is no such folder or file")
     task: Any = make_task(settings.task, settings.problem, settings.context, str(data.absolute()))
     one_thread()
     net = task.work_model()
-    wanted = {key: tuple(tensor.shape) for key, tensor in net.state_dict().items()}
-    shapes = {key: tuple(tensor.shape) for key, tensor in arrays.items()}
-    if wrong := sorted(key for key in wanted.keys() | shapes.keys() if wanted.get(key) != shapes.get(key)):
-        key = wrong[0]
-        raise UserError(
-            f"{name}: array {key!r} is {shapes.get(key, 'missing')}, {settings.model.name} has {wanted.get(key, 'none')}"
-        )
+    check_arrays(name, arrays, net)
     client = FedAvgClient(task.model_fn, task.client_data(SITE, 1), SITE, model=net, objective=task.objective)
     net.load_state_dict(arrays)
     before, best = client.score(client.data.test), client.score(client.data.validation)["loss"]

@@ -21,6 +21,7 @@ from fedapps.outcomes import Comparison, Partition, Run, Sweep
 from fedapps.prepare import completed
 from fedapps.results.compare import compared, write_comparison
 from fedapps.results.notebook import in_notebook
+from fedapps.results.reader import run_folder
 from fedapps.results.uncertainty import SHARE
 from fedapps.run_command import carry_out
 from fedapps.sweeps.command import read_plans
@@ -79,9 +80,7 @@ def run(
 
 def load(folder: str | Path) -> "Run":
     """Return the results in the folder of a run. Raises ``UserError`` if it holds none."""
-    if not (Path(folder) / "settings.toml").is_file():
-        raise UserError(f"{folder} holds no run: it has no settings.toml")
-    return Run(Path(folder))
+    return Run(run_folder(Path(folder)))
 
 
 def sweep(

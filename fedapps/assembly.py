@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from fedapps.compilation import compiler
+from fedapps.compilation import blocks, compiler
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
@@ -130,6 +130,8 @@ def build_client(settings: Settings, task: Any, client_id: int | str, num_client
     client = client_factory(settings)(inner.options, task, client_id, num_clients, store)
     if hasattr(client, "compiler"):
         client.compiler = compiler()
+    if hasattr(client, "blocks"):
+        client.blocks = blocks()
     return client
 
 

@@ -170,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sweep.add_argument("--gpus-per-client", type=float, default=0.0, metavar="F", help="share of a GPU for each client (ray)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/sweep-FILE)")
+    sweep.add_argument("--watch", action="store_true", help="serve a page that follows the runs, to this machine alone")
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
     json_log.add_option(sweep)
     sweep.set_defaults(command=_sweep)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.target_errors import error_sums, errors_of, pooled
 from fedapps.data.overlap import common_share, copies
 from fedapps.errors import UserError
 
@@ -25,12 +26,14 @@ FEW_TESTS = 3
 class Deal:
     """What each of K clients gets: ``counts`` (K, 3, C), by class, samples to train on, to validate with and to be scored on.
 
-    A client that validates on its training samples has none of its own for that.
+    A client that validates on its training samples has none of its own for that. Where ``numbers`` are predicted, the classes are the
+    quarters of their range (of the first of several) with as many samples each.
     """
 
     names: tuple[str, ...]
     classes: tuple[str, ...]
     counts: NDArray[np.int64]
+    numbers: bool = False
 
     @property
     def trained(self) -> NDArray[np.int64]:
@@ -71,6 +74,7 @@ def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
         raise UserError(f"fedapps data: task {settings.task!r} has no samples with a class to show")
     deal = deal_of(task, settings.num_clients)
     notes = [*getattr(task, "remarks", lambda _: [])(settings.num_clients), *warnings_of(deal)]
+    notes += means_predicted(task, settings.num_clients) if deal.numbers else []
     return deal, settings, [*notes, *copies_in(task, settings.num_clients)]
 
 
@@ -85,22 +89,53 @@ def copies_in(task: Any, num_clients: int) -> list[str]:
     return [*out, f"{twice} samples to train on are copies of another client's"] if twice else out
 
 
+def means_predicted(task: Any, num_clients: int) -> list[str]:
+    """Return a line for each predictor that needs no training: the mean of the training targets, over all clients or each one's own."""
+    parts = [task.target_parts(client, num_clients) for client in range(num_clients)]
+    everyone = np.concatenate([train for train, _, _ in parts]).mean(0)
+    out = []
+    for name, means in (
+        ("all clients' training targets", [everyone] * num_clients),
+        ("each client's own training targets", [train.mean(0) for train, _, _ in parts]),
+    ):
+        sums = [(len(y), error_sums(np.broadcast_to(mean, y.shape), y)) for mean, (_, _, y) in zip(means, parts, strict=True)]
+        own, together = [errors_of(*part)["rmse"] for part in sums], errors_of(*pooled(sums))
+        told = f"RMSE {np.mean(own):.4g} (mean over clients), {max(own):.4g} (worst), {together['rmse']:.4g} (all samples)"
+        out.append(f"to be beaten, predicting the mean of {name}: {told}")
+    return out
+
+
+def quarters(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[NDArray[np.int64]]]]:
+    """Return the quarters of the targets, and in which of them each client's samples are."""
+    parts = [[part[:, 0] for part in task.target_parts(client, num_clients)] for client in range(num_clients)]
+    cuts = np.quantile(np.concatenate([train for train, *_ in parts]), (0.25, 0.5, 0.75))
+    low, middle, high = (f"{cut:.4g}" for cut in cuts)
+    names = (f"up to {low}", f"to {middle}", f"to {high}", "above")
+    return names, [[np.searchsorted(cuts, part) for part in own] for own in parts]
+
+
 def deal_of(task: Any, num_clients: int) -> Deal:
     """Return what a task deals. Raises ``UserError`` if its samples have no class."""
+    if hasattr(task, "target_parts"):
+        classes, numbered = quarters(task, num_clients)
+        counts = np.array([[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered])
+        return Deal(names_of(task, num_clients), classes, counts, numbers=True)
     labels = [_labels(task, client, num_clients) for client in range(num_clients)]
     if any(part.ndim > 1 for parts in labels for part in parts):
         raise UserError(f"fedapps data: the samples of task {task.name!r} are sequences, which have no class to show")
     images = getattr(task, "images", None)
     total = max((int(part.max()) + 1 for parts in labels for part in parts if len(part)), default=1)
     classes = images.classes if images is not None and images.classes else tuple(map(str, range(total)))
-    names = tuple(map(str, range(num_clients)))
-    if images is not None and images.natural is not None:
-        parts = task.partition(num_clients)
-        names = tuple(images.names[images.natural[part[0]]] for part in parts)
-    elif hasattr(task, "table"):
-        names = task.table(num_clients).clients
     counts = np.array([[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels])
-    return Deal(names, classes, counts)
+    return Deal(names_of(task, num_clients), classes, counts)
+
+
+def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
+    """Return what the clients are called."""
+    images = getattr(task, "images", None)
+    if images is not None and images.natural is not None:
+        return tuple(images.names[images.natural[part[0]]] for part in task.partition(num_clients))
+    return tuple(task.table(num_clients).clients) if hasattr(task, "table") else tuple(map(str, range(num_clients)))
 
 
 def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]:
@@ -116,12 +151,14 @@ def warnings_of(deal: Deal) -> list[str]:
     train, test = deal.trained, deal.counts[:, 2]
     unseen = ((test > 0) & (train == 0)).any(1)
     lonely = ((train > 0).sum(1) == 1) & (len(deal.classes) > 1)
+    if deal.numbers:  # quarters of a range are no classes
+        unseen, lonely = np.zeros_like(unseen), np.zeros_like(lonely)
     few = test.sum(1) < FEW_TESTS
     sizes = np.sort(train.sum(1))
     out = []
     for which, text in (
         (lonely, "train on one class only: any model that always says it is right there"),
-        (few, f"are scored on fewer than {FEW_TESTS} samples: their accuracies are coin tosses"),
+        (few, f"are scored on fewer than {FEW_TESTS} samples: their scores are coin tosses"),
         (unseen, "are scored on classes that they do not train on"),
     ):
         if which.any():
@@ -147,7 +184,8 @@ def print_table(deal: Deal, settings: Any) -> None:
     sizes, counts = deal.sizes, deal.trained
     few = len(deal.classes) <= MAX_CLASSES
     table = Table(box=None, pad_edge=False)
-    heads = ["client", "train", "validation", "test", "classes", *(deal.classes if few else ["largest class"])]
+    what = "quarters" if deal.numbers else "classes"
+    heads = ["client", "train", "validation", "test", what, *(deal.classes if few else ["largest class"])]
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if not place else "right")
     order = list(range(len(deal.names)))
@@ -162,7 +200,9 @@ def print_table(deal: Deal, settings: Any) -> None:
     dealt = o.partition + (f" by {o.natural_id}" if o.partition == "natural" else "")
     dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
     source = getattr(settings.problem, "source", "") or settings.data.source
-    print(f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} classes")
+    if settings.data.source == "digits" and hasattr(settings.problem, "client"):  # a table, whose clients are in it
+        source, dealt = settings.problem.source or "generated table", "those of the table"
+    print(f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} {what}{' of the targets' * deal.numbers}")
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if len(deal.names) > MAX_CLIENTS:
         print(f"({MAX_CLIENTS} of {len(deal.names)} clients: the smallest and the largest)")
@@ -170,7 +210,7 @@ def print_table(deal: Deal, settings: Any) -> None:
     total = counts.sum(1)
     if len(counts) > 1 and total.min():
         mean, low, high = (f"{100 * share:.0f} %" for share in common_share(counts))
-        print(f"classes: two clients have {mean} of their mixtures in common, on average ({low} to {high})")
+        print(f"{what}: two clients have {mean} of their mixtures in common, on average ({low} to {high})")
     print(f"samples: {means}; a client learns from {total.min()} to {total.max()}, {total.mean():.0f} on average")
 
 
@@ -199,6 +239,6 @@ def figure(deal: Deal, source: str) -> "Figure":
     axes.y.size = 6.5 if len(counts) > 15 else 8.5
     if len(deal.classes) <= 30:
         axes.x.ticks = (range(len(deal.classes)), [name[:8] for name in deal.classes])
-    axes.x.label = "class"
+    axes.x.label = "quarter of the targets" if deal.numbers else "class"
     heat_key(axes, (0.0, float(share.max())), colours, "share of the client's samples")
     return drawn

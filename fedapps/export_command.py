@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from algorithms.common.measures import leading_of, lower_is_better
 from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.client_factory import one_thread
 from fedapps.engines.inline import InlineGrid
@@ -50,6 +51,10 @@ def export(arguments: argparse.Namespace) -> int:
     metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
     if (scale := scale_of(settings, task, arguments.client)) is not None:  # for whoever loads it without this project
         metadata |= {name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")}
+    if hasattr(task, "input_scale"):
+        metadata |= {name: json.dumps(values) for name, values in task.input_scale(settings.num_clients).items()}
+    if hasattr(task, "target_scale"):  # what is predicted is center + scale * output
+        metadata |= {f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist()) for name in ("center", "scale")}
     save_file(arrays, out, metadata=metadata)
     print(f"written: {out} ({', '.join(f'{name} {value}' for name, value in scores.items())})")
     if arguments.program:
@@ -99,10 +104,12 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
         raise UserError(f"method = {settings.method!r}: its clients are scored with no torch model of their own")
     parameters, config = message(settings, task, run)
     tensors, metrics = client.personal_state_dict(parameters, config)
-    if abs(float(metrics["accuracy"]) - float(row["accuracy"])) > TOLERANCE:
+    name = leading_of(metrics)
+    now, then = float(metrics[name]), float(row[name])
+    if abs(now - then) > TOLERANCE * (then if lower_is_better(name) else 1.0):  # an error has the targets' units
         raise UserError(
-            f"{folder}: client {number} was scored with accuracy {float(row['accuracy']):.4f}, and what it keeps there has "
-            f"{float(metrics['accuracy']):.4f}: run with checkpoints or client-store=disk, and leave clients/ as it is"
+            f"{folder}: client {number} was scored with {name} {then:.4f}, and what it keeps there has {now:.4f}: "
+            "run with checkpoints or client-store=disk, and leave clients/ as it is"
         )
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return client, {"method": settings.method, "client": number, "round": config["server-round"], **numbers}, tensors

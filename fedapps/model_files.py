@@ -21,6 +21,7 @@ SETTINGS = "settings"
 KEYS = (
     "task", "seed", "model.name", "model.head", "data.image", "data.features", "data.shape", "data.channels", "data.label",
     "data.resize", "data.standardise", "sites.labels", "sites.shape", "sites.columns", "tabular.label", "tabular.split",
+    "regression.label", "regression.split", "regression.loss", "regression.center", "regression.scale",
     "train.learning-rate", "train.momentum", "train.weight-decay", "train.batch-size",
 )  # fmt: skip
 
@@ -29,7 +30,7 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
     """Return the metadata that describe the net of a run; {} where a site could not read samples for it."""
     flat = settings.flat()
     if not settings.sites.own:
-        if not getattr(task, "deals_samples", False) or task.standardise == "sums":
+        if not getattr(task, "deals_samples", False) or hasattr(task, "target_scale") or task.standardise == "sums":
             return {}
         labels, shape = ",".join(task.images.classes), ",".join(map(str, task.image_shape))
         flat |= {"task": "classification", "sites.labels": labels, "sites.shape": shape, "data.standardise": task.standardise}

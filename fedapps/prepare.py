@@ -14,6 +14,7 @@ from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.data.sources import is_local
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method
+from fedapps.models.options import local_name
 from fedapps.own_code import guarded
 from fedapps.results.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.settings import Settings, default_config, read_settings
@@ -37,6 +38,7 @@ def completed(given: Mapping[str, Any]) -> Settings:
         settings = replace(
             settings, model=replace(settings.model, weights=str(Path(settings.model.weights).expanduser().absolute()))
         )
+    settings = replace(settings, model=replace(settings.model, name=local_name(settings.model.name)))
     if settings.data.synthetic:
         settings = replace(
             settings, data=replace(settings.data, synthetic=str(Path(settings.data.synthetic).expanduser().absolute()))
@@ -60,8 +62,9 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
     check_sizes(settings)
     with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)
-    if settings.model.name == BY_SHAPE and hasattr(task, "image_shape"):  # so that results name the net
-        settings = replace(settings, model=replace(settings.model, name=net_for(task.image_shape)))
+    usual = task.usual_net if hasattr(task, "usual_net") else net_for(task.image_shape) if hasattr(task, "image_shape") else ""
+    if settings.model.name == BY_SHAPE and usual:  # so that results name the net
+        settings = replace(settings, model=replace(settings.model, name=usual))
     check_strategy(settings, task)
     if not settings.sites.own:
         check_client(settings, task)

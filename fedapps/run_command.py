@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +20,7 @@ from fedapps.progress import Progress
 from fedapps.results.compare import summary_table
 from fedapps.results.reader import read_run
 from fedapps.results.report import sections_of, write_report
+from fedapps.results.watching import watched
 from fedapps.results.writer import all_written, set_status, status_of
 from fedapps.settings import Settings
 from fedapps.toml_text import parse_assignment, read_toml
@@ -91,17 +91,6 @@ def carry_out(settings: Settings, arguments: argparse.Namespace, console: Consol
     if status not in ("completed", "interrupted"):
         raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
     return settings, status
-
-
-@contextmanager
-def watched(folder: Path, wanted: bool) -> Iterator[None]:
-    """Let a process of its own serve a page that follows the run in ``folder``; it ends with this one, however that ends."""
-    if not wanted:
-        yield
-        return
-    command = [sys.executable, "-m", "fedapps", "watch", str(folder), "--until-end-of-input"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # Ctrl-C is for the run
-        yield  # then its standard input is closed, and its end waited for
 
 
 def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:

@@ -30,7 +30,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.boosting.forest import Forest
-from algorithms.boosting.histogram_trees import Growth
+from algorithms.boosting.histogram_trees import NUMBER, Growth
 from algorithms.boosting.step_sizes import LOSS_NAMES
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
@@ -55,7 +55,7 @@ class HistogramBoostingOptions(Options):
     max_step: float = option(4.0, "longest Newton step of a leaf, before the learning rate", low=0, open_low=True)
     bins: int = option(32, "bins of a feature, beside the one of missing values", low=2, high=65_536)
     cells: int = option(512, "cells of a feature in which values are counted to find the bins", low=2, high=65_536)
-    loss: str = option("cross-entropy", "loss of a row", choices=LOSS_NAMES)
+    loss: str = option("cross-entropy", "loss of a row; of numbers to predict the squared error", choices=LOSS_NAMES)
     standardise: bool = option(False, "bins of what each client standardised and filled by itself, not of the values as they are")
 
     @property
@@ -67,15 +67,20 @@ class HistogramBoostingOptions(Options):
 class HistogramBoosting(FedAvg):
     """Histogram boosting of rows with ``num_features`` numbers; keyword arguments as in FedAvg. ``forest``: the current function.
 
+    ``numbers``: clients have standardised numbers to predict, in place of labels; the loss is then the squared error.
+
     The model of a run is the arrays of the forest (``Forest.to_arrays``): a run starts from such arrays if it is given them.
     """
 
     capabilities = Capabilities(replies="sums", aggregation="uniform average")
 
-    def __init__(self, num_features: int, options: HistogramBoostingOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, num_features: int, options: HistogramBoostingOptions | None = None, numbers: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(weights="uniform", **kwargs)
         check_range("num_features", num_features, 1)
         self.num_features, self.options = num_features, options or HistogramBoostingOptions()
+        self.loss = NUMBER if numbers else self.options.loss
         self.forest = Forest.new(num_features, self.options.depth)
         self._names: dict[int, ClientId] = {}
 
@@ -86,11 +91,11 @@ class HistogramBoosting(FedAvg):
 
     def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
         """Return the loss, and how many numbers are wanted."""
-        return {"loss": self.options.loss, "sums": self.forest.length()}
+        return {"loss": self.loss, "sums": self.forest.length()}
 
     def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
         """Return the loss."""
-        return {"loss": self.options.loss}
+        return {"loss": self.loss}
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the forest, and ask for the sums that its next step needs."""
@@ -111,14 +116,14 @@ class HistogramBoosting(FedAvg):
             if reply.has_error():
                 continue
             sums = read(next(iter(arrays_of(reply.content)[0].values()))).astype(np.int64)
-            if fault := self.forest.fault(sums, o.loss):
+            if fault := self.forest.fault(sums, self.loss):
                 log(WARNING, "client %s left out: %s", self._names.get(reply.metadata.src_node_id, "?"), fault)
                 continue
             total += sums
             used.append(reply.content)
         if not used or not total.any():
             return None, None
-        self.forest.step(total, o.growth, o.loss, o.cells, o.bins)
+        self.forest.step(total, o.growth, self.loss, o.cells, o.bins)
         metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         return self._model(), MetricRecord({**metrics, "trees": self.forest.finished})
 

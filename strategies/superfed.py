@@ -17,7 +17,8 @@ itself, ``superfed-pooled-loss`` (the clients' pooled curve at the last evaluati
 If evaluation replies hold ``lambda-grid``, ``lambda-accuracy``, ``lambda-validation-loss`` (over that grid) and ``validation-samples``,
 ``pooled-accuracy`` is the mean test accuracy at the one lambda (``pooled-lambda``) that has the least validation loss over all clients.
 Where they also hold ``lambda-validation-noise``, that of the curve, ``shrunk-accuracy`` is the mean at the lambdas that the clients
-would choose by this evaluation's pooled curve, and ``shrink-samples`` is k.
+would choose by this evaluation's pooled curve, and ``shrink-samples`` is k. Where numbers are predicted, ``rmse`` takes the place of
+``accuracy`` in these names.
 """
 
 import math
@@ -31,6 +32,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_choice
+from algorithms.common.measures import LEADING
 from algorithms.common.options import Options, option
 from algorithms.personal.choice import least, pooled_curve, shrinkage, shrunk
 from strategies.base.client_grid import clients_of
@@ -132,22 +134,23 @@ class SuPerFed(FedAvg):
             self.draws, self.pool = float(state["draws"]), np.asarray(state["pool"], dtype=np.float64)
 
 
-CURVES = ("lambda-grid", "lambda-accuracy", "lambda-validation-loss")
+CURVES = ("lambda-grid", "lambda-validation-loss")
 
 
 @dataclass(frozen=True)
 class Curves:
     """The curves of some clients over one ``grid`` of lambda.
 
-    ``accuracies`` (of test samples), ``losses`` (of validation samples): shape (clients, grid). ``samples`` (clients,): of validation;
-    ``noise`` (some clients,): of their losses, as of ``algorithms.personal.choice.half_noise``.
+    ``scores`` (of test samples; ``name``: which leading score), ``losses`` (of validation samples): shape (clients, grid). ``samples``
+    (clients,): of validation; ``noise`` (some clients,): of their losses, as of ``algorithms.personal.choice.half_noise``.
     """
 
     grid: tuple[float, ...]
-    accuracies: Floats
+    scores: Floats
     losses: Floats
     samples: Floats
     noise: Floats
+    name: str = "accuracy"
 
     @property
     def pooled(self) -> Floats:
@@ -164,31 +167,33 @@ class Curves:
         """Return what one lambda for all would give, and the clients' choice by their shrunk curves."""
         pooled = self.pooled
         best = int(np.argmin(pooled))
-        found = {"pooled-accuracy": float(self.accuracies[:, best].mean()), "pooled-lambda": float(self.grid[best])}
+        found = {f"pooled-{self.name}": float(self.scores[:, best].mean()), "pooled-lambda": float(self.grid[best])}
         if not len(self.noise):
             return found
         chosen = [least(shrunk(own, pooled, int(n), self.k)) for own, n in zip(self.losses, self.samples, strict=True)]
-        shrunk_accuracy = float(self.accuracies[np.arange(len(chosen)), chosen].mean())
-        return {**found, "shrunk-accuracy": shrunk_accuracy, "shrink-samples": min(self.k, float(self.samples.sum()))}
+        at_shrunk = float(self.scores[np.arange(len(chosen)), chosen].mean())
+        return {**found, f"shrunk-{self.name}": at_shrunk, "shrink-samples": min(self.k, float(self.samples.sum()))}
 
 
 def collected(metrics: list[dict[str, Any]]) -> Curves | None:
     """Return the curves of the clients whose curves are complete, on the grid that most of them have; ``None`` if there is none."""
-    whole = [one for one in metrics if _complete(one)]
+    found = {name: [one for one in metrics if _complete(one, f"lambda-{name}")] for name in LEADING}
+    name = max(found, key=lambda name: len(found[name]))  # what most of them know
+    whole = found[name]
     if not whole:
         return None
     grid = most_common([tuple(one["lambda-grid"]) for one in whole])
     whole = [one for one in whole if tuple(one["lambda-grid"]) == grid]
-    accuracies, losses = (np.array([one[name] for one in whole], dtype=float) for name in CURVES[1:])
+    scores, losses = (np.array([one[key] for one in whole], dtype=float) for key in (f"lambda-{name}", CURVES[1]))
     samples = np.array([one["validation-samples"] for one in whole], dtype=float)
     noise = [one.get("lambda-validation-noise") for one in whole]
     known = [n for n in noise if isinstance(n, int | float) and math.isfinite(n) and n >= 0]
-    return Curves(grid, accuracies, losses, samples, np.array(known, dtype=float))
+    return Curves(grid, scores, losses, samples, np.array(known, dtype=float), name)
 
 
-def _complete(metrics: Mapping[str, Any]) -> bool:
+def _complete(metrics: Mapping[str, Any], score: str) -> bool:
     """Return whether a client's curves are lists of finite numbers of one length, and its number of samples positive."""
-    curves, samples = [metrics.get(name) for name in CURVES], metrics.get("validation-samples")
+    curves, samples = [metrics.get(name) for name in (*CURVES, score)], metrics.get("validation-samples")
     if not all(isinstance(curve, list) and curve and all(math.isfinite(value) for value in curve) for curve in curves):
         return False
     alike = len({len(curve) for curve in curves if isinstance(curve, list)}) == 1

@@ -1,5 +1,10 @@
 """What several tests share: runs on the in-process grid, clients whose result is known by hand, small data and nets."""
 
+import contextlib
+import http.client
+import socket
+import threading
+
 import numpy as np
 import pytest
 from flwr.client import NumPyClient
@@ -8,6 +13,29 @@ from fedapps.testing.problems import arrays_of as arrays_of
 from fedapps.testing.problems import blobs as blobs
 from fedapps.testing.problems import simulate as simulate
 from fedapps.testing.problems import small_net as small_net
+
+
+@contextlib.contextmanager
+def scraped(port, connect=lambda port: socket.create_connection(("127.0.0.1", port), 5)):
+    """Ask a page of counters meanwhile until it is there, and yield the list that its answer is put into."""
+    pages, ended = [], threading.Event()
+
+    def ask():
+        while not pages and not ended.wait(0.3):
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                connection.sock = connect(port)
+                with contextlib.closing(connection):
+                    connection.request("GET", "/metrics")
+                    pages.append(connection.getresponse().read().decode())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield pages
+    finally:
+        ended.set()
+        thread.join()
 
 
 def assert_same(a, b, where="", skip=lambda key: key == "seconds"):

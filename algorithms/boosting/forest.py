@@ -24,6 +24,8 @@ from algorithms.boosting.histogram_trees import (
     leaf_sums,
     start_value,
     sums_fault,
+    total_fault,
+    total_of,
 )
 
 NAMES = ("stage", "base", "edges", "sizes", "feature", "threshold", "left", "value")
@@ -125,13 +127,13 @@ class Forest:
         cells = int(widths(self.edges).sum())
         return 2 + cells if self.stage < GROW else len(self.open_leaves()) * CHANNELS * cells
 
-    def sums(self, x: NDArray[np.float32], y: NDArray[np.int64], values: Floats, loss: str) -> Ints:
+    def sums(self, x: NDArray[np.float32], y: NDArray[Any], values: Floats, loss: str) -> Ints:
         """Return a client's part of what is needed (:meth:`length`,), given the function's values (n,) at its rows.
 
-        For bins: rows, those with label 1, counts by cell. For trees: G, H and n by leaf, feature and bin.
+        For bins: rows, those with label 1 (of numbers: their total), counts by cell. For trees: G, H and n by leaf, feature and bin.
         """
         if self.stage < GROW:
-            return np.concatenate([[len(y), int(y.sum())], counted(x, self.edges)]).astype(np.int64)
+            return np.concatenate([[len(y), total_of(loss, y)], counted(x, self.edges)]).astype(np.int64)
         leaves = self.open_leaves()
         place = np.full(2 ** (self.stage - GROW), -1, np.int64)
         place[leaves] = np.arange(len(leaves))
@@ -144,8 +146,10 @@ class Forest:
         if self.stage >= GROW:
             return sums_fault(self._by_leaf(sums), self.edges, loss)
         rows, ones, counts = int(sums[0]), int(sums[1]), sums[2:]
-        if not 0 <= ones <= rows or (counts < 0).any():
-            return f"{ones} rows of label 1 among {rows}, or counts below 0"
+        if fault := total_fault(loss, rows, ones):
+            return fault
+        if (counts < 0).any():
+            return "counts below 0"
         return "" if (np.add.reduceat(counts, starts(self.edges)) == rows).all() else "a feature has other than one value a row"
 
     def _by_leaf(self, sums: Ints) -> Ints:

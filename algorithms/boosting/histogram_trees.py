@@ -17,6 +17,7 @@ arXiv 2207.09682 (far coarser gradients do).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 #: A derivative of 1 as a whole number.
 UNIT = 2**16
-#: Largest |g| and h of a row, by loss: cross-entropy of a logit, square of a value whose target is -1 or 1 (gradients are cut).
-BOUNDS = {"cross-entropy": (1.0, 0.25), "square": (2.0, 1.0)}
+#: The loss of predicted numbers, half the squared error of a standardised target.
+NUMBER = "number"
+#: Largest |g| and h of a row, by loss: cross-entropy of a logit, square of a value whose target is -1 or 1 (gradients are cut), half
+#: the square of a standardised error (cut at eight deviations: beyond, a row draws as one whose loss is absolute).
+BOUNDS = {"cross-entropy": (1.0, 0.25), "square": (2.0, 1.0), NUMBER: (8.0, 1.0)}
 #: Splits that gain less are rounding.
 LEAST_GAIN = 1e-12
 CHANNELS = 3
@@ -62,9 +66,11 @@ class Splits:
     children: Floats
 
 
-def derivatives(loss: str, values: Floats, y: NDArray[np.int64]) -> tuple[Ints, Ints]:
-    """Return g and h (n,) in units of 1 / UNIT, at values (n,) of rows with labels 0 or 1."""
-    if loss == "square":
+def derivatives(loss: str, values: Floats, y: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return g and h (n,) in units of 1 / UNIT, at values (n,) of rows with labels 0 or 1, or with standardised targets."""
+    if loss == NUMBER:
+        g, h = values - y, np.ones(len(y))
+    elif loss == "square":
         g, h = values - (2.0 * y - 1.0), np.ones(len(y))
     else:
         likely = 0.5 + 0.5 * np.tanh(0.5 * values)
@@ -73,8 +79,29 @@ def derivatives(loss: str, values: Floats, y: NDArray[np.int64]) -> tuple[Ints, 
     return np.rint(UNIT * np.clip(g, -bound, bound)).astype(np.int64), np.rint(UNIT * h).astype(np.int64)
 
 
+def total_of(loss: str, y: NDArray[Any]) -> int:
+    """Return what the start value needs of rows: how many have label 1, or the sum of their targets in units of 1 / UNIT."""
+    if loss != NUMBER:
+        return int(y.sum())
+    bound = BOUNDS[NUMBER][0]
+    return int(np.rint(UNIT * np.clip(y, -bound, bound)).astype(np.int64).sum())
+
+
+def total_fault(loss: str, rows: int, total: int) -> str:
+    """Return why ``total`` cannot be that of so many rows, or ""."""
+    if loss == NUMBER:
+        bound = BOUNDS[NUMBER][0]
+        return "" if rows >= 0 and abs(total) <= rows * bound * UNIT else f"targets of more than {bound:g} deviations a row"
+    return "" if 0 <= total <= rows else f"{total} rows of label 1 among {rows}, or counts below 0"
+
+
 def start_value(loss: str, rows: int, ones: int) -> float:
-    """Return the best constant for so many rows, of which ``ones`` have label 1; bounded where all have the same."""
+    """Return the best constant for so many rows, of which ``ones`` have label 1; bounded where all have the same.
+
+    Of numbers ``ones`` is their total, and the best constant the mean.
+    """
+    if loss == NUMBER:
+        return ones / UNIT / rows
     share = (ones + 0.5) / (rows + 1.0)
     return 2.0 * share - 1.0 if loss == "square" else float(np.log(share / (1.0 - share)))
 

@@ -10,12 +10,31 @@ Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter 
 """
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.floating]
 IntArray = npt.NDArray[np.integer]
+#: What stands for how well a model does, one for each kind of task: classes, numbers.
+LEADING = ("accuracy", "rmse")
+#: Words in the names of measures of which less is better.
+_LOWER = frozenset({"loss", "rmse", "mae", "mse"})
+
+
+def leading_of(scores: Iterable[str]) -> str:
+    """Return the name of the leading score among those of a model. Raises ``KeyError`` without one."""
+    names = set(scores)
+    for name in LEADING:
+        if name in names:
+            return name
+    raise KeyError(f"no leading score among {', '.join(sorted(names))}: a task has one of {', '.join(LEADING)}")
+
+
+def lower_is_better(name: str) -> bool:
+    """Return whether less is better of a measure by its name: ``rmse-mean``, ``global-loss``."""
+    return not _LOWER.isdisjoint(name.split("-"))
 
 
 def topk_accuracy(scores: FloatArray, labels: IntArray, k: int = 1) -> float:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # a client with trees has its samples as arrays, and does wit
 class Split:
     """One part of a client's samples: inputs ``x`` (n, ...) and labels ``y`` (n,), or (n, length) for sequences, int64.
 
+    Where numbers are predicted, ``y`` is (n, targets), float32.
+
     ``groups`` (n, G), bool, if measures by group are wanted: whether a sample is of a group; it may be of none.
     """
 
@@ -56,7 +58,7 @@ class ArraySplit:
     """One part of a client's samples as NumPy arrays, like :class:`Split`."""
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     groups: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:

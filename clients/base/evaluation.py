@@ -1,5 +1,7 @@
 """Losses and metrics of clients: for classification, binary classification with one logit, and next-token prediction.
 
+Those for numbers to predict: ``regression.py``.
+
 Metrics are computed over the whole set, never as a mean over mini-batches. ``test-samples`` is the number of samples that the accuracy
 is a mean over; where the samples have groups, ``group-sums`` is the list of ``algorithms.fairness.groups``, flattened.
 """
@@ -52,14 +54,17 @@ def _by_group(data: Split, predicted: IntArray, confidence: FloatArray, classes:
 class Objective:
     """A client's objective: ``loss(outputs, y)`` is minimised in training (a mean over samples), ``score(model, data)`` evaluates.
 
-    ``score`` returns at least ``accuracy`` and ``loss``, over all samples of a split.
+    ``score`` returns at least ``loss`` and a leading score (``algorithms.common.measures.LEADING``), over all samples of a split.
+    ``by_sample``: the loss is the mean of the losses of single samples, all with the same weight: mini-batches may be filled up by
+    samples that do not count (``clients.base.blocks``).
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[nn.Module, Split], Scores]
+    by_sample: bool = False
 
 
-CLASSIFICATION = Objective(functional.cross_entropy, score)
+CLASSIFICATION = Objective(functional.cross_entropy, score, by_sample=True)
 
 
 # --- one logit -------------------------------------------------------------------------------------------------------
@@ -78,7 +83,7 @@ def score_binary(model: nn.Module, data: Split) -> Scores:
     return binary_scores(logits.cpu().double().numpy(), data.y.cpu().numpy(), float(binary_loss(logits, data.y)), groups)
 
 
-BINARY = Objective(binary_loss, score_binary)
+BINARY = Objective(binary_loss, score_binary, by_sample=True)
 
 
 # --- the next token --------------------------------------------------------------------------------------------------

@@ -5,15 +5,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.measures import auroc
+from algorithms.common.measures import auroc, leading_of, lower_is_better
+from algorithms.common.target_errors import error_sums, errors_of
 from algorithms.fairness.groups import group_sums
 
 Scores = dict[str, Any]
+#: The list of ``algorithms.common.target_errors.error_sums``, flattened.
+ERROR_SUMS = "error-sums"
 
 
 def as_global(scores: Scores) -> dict[str, float]:
-    """Return accuracy and loss under the names for the global model (personalised methods report both models)."""
-    return {"global-accuracy": scores["accuracy"], "global-loss": scores["loss"]}
+    """Return leading score and loss under the names for the global model (personalised methods report both models)."""
+    name = leading_of(scores)
+    return {f"global-{name}": scores[name], "global-loss": scores["loss"]}
+
+
+def higher_is_better(scores: Scores) -> float:
+    """Return the leading score, or its negative where lower is better."""
+    name = leading_of(scores)
+    return -float(scores[name]) if lower_is_better(name) else float(scores[name])
+
+
+def regression_scores(predicted: NDArray[np.float64], targets: NDArray[np.float64], loss: float) -> Scores:
+    """Return loss, rmse, mae, r2 and error-sums of predictions and targets (n, targets), in the targets' own units."""
+    sums = error_sums(predicted, targets)
+    return {**errors_of(len(targets), sums), "loss": loss, "test-samples": len(targets), ERROR_SUMS: sums.ravel().tolist()}
 
 
 def binary_scores(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedapps.data.sources import label_column
 from fedapps.errors import UserError
 
 BATCH = 1000
@@ -117,6 +118,30 @@ def read_numbers(data: Any, columns: list[str], source: str, shape: tuple[int, .
             "fill or drop them, or name other columns (data.features)"
         )
     return _as_planes(out, columns, source, shape, channels)
+
+
+def targets_of(data: Any, source: str, label: str) -> npt.NDArray[np.float64]:
+    """Return the numbers to predict (N, targets) in a column ("": detected by name), one or an array a sample. Raises ``UserError``."""
+    name = label_column(data.features, source, label)
+    setting = f"data.label = {name!r}"
+    if depths_of(data)[name] is None:
+        raise UserError(
+            f"{setting}: holds {_kind(data, name)} in {source}, and regression predicts numbers: name another column, or choose "
+            "task = 'classification'"
+        )
+    values = _values(data.select_columns([name]).with_format("arrow")[:][name], name, source, 0).astype(np.float64)
+    out = values.reshape(len(values), -1)
+    wrong = ~np.isfinite(out).all(1)
+    if wrong.any():
+        raise UserError(
+            f"{setting}: {int(wrong.sum())} of {len(out)} samples of {source} hold NaN, infinity or no value (first: row "
+            f"{int(np.argmax(wrong))}): fill or drop them"
+        )
+    constant = np.flatnonzero(np.ptp(out, axis=0) == 0)
+    if len(constant):
+        which = f" at place {constant[0] + 1}" if out.shape[1] > 1 else ""
+        raise UserError(f"{setting}: has one and the same value{which} in every sample of {source}: there is nothing to predict")
+    return out
 
 
 def _as_planes(out: npt.NDArray[Any], columns: list[str], source: str, shape: tuple[int, ...], channels: str) -> npt.NDArray[Any]:

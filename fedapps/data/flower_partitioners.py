@@ -40,7 +40,7 @@ def with_column(images: Images, options: DataOptions) -> Images:
     """Return the images with the values of the column that the partitioner goes by, if it is not the one of the classes."""
     column = column_by(options)
     if column in ("", LABEL, options.label):
-        return images
+        return images if images.targets is None else replace(images, by=images.targets[:, 0])
     source = options.source
     if source == "digits":
         raise UserError(f"data.partition-arguments: partition_by = {column!r}: the digits have no such column")
@@ -72,6 +72,14 @@ def column_by(options: DataOptions) -> str:
     if named is not None and not isinstance(named, str):
         raise UserError(f"data.partition-arguments: partition_by = {named!r}: must be the name of a column, in quotation marks")
     return named or LABEL
+
+
+def goes_by_classes(options: DataOptions) -> bool:
+    """Return whether a partitioner goes by what is predicted, and needs that to be a class."""
+    if not options.partition.startswith(FLOWER) or options.partition.endswith("ContinuousPartitioner"):
+        return False
+    takes = "partition_by" in inspect.signature(_class_of(options)).parameters
+    return takes and column_by(options) in (LABEL, options.label)
 
 
 def number_of_clients(images: Images, options: DataOptions) -> int:

@@ -37,7 +37,7 @@ class Images:
     ``held_back`` (N,) those to choose models by; None without such parts. ``numbers``: the floats are in units of their own, not in
     [0, 1]. ``classes``: what the labels were called. ``by`` (N,): values of the column that a partitioner goes by, if that is not the
     one of the labels. ``columns``: what a sample consists of, where columns of numbers were found, and ``texts`` those that hold text
-    and were left out.
+    and were left out. ``targets`` (N, targets): the numbers to predict, where these are no classes; all labels are then 0.
     """
 
     pixels: npt.NDArray[Any]
@@ -54,10 +54,11 @@ class Images:
     held_back: npt.NDArray[np.bool_] | None = None
     columns: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    targets: npt.NDArray[np.float64] | None = None
 
     def take(self, rows: npt.NDArray[Any]) -> "Images":
         """Return the samples with these numbers, or where a mask is true."""
-        others = ("natural", "group", "held_out", "held_back", "by")
+        others = ("natural", "group", "held_out", "held_back", "by", "targets")
         taken: dict[str, Any] = {name: None if (values := getattr(self, name)) is None else values[rows] for name in others}
         return replace(self, pixels=self.pixels[rows], labels=self.labels[rows], **taken)
 
@@ -70,14 +71,17 @@ class Images:
         return np.flatnonzero(kept)
 
 
-def read_images(options: DataOptions) -> Images:
+def read_images(options: DataOptions, targets: bool = False) -> Images:
     """Read the samples of ``data.split`` and ``data.test``; names of columns that are "" are detected, a natural id is then not read.
+
+    ``targets``: the label is a number to predict, or an array of them.
 
     Raises UserError, naming the setting at fault, for problems the user can fix.
     """
     if options.source == "digits":
         return _digits(options)
-    arrays, facts = cached(options.source, _asked(options), lambda data, parts: _decode(data, parts, options))
+    asked = _asked(options) | ({"targets": "1"} if targets else {})
+    arrays, facts = cached(options.source, asked, lambda data, parts: _decode(data, parts, options, targets))
     return Images(
         arrays["pixels"],
         np.array(arrays["labels"]),
@@ -90,6 +94,7 @@ def read_images(options: DataOptions) -> Images:
         classes=tuple(facts["classes"]),
         columns=tuple(facts.get("columns", ())),  # a cache of an earlier version has none
         texts=tuple(facts.get("texts", ())),
+        targets=np.array(arrays["targets"]) if targets else None,
     )
 
 
@@ -130,24 +135,36 @@ def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> np
     return arrays["pixels"]
 
 
-def read_named(options: DataOptions) -> tuple[npt.NDArray[Any], list[str]]:
-    """Read samples (N, C, H, W) and the label name of each, as given in the data set; the split ``data.test`` is not read."""
+def read_named(options: DataOptions, client: str = "") -> tuple[npt.NDArray[Any], list[str], list[str]]:
+    """Read samples (N, C, H, W), the label name of each, as given in the data set, and what each has in the column ``client``.
+
+    The split ``data.test`` is not read. ``client``: "@file" is the name of a sample's file, "" none. Raises UserError, naming the
+    settings ``data.`` and ``sites.client``.
+    """
 
     def decode(data: Any, *_: Any) -> Entry:
         import datasets
 
-        check_columns(data, options.source, {"data.image": options.image, "data.label": options.label})
+        named = {"data.image": options.image, "data.label": options.label, "data.natural-id": client}
+        check_columns(data, options.source, named)
         column = label_column(data.features, options.source, options.label)
         values, place = np.unique(column_of(data, column), return_inverse=True)
         declared = data.features[column]
         # The library numbers samples without a label -1.
         names = [declared.int2str(int(v)) if isinstance(declared, datasets.ClassLabel) and v >= 0 else str(v) for v in values]
-        return {"pixels": _inputs(data, options), "labels": place.astype(np.int64)}, {"names": names}
+        owner, owners = groups_of(data, client) if client else (np.zeros(len(data), np.int64), [""])
+        arrays = {"pixels": _inputs(data, read), "labels": place.astype(np.int64), "owner": owner}
+        return arrays, {"names": names, "owners": owners}
 
-    arrays, facts = cached(
-        options.source, _asked(replace(options, test="", natural_id="", partition="iid")) | {"named": "1"}, decode
+    read = replace(options, test="", natural_id=client, partition="iid")
+    try:
+        arrays, facts = cached(options.source, _asked(read) | {"named": "2"}, decode)
+    except UserError as error:
+        raise UserError(str(error).replace("data.natural-id", "sites.client")) from error
+    labels, owners = (
+        [facts[names][at] for at in arrays[key].tolist()] for names, key in (("names", "labels"), ("owners", "owner"))
     )
-    return arrays["pixels"], [facts["names"][place] for place in arrays["labels"].tolist()]
+    return arrays["pixels"], labels, owners
 
 
 def _digits(options: DataOptions) -> Images:
@@ -169,7 +186,7 @@ def _digits(options: DataOptions) -> Images:
     return Images(pixels, rows[:, -1].astype(np.int64), 10, classes=tuple(map(str, range(10))))
 
 
-def _decode(data: Any, parts: npt.NDArray[np.int64], options: DataOptions) -> Entry:
+def _decode(data: Any, parts: npt.NDArray[np.int64], options: DataOptions, targets: bool = False) -> Entry:
     """Turn a `datasets.Dataset`, whose samples are of the splits ``parts`` (N,), into arrays and facts."""
     source = options.source
     named = {
@@ -179,8 +196,15 @@ def _decode(data: Any, parts: npt.NDArray[np.int64], options: DataOptions) -> En
         "data.part": options.part,
     }
     check_columns(data, source, named)
-    labels, classes = labels_of(data, source, options.label)
-    arrays: dict[str, npt.NDArray[Any]] = {"pixels": _inputs(data, options), "labels": labels}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    if targets:
+        from fedapps.data.arrays import targets_of  # imported here: no other set needs it
+
+        arrays["targets"] = targets_of(data, source, options.label)
+        labels, classes = np.zeros(len(data), np.int64), ["0"]
+    else:
+        labels, classes = labels_of(data, source, options.label)
+    arrays |= {"pixels": _inputs(data, options), "labels": labels}
     names: list[str] = []
     if options.natural_id:
         arrays["natural"], names = groups_of(data, options.natural_id)

@@ -175,7 +175,9 @@ class SiteOptions(Options):
     labels: str = option("", "images: the classes, separated by commas, in the order of the model's outputs")
     shape: str = option("", "images: channels,height,width")
     columns: str = option("", "tables: the features, separated by commas; a category with its values: kind=a|b|c")
-    client: str = option("", 'tables: column whose values tell the clients of a site apart; "": a site is one client')
+    client: str = option(
+        "", 'column whose values tell the clients of a site apart; @file: a file a client, by its name; "": a site is one client'
+    )
 
     def check(self) -> None:
         """Check that the texts can be read and belong together."""
@@ -183,8 +185,10 @@ class SiteOptions(Options):
             raise ValueError("labels and shape go together: give both for images, columns for a table")
         if self.labels and self.columns:
             raise ValueError("columns are those of a table, labels those of images: give one of them")
-        if self.client and not self.columns:
-            raise ValueError(f"client = {self.client!r}: is a column of tables, which columns describe: give both")
+        if self.client and not self.own:
+            raise ValueError(
+                f"client = {self.client!r}: is a column of sites' own data, which labels or columns describe: give these"
+            )
         if self.labels and len(self.classes) < 2:
             raise ValueError(f"labels = {self.labels!r}: must be at least two different names, with a comma between them")
         if self.shape and (len(self.image) != 3 or min(self.image) < 1):

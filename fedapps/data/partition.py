@@ -31,9 +31,12 @@ Indices = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
-def load_images(options: DataOptions) -> Images:
-    """Read the image set, from the cache if it has been decoded before. Raises UserError for problems the user can fix."""
-    images = read_images(options if options.partition == "natural" else replace(options, natural_id=""))
+def load_images(options: DataOptions, targets: bool = False) -> Images:
+    """Read the image set, from the cache if it has been decoded before. Raises UserError for problems the user can fix.
+
+    ``targets``: what is to be predicted are numbers.
+    """
+    images = read_images(options if options.partition == "natural" else replace(options, natural_id=""), targets)
     images = flower_partitioners.with_column(images, options)
     return thinned(with_groups(images, options) if options.group else images, options)
 

@@ -25,6 +25,8 @@ from fedapps.errors import UserError
 # The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache avoids.
 LABEL_NAMES = ("label", "labels", "fine_label", "character", "y", "target", "class", "digit", "activity")
 HUB_SECONDS = 8.0
+#: What predicts numbers.
+REGRESSION = "task = 'regression'"
 #: The parts of a set: samples to train on, to validate with, to be scored on.
 TRAIN, VALIDATION, TEST = range(3)
 #: Endings of files, which no hub set's name has: one that is not there is not looked for elsewhere.
@@ -257,6 +259,8 @@ def labels_of(data: Any, source: str, label: str) -> tuple[npt.NDArray[np.int64]
     import datasets
 
     label = label_column(data.features, source, label)
+    if not isinstance(data.features[label], datasets.ClassLabel | datasets.Value):
+        raise UserError(f"data.label = {label!r}: holds no plain value per sample, name another of {', '.join(data.features)}")
     # Labels of a ClassLabel are class indices already; others (letters, 1..26) are numbered in sorted order.
     raw = column_of(data, label)
     declared = data.features[label]
@@ -265,11 +269,15 @@ def labels_of(data: Any, source: str, label: str) -> tuple[npt.NDArray[np.int64]
             raise UserError(f"data.label = {label!r}: {source} has samples without a label in this split")
         return raw.astype(np.int64), [str(name) for name in declared.names]
     if raw.dtype.kind == "f" and (raw != np.floor(raw)).any():
-        raise UserError(f"data.label = {label!r}: holds fractions in {source}, which are no classes: name another column")
+        raise UserError(
+            f"data.label = {label!r}: holds fractions in {source}, which are no classes: name another column, "
+            f"or predict numbers: {REGRESSION}"
+        )
     values, labels = np.unique(raw, return_inverse=True)
     if len(values) > max(20, len(raw) // 2):
         raise UserError(
             f"data.label = {label!r}: has {len(values)} different values in {len(raw)} samples of {source}: name a column of classes"
+            + (f", or predict numbers: {REGRESSION}" if values.dtype.kind in "iuf" else "")
         )
     return labels.astype(np.int64), _named(values)
 
@@ -314,7 +322,7 @@ def _named(values: npt.NDArray[Any]) -> list[str]:
 
 
 def label_column(features: Any, source: str, name: str) -> str:
-    """Return the label column: the named one, else one with a common name, else the only ClassLabel."""
+    """Return the label column: the named one, else one with a common name, else the only ClassLabel. It may hold arrays."""
     import datasets
 
     classes = [column for column in features if isinstance(features[column], datasets.ClassLabel)]
@@ -323,10 +331,7 @@ def label_column(features: Any, source: str, name: str) -> str:
         raise UserError(
             f"data.label: no label column found in {source}, name one of {', '.join(features)}, as data.label={list(features)[-1]}"
         )
-    column = name or (usual or classes)[0]
-    if not isinstance(features[column], datasets.ClassLabel | datasets.Value):
-        raise UserError(f"data.label = {column!r}: holds no plain value per sample, name another of {', '.join(features)}")
-    return column
+    return name or (usual or classes)[0]
 
 
 def column_of(data: Any, name: str) -> npt.NDArray[Any]:

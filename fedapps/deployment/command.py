@@ -184,7 +184,7 @@ def _logs(arguments: argparse.Namespace) -> int:
     program = deployment.sites[arguments.site] if arguments.site else deployment.superlink
     lines = program.words().splitlines()[-arguments.lines :]
     if json_log.chosen():
-        converter = json_log.Converter(site=arguments.site or "superlink")
+        converter = json_log.Converter(recorded=True, site=arguments.site or "superlink")
         lines = [converter.convert(line) for line in lines if line.strip()]
     print("\n".join(lines))
     return 0

@@ -7,6 +7,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 import clients
+from fedapps.errors import UserError
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.tasks.context import RunContext
 from strategies import FFGB, FFGBOptions
@@ -51,15 +52,26 @@ def boosting_client(variant: str) -> ClientFactory:
 
 
 def histogram_strategy(options: HistogramBoostingOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the strategy of histogram boosting for the features of a table."""
-    return HistogramBoosting(task.num_features, options)
+    """Return the strategy of histogram boosting for the features of a table. Raises ``UserError`` for what is none."""
+    numbers = hasattr(task, "target_scale")
+    if not hasattr(task, "arrays"):
+        raise UserError("method = 'histogram-boosting': grows trees on the columns of a table: name it in regression.source")
+    if numbers and task.num_outputs > 1:
+        raise UserError(
+            f"method = 'histogram-boosting': predicts one number, regression.label names {task.num_outputs}: choose one"
+        )
+    return HistogramBoosting(task.num_features, options, numbers)
 
 
 def histogram_client(
     options: HistogramBoostingOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
 ) -> NumPyClient:
     """Return a client of histogram boosting."""
-    return clients.HistogramBoostingClient(task.arrays(client_id, num_clients, options.standardise), client_id, store)
+    data = task.arrays(client_id, num_clients, options.standardise)
+    if not hasattr(task, "target_scale"):
+        return clients.HistogramBoostingClient(data, client_id, store)
+    scale = task.target_scale
+    return clients.HistogramBoostingClient(scale.of_data(data), client_id, store, float(scale.scale[0]))
 
 
 METHODS: dict[str, Method] = {
@@ -103,7 +115,7 @@ METHODS: dict[str, Method] = {
         client=histogram_client,
         options=HistogramBoostingOptions,
         table="histogram-boosting",
-        tasks=("tabular",),
+        tasks=("tabular", "regression"),
         defaults={"num-rounds": 152, "evaluate-every": 10},
     ),
 }

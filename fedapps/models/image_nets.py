@@ -22,6 +22,7 @@ from algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
 from fedapps.models import aaggff_nets, superfed_nets
 from fedapps.models.base import Classifier, Shape, draw_weights
+from fedapps.models.options import PREFIX
 from fedapps.models.own_net import build_own
 from fedapps.registered import reference_of
 
@@ -29,6 +30,11 @@ from fedapps.registered import reference_of
 def logistic(shape: Shape, num_classes: int) -> Classifier:
     """Multinomial logistic regression on the pixels. All parameters are head: there is no body to share."""
     return Classifier(nn.Flatten(), _dense(_size(shape), num_classes))
+
+
+def linear(shape: Shape, num_outputs: int) -> Classifier:
+    """Linear regression: the net of :func:`logistic`, by the name that it has where its outputs are numbers."""
+    return logistic(shape, num_outputs)
 
 
 def mlp(shape: Shape, num_classes: int) -> Classifier:
@@ -142,6 +148,7 @@ MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
     "efficientnet-b0": aaggff_nets.EfficientNetB0,
     "mobilevit-xxs": aaggff_nets.MobileViTXXS,
     "m5": aaggff_nets.M5,
+    "linear": linear,
 }
 # The same nets with a pretrained body.
 PRETRAINED: dict[str, Callable[[Shape, int], Classifier]] = {"efficientnet-b0": aaggff_nets.pretrained_efficientnet_b0}
@@ -149,7 +156,7 @@ NAMES = tuple(MODELS)
 # Stands for cnn-1d if samples are windows of several channels, else for mlp.
 BY_SHAPE = "auto"
 # Nets without convolutions, which take samples of any shape.
-DENSE: tuple[str, ...] = ("logistic", "mlp", "mcmahan-2nn", "two-nn", "mlp-32-32")
+DENSE: tuple[str, ...] = ("logistic", "mlp", "mcmahan-2nn", "two-nn", "mlp-32-32", "linear")
 # Nets for samples with one row, and those that only take images of one or three channels.
 ONE_ROW = ("cnn-1d", "m5")
 ONE_OR_THREE = ("efficientnet-b0",)
@@ -164,8 +171,8 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
     """
     name = net_for(input_shape) if name == BY_SHAPE else name
     own = name not in MODELS and reference_of("model.name", name)
-    if own and not pretrained:
-        return build_own(name, input_shape, num_classes, seed)
+    if own and (not pretrained or name.startswith(PREFIX)):
+        return build_own(name, input_shape, num_classes, seed, pretrained)
     if name not in MODELS and not own:
         raise UserError(unknown(name, NAMES))
     if pretrained and name not in PRETRAINED:

@@ -2,7 +2,8 @@
 
 ``build`` is a function or a class. It is called with those of ``input_shape`` (channels, height, width), ``num_classes`` and ``seed``
 that it has parameters for, and returns a module that maps samples (n, C, H, W), float, to logits (n, num_classes).
-``torchvision:NAME`` and ``timm:NAME`` are the nets of these libraries by their names there.
+``torchvision:NAME`` and ``timm:NAME`` are the nets of these libraries by their names there, ``transformers:NAME`` those of
+``fedapps.models.transformers_nets``.
 """
 
 import importlib
@@ -16,18 +17,22 @@ from torch import nn
 from algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
 from fedapps.models.base import Shape
+from fedapps.models.options import PREFIX
+from fedapps.models.transformers_nets import image_classifier
 from fedapps.own_code import load
 from fedapps.registered import reference_of
 
 KEY = "model.name"
 
 
-def build_own(name: str, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
+def build_own(name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False) -> nn.Module:
     """Return the net ``name``; weights that it draws follow from ``seed``, and the global random state is not changed.
+
+    ``pretrained``: with the weights that are kept for it, which only nets of transformers have.
 
     Raises ``UserError`` if there is none, if it cannot be built, or if its outputs have another shape.
     """
-    build = _hub(name, input_shape[0]) or load(KEY, reference_of(KEY, name) or name, name)
+    build = _hub(name, input_shape, pretrained) or load(KEY, reference_of(KEY, name) or name, name)
     if not callable(build):
         raise UserError(f"{KEY} = {name!r}: is a {type(build).__name__}, no function or class that makes a net")
     offered = {"input_shape": input_shape, "num_classes": num_classes, "seed": seed}
@@ -59,8 +64,10 @@ def asked_for(name: str, build: Callable[..., Any], offered: dict[str, Any]) -> 
     return chosen
 
 
-def _hub(name: str, channels: int) -> Callable[..., nn.Module] | None:
-    """Return what builds a net of a library that keeps many, untrained; ``None`` if ``name`` names none."""
+def _hub(name: str, shape: Shape, pretrained: bool) -> Callable[..., nn.Module] | None:
+    """Return what builds a net of a library that keeps many; ``None`` if ``name`` names none."""
+    if name.startswith(PREFIX):
+        return lambda num_classes: image_classifier(name, shape, num_classes, pretrained)
     library, _, net = name.partition(":")
     if library not in ("torchvision", "timm"):
         return None
@@ -70,7 +77,7 @@ def _hub(name: str, channels: int) -> Callable[..., nn.Module] | None:
         raise UserError(f"{KEY} = {name!r}: {library} is not installed: pip install 'fedapps[vision]'") from None
     if library == "torchvision":
         return lambda num_classes: module.get_model(net, weights=None, num_classes=num_classes)
-    return lambda num_classes: module.create_model(net, num_classes=num_classes, in_chans=channels)
+    return lambda num_classes: module.create_model(net, num_classes=num_classes, in_chans=shape[0])
 
 
 @torch.no_grad()

@@ -1,11 +1,12 @@
 """Weights that a run starts from, from a safetensors file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
@@ -20,6 +21,12 @@ def read_weights(net: nn.Module, file: str) -> None:
         found = load_file(file)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{key}: is no safetensors file: {error}") from None
+    check_arrays(key, found, net)
+    net.load_state_dict(found)
+
+
+def check_arrays(key: str, found: Mapping[str, Tensor], net: nn.Module) -> None:
+    """Raise ``UserError``, which begins with ``key``, unless arrays have the names and shapes of the net's, and finite values."""
     wanted = net.state_dict()
     for name in [*wanted, *found]:
         if name not in found:
@@ -34,4 +41,3 @@ def read_weights(net: nn.Module, file: str) -> None:
             )
         if found[name].is_floating_point() and not bool(torch.isfinite(found[name]).all()):
             raise UserError(f"{key}: array {name!r} holds values that are not finite")
-    net.load_state_dict(found)

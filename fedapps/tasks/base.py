@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from algorithms.common.seeds import derived_seed
+from algorithms.common.turns import seat
 from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData
 from fedapps.errors import UserError
@@ -35,6 +36,7 @@ class TorchTask:
                 )
         self.options = options
         self.context = context
+        self._work_models: dict[int, nn.Module] = {}
         self._client_data: dict[int, ClientData] = {}
         self._kept_bytes = 0
 
@@ -62,15 +64,12 @@ class TorchTask:
         raise NotImplementedError
 
     def work_model(self) -> "nn.Module":
-        """Return the module shared by the clients of this process for training and evaluation."""
-        return self._work_model
-
-    @cached_property
-    def _work_model(self) -> "nn.Module":
-        model = self.model_fn(0)
-        if self.context.model.head:
-            named: Any = model
-            named.chosen_head = head_of(model, self.context.model.head)  # "head" may be a layer
+        """Return the module shared by the clients of this process for training and evaluation; those that take turns have one each."""
+        if (model := self._work_models.get(seat())) is None:
+            model = self._work_models[seat()] = self.model_fn(0)
+            if self.context.model.head:
+                named: Any = model
+                named.chosen_head = head_of(model, self.context.model.head)  # "head" may be a layer
         return model
 
     def initial_model(self) -> "nn.Module":

@@ -24,7 +24,9 @@ from clients.base.data import ClientData, Split
 from clients.base.evaluation import NEXT_TOKEN
 from fedapps.data.corpus import DEFAULT_ROLES, read_rows, speech
 from fedapps.errors import UserError
+from fedapps.models.options import PREFIX
 from fedapps.models.text_nets import NAMES, SIZES, build_lstm
+from fedapps.models.transformers_nets import character_net
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import TextOptions
@@ -56,9 +58,9 @@ class Text(TorchTask):
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)
         self.options: TextOptions = options
-        if context.model.name not in NAMES:
+        if context.model.name not in NAMES and not context.model.name.startswith(PREFIX):
             near = nearest(context.model.name, NAMES)
-            raise UserError(f"model.name = {context.model.name!r}: {near}task 'text' has {', '.join(NAMES)}")
+            raise UserError(f"model.name = {context.model.name!r}: {near}task 'text' has {', '.join(NAMES)}, {PREFIX}NET")
 
     def play(self, num_clients: int) -> Play:
         """Return the texts; a generated play has one role per client, and at least ``DEFAULT_ROLES``."""
@@ -86,7 +88,14 @@ class Text(TorchTask):
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model."""
-        return build_lstm(VOCABULARY, *SIZES[self.context.model.name], seed).to(self.device)
+        name, pretrained = self.context.model.name, self.context.model.pretrained
+        if not name.startswith(PREFIX):
+            return build_lstm(VOCABULARY, *SIZES[name], seed).to(self.device)
+        if pretrained:
+            raise UserError(
+                f"model.pretrained = true: the {VOCABULARY} characters of task 'text' are no net's vocabulary: leave it false"
+            )
+        return character_net(name, VOCABULARY, self.options.length, seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return the sequences of a role; if none can be spared for validation, the training sequences are used."""

@@ -1,11 +1,17 @@
 """Options of the tasks, one dataclass each. Does not import PyTorch, so that settings can be read and checked quickly."""
 
 from dataclasses import dataclass
+from math import isfinite
+from typing import ClassVar
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 
 LOSSES = ("log", "squared")
+# Of numbers to predict; defined in ``clients.base.regression``.
+REGRESSION_LOSSES = ("squared", "huber", "absolute")
+# Stands for what follows from sums over the clients.
+SUMS = "sums"
 # What the predictors of an ensemble know; defined in ``fedapps.tasks.base_predictors``.
 KINDS = ("even", "unequal", "overlapping", "flawed")
 # How the columns of a table are read; defined in ``fedapps.tasks.tabular``.
@@ -15,24 +21,82 @@ WORD_MARKS = 4
 
 
 @dataclass(frozen=True)
-class TabularOptions(Options):
-    """Options of task ``tabular``."""
+class TableOptions(Options):
+    """Options of the tasks on tables. ``table``: the name of a task's settings, for messages; ``usual``: of what is predicted."""
 
-    source: str = option("", 'folder or hub name that datasets.load_dataset reads; "": a small generated table')
+    table: ClassVar[str] = ""
+    usual: ClassVar[str] = "label"
+
+    source: str = option("", 'folder, file or hub name that datasets.load_dataset reads; "": a small generated table')
     split: str = option("train", "split of it")
-    preset: str = option("auto", "how the columns are read; auto: found by their names", choices=["auto", *TABULAR_PRESETS])
-    client: str = option("", 'column of the client; "": as the preset says ("client" with none)')
-    label: str = option("", 'column of the label, 0 or 1; "": as the preset says ("label" with none)')
-    features: str = option("", 'columns to learn from, separated by commas; "": as the preset says (all)')
-    categorical: str = option("", 'columns whose values are categories; "": as the preset says')
-    drop: str = option("", 'columns to leave out; "": as the preset says')
-    drop_clients: str = option("", 'clients to leave out; "": as the preset says')
+    client: str = option("", 'column of the client; "": client')
+    label: str = option("", 'column of the label, 0 or 1; "": label')
+    features: str = option("", 'columns to learn from, separated by commas; "": all')
+    categorical: str = option("", "columns whose values are categories")
+    drop: str = option("", "columns to leave out")
+    drop_clients: str = option("", "clients to leave out")
     test: float = option(0.2, "part of a client's rows for testing, of each label", low=0, high=1, open_low=True, open_high=True)
     validation: float = option(0.0, "part for validation; 0: the training rows stand in", low=0)
 
     def check(self) -> None:
         """Check that training rows remain."""
         check_range("validation", self.validation, 0, 1 - self.test, open_high=True)
+
+
+@dataclass(frozen=True)
+class TabularOptions(TableOptions):
+    """Options of task ``tabular``."""
+
+    table: ClassVar[str] = "tabular"
+
+    preset: str = option(
+        "auto",
+        "what stands for client, label, features, categorical and drop that are ''; auto: found by the columns' names",
+        choices=["auto", *TABULAR_PRESETS],
+    )
+
+
+@dataclass(frozen=True)
+class RegressionOptions(TableOptions):
+    """Options of task ``regression``; of arrays (``data.source``) only ``loss``, ``center`` and ``scale``."""
+
+    table: ClassVar[str] = "regression"
+    usual: ClassVar[str] = "target"
+
+    source: str = option(
+        "", 'table: folder, file or hub name; diabetes: that of scikit-learn; "": a generated one, unless data.source has arrays'
+    )
+    label: str = option("", 'column of the number to predict, or several, separated by commas; "": label, or target')
+    test: float = option(0.2, "part of a client's rows for testing", low=0, high=1, open_low=True, open_high=True)
+    standardise: str = option(
+        SUMS,
+        "mean 0 and deviation 1 of the inputs: by sums over all clients' training rows, or by each one's own",
+        choices=[SUMS, "client"],
+    )
+    loss: str = option(
+        "squared", "what is minimised, of the standardised error; huber: absolute beyond 1", choices=REGRESSION_LOSSES
+    )
+    center: str = option(
+        SUMS, "subtracted from targets in training: a number, or one a target; sums: their mean, from sums over the clients"
+    )
+    scale: str = option(SUMS, "what targets are then divided by, likewise; sums: their deviation")
+
+    def check(self) -> None:
+        """Check the numbers."""
+        super().check()
+        for name in ("center", "scale"):
+            values = numbers_in(text := getattr(self, name))
+            if text != SUMS and (not values or not all(map(isfinite, values)) or (name == "scale" and min(values) <= 0)):
+                what = "numbers above 0" if name == "scale" else "numbers"
+                raise ValueError(f"{name} = {text!r}: must be {SUMS}, or {what} with commas between them, one or one a target")
+
+
+def numbers_in(text: str) -> tuple[float, ...]:
+    """Return the numbers in a comma-separated list; () if it is none."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return ()
 
 
 @dataclass(frozen=True)

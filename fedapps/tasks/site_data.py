@@ -2,14 +2,13 @@
 
 The settings ``sites.`` describe what the data of all sites have in common: the classes and the shape of images, or the columns of a
 table. From this description the server builds the model without seeing a sample, and every site checks its own data before the first
-round. A site is identified by its name, ``client-id``.
+round. A site is identified by its name, ``client-id``. With ``sites.client`` it has many clients, each named by a digest
+(``fedapps.data.site_clients``).
 """
 
-import csv
+import logging
 from dataclasses import replace
 from functools import cached_property
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,11 @@ from algorithms.common.seeds import generator
 from clients.base.data import ArrayData, ClientData
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
+from fedapps.data.client_files import FILE
 from fedapps.data.images import Images, read_named
-from fedapps.data.sources import open_split
+from fedapps.data.scaling import Moments, Scale, inputs
+from fedapps.data.site_clients import Names, digests, rows_of
+from fedapps.data.site_columns import dummies, is_missing, numbers, read_columns, word
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.classification import Classification
@@ -29,6 +31,7 @@ from fedapps.tasks.context import RunContext
 from fedapps.tasks.tabular import Table, Tabular, split_rows
 
 Floats = NDArray[np.float64]
+logger = logging.getLogger(__name__)
 
 
 class SiteImages(Classification):
@@ -44,6 +47,10 @@ class SiteImages(Classification):
             raise UserError(
                 "data.standardise = 'sums': sites with data of their own send no sums of them: choose 'client' or 'none'"
             )
+        if context.data.class_weights and context.sites.client:
+            raise UserError(
+                "data.class-weights = true: would be those of a whole site, not of its clients (sites.client): set false"
+            )
 
     @property
     def standardise(self) -> str:
@@ -51,11 +58,20 @@ class SiteImages(Classification):
         chosen = self.context.data.standardise
         return chosen if chosen != "auto" else "client" if self.images.numbers else "none"
 
-    @cached_property
+    @property
     def images(self) -> Images:
         """The site's own images, with labels numbered in the order of the settings."""
+        return self._read[0]
+
+    @property
+    def owners(self) -> Names:
+        """Names of the images' clients, if the site has many."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[Images, Names]:
         o, d = self.context.sites, self.context.data
-        pixels, names = read_named(replace(d, source=self.source))
+        pixels, names, wards = read_named(replace(d, source=self.source), o.client)
         if pixels.shape[1:] != o.image:
             shown = ",".join(map(str, pixels.shape[1:]))
             raise UserError(
@@ -69,7 +85,20 @@ class SiteImages(Classification):
             )
         labels = np.array([number[name] for name in names], np.int64)
         images = Images(pixels, labels, len(o.classes), numbers=pixels.dtype == np.float32, classes=o.classes)
-        return partitions.thinned(images, d)
+        return images, digests(wards)
+
+    def names(self) -> list[str]:
+        """Return the names of the site's clients; those with too few samples are left out. Raises ``UserError`` if all are."""
+        least = self.context.data.min_samples
+        found, counts = np.unique(self.owners, return_counts=True)
+        large: list[str] = found[counts >= least].tolist()
+        if not large:
+            raise UserError(
+                f"{self.source}: none of its {len(found)} clients has the {least} samples that one needs (data.min-samples)"
+            )
+        if less := len(found) - len(large):
+            logger.warning("%d of the site's %d clients have fewer than %d samples and are left out", less, len(found), least)
+        return large
 
     @cached_property
     def objective(self) -> Objective:
@@ -106,12 +135,16 @@ class SiteImages(Classification):
         return build_model(chosen.name, (channels, height, width), len(o.classes), seed, chosen.pretrained).to(self.device)
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
-        """Return the site's training, validation and test samples."""
-        d, total = self.context.data, len(self.images.labels)
+        """Return training, validation and test samples of the site or, if it has many, of its client ``SITE:NAME``."""
+        d = self.context.data
+        images = self.images.take(rows_of(self.owners, client_id)) if self.context.sites.client else self.images
+        images = partitions.thinned(images, d)
+        total = len(images.labels)
         if total < d.min_samples:
             raise UserError(f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)")
         rows = partitions.split_rows(np.arange(total), client_id, self.context.seed, d.validation)
-        return partitions.client_data(self.images, rows, self.scale_of(rows[0])).to(self.device)
+        scale = Scale.of_sums([Moments.of(inputs(images, rows[0]))]) if self.standardise == "client" else None
+        return partitions.client_data(images, rows, scale).to(self.device)
 
 
 class SiteTable(Tabular):
@@ -124,17 +157,17 @@ class SiteTable(Tabular):
     @cached_property
     def columns(self) -> dict[str, list[Any]]:
         """The site's columns as they were read."""
-        return read_columns(self.source, self.options.split)
+        return read_columns(self.source, self.options.split, self.context.sites.client == FILE)
 
     @cached_property
-    def owners(self) -> NDArray[np.str_]:
-        """Names of the rows' clients: digests, since the values may name people, and none of them leaves the site."""
+    def owners(self) -> Names:
+        """Names of the rows' clients."""
         column = self.context.sites.client
         if column not in self.columns:
             raise UserError(f"{self.source}: no column {column!r} (sites.client): it has {', '.join(self.columns)}")
-        if any(_is_missing(value) for value in self.columns[column]):
+        if any(is_missing(value) for value in self.columns[column]):
             raise UserError(f"{self.source}: column {column!r} (sites.client) has empty cells: every row needs a client")
-        return np.array([blake2b(_word(value).encode(), digest_size=6).hexdigest() for value in self.columns[column]])
+        return digests([word(value) for value in self.columns[column]])
 
     def names(self) -> list[str]:
         """Return the names of the site's clients."""
@@ -144,26 +177,34 @@ class SiteTable(Tabular):
     def rows(self) -> Table:
         """The site's own rows, as a table with a single client."""
         o, wanted, columns = self.options, self.context.sites.features, self.columns
-        label = o.label or "label"
-        missing = [name for name in (*wanted, label) if name not in columns]
+        missing = [name for name in (*wanted, *self.labels) if name not in columns]
         if missing:
             raise UserError(
-                f"{self.source}: no column {missing[0]!r} (sites.columns, tabular.label): it has {', '.join(columns)}"
+                f"{self.source}: no column {missing[0]!r} (sites.columns, {o.table}.label): it has {', '.join(columns)}"
             )
         values: dict[str, Floats] = {}
         for name, levels in wanted.items():
             if levels is None:
-                values[name] = _numbers(self.source, name, columns[name])
+                values[name] = numbers(self.source, name, columns[name])
             else:
-                values |= _dummies(self.source, name, columns[name], levels)
-        found = {_word(value) for value in columns[label]}
+                values |= dummies(self.source, name, columns[name], levels)
+        scaled = np.array([name in wanted and wanted[name] is None for name in values])
+        return Table((self.source,), tuple(values), scaled, (np.stack(list(values.values()), 1),), (self.read_labels(),))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns to predict."""
+        return (self.options.label or self.options.usual,)
+
+    def read_labels(self) -> NDArray[Any]:
+        """Return what is to be predicted, by row. Raises ``UserError``."""
+        (label,) = self.labels
+        found = {word(value) for value in self.columns[label]}
         if not found <= {"0", "1"}:
             raise UserError(
                 f"{self.source}: label {label!r} holds {', '.join(sorted(found)[:8])}: it must be 0 or 1 in every row"
             )
-        y = np.array([int(_word(value)) for value in columns[label]], np.int64)
-        scaled = np.array([name in wanted and wanted[name] is None for name in values])
-        return Table((self.source,), tuple(values), scaled, (np.stack(list(values.values()), 1),), (y,))
+        return np.array([int(word(value)) for value in self.columns[label]], np.int64)
 
     def table(self, num_clients: int) -> Table:
         """Return the site's rows."""
@@ -178,8 +219,8 @@ class SiteTable(Tabular):
         self.initial_arrays()
 
     def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model with one logit for the features in the settings."""
-        return build_model(self.context.model.name, (1, 1, self.num_features), 1, seed).to(self.device)
+        """Return a newly initialised model for the features in the settings."""
+        return build_model(self.context.model.name, (1, 1, self.num_features), self.num_outputs, seed).to(self.device)
 
     @property
     def num_features(self) -> int:
@@ -194,79 +235,9 @@ class SiteTable(Tabular):
         """Return the rows of one client, whose id is ``SITE:NAME``, or all where a site is one."""
         if not self.context.sites.client:
             return self.rows
-        mine = self.owners == str(client_id).rpartition(":")[2]
-        if not mine.any():
-            raise UserError(f"client {client_id!r} has no rows at this site")
+        mine = rows_of(self.owners, client_id)
         return replace(self.rows, clients=(str(client_id),), x=(self.rows.x[0][mine],), y=(self.rows.y[0][mine],))
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the same as tensors."""
         return self.arrays(client_id, num_clients).tensors().to(self.device)
-
-
-def site_task(name: str, options: Any, context: RunContext, source: str) -> SiteImages | SiteTable:
-    """Return the task of a site or, if ``source`` is "", of the server. Raises ``UserError`` if settings and site do not agree."""
-    if not context.sites.own:
-        raise UserError(
-            f"this site has data of its own ({source}), but the settings describe none: set sites.labels or sites.columns"
-        )
-    if name == "tabular" and context.sites.columns:
-        return SiteTable(options, context, source)
-    if name == "classification" and context.sites.labels:
-        return SiteImages(options, context, source)
-    given = "columns" if context.sites.columns else "labels"
-    raise UserError(f"sites.{given} with task = {name!r}: sites have images (task = 'classification') or tables ('tabular')")
-
-
-def read_columns(source: str, split: str) -> dict[str, list[Any]]:
-    """Return the columns of a CSV file (empty cells as None, numbers as floats) or of a folder that ``datasets`` reads."""
-    path = Path(source)
-    if not path.is_file():
-        table = open_split(source, split, setting="tabular.split")
-        return {name: list(table[name][:]) for name in table.column_names}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        raise UserError(f"{source}: no rows below the line of column names")
-    if any(None in row or None in row.values() for row in rows):
-        raise UserError(f"{source}: not every row has as many cells as there are columns")
-    return {name: [_cell(row[name]) for row in rows] for name in rows[0]}
-
-
-def _cell(text: str) -> float | str | None:
-    if not text.strip():
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return text.strip()
-
-
-def _word(value: Any) -> str:
-    """Return a value as written in the settings, for example 1.0 as 1."""
-    return f"{value:g}" if isinstance(value, float) else str(int(value)) if isinstance(value, bool) else str(value)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and np.isnan(value))
-
-
-def _numbers(source: str, name: str, values: list[Any]) -> Floats:
-    for value in values:
-        if not _is_missing(value) and not (isinstance(value, int | float) and np.isfinite(value)):
-            kind = "infinite" if isinstance(value, float) else type(value).__name__
-            raise UserError(  # which the server reads: it tells the type, never a sample's value
-                f"{source}: column {name!r} holds a {kind} value, which is no number: write its values in sites.columns"
-            )
-    return np.array([np.nan if _is_missing(value) else float(value) for value in values])
-
-
-def _dummies(source: str, name: str, values: list[Any], levels: tuple[str, ...]) -> dict[str, Floats]:
-    words = [None if _is_missing(value) else _word(value) for value in values]
-    strange = sorted({word for word in words if word is not None and word not in levels})
-    if strange:
-        raise UserError(f"{source}: column {name!r} holds {strange[0]!r}, but sites.columns names {', '.join(levels)} for it")
-    return {
-        f"{name}={level}": np.array([np.nan if word is None else float(word == level) for word in words])
-        for level in (levels[1:] if len(levels) == 2 else levels)
-    }

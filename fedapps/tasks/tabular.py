@@ -12,7 +12,7 @@ arXiv 2408.00050, Chapter III. Heart as in Ogier du Terrail, Ayed, Cyffers, Grim
 Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare Settings", NeurIPS 2022, arXiv 2210.04620.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 from fedapps.tasks.base import TorchTask, dealt
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.options import TabularOptions
+from fedapps.tasks.options import TableOptions
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
     from torch import nn
@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # trees on tables need no PyTorch
 
 Columns = dict[str, NDArray[Any]]
 Floats = NDArray[np.float64]
+#: The columns to predict, their names, options -> (n,) or (n, targets).
+Reader = Callable[[Sequence[NDArray[Any]], Sequence[str], TableOptions], NDArray[Any]]
 MAX_LEVELS = 100
 NO_GROUPS = Grouping()
 
@@ -87,6 +89,8 @@ PRESETS = {
 class Table:
     """Rows by client. ``x[k]`` (n_k, F): NaN if missing; ``y[k]`` (n_k,): 0 or 1; ``scaled`` (F,): which features are numeric.
 
+    Where numbers are predicted, ``y[k]`` is (n_k, targets).
+
     ``group[k]`` (n_k,), if asked for: the group of each row, as an index into ``group_names``, -1 for none.
     """
 
@@ -94,7 +98,7 @@ class Table:
     features: tuple[str, ...]
     scaled: NDArray[np.bool_]
     x: tuple[Floats, ...]
-    y: tuple[NDArray[np.int64], ...]
+    y: tuple[NDArray[Any], ...]
     group: tuple[NDArray[np.int64], ...] = ()
     group_names: tuple[str, ...] = ()
 
@@ -103,13 +107,17 @@ class Tabular(TorchTask):
     """Binary classification with natural clients, in sorted order; if ``num-clients`` is smaller, the first ones are used."""
 
     name = "tabular"
-    num_outputs = 1
 
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)
-        self.options: TabularOptions = options
+        self.options: TableOptions = options
         self.grouping = grouping_of(context.data)
         self._arrays: dict[tuple[int, bool], ArrayData] = {}
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of model outputs: one logit."""
+        return 1
 
     @property
     def objective(self) -> "Objective":
@@ -121,8 +129,8 @@ class Tabular(TorchTask):
     @property
     def from_clients(self) -> str:
         """The values found in categorical columns become features; those of the presets are published with the data sets."""
-        asked = self.options.source and self.options.categorical
-        return "the values of the columns tabular.categorical, found in the rows of all clients" if asked else ""
+        asked, table = self.options.source and self.options.categorical, self.options.table
+        return f"the values of the columns {table}.categorical, found in the rows of all clients" if asked else ""
 
     def table(self, num_clients: int) -> Table:
         """Return the table; a generated one has ``num_clients`` clients."""
@@ -177,26 +185,39 @@ class Tabular(TorchTask):
         if client >= len(table.clients):
             raise UserError(f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so many nodes")
         if (client, scale) not in self._arrays:
-            self._arrays[client, scale] = split_rows(table, client, o, generator(self.context.seed, "split", client), scale)
+            common = self.common(num_clients) if scale else None
+            rng = generator(self.context.seed, "split", client)
+            self._arrays[client, scale] = split_rows(table, client, o, rng, scale, common)
         return self._arrays[client, scale]
 
+    def common(self, num_clients: int) -> "Numeric | None":
+        """Return what all clients' numbers are scaled by; None where each one's own training rows say so."""
+        return None
 
-def split_rows(table: Table, place: int, options: TabularOptions, rng: np.random.Generator, scale: bool = True) -> ArrayData:
+
+def split_rows(
+    table: Table, place: int, options: TableOptions, rng: np.random.Generator, scale: bool = True, common: "Numeric | None" = None
+) -> ArrayData:
     """Return the rows of the client at position ``place``, split at random and, unless not ``scale``, filled and scaled.
 
-    Raises ``UserError`` if they are too few.
+    ``common``: by what all clients are, instead of by its own training rows. Raises ``UserError`` if they are too few.
     """
     x, y = table.x[place], table.y[place]
     needed = 3 if options.validation else 2
-    ones = int(y.sum())
-    if min(ones, len(y) - ones) < needed:
-        raise UserError(
-            f"client {table.clients[place]!r} has {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of its "
-            f"data needs one of both: name it in tabular.drop-clients"
-        )
-    rows = stratified(y, rng, options.test, options.validation)
+    who, remedy = f"client {table.clients[place]!r} has", f"name it in {options.table}.drop-clients"
+    if y.ndim > 1:  # numbers: a row is like any other
+        if len(y) < needed:
+            raise UserError(f"{who} {len(y)} rows, but each of the {needed} parts of its data needs one: {remedy}")
+        rows = stratified(np.zeros(len(y), np.int64), rng, options.test, options.validation)
+    else:
+        ones = int(y.sum())
+        if min(ones, len(y) - ones) < needed:
+            raise UserError(
+                f"{who} {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of its data needs one of both: {remedy}"
+            )
+        rows = stratified(y, rng, options.test, options.validation)
     with np.errstate(over="ignore"):  # numbers beyond float32
-        inputs = (standardised(x, table.scaled, rows[0]) if scale else x).astype(np.float32)
+        inputs = (filled(x, table.scaled, common or columns_of(x[rows[0]])) if scale else x).astype(np.float32)
     group = members(table.group[place] if table.group else None, len(table.group_names))
     train, validation, test = (ArraySplit(inputs[part], y[part], None if group is None else group[part]) for part in rows)
     return ArrayData(train, validation if options.validation else train, test)
@@ -207,68 +228,90 @@ def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64])
 
     The (population) standard deviation is computed after filling. Columns without two different values in those rows are 0.
     """
-    seen = x[train]
+    return filled(x, scaled, columns_of(x[train]))
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """What is known of each column: mean and deviation (F,), and whether it has two different values."""
+
+    mean: Floats
+    deviation: Floats
+    varies: NDArray[np.bool_]
+
+
+def columns_of(seen: Floats) -> Numeric:
+    """Return mean, deviation and whether they vary of the columns of rows (n, F), NaN where a value is missing."""
     known = ~np.isnan(seen)
     mean = np.where(known, seen, 0).sum(0) / np.maximum(known.sum(0), 1)
     varies = np.where(known, seen, -np.inf).max(0) > np.where(known, seen, np.inf).min(0)
-    deviation = np.where(known, seen - mean, 0).std(0)  # the filled values are at the mean
-    filled = np.where(np.isnan(x), mean, x)
-    out: Floats = np.where(scaled, (filled - mean) / np.where(varies, deviation, 1), filled)
-    return np.where(varies, out, 0.0)
+    return Numeric(mean, np.where(known, seen - mean, 0).std(0), varies)  # the filled values are at the mean
+
+
+def filled(x: Floats, scaled: NDArray[np.bool_], by: Numeric) -> Floats:
+    """Return rows (n, F) with missing values at the mean, numeric columns standardised, and those that do not vary at 0."""
+    whole = np.where(np.isnan(x), by.mean, x)
+    out: Floats = np.where(scaled, (whole - by.mean) / np.where(by.varies, by.deviation, 1), whole)
+    return np.where(by.varies, out, 0.0)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4)
-def read_table(options: TabularOptions, grouping: Grouping = NO_GROUPS) -> Table:
-    """Return a table from a folder or the hub. Raises ``UserError`` if it is invalid."""
-    frame = open_split(options.source, options.split, setting="tabular.split").to_pandas()
-    return encode({str(name): frame[name].to_numpy() for name in frame.columns}, options, grouping)
+def read_table(options: TableOptions, grouping: Grouping = NO_GROUPS, read: Reader | None = None) -> Table:
+    """Return a table from a folder, a file or the hub. Raises ``UserError`` if it is invalid."""
+    frame = open_split(options.source, options.split, setting=f"{options.table}.split").to_pandas()
+    return encode({str(name): frame[name].to_numpy() for name in frame.columns}, options, grouping, read)
 
 
 @lru_cache(maxsize=4)
-def generated_table(options: TabularOptions, num_clients: int, grouping: Grouping = NO_GROUPS) -> Table:
+def generated_table(options: TableOptions, num_clients: int, grouping: Grouping = NO_GROUPS) -> Table:
     """Return a generated table, in which client k does not depend on the number of clients."""
     return encode(generate(num_clients), replace(options, categorical=options.categorical or "kind"), grouping)
 
 
-def encode(columns: Mapping[str, NDArray[Any]], options: TabularOptions, grouping: Grouping = NO_GROUPS) -> Table:
+def encode(
+    columns: Mapping[str, NDArray[Any]], options: TableOptions, grouping: Grouping = NO_GROUPS, read: Reader | None = None
+) -> Table:
     """Return the columns encoded as features by client. Raises ``UserError`` if they are invalid.
+
+    ``read``: of what is to be predicted, by default a class, 0 or 1.
 
     Numeric columns come first, then the dummies of categorical columns: a column with two values gives one feature (is it the second?),
     a column with more values one feature per value.
     """
-    preset = find_preset(columns, options)
-    client, label = options.client or preset.client, options.label or preset.label
+    preset, read = find_preset(columns, options), read or read_classes
+    client, given = options.client or preset.client, options.label
+    labels = (given,) if given in columns else _names(given) or (preset.label if preset.label in columns else options.usual,)
     drop = _names(options.drop) or preset.drop
     if options.features:
         features = _names(options.features)
     else:
-        features = tuple(name for name in preset.features or columns if name not in (client, label))
+        features = tuple(name for name in preset.features or columns if name not in (client, *labels))
     categorical = _names(options.categorical) or preset.categorical
-    asked = {"client": [client], "label": [label], "features": features, "categorical": categorical, "drop": _names(options.drop)}
+    asked = {"client": [client], "label": labels, "features": features, "categorical": categorical, "drop": _names(options.drop)}
     where = options.source or "the generated table"
     for key, wanted in asked.items():
         for name in wanted:
             if name not in columns:
-                raise UserError(f"tabular.{key}: no column {name!r} in {where}: it has {_some(columns)}")
+                raise UserError(f"{options.table}.{key}: no column {name!r} in {where}: it has {_some(columns)}")
     features = tuple(name for name in features if name not in drop)
     if not features:
-        raise UserError("tabular.features: no column is left to learn from")
+        raise UserError(f"{options.table}.features: no column is left to learn from")
 
-    numeric = {name: _numbers(name, columns[name]) for name in features if name not in categorical}
+    numeric = {name: numbers_of(name, columns[name], options.table) for name in features if name not in categorical}
     dummies: dict[str, Floats] = {}
     for name in features:
         if name in categorical:
-            dummies |= _dummies(name, columns[name])
+            dummies |= _dummies(name, columns[name], options.table)
     values = numeric | dummies
-    x, y = np.stack(list(values.values()), 1), _labels(label, columns[label])
-    clients, place = _clients(client, columns[client])
+    x, y = np.stack(list(values.values()), 1), read([columns[name] for name in labels], labels, options)
+    clients, place = _clients(client, columns[client], options.table)
     gone = _names(options.drop_clients) or preset.drop_clients
     for name in _names(options.drop_clients):
         if name not in clients:
-            raise UserError(f"tabular.drop-clients: no client {name!r}: there are {_some(clients)}")
+            raise UserError(f"{options.table}.drop-clients: no client {name!r}: there are {_some(clients)}")
     kept = [number for number, name in enumerate(clients) if name not in gone]
     rows = [np.flatnonzero(place == number) for number in kept]
     scaled = np.array([name in numeric for name in values])
@@ -281,10 +324,10 @@ def encode(columns: Mapping[str, NDArray[Any]], options: TabularOptions, groupin
     return replace(table, group=tuple(group[r] for r in rows), group_names=names)
 
 
-def find_preset(columns: Mapping[str, Any], options: TabularOptions) -> Preset:
+def find_preset(columns: Mapping[str, Any], options: TableOptions) -> Preset:
     """Return the preset of the options or, with ``auto``, the one whose columns are all present."""
-    if options.preset != "auto":
-        return PRESETS[options.preset]
+    if (chosen := getattr(options, "preset", "none")) != "auto":
+        return PRESETS[chosen]
     for name, preset in PRESETS.items():
         if name != "none" and {preset.client, preset.label, *preset.features, *preset.drop} <= set(columns):
             return preset
@@ -324,7 +367,8 @@ def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.array([value is None or (isinstance(value, float) and np.isnan(value)) for value in values.tolist()], bool)
 
 
-def _numbers(name: str, values: NDArray[Any]) -> Floats:
+def numbers_of(name: str, values: NDArray[Any], table: str) -> Floats:
+    """Return a column of numbers, NaN where one is missing. Raises ``UserError``; ``table``: of the settings."""
     absent = _missing(values)
     given = values[~absent]
     kinds = {type(value) for value in given.tolist()} if values.dtype.kind not in "M" else {object}
@@ -332,23 +376,23 @@ def _numbers(name: str, values: NDArray[Any]) -> Floats:
         strange = [type(value).__name__ for value in given.tolist() if not isinstance(value, int | float)]
         kind = "date" if values.dtype.kind == "M" else strange[0]
         raise UserError(  # it tells the type, never a sample's value
-            f"tabular: column {name!r} holds a {kind} value, which is no number: "
-            "name it in tabular.categorical or in tabular.drop"
+            f"{table}: column {name!r} holds a {kind} value, which is no number: "
+            f"name it in {table}.categorical or in {table}.drop"
         )
     out = np.full(len(values), np.nan)
     out[~absent] = given.astype(np.float64)
     if np.isinf(out).any():
-        raise UserError(f"tabular: column {name!r} holds infinite numbers: mend them, or name it in tabular.drop")
+        raise UserError(f"{table}: column {name!r} holds infinite numbers: mend them, or name it in {table}.drop")
     return out
 
 
-def _dummies(name: str, values: NDArray[Any]) -> dict[str, Floats]:
+def _dummies(name: str, values: NDArray[Any], table: str) -> dict[str, Floats]:
     absent = _missing(values)
     given = values[~absent]
     levels = sorted(set(given.tolist()), key=lambda value: (str(type(value)), value))
     if len(levels) > MAX_LEVELS:
         raise UserError(
-            f"tabular.categorical: {name!r} has {len(levels)} values, more than {MAX_LEVELS}: name it in tabular.drop"
+            f"{table}.categorical: {name!r} has {len(levels)} values, more than {MAX_LEVELS}: name it in {table}.drop"
         )
     out = {}
     for level in levels[1:] if len(levels) <= 2 else levels:
@@ -358,18 +402,24 @@ def _dummies(name: str, values: NDArray[Any]) -> dict[str, Floats]:
     return out
 
 
-def _labels(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+def read_classes(columns: Sequence[NDArray[Any]], names: Sequence[str], options: TableOptions) -> NDArray[np.int64]:
+    """Return the labels (n,), 0 or 1, of the only column. Raises ``UserError``."""
+    if len(names) > 1:
+        raise UserError(f"{options.table}.label = {options.label!r}: must be one column")
+    (name,), (values,) = names, columns
     found = set(values.tolist())
     if not found <= {0, 1}:
         shown = ", ".join(sorted(map(str, found))[:8])
-        raise UserError(f"tabular.label = {name!r}: the column holds {shown}: a label is 0 or 1, in every row")
+        numbers = values.dtype.kind in "iuf" and len(found) > 2
+        hint = f"; to predict a number: task = 'regression' (regression.label = {name!r})" if numbers else ""
+        raise UserError(f"{options.table}.label = {name!r}: the column holds {shown}: a label is 0 or 1, in every row{hint}")
     return values.astype(np.int64)
 
 
-def _clients(name: str, values: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
+def _clients(name: str, values: NDArray[Any], table: str) -> tuple[list[str], NDArray[np.int64]]:
     absent = int(_missing(values).sum())
     if absent:
-        raise UserError(f"tabular.client = {name!r}: {absent} rows have no client: fill the column, or leave these rows out")
+        raise UserError(f"{table}.client = {name!r}: {absent} rows have no client: fill the column, or leave these rows out")
     order = sorted(set(values.tolist()), key=lambda value: (str(type(value)), value))
     place = {value: number for number, value in enumerate(order)}
     return [str(value) for value in order], np.array([place[value] for value in values.tolist()])

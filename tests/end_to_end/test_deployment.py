@@ -19,9 +19,9 @@ from fedapps.deployment.certificates import make_certificates, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
-from fedapps.engines.wall import obstacle
+from fedapps.engines.wall import connect, obstacle
 from fedapps.errors import RunFailed, UserError
-from tests.helpers import assert_same
+from tests.helpers import assert_same, scraped
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["train.local-epochs=1", "evaluate-every=0", "clients-per-round=0", "seed=5", "num-clients=3"]
@@ -71,16 +71,26 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     job = [*JOBS[method], *SMALL]
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
-    if method == "fedavg":  # as a Flower user would: `flwr run . own`, as it is printed
+    port = free_port()
+    if method == "fedavg":  # as a Flower user would: `flwr run . own`, as it is printed; counters are at the SuperLink
         settings = tomllib.loads((tmp_path / "inline" / "settings.toml").read_text())
         settings = {key: value for key, value in settings.items() if key != "versions"} | {"out": str(tmp_path / "sites")}
+        settings["metrics-port"] = port
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
         (tmp_path / "run.toml").write_text("\n".join([*lines, "[train]", "local-epochs = 1"]))
         app = ["run", copy_app(tmp_path / "app"), "own", "--stream", "--run-config", tmp_path / "run.toml"]
-        done = fedapps("deploy", "flwr", "--dir", deployment.folder, *app)
-    else:
-        done = fedapps("run", *job, "--engine", "deployment", "--deployment", deployment.folder, "--out", tmp_path / "sites")
+        with scraped(port, lambda port: connect(deployment.wall, port, 5)) as pages:
+            done = fedapps("deploy", "flwr", "--dir", deployment.folder, *app)
+    else:  # counters, and logs as JSON lines, are this command's
+        more = ["--metrics-port", port, "--log-format", "json", "--out", tmp_path / "sites"]
+        with scraped(port) as pages:
+            done = fedapps("run", *job, "--engine", "deployment", "--deployment", deployment.folder, *more)
+        lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
+        ends = [line["round"] for line in lines if line.get("event") == "round"]
+        assert ends == [row["round"] for row in rows(tmp_path / "sites")]
+        assert all(json.loads(line)["run"] == "sites" for line in (tmp_path / "sites" / "run.log").read_text().splitlines())
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f'fedapps_rounds_planned{{run="sites",method="{method}",' in pages[-1]
     assert json.loads((tmp_path / "sites" / "summary.json").read_text())["status"] == "completed"
     left, right = rows(tmp_path / "sites"), rows(tmp_path / "inline")
     assert len(left) == len(right)
@@ -93,6 +103,8 @@ def test_status_logs_and_what_is_private(deployment):
     done = fedapps("deploy", "status", "--dir", deployment.folder)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("online") == 3
+    told = fedapps("deploy", "logs", "--log-format", "json", "--dir", deployment.folder).stdout.splitlines()
+    assert {json.loads(line)["site"] for line in told} == {"superlink"}
     assert "SuperNode ID" in fedapps("deploy", "logs", "site-1", "--dir", deployment.folder, "--lines", "500").stdout
     assert "no site 'x': there are site-0" in fedapps("deploy", "logs", "x", "--dir", deployment.folder).stderr
     assert stat.S_IMODE(deployment.folder.stat().st_mode) == 0o700

@@ -16,7 +16,7 @@ import pytest
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.flower import run_simulation
 from fedapps.engines.processes import end_marked, free_port, program
-from tests.helpers import assert_same
+from tests.helpers import assert_same, scraped
 
 ROOT = Path(__file__).parents[2]
 JOB = ["method=superfed-mm", "superfed.start=0.3", "num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "seed=5"]
@@ -93,9 +93,9 @@ def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_
 
 
 def test_plain_flwr_run(tmp_path, short_folder):
-    """As a Flower user would, in a copy of the project: `flwr run .` with a home and ports of the test's own."""
+    """As a Flower user would, in a copy of the project: `flwr run .` with a home and ports of the test's own, and counters."""
     app = copy_app(tmp_path)
-    home, ports = tmp_path / "home", (free_port(), free_port())
+    home, ports, page = tmp_path / "home", (free_port(), free_port()), free_port()
     (home / "x").mkdir(parents=True)
     environment = os.environ | {
         "HOME": str(home), "FLWR_HOME": str(home), "RAY_TMPDIR": short_folder, "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -103,11 +103,12 @@ def test_plain_flwr_run(tmp_path, short_folder):
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
     try:
-        done = subprocess.run(
-            [program("flwr"), "run", ".", "--stream", "--federation-config", "num-supernodes=20 client-resources-num-cpus=1",
-             "--run-config", "num-rounds=2 train.local-epochs=1"],
-            cwd=app, env=environment, capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+        with scraped(page) as pages:
+            done = subprocess.run(
+                [program("flwr"), "run", ".", "--stream", "--federation-config", "num-supernodes=20 client-resources-num-cpus=1",
+                 "--run-config", f"num-rounds=2 train.local-epochs=1 metrics-port={page}"],
+                cwd=app, env=environment, capture_output=True, text=True, timeout=240,
+            )  # fmt: skip
     finally:
         end_marked(f"FLWR_HOME={home}", None, 10)
     (folder,) = (home / "fedapps-results").iterdir()
@@ -116,6 +117,8 @@ def test_plain_flwr_run(tmp_path, short_folder):
     assert summary["rounds-completed"] == 2
     assert (folder / "report.html").exists()
     assert str(folder) in done.stdout  # the user is told where the results are
+    assert f'fedapps_rounds_planned{{run="{folder.name}",method="fedavg",task="digits"}} 2' in pages[-1]
+    assert f'fedapps_rounds_total{{run="{folder.name}",method="fedavg",task="digits"}} ' in pages[-1]
 
 
 HANGS = """

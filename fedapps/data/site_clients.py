@@ -1,0 +1,30 @@
+"""The clients of a site that has many, as ``sites.client`` tells them apart: by the values of a column, or by a file of each."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapps.errors import UserError
+
+Names = NDArray[np.str_]
+
+
+def digest(value: str) -> str:
+    """Return the name of the client with this value: not the value itself, which may name a person and stays at the site."""
+    return blake2b(value.encode(), digest_size=6).hexdigest()
+
+
+def digests(values: Sequence[str]) -> Names:
+    """Return the name of each row's client, (N,)."""
+    found, place = np.unique(np.asarray(values, np.str_), return_inverse=True)
+    return np.array([digest(str(value)) for value in found], np.str_)[place]
+
+
+def rows_of(owners: Names, client_id: int | str) -> NDArray[np.int64]:
+    """Return the rows of the client ``SITE:NAME`` among those of ``owners`` (N,). Raises ``UserError`` if there are none."""
+    mine = np.flatnonzero(owners == str(client_id).rpartition(":")[2])
+    if not len(mine):
+        raise UserError(f"client {client_id!r} has no rows at this site")
+    return mine
