@@ -1,6 +1,6 @@
 """FedALA's client; source and equations: ``strategies/fedala.py``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.steps import Gradient, Numbers, State, one
+from algorithms.common.steps import Epochs, Gradient, Numbers, State, one
 from algorithms.personal.mixing import layer_of
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
@@ -65,7 +65,7 @@ class FedALAClient(PersonalClient):
         layers = layer_of(list(trainable(self.model)))
         return [i for i, layer in enumerate(layers) if layer > max(layers) - int(config["fedala-layers"])]
 
-    def samples(self, passes: int, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
+    def samples(self, passes: int, config: Config) -> Epochs:
         """Yield the samples on which weights are learned, in a new order for each pass."""
         data = self.data.train
         rng = generator(int(config.get("seed", 0)), "local aggregation", self.client_id, self.round(config))

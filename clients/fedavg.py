@@ -8,7 +8,7 @@ AISTATS 2017, arXiv 1602.05629, Algorithm 1, ClientUpdate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -152,15 +152,18 @@ class FedAvgClient(NumPyClient):
         """
         options, seen = TrainOptions.from_config(config), 0
 
-        def counted() -> Iterator[tuple[Tensor, Tensor]]:
+        def counted() -> Epochs:
             nonlocal seen
-            for x, y in self.epochs(options, config) if samples is None else samples:
-                seen += len(y)
-                yield x, y
+            with closing(self.epochs(options, config) if samples is None else samples) as source:
+                for x, y in source:
+                    seen += len(y)
+                    yield x, y
 
-        total = self.runner(config).run(
-            problem or self.problem(config), step, state, constants, numbers, counted(), options.batch_size
-        )
+        # Closed after an error, too: else torch's generator is set back when the error is let go, in the midst of another's draws.
+        with closing(counted()) as drawn:
+            total = self.runner(config).run(
+                problem or self.problem(config), step, state, constants, numbers, drawn, options.batch_size
+            )
         return total / seen if seen else 0.0
 
     def runner(self, config: Config) -> Runner:
@@ -201,7 +204,7 @@ class FedAvgClient(NumPyClient):
         """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``; FedAvg has none."""
         return 0.0, []
 
-    def epochs(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
+    def epochs(self, options: TrainOptions, config: Config) -> Epochs:
         """Yield the epochs (x, y) of the round, with ``self.model`` in training mode and torch's generator seeded."""
         rng = generator(int(config.get("seed", 0)), "batches", self.client_id, self.round(config))
         with self.training(config):
@@ -215,7 +218,7 @@ class FedAvgClient(NumPyClient):
         with torch_seeded(seed, self.data.train.y.device):
             yield
 
-    def batches(self, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, options: TrainOptions, config: Config) -> Epochs:
         """Yield the mini-batches (x, y) of these epochs; the last of an epoch may be smaller."""
         return in_batches(self.epochs(options, config), options.batch_size)
 

@@ -7,7 +7,6 @@ federated round does; one that was cut goes on with the momentum that it had. Af
 starts.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.steps import SGD, Descent
+from algorithms.common.steps import SGD, Descent, Epochs
 from clients.base.training import Arrays, Config, TrainOptions, epochs, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient, as_global
 
@@ -69,7 +68,7 @@ class LocalClient(FedAvgClient):
         device = self.data.train.y.device
         return float(kept[0][0]), int(kept[0][1]), [torch.tensor(array, device=device) for array in kept[1:]]
 
-    def part(self, visit: int, start: int, end: int, options: TrainOptions, config: Config) -> Iterator[tuple[Tensor, Tensor]]:
+    def part(self, visit: int, start: int, end: int, options: TrainOptions, config: Config) -> Epochs:
         """Yield the samples of a visit's steps from ``start`` to ``end``, in the order in which the whole visit goes through them."""
         rng = generator(int(config.get("seed", 0)), "batches", self.client_id, visit + 1)
         size, steps = options.batch_size, -(-len(self.data.train) // options.batch_size)

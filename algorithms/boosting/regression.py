@@ -8,7 +8,7 @@ Source of the optimiser: Kingma, Ba, "Adam: A Method for Stochastic Optimization
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from algorithms.boosting.fit_options import FitOptions as FitOptions
 from algorithms.common.modules import torch_seeded
-from algorithms.common.steps import Eager, Gradient, Number, Numbers, Problem, Runner, State, Tensors, no_surrogate, one
+from algorithms.common.steps import Eager, Epochs, Gradient, Number, Numbers, Problem, Runner, State, Tensors, no_surrogate, one
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
@@ -63,7 +63,7 @@ def fit_network(
     steps = options.steps or options.epochs * batches
     before_last = (steps - 1) // batches * batches
 
-    def epochs(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def epochs(steps: int) -> Epochs:
         for left in range(steps, 0, -batches):
             order = torch.from_numpy(generator.permutation(count)[: left * options.batch_size]).to(inputs.device)
             yield inputs[order], targets[order]

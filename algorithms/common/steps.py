@@ -10,7 +10,7 @@ changes from round to round or from step to step (learning rate, mixing weights)
 that one graph serves all of them. What stays the same all through a run are fields of the step, a frozen dataclass.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -24,7 +24,7 @@ Number = float | Tensor
 Numbers = Mapping[str, Number | Sequence[float]]
 Gradient = Callable[[Tensors], tuple[Tensor, Tensors]]
 Terms = Sequence[tuple[Tensors, Number]]
-Epochs = Iterator[tuple[Tensor, Tensor]]
+Epochs = Generator[tuple[Tensor, Tensor], None, None]
 
 
 class Step(Protocol):

@@ -17,16 +17,18 @@ from clients.base.data import Split
 from clients.base.evaluation import Objective
 from clients.base.scores import Scores, regression_scores
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "squared": functional.mse_loss,
-    "huber": functional.huber_loss,
-    "absolute": functional.l1_loss,
-}
-
 
 def mean_loss(outputs: Tensor, y: Tensor, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Return the mean loss of outputs (n, targets), or (n,) of one target, for the targets ``y`` (n, targets)."""
     return of(outputs.reshape(y.shape), y)
+
+
+#: One object each: clients whose criterion is the same can take their steps together.
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "squared": partial(mean_loss, of=functional.mse_loss),
+    "huber": partial(mean_loss, of=functional.huber_loss),
+    "absolute": partial(mean_loss, of=functional.l1_loss),
+}
 
 
 def score(model: nn.Module, data: Split, loss: Callable[[Tensor, Tensor], Tensor], scale: Sequence[float]) -> Scores:
@@ -39,5 +41,5 @@ def score(model: nn.Module, data: Split, loss: Callable[[Tensor, Tensor], Tensor
 
 def regression(loss: str = "squared", scale: Sequence[float] = (1.0,)) -> Objective:
     """Return the objective of predicting numbers. ``loss``: squared, huber (beyond a standardised error of 1 absolute) or absolute."""
-    of = partial(mean_loss, of=LOSSES[loss])
+    of = LOSSES[loss]
     return Objective(of, partial(score, loss=of, scale=tuple(scale)), by_sample=True)

@@ -5,8 +5,6 @@ tensors. The order of operations is the same for every method, so that a method 
 bit.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -15,20 +13,20 @@ from torch.nn import functional
 from algorithms.common.modules import Arrays as Arrays
 from algorithms.common.modules import get_arrays as get_arrays
 from algorithms.common.modules import set_arrays as set_arrays
-from algorithms.common.steps import SGD, Descent, Eager, Problem, in_batches, no_surrogate
+from algorithms.common.steps import SGD, Descent, Eager, Epochs, Problem, in_batches, no_surrogate
 from clients.base.data import Split
 from clients.base.options import Config as Config
 from clients.base.options import TrainOptions as TrainOptions
 
 
-def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:
     """Yield all samples (x, y), once for each of ``local_epochs`` epochs, each time in a new random order."""
     for _ in range(options.local_epochs):
         order = torch.from_numpy(rng.permutation(len(data))).to(data.y.device)
         yield data.x.index_select(0, order), data.y.index_select(0, order)
 
 
-def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:
     """Yield the mini-batches (x, y) of ``local_epochs`` epochs, each in a new random order; the last of an epoch may be smaller."""
     return in_batches(epochs(data, options, rng), options.batch_size)
 

@@ -5,6 +5,7 @@ arXiv 2408.00050, Chapter IV.
 """
 
 from abc import abstractmethod
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -32,9 +33,10 @@ class GeneratorClient(FedAvgClient):
         options = TrainOptions.from_config(config)
         self.net.train()
         step, total = self.steps(options, options.rate(self.round(config))), self.zero_loss()
-        for x, y in self.batches(options, config):
-            if len(y) > 1:  # batch normalisation needs two samples
-                total += step(x, y) * len(y)
+        with closing(self.batches(options, config)) as batches:
+            for x, y in batches:
+                if len(y) > 1:  # batch normalisation needs two samples
+                    total += step(x, y) * len(y)
         return float(total) / self.samples_seen(options)
 
     @abstractmethod

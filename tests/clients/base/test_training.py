@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from algorithms.common.steps import SGD
-from clients import FedAvgClient, TrainOptions
+from clients import FedAvgClient, PFedMeClient, TrainOptions
 from clients.base.training import get_arrays, mini_batches, set_arrays
 from tests.helpers import blobs, small_net
 
@@ -124,3 +124,37 @@ def test_dropout_repeats_and_leaves_the_process_alone():
     np.testing.assert_array_equal(trained[0], trained[1])
     assert not np.array_equal(trained[0], trained[2])
     assert not np.array_equal(trained[0], trained[3])
+
+
+class Spoilt(torch.nn.Module):
+    """A layer that fails at its second mini-batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += 1
+        if self.seen == 2:
+            raise RuntimeError("no memory")
+        return x
+
+
+@pytest.mark.parametrize("kind", [FedAvgClient, PFedMeClient])
+def test_an_error_in_training_leaves_the_process_alone_too(kind):
+    """Also while somebody keeps the error: else the generator is set back when it is let go, in the midst of another client's draws."""
+    net = torch.nn.Sequential(small_net(0), Spoilt())
+    told = {
+        "seed": 1,
+        "local-epochs": 1,
+        "pfedme-lambda": 1.0,
+        "pfedme-inner-steps": 2,
+        "pfedme-rate": 0.0,
+        "pfedme-batches": "same",
+    }
+    torch.manual_seed(8)
+    state = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="no memory") as kept:
+        kind(small_net, blobs(), 0, model=net).fit(get_arrays(net), told)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert kept.value
