@@ -9,7 +9,7 @@ from strategies import WarmStartOptions
 # Methods that a warm start can compose: they start from the task's torch model and send models like it to the clients.
 COMPOSABLE = (
     "fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "aaggff-s", "aaggff-d", "afl", "q-fedavg", "term", "fedmgda", "propfair",
-    "superfed-mm", "superfed-lm", "apfl", "pfedme", "ditto", "scaffold", "feddyn", "ffgb-distill", "fedavg-distill",
+    "finetune", "superfed-mm", "superfed-lm", "apfl", "pfedme", "ditto", "scaffold", "feddyn", "ffgb-distill", "fedavg-distill",
 )  # fmt: skip
 
 
