@@ -41,7 +41,7 @@ KINDS = {
     "curve": "what runs measured along a curve of their own, such as lambda-accuracy along lambda",
     "weights": "the weights that the server gave each client, of the first run of each row",
 }
-_X = {"bytes": "bytes, all clients", "seconds": "seconds", "models": "models sent and received, per client"}
+_X = {"bytes": "MB, all clients", "seconds": "seconds", "models": "models sent and received, per client"}
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _places(kind: str, run: RunFolder) -> dict[int, float]:
     total, out = 0.0, {}
     for record in run.rounds:
         total += sum(float(record.get(key, 0.0)) for key in keys)
-        out[record["round"]] = total if keys else float(record["round"])
+        out[record["round"]] = total / (1e6 if kind == "bytes" else 1) if keys else float(record["round"])
     return out
 
 

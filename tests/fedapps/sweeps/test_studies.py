@@ -233,7 +233,7 @@ def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path,
         assert lines == {"fedavg", "superfed-mm"}
     if kind in ("bytes", "seconds"):
         last = drawn[kind].panels[0].legend[0][1][0].points[-1]
-        assert tuple(last) == (4 * {"bytes": 150, "seconds": 0.5}[kind], pytest.approx(0.55))
+        assert tuple(last) == (pytest.approx(4 * {"bytes": 150 / 1e6, "seconds": 0.5}[kind]), pytest.approx(0.55))
 
 
 def test_lines_levels_and_differences_say_what_was_measured(results_of):
