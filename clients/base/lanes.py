@@ -98,7 +98,7 @@ class Lane:
         """Take no more steps: the client fails."""
         self.error = error
         self.ahead.clear()
-        getattr(self.epochs, "close", bool)()
+        self.epochs.close()
 
     def outcome(self) -> float | Exception:
         """Return the sum of the losses of all samples, or the error."""

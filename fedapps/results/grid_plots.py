@@ -42,6 +42,8 @@ KINDS = {
     "weights": "the weights that the server gave each client, of the first run of each row",
 }
 _X = {"bytes": "MB, all clients", "seconds": "seconds", "models": "models sent and received, per client"}
+#: What is summed up to a round, and its unit.
+_SUMMED = {"bytes": (("bytes-up", "bytes-down"), 1e6), "seconds": (("seconds",), 1.0)}
 
 
 @dataclass(frozen=True)
@@ -188,11 +190,13 @@ def _places(kind: str, run: RunFolder) -> dict[int, float]:
     """Return where each round stands on the x axis."""
     if kind == "models":
         return run.models
-    keys = {"bytes": ("bytes-up", "bytes-down"), "seconds": ("seconds",)}.get(kind, ())
+    if kind not in _SUMMED:
+        return {record["round"]: float(record["round"]) for record in run.rounds}
+    keys, unit = _SUMMED[kind]
     total, out = 0.0, {}
     for record in run.rounds:
         total += sum(float(record.get(key, 0.0)) for key in keys)
-        out[record["round"]] = total / (1e6 if kind == "bytes" else 1) if keys else float(record["round"])
+        out[record["round"]] = total / unit
     return out
 
 

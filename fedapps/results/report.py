@@ -23,9 +23,9 @@ from fedapps.results.sections import Section
 from fedapps.results.theme import DARK, LIGHT, MOST
 from fedapps.results.uncertainty import worst_section
 
-# Rows a browser still scrolls easily; the files hold the rest.
 LIMIT = 300_000  # bytes of a report
 _DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn
+# Rows a browser still scrolls easily; the files hold the rest.
 _MAX_CLIENT_ROWS = 400
 _MAX_FAILURE_ROWS = 300
 _MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖", "running": "…"}
@@ -85,17 +85,23 @@ def write_report(run_dir: Path | str) -> Path:
     Raises UserError if the folder is no run folder.
     """
     run = read_run(run_dir)
-    write_plots(run.path, run_figures(run, LIGHT))
+    light = run_figures(run, LIGHT)
+    write_plots(run.path, light)
     path = run.path / "report.html"
-    path.write_text(report_html(run), encoding="utf-8")
+    path.write_text(report_html(run, light), encoding="utf-8")
     return path
 
 
-def report_html(run: RunFolder) -> str:
-    """The report as text. Lines have fewer points, and tables fewer rows, if it would be too large with all."""
+def report_html(run: RunFolder, light: dict[str, Figure]) -> str:
+    """The report as text; `light`: its figures by name, with all points.
+
+    Lines have fewer points, and tables fewer rows, if it would be too large with all.
+    """
     free = LIMIT + sum(map(len, _synthetic(run)))  # pictures that the run has made are as large as they are
     for points in _DETAIL:
-        light, dark = (run_figures(run, replace(theme, points=points)) for theme in (LIGHT, DARK))
+        if points < MOST:
+            light = run_figures(run, replace(LIGHT, points=points))
+        dark = run_figures(run, replace(DARK, points=points))
         body = report_body(run, light, dark, points)
         page = html.page(report_title(run), body, palette(body))
         if len(page.encode()) <= free:

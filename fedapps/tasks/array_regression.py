@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from clients.base.data import ClientData, Split
-from clients.base.evaluation import Objective
 from fedapps.data import partition as partitions
 from fedapps.data.flower_partitioners import goes_by_classes
 from fedapps.data.images import Images
@@ -62,11 +61,6 @@ class ArrayRegression(Targets, Classification):
     def num_outputs(self) -> int:
         """The number of targets."""
         return int(self.targets.shape[1])
-
-    @property
-    def objective(self) -> Objective:
-        """The loss of the settings, and the scores in the targets' units."""
-        return self.of_numbers()
 
     @property
     def from_clients(self) -> str:

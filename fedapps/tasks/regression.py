@@ -10,7 +10,6 @@ Regression", The Annals of Statistics 32(2), 2004, arXiv math/0406456.
 """
 
 import importlib.util
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +23,7 @@ from clients.base.data import ClientData
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import RegressionOptions
-from fedapps.tasks.tabular import Columns, Numeric, Table, Tabular, columns_of, encode, read_table
+from fedapps.tasks.tabular import Columns, Numeric, Table, Tabular, columns_of, encode, joined, read_table
 from fedapps.tasks.targets import LINEAR, NAME, Floats, Targets, read_targets
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def generate(num_clients: int) -> Columns:
         one: Columns = {f"feature{i}": 10.0**i * x[:, i] for i in range(4)}
         names = {"kind": np.array(["a", "b", "c"])[kind], "client": np.full(n, f"client{client:05d}")}
         parts.append(one | names | {"target": 250.0 + 40.0 * value})
-    return _joined(parts)
+    return joined(parts)
 
 
 def diabetes(num_clients: int) -> Columns:
@@ -170,8 +169,3 @@ def _diabetes_rows() -> NDArray[np.float64]:
     assert spec.submodule_search_locations is not None
     folder = Path(spec.submodule_search_locations[0]) / "datasets" / "data"
     return np.column_stack([np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target")])
-
-
-def _joined(parts: Iterable[Columns]) -> Columns:
-    listed = list(parts)
-    return {name: np.concatenate([part[name] for part in listed]) for name in listed[0]}

@@ -16,7 +16,7 @@ from fedapps.tasks.site_data import SiteTable
 from fedapps.tasks.targets import LINEAR, NAME, Floats, Targets, checked_target
 
 if TYPE_CHECKING:
-    from clients.base.evaluation import Objective
+    pass
 
 
 class SiteRegression(Targets, SiteTable):
@@ -48,11 +48,6 @@ class SiteRegression(Targets, SiteTable):
         """Return the targets (n, targets). Raises ``UserError``."""
         columns = {name: np.array(self.columns[name], object) for name in self.labels}
         return np.stack([checked_target(values, f"{self.source}: label {name!r}") for name, values in columns.items()], 1)
-
-    @property
-    def objective(self) -> "Objective":
-        """The loss of the settings, and the scores in the targets' units."""
-        return self.of_numbers()
 
     @property
     def usual_net(self) -> str:

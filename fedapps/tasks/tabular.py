@@ -348,6 +348,11 @@ def generate(num_clients: int) -> Columns:
         x[rng.random(x.shape) < 0.05] = np.nan
         one: Columns = {f"feature{i}": 10.0**i * x[:, i] for i in range(6)}
         parts.append(one | {"kind": np.array(["a", "b", "c"])[kind], "label": label, "client": np.full(n, f"client{client:05d}")})
+    return joined(parts)
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return the rows of several tables with the same columns as one."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

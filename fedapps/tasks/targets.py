@@ -9,7 +9,7 @@ different units. The numbers are given in the settings or, ``sums``, follow from
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,13 +87,9 @@ class Targets:
             "center and scale of the targets (regression.center, regression.scale), from sums over the clients" if found else ""
         )
 
-    @property
+    @cached_property
     def target_scale(self) -> TargetScale:
         """The scale of the run's targets. Raises ``UserError``."""
-        return self._target_scale()
-
-    @lru_cache(maxsize=1)  # noqa: B019 - a task lives as long as its process
-    def _target_scale(self) -> TargetScale:
         o: RegressionOptions = self.options
         found = None
         if self.scale_found:
@@ -115,11 +111,7 @@ class Targets:
 
     @property
     def objective(self) -> "Objective":
-        """The loss of the settings, and the scores in the targets' units."""
-        return self.of_numbers()
-
-    def of_numbers(self) -> "Objective":
-        """Return that objective. Raises ``UserError`` for more targets than it can report of."""
+        """The loss of the settings, and the scores in the targets' units. Raises ``UserError`` for more than it can report of."""
         if self.num_outputs > MOST:
             raise UserError(f"task = 'regression': {self.num_outputs} targets are more than {MOST}: name fewer")
         from clients.base.regression import regression
