@@ -1,1 +1,3 @@
-"""The mathematics of the methods: pure functions and small state machines. No Flower, no files, no global state."""
+"""The mathematics of the methods: pure functions and small state machines. No Flower,
+no files, no global state.
+"""

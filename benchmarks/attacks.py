@@ -1,16 +1,21 @@
-"""What attackers achieve against the mean, bounds and robust rules: a table of methods and attacks with the accuracy of the model.
+"""What attackers achieve against the mean, bounds and robust rules: a table of methods
+and attacks with the accuracy of the model.
 
-    python benchmarks/attacks.py [--partition iid] [--seeds 3] [--rounds 15] [--attackers 2] [--attacks none ...]
+    python benchmarks/attacks.py [--partition iid] [--seeds 3] [--rounds 15]
+    [--attackers 2] [--attacks none ...]
 
-Digits, ten clients that all take part, an MLP, one local epoch a round. Attackers answer evaluations truthfully and training with
+Digits, ten clients that all take part, an MLP, one local epoch a round. Attackers
+answer evaluations truthfully and training with
 
     sign flip        x - (y - x), the negative of their honest update y - x
     scaled           x + 50 (y - x)
     label flip       what they learn from labels 9 - label
     inflated weight  a model of fives, and num-examples = 1e15
 
-The accuracy is that of the last model, mean over all clients' test samples, in per cent: mean over seeds (which deal the data, too)
-with the sample standard deviation. A run that ends without a model for its last round counts as what its last evaluation says.
+The accuracy is that of the last model, mean over all clients' test samples, in per
+cent: mean over seeds (which deal the data, too) with the sample standard deviation. A
+run that ends without a model for its last round counts as what its last evaluation
+says.
 """
 
 import argparse
@@ -27,7 +32,8 @@ from flwr.client import NumPyClient
 from rich.console import Console
 from rich.progress import track
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from clients.base.adapter import to_client_app
 from clients.base.data import ClientData, Split
@@ -39,8 +45,16 @@ from fedapps.settings import Settings, read_settings
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "fedavg, weights to 10 medians, updates to 2": {"max-update-norm": 2.0, "on-large-update": "clip", "max-weight": 10.0},
-    "fedavg, weights to 1.5 medians, updates to 2": {"max-update-norm": 2.0, "on-large-update": "clip", "max-weight": 1.5},
+    "fedavg, weights to 10 medians, updates to 2": {
+        "max-update-norm": 2.0,
+        "on-large-update": "clip",
+        "max-weight": 10.0,
+    },
+    "fedavg, weights to 1.5 medians, updates to 2": {
+        "max-update-norm": 2.0,
+        "on-large-update": "clip",
+        "max-weight": 1.5,
+    },
     "median": {"robust.rule": "median"},
     "trimmed mean": {"robust.rule": "trimmed-mean"},
     "multi-krum": {"robust.rule": "multi-krum"},
@@ -72,7 +86,9 @@ class Attacker(NumPyClient):  # type: ignore[misc]
             self.honest.data = ClientData(flipped, data.validation, data.test)
         arrays, num_examples, metrics = self.honest.fit(parameters, config)
         factor = {"sign flip": -1.0, "scaled": 50.0}.get(self.attack, 1.0)
-        arrays = [np.asarray(x + factor * (y - x), y.dtype) for x, y in zip(sent, arrays, strict=True)]
+        arrays = [
+            np.asarray(x + factor * (y - x), y.dtype) for x, y in zip(sent, arrays, strict=True)
+        ]
         if self.attack == "inflated weight":
             return [np.full_like(array, 5.0) for array in arrays], 10**15, metrics
         return arrays, num_examples, metrics
@@ -89,29 +105,54 @@ def accuracy(given: dict[str, Any], attack: str, attackers: int) -> float:
 
     def client_fn(context: Context) -> NumPyClient:
         client = int(str(context.node_config["partition-id"]))
-        honest = build_client(settings, task, client, settings.num_clients, MessageStore(context.state))
+        honest = build_client(
+            settings, task, client, settings.num_clients, MessageStore(context.state)
+        )
         return Attacker(honest, attack) if attack != "none" and client < attackers else honest
 
-    return 100 * float(execute(settings, InlineGrid(to_client_app(client_fn), settings.num_clients))["accuracy-mean"])
+    return 100 * float(
+        execute(settings, InlineGrid(to_client_app(client_fn), settings.num_clients))[
+            "accuracy-mean"
+        ]
+    )
 
 
 def main() -> None:
     """Print the table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--partition", default="iid", help="data.partition: iid, dirichlet, pathological")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--partition", default="iid", help="data.partition: iid, dirichlet, pathological"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS)
-    parser.add_argument("--attackers", type=int, default=2, help="of ten clients; robust.num-malicious is the same")
+    parser.add_argument(
+        "--attackers", type=int, default=2, help="of ten clients; robust.num-malicious is the same"
+    )
     chosen = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    jobs = [(method, attack, seed) for method in METHODS for attack in chosen.attacks for seed in range(chosen.seeds)]
+    jobs = [
+        (method, attack, seed)
+        for method in METHODS
+        for attack in chosen.attacks
+        for seed in range(chosen.seeds)
+    ]
     found: dict[tuple[str, str], list[float]] = {}
     for method, attack, seed in track(jobs, console=Console(stderr=True)):
-        given = {**JOB, **METHODS[method], "seed": seed, "num-rounds": chosen.rounds, "data.partition": chosen.partition}
+        given = {
+            **JOB,
+            **METHODS[method],
+            "seed": seed,
+            "num-rounds": chosen.rounds,
+            "data.partition": chosen.partition,
+        }
         given |= {"robust.num-malicious": chosen.attackers} if "robust.rule" in given else {}
         with tempfile.TemporaryDirectory() as folder:
-            found.setdefault((method, attack), []).append(accuracy({**given, "out": folder}, attack, chosen.attackers))
+            found.setdefault((method, attack), []).append(
+                accuracy({**given, "out": folder}, attack, chosen.attackers)
+            )
     print(f"| method | {' | '.join(chosen.attacks)} |\n| --- |{' --- |' * len(chosen.attacks)}")
     for method in METHODS:
         cells = [_cell(found[method, attack]) for attack in chosen.attacks]

@@ -1,10 +1,13 @@
-"""What a command costs at the prompt: CPU seconds (user and system) and peak memory of a fresh process.
+"""What a command costs at the prompt: CPU seconds (user and system) and peak memory of
+a fresh process.
 
     python benchmarks/command_time.py [--repeats N]
 
-Help, lists, refusals, a run of two rounds and the report alone, of a run of 40 rounds with 20 clients that is made once
-beforehand; beside them what Python and torch cost that do nothing. Medians; a row of a command that this version does not have
-is empty. Every process is the interpreter that runs this file, whose own memory, some 20 MB, is the least that is told.
+Help, lists, refusals, a run of two rounds and the report alone, of a run of 40 rounds
+with 20 clients that is made once beforehand; beside them what Python and torch cost
+that do nothing. Medians; a row of a command that this version does not have is empty.
+Every process is the interpreter that runs this file, whose own memory, some 20 MB, is
+the least that is told.
 """
 
 import argparse
@@ -20,11 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG_RUN = ("method=fedavg", "num-rounds=40", "num-clients=20", "evaluate-every=1")  # whose report is made
+# whose report is made
+LONG_RUN = ("method=fedavg", "num-rounds=40", "num-clients=20", "evaluate-every=1")
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """Return the arguments of Python by what a row is called; runs write below ``folder``, which holds the long run."""
+    """Return the arguments of Python by what a row is called; runs write below
+    ``folder``, which holds the long run.
+    """
     lines = (
         "--help",
         "methods",
@@ -35,15 +41,27 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "run method=fedavg num-rounds=2 --engine inline",
     )
     out = ["--out", str(folder / "short"), "--overwrite"]
-    programs = {"python -c pass": ["-c", "pass"], 'python -c "import torch"': ["-c", "import torch"]}
-    programs |= {f"fedapps {line}": ["-m", "fedapps", *line.split(), *(out if "inline" in line else [])] for line in lines}
-    report = f"from fedapps.results.report import write_report; write_report({str(folder / 'long')!r})"
+    programs = {
+        "python -c pass": ["-c", "pass"],
+        'python -c "import torch"': ["-c", "import torch"],
+    }
+    programs |= {
+        f"fedapps {line}": ["-m", "fedapps", *line.split(), *(out if "inline" in line else [])]
+        for line in lines
+    }
+    report = (
+        f"from fedapps.results.report import write_report; write_report({str(folder / 'long')!r})"
+    )
     return programs | {"the report of 40 rounds, 20 clients": ["-c", report]}
 
 
 def cost(arguments: Sequence[str]) -> tuple[int, float, float]:
-    """Return a process's exit status, its CPU seconds, and its peak memory in MB, both with its children's."""
-    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Return a process's exit status, its CPU seconds, and its peak memory in MB, both
+    with its children's.
+    """
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     unit = 1e6 if sys.platform == "darwin" else 1e3  # of ru_maxrss: bytes there, kB elsewhere
@@ -51,23 +69,39 @@ def cost(arguments: Sequence[str]) -> tuple[int, float, float]:
 
 
 def row(name: str, arguments: Sequence[str], repeats: int) -> list[str]:
-    """Return a row of the table; it is empty if the command fails, unless being refused is what is measured."""
+    """Return a row of the table; it is empty if the command fails, unless being refused
+    is what is measured.
+    """
     found = [cost(arguments) for _ in range(repeats)]
     is_refusal = name.startswith("fedapps run") and "inline" not in name
     if any((status != 0) != is_refusal for status, _, _ in found):
         return [name, "-", "-"]
-    return [name, f"{statistics.median(cpu for _, cpu, _ in found):.2f}", f"{statistics.median(peak for *_, peak in found):.0f}"]
+    return [
+        name,
+        f"{statistics.median(cpu for _, cpu, _ in found):.2f}",
+        f"{statistics.median(peak for *_, peak in found):.0f}",
+    ]
 
 
 def main() -> None:
     """Measure every command and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="processes of each command (%(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="processes of each command (%(default)s)",
+    )
     repeats = parser.parse_args().repeats
     console = Console()
     with tempfile.TemporaryDirectory() as name, console.status("measuring ..."):
         folder = Path(name)
-        if cost(["-m", "fedapps", "run", *LONG_RUN, "--engine", "inline", "--out", str(folder / "long")])[0]:
+        if cost(
+            ["-m", "fedapps", "run", *LONG_RUN, "--engine", "inline", "--out", str(folder / "long")]
+        )[0]:
             raise SystemExit("the run whose report is measured failed")
         table = Table(title=f"a fresh process, median of {repeats}", title_justify="left", box=None)
         table.add_column("", no_wrap=True)

@@ -1,11 +1,15 @@
-"""What deciding about clients' weights costs a round: AAggFF-S beside generic solvers, AAggFF-D with many clients.
+"""What deciding about clients' weights costs a round: AAggFF-S beside generic solvers,
+AAggFF-D with many clients.
 
-    python benchmarks/decision_time.py [--silo 10 100 300] [--clients 1500000] [--sampled 5000] [--rounds 30]
+    python benchmarks/decision_time.py [--silo 10 100 300] [--clients 1500000]
+    [--sampled 5000] [--rounds 30]
 
-AAggFF-S: log-normal losses of K clients, all of which answer; time of one whole decision (gradient, sums, quadratic program) and the
-residual of the optimality conditions, worst of all rounds. The same programs are then solved by cvxpy (with Clarabel), where it is
-installed (``pip install cvxpy``; the package itself does not need it), and by scipy's SLSQP, up to K = 100.
-AAggFF-D: a uniform sample answers; time of a decision without drawing the sample. State is what a checkpoint holds.
+AAggFF-S: log-normal losses of K clients, all of which answer; time of one whole
+decision (gradient, sums, quadratic program) and the residual of the optimality
+conditions, worst of all rounds. The same programs are then solved by cvxpy (with
+Clarabel), where it is installed (``pip install cvxpy``; the package itself does not
+need it), and by scipy's SLSQP, up to K = 100. AAggFF-D: a uniform sample answers; time
+of a decision without drawing the sample. State is what a checkpoint holds.
 """
 
 import argparse
@@ -15,7 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +37,9 @@ REPEATS = 3  # programs that the generic solvers are timed on: the last ones
 
 
 def residual(hessian: Array, linear: Array, p: Array) -> float:
-    """Return how far p is from the conditions for the minimum of p'Hp/2 - b'p on the simplex."""
+    """Return how far p is from the conditions for the minimum of p'Hp/2 - b'p on the
+    simplex.
+    """
     slope = hessian @ p - linear
     return float(max(abs(p.sum() - 1), -p.min(), (p * (slope - slope.min())).max()))
 
@@ -62,7 +69,9 @@ def by_cvxpy(hessian: Array, linear: Array) -> Array:
     return np.asarray(p.value)
 
 
-def timed(solve: Callable[[Array, Array], Array], programs: list[tuple[Array, Array]]) -> tuple[str, str]:
+def timed(
+    solve: Callable[[Array, Array], Array], programs: list[tuple[Array, Array]]
+) -> tuple[str, str]:
     """Return the median time in ms and the worst residual of a solver on programs."""
     times, residuals = [], []
     for hessian, linear in programs:
@@ -85,9 +94,16 @@ def silo(count: int, rounds: int, generic: dict[str, Callable[[Array, Array], Ar
         times.append(time.perf_counter() - start)
         programs.append(rule.program())
         residuals.append(residual(*programs[-1], rule.p))
-    row = [f"{count}", f"{1e3 * np.median(times):.2f}", f"{1e3 * max(times):.2f}", f"{max(residuals):.0e}"]
+    row = [
+        f"{count}",
+        f"{1e3 * np.median(times):.2f}",
+        f"{1e3 * max(times):.2f}",
+        f"{max(residuals):.0e}",
+    ]
     for name, solve in generic.items():
-        row += timed(solve, programs[-REPEATS:]) if name != "SLSQP" or count <= SLOWEST else ("", "")
+        row += (
+            timed(solve, programs[-REPEATS:]) if name != "SLSQP" or count <= SLOWEST else ("", "")
+        )
     return row
 
 
@@ -101,13 +117,21 @@ def device(count: int, size: int, rounds: int) -> list[str]:
         rule.decide(sampled, respond(rng.lognormal(size=size), "normal", rule.low, rule.high))
         times.append(time.perf_counter() - start)
     state = sum(value.nbytes for value in rule.state_dict().values())
-    return [f"{count:,}", f"{size:,}", f"{1e3 * np.median(times):.2f}", f"{1e3 * max(times):.2f}", f"{state / count:.1f}"]
+    return [
+        f"{count:,}",
+        f"{size:,}",
+        f"{1e3 * np.median(times):.2f}",
+        f"{1e3 * max(times):.2f}",
+        f"{state / count:.1f}",
+    ]
 
 
 def main() -> None:
     """Measure and print two tables."""
     parser = argparse.ArgumentParser(description="Time decisions about weights.")
-    parser.add_argument("--silo", type=int, nargs="+", default=[10, 100, 300], help="clients of AAggFF-S")
+    parser.add_argument(
+        "--silo", type=int, nargs="+", default=[10, 100, 300], help="clients of AAggFF-S"
+    )
     parser.add_argument("--clients", type=int, default=1_500_000, help="clients of AAggFF-D")
     parser.add_argument("--sampled", type=int, default=5_000, help="of them a round")
     parser.add_argument("--rounds", type=int, default=30)
@@ -119,7 +143,11 @@ def main() -> None:
     else:
         console.print("cvxpy is not installed: its column is left out")
     table = Table(
-        "K", "ms a round", "slowest, ms", "residual", *(f"{name}{what}" for name in generic for what in (", ms", ", residual"))
+        "K",
+        "ms a round",
+        "slowest, ms",
+        "residual",
+        *(f"{name}{what}" for name in generic for what in (", ms", ", residual")),
     )
     for count in args.silo:
         table.add_row(*silo(count, args.rounds, generic))

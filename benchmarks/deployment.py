@@ -1,9 +1,11 @@
-"""What a round costs on three SuperNodes of this machine, TLS on: polling and messages, the start of processes, training.
+"""What a round costs on three SuperNodes of this machine, TLS on: polling and messages,
+the start of processes, training.
 
     python benchmarks/deployment.py [--rounds N] [--methods fedavg superfed-mm]
 
-A round is measured as a whole; so are the start of the three client processes, all at once, up to the first line of the app, and
-the local steps in one process. What is left is Flower: looking for messages, moving them. The first round pays for the app's
+A round is measured as a whole; so are the start of the three client processes, all at
+once, up to the first line of the app, and the local steps in one process. What is left
+is Flower: looking for messages, moving them. The first round pays for the app's
 installation and is left out. Prints two Markdown tables.
 """
 
@@ -23,7 +25,13 @@ sys.path.insert(0, str(ROOT))
 
 from fedapps.deployment.local import Deployment  # noqa: E402
 
-JOB = ["num-clients=3", "clients-per-round=0", "evaluate-every=0", "train.local-epochs=1", "checkpoint-every=0"]
+JOB = [
+    "num-clients=3",
+    "clients-per-round=0",
+    "evaluate-every=0",
+    "train.local-epochs=1",
+    "checkpoint-every=0",
+]
 # As a ClientApp process does: Flower's program and what it needs, then the app.
 START = (
     "import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp; "
@@ -33,24 +41,43 @@ START = (
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--methods", nargs="+", default=["fedavg", "superfed-mm"])
     arguments = parser.parse_args()
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+    }
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    print("| method | s a round | start of the client processes | local steps | polling and messages |")
+    print(
+        "| method | s a round | start of the client processes | local steps | polling and messages "
+        "|"
+    )
     print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         sites = {f"site-{i}": {"partition-id": i, "num-partitions": SITES} for i in range(SITES)}
         with Deployment.create(Path(folder) / "deployment", sites) as deployment:
             deployment.start()
             for method in arguments.methods:
-                whole = run(method, arguments.rounds, Path(folder), environment, "deployment", deployment.folder)
-                steps = run(method, arguments.rounds, Path(folder), environment, "inline", deployment.folder)
+                whole = run(
+                    method,
+                    arguments.rounds,
+                    Path(folder),
+                    environment,
+                    "deployment",
+                    deployment.folder,
+                )
+                steps = run(
+                    method, arguments.rounds, Path(folder), environment, "inline", deployment.folder
+                )
                 start = median(parallel_start(environment) for _ in range(3))
                 rest = max(whole - start - steps, 0.0)
-                print(f"| {method} | {whole:.1f} | {start:.1f} | {steps:.2f} | {rest:.1f} |", flush=True)
+                print(
+                    f"| {method} | {whole:.1f} | {start:.1f} | {steps:.2f} | {rest:.1f} |",
+                    flush=True,
+                )
     print("\n| importing | CPU seconds |\n| --- | --- |")
     before = 0.0
     for name, code in {
@@ -63,29 +90,61 @@ def main() -> None:
         before = spent
 
 
-def run(method: str, rounds: int, folder: Path, environment: dict[str, str], engine: str, deployment: Path) -> float:
-    """Return the median seconds of a round after the first, in which nothing is evaluated."""
+def run(
+    method: str,
+    rounds: int,
+    folder: Path,
+    environment: dict[str, str],
+    engine: str,
+    deployment: Path,
+) -> float:
+    """Return the median seconds of a round after the first, in which nothing is
+    evaluated.
+    """
     out = folder / f"{method}-{engine}"
-    command = [sys.executable, "-m", "fedapps", "run", f"method={method}", f"num-rounds={rounds + 1}", *JOB, "--engine", engine]
-    subprocess.run([*command, "--deployment", deployment, "--out", out], env=environment, check=True, stdout=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "fedapps",
+        "run",
+        f"method={method}",
+        f"num-rounds={rounds + 1}",
+        *JOB,
+        "--engine",
+        engine,
+    ]
+    subprocess.run(
+        [*command, "--deployment", deployment, "--out", out],
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     return median(row["seconds"] for row in rows[1:-1])  # the last one is evaluated
 
 
 def parallel_start(environment: dict[str, str]) -> float:
-    """Return the seconds that as many client processes as there are sites need to start, all at once."""
+    """Return the seconds that as many client processes as there are sites need to
+    start, all at once.
+    """
     begin = time.perf_counter()
-    for process in [subprocess.Popen([sys.executable, "-c", START], env=environment) for _ in range(SITES)]:
+    for process in [
+        subprocess.Popen([sys.executable, "-c", START], env=environment) for _ in range(SITES)
+    ]:
         process.wait()
     return time.perf_counter() - begin
 
 
 def cpu_seconds(code: str, environment: dict[str, str]) -> float:
-    """Return the CPU seconds, user and system, that a Python process spends on some code."""
+    """Return the CPU seconds, user and system, that a Python process spends on some
+    code.
+    """
     before = os.times()
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    return (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
 
 
 if __name__ == "__main__":

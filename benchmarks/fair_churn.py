@@ -1,13 +1,17 @@
-"""What a fair method loses where its worst-served client is away for a round, or for half of the rounds, on digits.
+"""What a fair method loses where its worst-served client is away for a round, or for
+half of the rounds, on digits.
 
     python benchmarks/fair_churn.py [--rounds 50] [--seeds 3]
 
-Ten clients with Dirichlet shares of the labels (0.3), all of which take part. The worst client is the one with the largest mean
-training loss in the last ten rounds of uniform FedAvg with the same seed. It is away in one round in the middle ("one round"), or in
-every second one between the eleventh and the last ten ("half"); ``forget-after = 0`` forgets a client in its first round away. Printed,
-in per cent, mean ± sample standard deviation over seeds: the client's weight in its first round after it was away first, and its mean
-over the last ten rounds; the test accuracy of this client, of the worst client, and of all, at the end. "by seed" is the difference of
-this client's accuracy to the same method's with the same seed and forget-after = 0.
+Ten clients with Dirichlet shares of the labels (0.3), all of which take part. The worst
+client is the one with the largest mean training loss in the last ten rounds of uniform
+FedAvg with the same seed. It is away in one round in the middle ("one round"), or in
+every second one between the eleventh and the last ten ("half"); ``forget-after = 0``
+forgets a client in its first round away. Printed, in per cent, mean ± sample standard
+deviation over seeds: the client's weight in its first round after it was away first,
+and its mean over the last ten rounds; the test accuracy of this client, of the worst
+client, and of all, at the end. "by seed" is the difference of this client's accuracy to
+the same method's with the same seed and forget-after = 0.
 """
 
 import argparse
@@ -17,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -33,9 +38,16 @@ from strategies import ClientGrid, Round, run_rounds
 
 CLIENTS = 10
 JOB: dict[str, Any] = {
-    "task": "digits", "num-clients": CLIENTS, "clients-per-round": 0, "data.partition": "dirichlet", "data.alpha": 0.3,
-    "train.local-epochs": 1, "train.batch-size": 32, "train.learning-rate": 0.1, "train.momentum": 0.0,
-}  # fmt: skip
+    "task": "digits",
+    "num-clients": CLIENTS,
+    "clients-per-round": 0,
+    "data.partition": "dirichlet",
+    "data.alpha": 0.3,
+    "train.local-epochs": 1,
+    "train.batch-size": 32,
+    "train.learning-rate": 0.1,
+    "train.momentum": 0.0,
+}
 Log = tuple[list[dict[Any, float]], list[dict[Any, float]], dict[Any, float]]
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg, uniform": {"method": "fedavg", "fedavg.weights": "uniform"},
@@ -43,22 +55,35 @@ METHODS: dict[str, dict[str, Any]] = {
     "AAggFF-D": {"method": "aaggff-d"},
     "AFL": {"method": "afl", "afl.gamma": 0.01},
 }
-KEEPS = {"FedAvg, uniform": "", "AAggFF-S": "aaggff.forget-after", "AAggFF-D": "aaggff.forget-after", "AFL": "afl.forget-after"}
+KEEPS = {
+    "FedAvg, uniform": "",
+    "AAggFF-S": "aaggff.forget-after",
+    "AAggFF-D": "aaggff.forget-after",
+    "AFL": "afl.forget-after",
+}
 
 
 class Churning(InlineGrid):
-    """A grid whose client ``worst`` is not connected in the rounds for which ``away(round)`` is true."""
+    """A grid whose client ``worst`` is not connected in the rounds for which
+    ``away(round)`` is true.
+    """
 
     worst, now = -1, 1
     away: Callable[[int], bool] = staticmethod(lambda number: False)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the nodes that are connected."""
-        return [node for node in super().get_node_ids() if node - 1000 != self.worst or not self.away(self.now)]
+        return [
+            node
+            for node in super().get_node_ids()
+            if node - 1000 != self.worst or not self.away(self.now)
+        ]
 
 
 def run(config: dict[str, Any], rounds: int, worst: int, away: Callable[[int], bool]) -> Log:
-    """Return every round's weights and mean training losses by client, and the test accuracies of the last evaluation."""
+    """Return every round's weights and mean training losses by client, and the test
+    accuracies of the last evaluation.
+    """
     settings = completed({**JOB, **config, "num-rounds": rounds})
     task = build_task(settings)
     strategy: Any = build_strategy(settings, task)
@@ -67,24 +92,42 @@ def run(config: dict[str, Any], rounds: int, worst: int, away: Callable[[int], b
     tested: dict[Any, float] = {}
 
     def client(context: Context) -> Any:
-        return build_client(settings, task, int(context.node_config["partition-id"]), CLIENTS, MessageStore(context.state))
+        return build_client(
+            settings,
+            task,
+            int(context.node_config["partition-id"]),
+            CLIENTS,
+            MessageStore(context.state),
+        )
 
     grid = Churning(to_client_app(client), CLIENTS)
     grid.worst, grid.away = worst, away
 
     def note(now: Round) -> None:
         weights.append(dict(getattr(strategy, "last_weights", {})))
-        losses.append({client: float(values["loss"]) for client, values in now.trained.metrics.items()})
+        losses.append(
+            {client: float(values["loss"]) for client, values in now.trained.metrics.items()}
+        )
         if now.evaluated:
-            tested.update({client: float(values["accuracy"]) for client, values in now.evaluated.metrics.items()})
+            tested.update(
+                {
+                    client: float(values["accuracy"])
+                    for client, values in now.evaluated.metrics.items()
+                }
+            )
         grid.now = now.number + 1
 
     values = {"seed": settings.seed, **settings.train.to_config()}
     run_rounds(
-        strategy, ClientGrid(grid, seed=settings.seed, num_clients=CLIENTS - 1),
-        ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()}), rounds,
-        train_config=ConfigRecord(values), evaluate_config=ConfigRecord(values), evaluate_every=0, callbacks=[note],
-    )  # fmt: skip
+        strategy,
+        ClientGrid(grid, seed=settings.seed, num_clients=CLIENTS - 1),
+        ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()}),
+        rounds,
+        train_config=ConfigRecord(values),
+        evaluate_config=ConfigRecord(values),
+        evaluate_every=0,
+        callbacks=[note],
+    )
     return weights, losses, tested
 
 
@@ -109,29 +152,61 @@ def main() -> None:
     }
     worst = []
     for seed in range(args.seeds):
-        _, losses, _ = run({"method": "fedavg", "fedavg.weights": "uniform", "seed": seed}, rounds, -1, patterns["never"][1])
-        worst.append(max(range(CLIENTS), key=lambda client: sum(row[client] for row in losses[-10:])))
-    table = Table("method", "away", "forget-after", "weight, back", "weight, last ten", "this client", "by seed", "worst", "all")
+        _, losses, _ = run(
+            {"method": "fedavg", "fedavg.weights": "uniform", "seed": seed},
+            rounds,
+            -1,
+            patterns["never"][1],
+        )
+        worst.append(
+            max(range(CLIENTS), key=lambda client: sum(row[client] for row in losses[-10:]))
+        )
+    table = Table(
+        "method",
+        "away",
+        "forget-after",
+        "weight, back",
+        "weight, last ten",
+        "this client",
+        "by seed",
+        "worst",
+        "all",
+    )
     for name, config in METHODS.items():
         for pattern, (first, away) in patterns.items():
             kept: dict[int, list[float]] = {}
             key = KEEPS[name]
             for forget in (0, 100) if key and pattern != "never" else (100,):
                 own = {**config, **({key: forget} if key else {})}
-                found = [(*run({**own, "seed": seed}, rounds, who, away), who) for seed, who in enumerate(worst)]
+                found = [
+                    (*run({**own, "seed": seed}, rounds, who, away), who)
+                    for seed, who in enumerate(worst)
+                ]
                 kept[forget] = [tested[who] for _, _, tested, who in found]
                 weights = ["", ""]
                 if key:
                     weights = [
                         spread([row[first][who] for row, _, _, who in found]),
-                        spread([float(np.mean([last[who] for last in row[-10:]])) for row, _, _, who in found]),
+                        spread(
+                            [
+                                float(np.mean([last[who] for last in row[-10:]]))
+                                for row, _, _, who in found
+                            ]
+                        ),
                     ]
-                by_seed = spread(list(np.subtract(kept[100], kept[0]))) if {0, 100} <= kept.keys() else ""
+                by_seed = (
+                    spread(list(np.subtract(kept[100], kept[0]))) if {0, 100} <= kept.keys() else ""
+                )
                 table.add_row(
-                    name, pattern, str(forget) if key else "", *weights, spread(kept[forget]), by_seed,
+                    name,
+                    pattern,
+                    str(forget) if key else "",
+                    *weights,
+                    spread(kept[forget]),
+                    by_seed,
                     spread([min(tested.values()) for _, _, tested, _ in found]),
                     spread([float(np.mean(list(tested.values()))) for _, _, tested, _ in found]),
-                )  # fmt: skip
+                )
     Console(width=150).print(table)
 
 

@@ -1,12 +1,16 @@
-"""What a FedBoost round costs as the library grows: seconds, bytes and memory for q predictors, of which C are sent.
+"""What a FedBoost round costs as the library grows: seconds, bytes and memory for q
+predictors, of which C are sent.
 
-    python benchmarks/fedboost.py [--sizes 10 100 1000 10000] [--budget 32] [--rounds 20] [--clients 10] [--folder DIR]
+    python benchmarks/fedboost.py [--sizes 10 100 1000 10000] [--budget 32] [--rounds
+    20] [--clients 10] [--folder DIR]
 
-Every predictor is a dense distribution over 10,000 outcomes (40 kB as float32) in a file of its own, and the server reads those that
-a round sends. Exactly C of them are drawn uniformly, so that bytes can be compared. Every size runs in a fresh process: "added" is how
-far its peak memory rises above what Python and its packages took before the predictors were opened. "whole ensemble" is the mixture of
-all q predictors, which an evaluation needs and which reads every file. DIR (default: the folder for temporary files) needs 40 kB of
-disk a predictor.
+Every predictor is a dense distribution over 10,000 outcomes (40 kB as float32) in a
+file of its own, and the server reads those that a round sends. Exactly C of them are
+drawn uniformly, so that bytes can be compared. Every size runs in a fresh process:
+"added" is how far its peak memory rises above what Python and its packages took before
+the predictors were opened. "whole ensemble" is the mixture of all q predictors, which
+an evaluation needs and which reads every file. DIR (default: the folder for temporary
+files) needs 40 kB of disk a predictor.
 """
 
 import argparse
@@ -19,7 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -46,7 +51,10 @@ def write_library(folder: Path, q: int) -> None:
     folder.mkdir(parents=True)
     for k in range(q):
         table = rng.standard_gamma(0.5, OUTCOMES).astype(np.float32)
-        save_file({"table": table / table.sum(dtype=np.float64).astype(np.float32)}, folder / f"{k:06d}.safetensors")
+        save_file(
+            {"table": table / table.sum(dtype=np.float64).astype(np.float32)},
+            folder / f"{k:06d}.safetensors",
+        )
 
 
 def peak() -> float:
@@ -56,7 +64,9 @@ def peak() -> float:
 
 
 def measure(folder: Path, budget: int, rounds: int, clients: int) -> dict[str, float]:
-    """Run rounds without evaluation on the library of a folder; the first one warms up and is left out."""
+    """Run rounds without evaluation on the library of a folder; the first one warms up
+    and is left out.
+    """
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -69,11 +79,22 @@ def measure(folder: Path, budget: int, rounds: int, clients: int) -> dict[str, f
     library = Library.open(folder)
     opened = time.perf_counter() - start
     strategy = FedBoost(
-        library, FedBoostOptions(budget=min(budget, library.q), sampling="uniform", draw="exact"), fraction_evaluate=0.0
+        library,
+        FedBoostOptions(budget=min(budget, library.q), sampling="uniform", draw="exact"),
+        fraction_evaluate=0.0,
     )
     grid = ClientGrid(InlineGrid(to_client_app(client), clients), seed=0, num_clients=clients)
     log: list[Round] = []
-    run_rounds(strategy, grid, ArrayRecord(), rounds + 1, 600.0, ConfigRecord(), ConfigRecord(), callbacks=[log.append])
+    run_rounds(
+        strategy,
+        grid,
+        ArrayRecord(),
+        rounds + 1,
+        600.0,
+        ConfigRecord(),
+        ConfigRecord(),
+        callbacks=[log.append],
+    )
     kept, after = log[1:], peak()
     start = time.perf_counter()
     library.mixture(np.full(library.q, 1 / library.q))
@@ -92,30 +113,62 @@ def measure(folder: Path, budget: int, rounds: int, clients: int) -> dict[str, f
 def main() -> None:
     """Measure every size in a process of its own, and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000, 10_000], metavar="Q")
-    parser.add_argument("--budget", type=int, default=32, metavar="C", help="predictors a round; all where there are fewer")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[10, 100, 1000, 10_000], metavar="Q"
+    )
+    parser.add_argument(
+        "--budget",
+        type=int,
+        default=32,
+        metavar="C",
+        help="predictors a round; all where there are fewer",
+    )
     parser.add_argument("--rounds", type=int, default=20, metavar="N")
     parser.add_argument("--clients", type=int, default=10, metavar="P")
     parser.add_argument("--folder", type=Path, metavar="DIR")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)  # the measuring process
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(arguments.one, arguments.budget, arguments.rounds, arguments.clients)))
+        print(
+            json.dumps(
+                measure(arguments.one, arguments.budget, arguments.rounds, arguments.clients)
+            )
+        )
         return
-    table = Table(title=f"C = {arguments.budget}, {arguments.clients} clients a round, tables of {OUTCOMES:,} entries")
-    for column in ("q", "open, s", "round, ms", "down, MB", "up, kB", "added, MB", "whole ensemble, s", "added then, MB"):
+    table = Table(
+        title=f"C = {arguments.budget}, {arguments.clients} clients a round, tables of "
+        f"{OUTCOMES:,} entries"
+    )
+    for column in (
+        "q",
+        "open, s",
+        "round, ms",
+        "down, MB",
+        "up, kB",
+        "added, MB",
+        "whole ensemble, s",
+        "added then, MB",
+    ):
         table.add_column(column, justify="right")
     for q in arguments.sizes:
         with tempfile.TemporaryDirectory(prefix="fedboost-", dir=arguments.folder) as name:
             write_library(Path(name) / "library", q)
-            options = [f"--{key}={getattr(arguments, key)}" for key in ("budget", "rounds", "clients")]
+            options = [
+                f"--{key}={getattr(arguments, key)}" for key in ("budget", "rounds", "clients")
+            ]
             command = [sys.executable, __file__, "--one", str(Path(name) / "library"), *options]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         seen = json.loads(done.stdout.splitlines()[-1])
         table.add_row(
-            f"{q:,}", f"{seen['open']:.2f}", f"{1e3 * seen['round']:.1f}", f"{seen['down'] / 1e6:.3f}", f"{seen['up'] / 1e3:.2f}",
-            f"{seen['added']:.0f}", f"{seen['mixture']:.2f}", f"{seen['added-mixture']:.0f}",
-        )  # fmt: skip
+            f"{q:,}",
+            f"{seen['open']:.2f}",
+            f"{1e3 * seen['round']:.1f}",
+            f"{seen['down'] / 1e6:.3f}",
+            f"{seen['up'] / 1e3:.2f}",
+            f"{seen['added']:.0f}",
+            f"{seen['mixture']:.2f}",
+            f"{seen['added-mixture']:.0f}",
+        )
     Console(width=None if sys.stdout.isatty() else 110).print(table)
 
 

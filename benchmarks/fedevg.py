@@ -2,8 +2,10 @@
 
     python benchmarks/fedevg.py [--images N] [--samples M] [--resnet10] [--repeats R]
 
-One client with N random images (28 x 28 and 32 x 32, grey and colour), one epoch in batches of 64. ``--resnet10`` times the paper's
-net, too, which takes seconds a step on a CPU. Bytes are those of the arrays of one message up; headers and names add under 1 kB.
+One client with N random images (28 x 28 and 32 x 32, grey and colour), one epoch in
+batches of 64. ``--resnet10`` times the paper's net, too, which takes seconds a step on
+a CPU. Bytes are those of the arrays of one message up; headers and names add under 1
+kB.
 """
 
 import argparse
@@ -11,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -31,10 +34,17 @@ CLASSES = 10
 TRAIN = {"batch-size": 64, "learning-rate": 0.001, "local-epochs": 1}
 
 
-def seconds_of(shape: tuple[int, int, int], net: str, images: int, samples: int, repeats: int) -> tuple[float, float]:
-    """Return CPU seconds of a client's round, and of the server's step over ten clients' signals: the least of the repeats."""
+def seconds_of(
+    shape: tuple[int, int, int], net: str, images: int, samples: int, repeats: int
+) -> tuple[float, float]:
+    """Return CPU seconds of a client's round, and of the server's step over ten
+    clients' signals: the least of the repeats.
+    """
     rng = np.random.default_rng(0)
-    split = Split(torch.tensor(rng.random((images, *shape), np.float32)), torch.tensor(rng.integers(0, CLASSES, images)))
+    split = Split(
+        torch.tensor(rng.random((images, *shape), np.float32)),
+        torch.tensor(rng.integers(0, CLASSES, images)),
+    )
     strategy = FedEvg(shape, CLASSES, lambda x, y, t: ({}, {}), samples=samples)
     client = FedEvgClient(
         lambda seed: build_energy_net(net, shape, CLASSES, seed),
@@ -62,7 +72,9 @@ def numbers(module: torch.nn.Module) -> int:
 
 def main() -> None:
     """Print the two tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=480)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--resnet10", action="store_true")
@@ -71,14 +83,20 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(width=130)
     nets = ["energy-cnn", *(["energy-resnet10"] if arguments.resnet10 else [])]
-    table = Table(title=f"CPU seconds of a round, {arguments.images} images a client", box=box.SIMPLE)
+    table = Table(
+        title=f"CPU seconds of a round, {arguments.images} images a client", box=box.SIMPLE
+    )
     for heading in ("images", "net", "a client", "per step of 64", "the server, ten clients"):
         table.add_column(heading, justify="left" if heading in ("images", "net") else "right")
     for shape in SHAPES:
         for net in nets:
-            client, server = seconds_of(shape, net, arguments.images, arguments.samples, arguments.repeats)
+            client, server = seconds_of(
+                shape, net, arguments.images, arguments.samples, arguments.repeats
+            )
             steps = -(-arguments.images // TRAIN["batch-size"])
-            table.add_row(_name(shape), net, f"{client:.2f}", f"{client / steps:.3f}", f"{server:.4f}")
+            table.add_row(
+                _name(shape), net, f"{client:.2f}", f"{client / steps:.3f}", f"{server:.4f}"
+            )
     console.print(table)
     table = Table(title=f"up, a client and round, M = {arguments.samples}", box=box.SIMPLE)
     headings = (
@@ -96,7 +114,10 @@ def main() -> None:
         table.add_column(heading, justify="left" if heading == "images" else "right")
     for shape in SHAPES:
         evg = 4 * arguments.samples * (int(np.prod(shape)) + 1)
-        sizes = [4 * numbers(build_energy_net(net, shape, CLASSES, 0)) for net in ("energy-cnn", "energy-resnet10")]
+        sizes = [
+            4 * numbers(build_energy_net(net, shape, CLASSES, 0))
+            for net in ("energy-cnn", "energy-resnet10")
+        ]
         others = [4 * numbers(kind(shape, CLASSES, 64)) for kind in (ACGAN, CVAE)]
         row = [_name(shape), bytes_text(evg), bytes_text(sizes[0])]
         for size in (sizes[1], *others):

@@ -1,9 +1,11 @@
-"""What a round of FFGB costs as the function grows: 50 rounds of 20 clients, on the bundled digits and on a generated table.
+"""What a round of FFGB costs as the function grows: 50 rounds of 20 clients, on the
+bundled digits and on a generated table.
 
     python benchmarks/ffgb_cost.py --out DIR [--device cpu|cuda]
 
-Seconds of the fastest of the first and of the last rounds, what evaluating the whole function anew would take, and the bytes that
-clients keep. Every run has its own results folder below DIR; a second start skips those that are finished.
+Seconds of the fastest of the first and of the last rounds, what evaluating the whole
+function anew would take, and the bytes that clients keep. Every run has its own results
+folder below DIR; a second start skips those that are finished.
 """
 
 import argparse
@@ -13,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from rich import box
@@ -37,19 +40,52 @@ COSTS: dict[str, Config] = {
 
 
 def costs(arguments: argparse.Namespace) -> None:
-    """Time 50 rounds of 20 clients, K = 2, and compare with evaluating the whole function."""
-    shared = {"method": "ffgb", "num-clients": 20, "clients-per-round": 0, "num-rounds": 50, "ffgb.local-steps": 2}
-    shared |= {"evaluate-every": 0, "checkpoint-every": 0, "client-store": "disk", "device": arguments.device}
-    columns = ["", "fastest of rounds 2-11, s", "of rounds 40-49, s", "ratio", "learners", "all of them at all points, s"]
-    table = Table(*columns, "state, bytes", "points x outputs x 4", title="A round of FFGB, 20 clients, K = 2", box=box.MARKDOWN)
+    """Time 50 rounds of 20 clients, K = 2, and compare with evaluating the whole
+    function.
+    """
+    shared = {
+        "method": "ffgb",
+        "num-clients": 20,
+        "clients-per-round": 0,
+        "num-rounds": 50,
+        "ffgb.local-steps": 2,
+    }
+    shared |= {
+        "evaluate-every": 0,
+        "checkpoint-every": 0,
+        "client-store": "disk",
+        "device": arguments.device,
+    }
+    columns = [
+        "",
+        "fastest of rounds 2-11, s",
+        "of rounds 40-49, s",
+        "ratio",
+        "learners",
+        "all of them at all points, s",
+    ]
+    table = Table(
+        *columns,
+        "state, bytes",
+        "points x outputs x 4",
+        title="A round of FFGB, 20 clients, K = 2",
+        box=box.MARKDOWN,
+    )
     for label, config in COSTS.items():
-        run = PlannedRun({**shared, **config}, Path(arguments.out) / "runs" / f"cost-{config['task']}")
+        run = PlannedRun(
+            {**shared, **config}, Path(arguments.out) / "runs" / f"cost-{config['task']}"
+        )
         run_missing([run], 1)
         seconds = [row["seconds"] for row in read_rounds(run.folder)]
-        first, last = min(seconds[1:11]), min(seconds[39:49])  # round 1 has nothing to catch up with, 50 is scored
+        # round 1 has nothing to catch up with, 50 is scored
+        first, last = min(seconds[1:11]), min(seconds[39:49])
         settings = read_settings(read_toml(run.folder / "settings.toml"))
         task: Any = build_task(settings)
-        parts = [part for k in range(20) for part in (task.client_data(k, 20).train, task.client_data(k, 20).test)]
+        parts = [
+            part
+            for k in range(20)
+            for part in (task.client_data(k, 20).train, task.client_data(k, 20).test)
+        ]
         function = load_function(run.folder)
         f, start = predictor(task, function, settings.options, "ffgb"), time.perf_counter()
         for part in parts:
@@ -58,13 +94,22 @@ def costs(arguments: argparse.Namespace) -> None:
         kept = [newest_values(folder) for folder in sorted((run.folder / "clients").iterdir())]
         state = sum(array.nbytes for arrays in kept for array in arrays)
         values = 4 * task.num_outputs * sum(map(len, parts))
-        numbers = [f"{first:.3f}", f"{last:.3f}", f"{last / first:.2f}", str(len(function)), f"{whole:.2f}", f"{state:,}"]
+        numbers = [
+            f"{first:.3f}",
+            f"{last:.3f}",
+            f"{last / first:.2f}",
+            str(len(function)),
+            f"{whole:.2f}",
+            f"{state:,}",
+        ]
         table.add_row(label, *numbers, f"{values:,}")
     Console(width=200).print(table)
 
 
 def newest_values(folder: Path) -> list[np.ndarray]:
-    """Return the values that a client keeps on disk, at its training and its test points."""
+    """Return the values that a client keeps on disk, at its training and its test
+    points.
+    """
     newest = max(folder.glob("values.*.safetensors"), key=lambda path: int(path.name.split(".")[1]))
     arrays = load_file(newest)
     return [arrays["1"], arrays["2"]]  # beside them its version, one number

@@ -1,19 +1,25 @@
-"""What Frank-Wolfe saves: an oracle next to a projection, and what federation adds: a round next to a central step.
+"""What Frank-Wolfe saves: an oracle next to a projection, and what federation adds: a
+round next to a central step.
 
     python benchmarks/frank_wolfe.py [--largest N] [--only NAME] [--rounds N]
 
-Gradients: noise for vectors and assignments; for matrices a rank-ten part in noise, as an array, or (sparse) noise in one entry of a
-hundred, as an operator. The nuclear-norm ball's oracle is Lanczos at two tolerances; its projection is a full SVD. The Birkhoff
-polytope has no projection in closed form: Dykstra's alternating projections until the sums are met to 1e-4.
---largest: bound on rows of matrices (4000: the SVD takes minutes).
+Gradients: noise for vectors and assignments; for matrices a rank-ten part in noise, as
+an array, or (sparse) noise in one entry of a hundred, as an operator. The nuclear-norm
+ball's oracle is Lanczos at two tolerances; its projection is a full SVD. The Birkhoff
+polytope has no projection in closed form: Dykstra's alternating projections until the
+sums are met to 1e-4. --largest: bound on rows of matrices (4000: the SVD takes
+minutes).
 
-Second table (--rounds 0: none): N rounds of every method through the inline engine, next to N steps of central Frank-Wolfe on all
-clients' data in a plain loop, and of copt's where it is installed; bytes of all messages of a round, next to FedAvg with projection.
+Second table (--rounds 0: none): N rounds of every method through the inline engine,
+next to N steps of central Frank-Wolfe on all clients' data in a plain loop, and of
+copt's where it is installed; bytes of all messages of a round, next to FedAvg with
+projection.
 """
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than free cores make small products a hundred times slower
+# more threads than free cores make small products a hundred times slower
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import logging
@@ -24,7 +30,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from rich.console import Console
@@ -60,7 +67,9 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def dykstra(x: Array, tolerance: float = 1e-4) -> Array:
-    """Return the projection onto the Birkhoff polytope: unit sums (in closed form) and no negative entries, in turn."""
+    """Return the projection onto the Birkhoff polytope: unit sums (in closed form) and
+    no negative entries, in turn.
+    """
     q = len(x)
     point, correction = x, np.zeros_like(x)
     while True:
@@ -69,12 +78,17 @@ def dykstra(x: Array, tolerance: float = 1e-4) -> Array:
         shifted = point + correction
         point = np.maximum(shifted, 0.0)
         correction = shifted - point
-        if max(np.abs(point.sum(axis=0) - 1).max(), np.abs(point.sum(axis=1) - 1).max()) < tolerance:
+        if (
+            max(np.abs(point.sum(axis=0) - 1).max(), np.abs(point.sum(axis=1) - 1).max())
+            < tolerance
+        ):
             return point
 
 
 def matrix(rng: np.random.Generator, p: int) -> Array:
-    """Return a p x p float32 matrix: rank ten, with falling singular values, in noise whose norm is that of the tenth."""
+    """Return a p x p float32 matrix: rank ten, with falling singular values, in noise
+    whose norm is that of the tenth.
+    """
     left, right = (np.linalg.qr(rng.normal(size=(p, 10)))[0] for _ in range(2))
     signal = (left * np.linspace(4, 2, 10) * np.sqrt(p)) @ right.T
     return (signal + rng.normal(size=(p, p))).astype(np.float32)
@@ -95,10 +109,30 @@ def cases(largest: int) -> Iterator[tuple[str, str, Domain, Array, Callable[[Arr
         g = matrix(rng, p)
         for tolerance in (1e-2, 1e-4):
             ball = NuclearBall((p, p), 100.0, tolerance)
-            yield f"svds, {tolerance:g}", f"{p} x {p}", Arpack((p, p), 100.0, tolerance), g, no_projection
-            yield f"NuclearBall, {tolerance:g}", f"{p} x {p}", ball, g, ball.project if tolerance == 1e-2 else no_projection
-        sparse = random_array((p, p), density=0.01, rng=rng, dtype=np.float32, data_sampler=rng.standard_normal).tocsr()
-        yield "NuclearBall, sparse", f"{p} x {p}", NuclearBall((p, p), 100.0), aslinearoperator(sparse), no_projection
+            yield (
+                f"svds, {tolerance:g}",
+                f"{p} x {p}",
+                Arpack((p, p), 100.0, tolerance),
+                g,
+                no_projection,
+            )
+            yield (
+                f"NuclearBall, {tolerance:g}",
+                f"{p} x {p}",
+                ball,
+                g,
+                ball.project if tolerance == 1e-2 else no_projection,
+            )
+        sparse = random_array(
+            (p, p), density=0.01, rng=rng, dtype=np.float32, data_sampler=rng.standard_normal
+        ).tocsr()
+        yield (
+            "NuclearBall, sparse",
+            f"{p} x {p}",
+            NuclearBall((p, p), 100.0),
+            aslinearoperator(sparse),
+            no_projection,
+        )
         yield "svds, sparse", f"{p} x {p}", Arpack((p, p), 100.0), sparse, no_projection
     for p in (n for n in (200, 1000) if n <= largest):
         spectrahedron = Spectrahedron((p, p))
@@ -107,7 +141,9 @@ def cases(largest: int) -> Iterator[tuple[str, str, Domain, Array, Callable[[Arr
 
 
 class Arpack(NuclearBall):
-    """The nuclear-norm ball with SciPy's ``svds`` (ARPACK) as its oracle, at the same tolerance, from the same vector."""
+    """The nuclear-norm ball with SciPy's ``svds`` (ARPACK) as its oracle, at the same
+    tolerance, from the same vector.
+    """
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> RankOne:
         """Return ``-radius u v'`` with the top singular pair."""
@@ -118,21 +154,30 @@ class Arpack(NuclearBall):
 
 
 def no_projection(x: Array) -> None:
-    """Stand for a projection that another row measures, or that does not take an operator."""
+    """Stand for a projection that another row measures, or that does not take an
+    operator.
+    """
 
 
-# --- rounds -----------------------------------------------------------------------------------------------------------
+# --- rounds ---------------------------------------------------------------------------
 
 METHODS = ("fedfw", "fedfw-plus", "projected-fedavg")
 PROBLEMS: dict[str, tuple[int, float, dict[str, Any]]] = {  # clients, share of the rounds, settings
     "LASSO, 200 x 400": (10, 1.0, {"task": "lasso"}),
     "sparse logistic, digits": (10, 1.0, {"task": "sparse-logistic"}),
     "matrix completion, 943 x 1682": (
-        40, 0.1, {"task": "matrix-completion", "matrix-completion.rows": 943, "matrix-completion.columns": 1682,
-                  "matrix-completion.observations": 100_000, "matrix-completion.rank": 10},
+        40,
+        0.1,
+        {
+            "task": "matrix-completion",
+            "matrix-completion.rows": 943,
+            "matrix-completion.columns": 1682,
+            "matrix-completion.observations": 100_000,
+            "matrix-completion.rank": 10,
+        },
     ),
     "QAP, chr12a": (72, 0.3, {"task": "qap"}),
-}  # fmt: skip
+}
 
 
 def central(problem: Any, domain: Domain, start: Array, rounds: int) -> float:
@@ -146,7 +191,9 @@ def central(problem: Any, domain: Domain, start: Array, rounds: int) -> float:
 
 
 def central_copt(problem: Any, domain: Domain, start: Array, rounds: int) -> float | None:
-    """Return the seconds of a step of copt, same step sizes, its own oracle; ``None`` where it has none, or is missing."""
+    """Return the seconds of a step of copt, same step sizes, its own oracle; ``None``
+    where it has none, or is missing.
+    """
     try:
         from copt import minimize_frank_wolfe
         from copt.constraint import L1Ball as CoptL1Ball
@@ -171,7 +218,14 @@ def central_copt(problem: Any, domain: Domain, start: Array, rounds: int) -> flo
 
     begin = time.perf_counter()
     minimize_frank_wolfe(
-        value_and_gradient, start.ravel(), oracle, jac=True, step="sublinear", lipschitz=1.0, max_iter=rounds, tol=0
+        value_and_gradient,
+        start.ravel(),
+        oracle,
+        jac=True,
+        step="sublinear",
+        lipschitz=1.0,
+        max_iter=rounds,
+        tol=0,
     )
     return (time.perf_counter() - begin) / rounds
 
@@ -198,7 +252,9 @@ def rounds_table(rounds: int) -> Table:
         task: Any = build_task(read_settings({**config, "method": "fedfw"}))
         (start,) = task.initial_arrays().values()
         problem = task.problem(0, 1)
-        plain, other = (step(problem, task.domain, start, length) for step in (central, central_copt))
+        plain, other = (
+            step(problem, task.domain, start, length) for step in (central, central_copt)
+        )
         table.add_row(name, "central, plain loop", f"{1e3 * plain:.3g}")
         if other is not None:
             table.add_row("", "central, copt", f"{1e3 * other:.3g}", "", f"{other / plain:.2g}")
@@ -206,8 +262,15 @@ def rounds_table(rounds: int) -> Table:
         for method in METHODS:
             if method == "projected-fedavg" and config["task"] == "qap":
                 continue  # no projection in closed form
-            count = 2 if method == "projected-fedavg" and config["task"] == "matrix-completion" else length  # 40 SVDs a round
-            found[method] = one_run({**config, "method": method, "num-clients": clients, "num-rounds": count})
+            # 40 SVDs a round
+            count = (
+                2
+                if method == "projected-fedavg" and config["task"] == "matrix-completion"
+                else length
+            )
+            found[method] = one_run(
+                {**config, "method": method, "num-clients": clients, "num-rounds": count}
+            )
         total = sum(found.get("projected-fedavg", (0.0, 0.0, 0.0))[1:])
         for method, (duration, up, down) in found.items():
             ratios = [f"{duration / plain:.3g}", f"{duration / other:.3g}" if other else ""]
@@ -226,7 +289,9 @@ def rounds_table(rounds: int) -> Table:
 
 
 def one_run(config: dict[str, Any]) -> tuple[float, float, float]:
-    """Return the median seconds of a round of training, and the bytes up and down of the last one."""
+    """Return the median seconds of a round of training, and the bytes up and down of
+    the last one.
+    """
     durations: list[float] = []
     traffic: list[tuple[int, int]] = []
 
@@ -235,7 +300,15 @@ def one_run(config: dict[str, Any]) -> tuple[float, float, float]:
         traffic.append((now.trained.bytes_up, now.trained.bytes_down))
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = read_settings({**config, "clients-per-round": 0, "evaluate-every": 0, "checkpoint-every": 0, "out": folder})
+        settings = read_settings(
+            {
+                **config,
+                "clients-per-round": 0,
+                "evaluate-every": 0,
+                "checkpoint-every": 0,
+                "out": folder,
+            }
+        )
         execute(settings, InlineGrid(app, settings.num_clients, settings.flat()), [note])
     return float(np.median(durations)), *traffic[-1]
 
@@ -244,11 +317,26 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--largest", type=int, default=2000, metavar="N")
-    parser.add_argument("--only", default="", metavar="NAME", help="of the first table: domains whose name begins like this")
-    parser.add_argument("--rounds", type=int, default=1000, metavar="N", help="of the second table (default 1000)")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="NAME",
+        help="of the first table: domains whose name begins like this",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1000, metavar="N", help="of the second table (default 1000)"
+    )
     arguments = parser.parse_args()
     table = Table(title="one oracle call next to one projection")
-    for column in ("domain", "size", "oracle, ms", "projection, ms", "ratio", "atom, bytes", "dense, bytes"):
+    for column in (
+        "domain",
+        "size",
+        "oracle, ms",
+        "projection, ms",
+        "ratio",
+        "atom, bytes",
+        "dense, bytes",
+    ):
         table.add_column(column, justify="left" if column == "domain" else "right")
     for name, size, domain, g, projection in cases(arguments.largest):
         if not name.startswith(arguments.only):
@@ -261,7 +349,9 @@ def main() -> None:
         else:
             projected = seconds(lambda projection=projection, g=g: projection(g))  # type: ignore[misc]
             row += [f"{1e3 * projected:.4g}", f"{projected / oracle:.3g}"]
-        table.add_row(*row, f"{atom.num_bytes:,}", f"{g.dtype.itemsize * int(np.prod(domain.shape)):,}")
+        table.add_row(
+            *row, f"{atom.num_bytes:,}", f"{g.dtype.itemsize * int(np.prod(domain.shape)):,}"
+        )
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(table)
     if arguments.rounds:

@@ -1,11 +1,14 @@
-"""A million fuzzed replies through the wire format and the checks of a phase: none may raise, and none that passes may spoil a mean.
+"""A million fuzzed replies through the wire format and the checks of a phase: none may
+raise, and none that passes may spoil a mean.
 
     python benchmarks/fuzz_messages.py [--messages 1000000] [--seconds S] [--seed 0]
 
-Every step takes the replies of four clients, changes one at random (``tests/strange.py``: bytes, headers, values, structure, metrics,
-configuration), checks it alone and, if it passes, all four together, caps weights and averages, by turns as for a method whose replies
-are models (with and without a bound), updates or something else, and as for a strategy of Flower's own. Prints the counts by reason.
-An exception ends the script with the seed and number of the message that raised it.
+Every step takes the replies of four clients, changes one at random
+(``tests/strange.py``: bytes, headers, values, structure, metrics, configuration),
+checks it alone and, if it passes, all four together, caps weights and averages, by
+turns as for a method whose replies are models (with and without a bound), updates or
+something else, and as for a strategy of Flower's own. Prints the counts by reason. An
+exception ends the script with the seed and number of the message that raised it.
 """
 
 import argparse
@@ -24,7 +27,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from algorithms.common.wire import read
 from fedapps.results.writer import mean_curves, summarise
@@ -35,7 +39,11 @@ from strategies.base.weights import capped
 from tests.strange import copied, mutate
 
 CLIENTS = 4
-MODEL = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "b": np.zeros(3), "count": np.array(7)}
+MODEL = {
+    "w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
+    "b": np.zeros(3),
+    "count": np.array(7),
+}
 BOUND = UpdateBound(2.0, "clip", 10.0)
 RULES = {
     "model": Rules(weight="num-examples"),
@@ -48,9 +56,17 @@ RULES = {
 
 def valid_content(client: int) -> RecordDict:
     """Return the reply of a client that means well."""
-    arrays = to_record(list(MODEL), [np.asarray(value + client, value.dtype) for value in MODEL.values()])
+    arrays = to_record(
+        list(MODEL), [np.asarray(value + client, value.dtype) for value in MODEL.values()]
+    )
     metrics = MetricRecord(
-        {"num-examples": 10 + client, "loss": 0.5, "accuracy": 0.5, "x-grid": [0.0, 1.0], "x-accuracy": [0.1, 0.2]}
+        {
+            "num-examples": 10 + client,
+            "loss": 0.5,
+            "accuracy": 0.5,
+            "x-grid": [0.0, 1.0],
+            "x-accuracy": [0.1, 0.2],
+        }
     )
     return RecordDict({"arrays": arrays, "metrics": metrics})
 
@@ -72,8 +88,12 @@ def envelope(client: int, sent: Message) -> Message:
     return Message(valid_content(client), reply_to=sent)
 
 
-def try_one(rules: Rules, kind: str, number: int, seed: int, sent: Message, reasons: Counter[str]) -> None:
-    """Mutate one of the replies, check it, compare all and average them. Of one that is left out nothing gets any further."""
+def try_one(
+    rules: Rules, kind: str, number: int, seed: int, sent: Message, reasons: Counter[str]
+) -> None:
+    """Mutate one of the replies, check it, compare all and average them. Of one that is
+    left out nothing gets any further.
+    """
     rng = np.random.default_rng([seed, number])
     victim = int(rng.integers(CLIENTS))
     replies = [envelope(client, sent) for client in range(CLIENTS)]
@@ -88,18 +108,25 @@ def try_one(rules: Rules, kind: str, number: int, seed: int, sent: Message, reas
     odd = rules.agreement.odd(kept, rules.alike)
     for place, reason in odd.items():
         reasons[_kind_of(reason)] += 1
-        assert kept[place][0] == victim, f"client {kept[place][0]}, who means well, is left out: {reason}"
+        assert kept[place][0] == victim, (
+            f"client {kept[place][0]}, who means well, is left out: {reason}"
+        )
     if odd:
         return
     reasons["used"] += 1
     capped(kept, "num-examples", 10.0)
     contents = [reply.content for _, reply in kept]
-    assert all(np.isfinite(np.asarray(value)).all() for value in average_metrics(contents, "num-examples").values())
+    assert all(
+        np.isfinite(np.asarray(value)).all()
+        for value in average_metrics(contents, "num-examples").values()
+    )
     metrics = {client: metrics_of(reply.content) for client, reply in kept}
     assert 0 <= summarise(metrics)["accuracy-mean"] <= 1
     mean_curves(metrics)
     if kind not in ("update", "other"):
-        mean = average_arrays(contents, [float(str(metrics_of(content)["num-examples"])) for content in contents])
+        mean = average_arrays(
+            contents, [float(str(metrics_of(content)["num-examples"])) for content in contents]
+        )
         assert {name: (array.dtype, tuple(array.shape)) for name, array in mean.items()} == {
             name: (value.dtype.name, value.shape) for name, value in MODEL.items()
         }
@@ -116,23 +143,39 @@ def _kind_of(reason: str) -> str:
 
 def main() -> None:
     """Run and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="stop after so many seconds, before all messages are tried"
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="stop after so many seconds, before all messages are tried",
     )
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # messages cannot be made outside of a run
+    # messages cannot be made outside of a run
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     warnings.simplefilter("error")  # an overflow is a number that should not have got so far
-    warnings.filterwarnings("ignore", message="invalid escape", category=SyntaxWarning)  # of Python, which parses a header
+    # of Python, which parses a header
+    warnings.filterwarnings("ignore", message="invalid escape", category=SyntaxWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     arrays: ArrayRecord = to_record(list(MODEL), list(MODEL.values()))
-    sent = Message(RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})}), 2, MessageType.TRAIN)
+    sent = Message(
+        RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})}),
+        2,
+        MessageType.TRAIN,
+    )
     sent.metadata.__dict__["_message_id"] = "1"
     reasons: Counter[str] = Counter()
-    began, deadline, kinds, number = time.process_time(), time.monotonic() + chosen.seconds, list(RULES), 0
+    began, deadline, kinds, number = (
+        time.process_time(),
+        time.monotonic() + chosen.seconds,
+        list(RULES),
+        0,
+    )
     while number < chosen.messages and time.monotonic() < deadline:
         kind = kinds[number % len(kinds)]
         try:

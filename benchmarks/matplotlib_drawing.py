@@ -1,4 +1,6 @@
-"""The looks of `fedapps/drawing.py` for matplotlib: for figures that need what reports do not, such as logarithmic axes."""
+"""The looks of `fedapps/drawing.py` for matplotlib: for figures that need what reports
+do not, such as logarithmic axes.
+"""
 
 import io
 from collections.abc import Callable
@@ -20,7 +22,9 @@ _DPI = 160
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_figure(buffer, format="png", dpi=_DPI, facecolor=figure.get_facecolor())
+    FigureCanvasAgg(figure).print_figure(
+        buffer, format="png", dpi=_DPI, facecolor=figure.get_facecolor()
+    )
     return buffer.getvalue()
 
 
@@ -31,7 +35,9 @@ def one_panel(heading: str, theme: Theme) -> tuple[Figure, Axes]:
     return figure, axes[0]
 
 
-def panels(rows: int, columns: int, size: tuple[float, float], theme: Theme) -> tuple[Figure, list[Axes]]:
+def panels(
+    rows: int, columns: int, size: tuple[float, float], theme: Theme
+) -> tuple[Figure, list[Axes]]:
     """A figure with a grid of axes, row by row; `size` in inches."""
     figure = Figure(figsize=size, layout="constrained", facecolor=theme.surface)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08, wspace=0.05, hspace=0.04)  # type: ignore[union-attr,call-arg]
@@ -52,17 +58,35 @@ def panels(rows: int, columns: int, size: tuple[float, float], theme: Theme) -> 
 def title(axes: Axes, text: str, theme: Theme, size: float = 12) -> None:
     """The heading of one panel."""
     # No mathematics in foreign text: a single dollar sign in a label would be an error.
-    axes.set_title(text, loc="left", fontsize=size, fontweight="bold", color=theme.ink, pad=8, parse_math=False)
+    axes.set_title(
+        text, loc="left", fontsize=size, fontweight="bold", color=theme.ink, pad=8, parse_math=False
+    )
 
 
-def line(axes: Axes, x: Any, y: Any, colour: str, style: Any = "-", label: str = "", width: float = 2.0) -> None:
+def line(
+    axes: Axes, x: Any, y: Any, colour: str, style: Any = "-", label: str = "", width: float = 2.0
+) -> None:
     """A line, with markers as long as they can be told apart."""
     marker = "o" if len(x) <= 30 else ""
-    axes.plot(x, y, color=colour, lw=width, ls=style, marker=marker, ms=3.6, label=label or "_", solid_capstyle="round")
+    axes.plot(
+        x,
+        y,
+        color=colour,
+        lw=width,
+        ls=style,
+        marker=marker,
+        ms=3.6,
+        label=label or "_",
+        solid_capstyle="round",
+    )
 
 
-def line_with_range(axes: Axes, x: Any, stack: np.ndarray, colour: str, style: str, label: str) -> None:
-    """The mean of `stack` (runs x points) as a line, from lowest to highest run as a band."""
+def line_with_range(
+    axes: Axes, x: Any, stack: np.ndarray, colour: str, style: str, label: str
+) -> None:
+    """The mean of `stack` (runs x points) as a line, from lowest to highest run as a
+    band.
+    """
     if len(stack) > 1:
         axes.fill_between(x, stack.min(axis=0), stack.max(axis=0), color=colour, alpha=0.16, lw=0)
     line(axes, x, stack.mean(axis=0), colour, style, label)
@@ -98,8 +122,15 @@ def legend(figure: Figure, axes: Axes, theme: Theme) -> None:
     if handles:
         columns = 3 if sum(map(len, labels)) < 70 else 2
         box = figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, labelcolor=theme.ink,
-            fontsize=9.5, handlelength=2.2, columnspacing=1.6,
-        )  # fmt: skip
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            labelcolor=theme.ink,
+            fontsize=9.5,
+            handlelength=2.2,
+            columnspacing=1.6,
+        )
         for text in box.get_texts():
             text.set_parse_math(False)

@@ -1,11 +1,15 @@
-"""What a round costs, by method, next to FedAvg's: CPU time, bytes in both directions, state that a client keeps.
+"""What a round costs, by method, next to FedAvg's: CPU time, bytes in both directions,
+state that a client keeps.
 
-    python benchmarks/method_cost.py [--methods NAME ...] [--data FOLDER] [--rounds N] [--repeats N] [--out DIR]
+    python benchmarks/method_cost.py [--methods NAME ...] [--data FOLDER] [--rounds N]
+    [--repeats N] [--out DIR]
 
-Methods whose clients train the task's network, on one job: TwoNN, scikit-learn's digits (or 6,000 images of FOLDER, MNIST as
-``datasets.load_dataset`` reads it) dealt to 20 clients, five of them a round, five local epochs, batches of 10, no evaluation. Every
-method runs through the inline engine, as often as --repeats says, and FedAvg before every third one. Time is that of the processor,
-the median over rounds, so other programs on the machine matter little. SuPerFed mixes from the first round on.
+Methods whose clients train the task's network, on one job: TwoNN, scikit-learn's digits
+(or 6,000 images of FOLDER, MNIST as ``datasets.load_dataset`` reads it) dealt to 20
+clients, five of them a round, five local epochs, batches of 10, no evaluation. Every
+method runs through the inline engine, as often as --repeats says, and FedAvg before
+every third one. Time is that of the processor, the median over rounds, so other
+programs on the machine matter little. SuPerFed mixes from the first round on.
 """
 
 import argparse
@@ -19,7 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from flwr.app import RecordDict
@@ -69,17 +74,26 @@ def job(method: str, data: str, rounds: int) -> dict[str, Any]:
     if METHODS[method].all_clients:  # five clients as large as the others
         given |= {"clients-per-round": 0, "num-clients": 5}
         samples //= 4
-    given |= {"method": method, "num-rounds": rounds, "checkpoint-every": rounds, "data.max-samples": samples}
+    given |= {
+        "method": method,
+        "num-rounds": rounds,
+        "checkpoint-every": rounds,
+        "data.max-samples": samples,
+    }
     return {**JOB, **given}
 
 
 def trains_the_network(method: str) -> bool:
-    """Whether the clients of a method train the task's network and need nothing but the job's data."""
+    """Whether the clients of a method train the task's network and need nothing but the
+    job's data.
+    """
     entry = METHODS[method]
     if "classification" not in entry.tasks or entry.public or method == "warm-start":
         return False
     settings = read_settings(job(method, "", 2) | {"data.max-samples": 100})
-    return isinstance(build_client(settings, build_task(settings), 0, 5, MessageStore(RecordDict())), FedAvgClient)
+    return isinstance(
+        build_client(settings, build_task(settings), 0, 5, MessageStore(RecordDict())), FedAvgClient
+    )
 
 
 def run(method: str, data: str, rounds: int, folder: Path) -> dict[str, float]:
@@ -98,21 +112,29 @@ def run(method: str, data: str, rounds: int, folder: Path) -> dict[str, float]:
 
 
 def state_bytes(folder: Path) -> float:
-    """Return the bytes of the newest version of everything that a client keeps, the largest client's."""
+    """Return the bytes of the newest version of everything that a client keeps, the
+    largest client's.
+    """
     largest = 0
     for client in folder.iterdir() if folder.is_dir() else []:
         newest: dict[str, tuple[int, int]] = {}
         for path in client.iterdir():
             if match := re.fullmatch(r"(.+)\.(\d+)\.\d+\.safetensors", path.name):
-                newest[match[1]] = max(newest.get(match[1], (-1, 0)), (int(match[2]), path.stat().st_size))
+                newest[match[1]] = max(
+                    newest.get(match[1], (-1, 0)), (int(match[2]), path.stat().st_size)
+                )
         largest = max(largest, sum(size for _, size in newest.values()))
     return largest
 
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=[], help="default: all that train the task's network")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=[], help="default: all that train the task's network"
+    )
     parser.add_argument("--data", default="", help="MNIST: a folder or a hub name")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
@@ -124,22 +146,38 @@ def main() -> int:
         parser.error(f"--methods {strange[0]}: no such method")
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    methods = [name for name in a.methods or METHODS if name != "fedavg" and (a.methods or trains_the_network(name))]
+    methods = [
+        name
+        for name in a.methods or METHODS
+        if name != "fedavg" and (a.methods or trains_the_network(name))
+    ]
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in ("fedavg", *methods)}
     relative: dict[str, list[float]] = {name: [] for name in methods}
     with tempfile.TemporaryDirectory() as scratch:
         try:
             for _ in range(a.repeats):
                 for place, name in enumerate(methods):
-                    for one in (name,) if place % 3 else ("fedavg", name):  # FedAvg again and again: the machine changes
-                        costs[one].append(run(one, a.data, a.rounds, (a.out or Path(scratch)) / one))
+                    # FedAvg again and again: the machine changes
+                    for one in (name,) if place % 3 else ("fedavg", name):
+                        costs[one].append(
+                            run(one, a.data, a.rounds, (a.out or Path(scratch)) / one)
+                        )
                         print(f"{one}: {costs[one][-1]['ms']:.1f} ms", file=sys.stderr, flush=True)
                     relative[name].append(costs[name][-1]["ms"] / costs["fedavg"][-1]["ms"])
         except UserError as error:
             print(error, file=sys.stderr)
             return 2
     table = Table(title="Cost of a round, next to FedAvg's", box=box.MARKDOWN)
-    for heading in ("method", "CPU, ms", "/ FedAvg", "up, kB", "/ FedAvg", "down, kB", "/ FedAvg", "state of a client, kB"):
+    for heading in (
+        "method",
+        "CPU, ms",
+        "/ FedAvg",
+        "up, kB",
+        "/ FedAvg",
+        "down, kB",
+        "/ FedAvg",
+        "state of a client, kB",
+    ):
         table.add_column(heading)
     fedavg = costs["fedavg"][0]
     for name, found in costs.items():

@@ -1,13 +1,15 @@
 """Two figures of the SuPerFed paper from the models that a sweep kept.
 
-    fedapps sweep experiments/superfed/figure-2.5.toml --scale small --out results/lambda
-    python benchmarks/personal_models.py lambda results/lambda
-    fedapps sweep experiments/superfed/figure-2.4.toml --scale small --out results/landscape
+    fedapps sweep experiments/superfed/figure-2.5.toml --scale small --out
+    results/lambda python benchmarks/personal_models.py lambda results/lambda fedapps
+    sweep experiments/superfed/figure-2.4.toml --scale small --out results/landscape
     python benchmarks/personal_models.py landscape results/landscape
 
-lambda: every client's test accuracy and ECE at (1 - lambda) w + lambda v, w the global model and v the client's own, for APFL and
-SuPerFed. landscape: mean loss over the test samples of all clients at theta + a d_1 + b d_2, theta the global model and d_1, d_2
-random, filter-normalised, for FedAvg and SuPerFed. Both write a PNG and the numbers (JSON) into the folder and print a table.
+lambda: every client's test accuracy and ECE at (1 - lambda) w + lambda v, w the global
+model and v the client's own, for APFL and SuPerFed. landscape: mean loss over the test
+samples of all clients at theta + a d_1 + b d_2, theta the global model and d_1, d_2
+random, filter-normalised, for FedAvg and SuPerFed. Both write a PNG and the numbers
+(JSON) into the folder and print a table.
 """
 
 import argparse
@@ -17,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib_drawing as drawing
 import numpy as np
@@ -38,7 +41,12 @@ from fedapps.assembly import build_client, build_task
 from fedapps.settings import read_settings
 from fedapps.toml_text import read_toml
 
-NAMES = {"apfl": "APFL", "fedavg": "FedAvg", "superfed-mm": "SuPerFed-MM", "superfed-lm": "SuPerFed-LM"}
+NAMES = {
+    "apfl": "APFL",
+    "fedavg": "FedAvg",
+    "superfed-mm": "SuPerFed-MM",
+    "superfed-lm": "SuPerFed-LM",
+}
 #: Half a side of the landscape's square, in lengths of a filter, and points along it.
 REACH, POINTS = 1.0, 21
 
@@ -61,7 +69,12 @@ class Done:
 
     def _curves(self, k: int) -> dict[str, list[float]]:
         s, arrays = self.settings, list(self.arrays.values())
-        config = {"seed": s.seed, "server-round": s.num_rounds, "first-round": s.num_rounds + 1, "apfl-alpha": 0.25}
+        config = {
+            "seed": s.seed,
+            "server-round": s.num_rounds,
+            "first-round": s.num_rounds + 1,
+            "apfl-alpha": 0.25,
+        }
         store = DiskStore(self.folder / "clients" / f"client-{k}", "figure")
         client: Any = build_client(s, self.task, k, s.num_clients, store)
         if not isinstance(client, APFLClient):
@@ -78,11 +91,16 @@ class Done:
         return {key: [score[key] for score in scores] for key in ("accuracy", "ece")}
 
     def landscape(self, places: Sequence[float]) -> np.ndarray:
-        """Return the loss at every point of the square (b x a), over the test samples of all clients together."""
+        """Return the loss at every point of the square (b x a), over the test samples
+        of all clients together.
+        """
         number = self.settings.num_clients
         tests = [self.task.client_data(k, number).test for k in range(number)]
         whole = type(tests[0])(torch.cat([t.x for t in tests]), torch.cat([t.y for t in tests]))
-        first, second = (filter_normalised(self.arrays, generator(0, "landscape", server_round=i)) for i in (1, 2))
+        first, second = (
+            filter_normalised(self.arrays, generator(0, "landscape", server_round=i))
+            for i in (1, 2)
+        )
         model = self.task.work_model()
 
         def loss(a: float, b: float) -> float:
@@ -101,7 +119,14 @@ def lambda_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
             panel, stack = axes[row * len(curves) + column], np.array(found[key])
             mean, std = stack.mean(0), stack.std(0)
             colour = drawing.LIGHT.series[column]
-            panel.fill_between(LAMBDAS, np.maximum(mean - std, 0), np.minimum(mean + std, 1), color=colour, alpha=0.16, lw=0)
+            panel.fill_between(
+                LAMBDAS,
+                np.maximum(mean - std, 0),
+                np.minimum(mean + std, 1),
+                color=colour,
+                alpha=0.16,
+                lw=0,
+            )
             drawing.line(panel, LAMBDAS, mean, colour)
             drawing.title(panel, f"{label}: {word}", drawing.LIGHT)
             panel.set_xlabel("λ")
@@ -113,7 +138,9 @@ def lambda_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     for heading in ("", *map(str, LAMBDAS)):
         table.add_column(heading)
     for label, found in curves.items():
-        table.add_row(label, *(f"{100 * value:.1f}" for value in np.mean(found["accuracy"], axis=0)))
+        table.add_row(
+            label, *(f"{100 * value:.1f}" for value in np.mean(found["accuracy"], axis=0))
+        )
     return figure, table, curves
 
 
@@ -125,7 +152,12 @@ def landscape_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     levels = np.geomspace(max(lowest, 1e-3), 20 * max(lowest, 0.05), 16)
     figure, axes = drawing.panels(1, len(losses), (4.4 * len(losses), 4.2), drawing.LIGHT)
     table = Table(title="Loss around the global model", box=box.MARKDOWN)
-    for heading in ("", "at the model", "lowest", *(f"part of the square below {x:g} + the lowest" for x in (0.1, 0.5, 1.0))):
+    for heading in (
+        "",
+        "at the model",
+        "lowest",
+        *(f"part of the square below {x:g} + the lowest" for x in (0.1, 0.5, 1.0)),
+    ):
         table.add_column(heading)
     for panel, (label, loss) in zip(axes, losses.items(), strict=True):
         drawn = panel.contour(places, places, loss, levels=levels, cmap="viridis", linewidths=1.1)
@@ -140,9 +172,16 @@ def landscape_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
 
 def main() -> int:
     """Draw a study of the runs of a finished sweep, print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=["lambda", "landscape"])
-    parser.add_argument("sweep", type=Path, metavar="RESULTS", help="results folder of figure-2.5.toml or figure-2.4.toml")
+    parser.add_argument(
+        "sweep",
+        type=Path,
+        metavar="RESULTS",
+        help="results folder of figure-2.5.toml or figure-2.4.toml",
+    )
     a = parser.parse_args()
     found = [Done(path.parent) for path in sorted(a.sweep.glob("cells/*/model.safetensors"))]
     done = {NAMES[run.settings.method]: run for run in found}

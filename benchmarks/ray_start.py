@@ -1,10 +1,12 @@
-"""What a run through Ray costs beside its rounds: each of its processes with its time of birth, time of death and CPU seconds.
+"""What a run through Ray costs beside its rounds: each of its processes with its time
+of birth, time of death and CPU seconds.
 
     python benchmarks/ray_start.py [KEY=VALUE ...]
 
-Runs ``fedapps run method=fedavg num-rounds=2 --engine ray`` (small digits; settings may be added) and looks ten times a second, by
-``/proc``, at the processes that carry the mark of its SuperLink: Linux only. CPU seconds, since wall seconds are those of the machine's
-cores: what many processes import, on few cores, one waits for.
+Runs ``fedapps run method=fedavg num-rounds=2 --engine ray`` (small digits; settings may
+be added) and looks ten times a second, by ``/proc``, at the processes that carry the
+mark of its SuperLink: Linux only. CPU seconds, since wall seconds are those of the
+machine's cores: what many processes import, on few cores, one waits for.
 """
 
 import os
@@ -24,7 +26,9 @@ MARK = b"FLWR_HOME="
 
 @dataclass
 class Process:
-    """Seconds after the start at which it was first and last seen, and the CPU seconds that it had taken then."""
+    """Seconds after the start at which it was first and last seen, and the CPU seconds
+    that it had taken then.
+    """
 
     born: float
     name: str
@@ -39,7 +43,9 @@ def name_of(words: list[str]) -> str:
 
 
 def look(process: str) -> tuple[str, float]:
-    """Return the name and the CPU seconds of a process. Raises ``OSError`` if it has ended."""
+    """Return the name and the CPU seconds of a process. Raises ``OSError`` if it has
+    ended.
+    """
     text = Path(f"/proc/{process}/stat").read_text()
     fields = text[text.rindex(")") + 2 :].split()
     words = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -47,7 +53,9 @@ def look(process: str) -> tuple[str, float]:
 
 
 def watch(command: list[str]) -> tuple[dict[str, Process], float]:
-    """Run a command; return the processes that it started, by their number, and the seconds it took."""
+    """Run a command; return the processes that it started, by their number, and the
+    seconds it took.
+    """
     before = set(os.listdir("/proc"))
     began, seen = time.monotonic(), dict[str, Process]()
     environment = {name: value for name, value in os.environ.items() if name != "FLWR_HOME"}
@@ -73,14 +81,28 @@ def main() -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory(prefix="ray-start-") as folder:
         program = str(Path(sys.executable).with_name("fedapps"))
-        run = [program, "run", "method=fedavg", "num-rounds=2", *sys.argv[1:], f"out={folder}/run", "--engine", "ray"]
+        run = [
+            program,
+            "run",
+            "method=fedavg",
+            "num-rounds=2",
+            *sys.argv[1:],
+            f"out={folder}/run",
+            "--engine",
+            "ray",
+        ]
         seen, seconds = watch(run)
     table = Table("process", "from, s", "to, s", "CPU, s")
     for process in sorted(seen.values(), key=lambda process: process.born):
         if process.cpu >= 0.05:
-            table.add_row(process.name, f"{process.born:.1f}", f"{process.died:.1f}", f"{process.cpu:.2f}")
+            table.add_row(
+                process.name, f"{process.born:.1f}", f"{process.died:.1f}", f"{process.cpu:.2f}"
+            )
     Console().print(table)
-    print(f"{seconds:.1f} s on {os.cpu_count()} cores, {sum(process.cpu for process in seen.values()):.1f} s of CPU")
+    print(
+        f"{seconds:.1f} s on {os.cpu_count()} cores, "
+        f"{sum(process.cpu for process in seen.values()):.1f} s of CPU"
+    )
 
 
 if __name__ == "__main__":

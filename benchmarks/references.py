@@ -1,13 +1,16 @@
-"""What no federated run gives: trees on all rows in one place or of each client alone, and a classifier on real images.
+"""What no federated run gives: trees on all rows in one place or of each client alone,
+and a classifier on real images.
 
     python benchmarks/references.py trees RESULTS
     python benchmarks/references.py images [--data FOLDER]
 
-trees: for every run of FFGB in the results folder of experiments/ffgb/trees.toml the same boosting with all training rows as one
-client, and for each client by itself; AUROC in per cent after ten steps and at the end, mean and worst client, mean over seeds.
+trees: for every run of FFGB in the results folder of experiments/ffgb/trees.toml the
+same boosting with all training rows as one client, and for each client by itself; AUROC
+in per cent after ten steps and at the end, mean and worst client, mean over seeds.
 
-images: the accuracy of the classifier of experiments/fedevg/*.toml trained on a hundred real training images, ten of each class, mean
-of three draws; FOLDER: MNIST as ``datasets.load_dataset`` reads it, 6,000 of its images; without it the digits.
+images: the accuracy of the classifier of experiments/fedevg/*.toml trained on a hundred
+real training images, ten of each class, mean of three draws; FOLDER: MNIST as
+``datasets.load_dataset`` reads it, 6,000 of its images; without it the digits.
 """
 
 import argparse
@@ -15,7 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -41,40 +45,68 @@ SAMPLES = 100
 
 
 def in_one_place(config: Config, only: int | None = None) -> np.ndarray:
-    """Return AUROC (rounds, clients) on each client's test rows of FFGB with one client that holds all training rows, or one's own.
+    """Return AUROC (rounds, clients) on each client's test rows of FFGB with one client
+    that holds all training rows, or one's own.
 
-    Everything else is as in the run of ``config``: the rows of the parts, how each client scaled its own, oracle, steps and seed.
+    Everything else is as in the run of ``config``: the rows of the parts, how each
+    client scaled its own, oracle, steps and seed.
     """
     settings = read_settings({**config, "num-clients": 1})
     task: Any = build_task(settings)
     parts = [task.client_data(k, config["num-clients"]) for k in range(config["num-clients"])]
     train, test = (
-        Split(torch.cat([getattr(p, which).x for p in some]), torch.cat([getattr(p, which).y for p in some]))
+        Split(
+            torch.cat([getattr(p, which).x for p in some]),
+            torch.cat([getattr(p, which).y for p in some]),
+        )
         for which, some in (("train", parts if only is None else [parts[only]]), ("test", parts))
     )
     oracle, data = oracle_of(task, settings.options, "ffgb"), ClientData(train, train, test)
 
     def client(context: Any) -> FFGBClient:
-        return FFGBClient(data, oracle, task.num_outputs, 0, MessageStore(context.state), task.objective)
+        return FFGBClient(
+            data, oracle, task.num_outputs, 0, MessageStore(context.state), task.objective
+        )
 
     strategy: Any = build_strategy(settings, task)
     told = ConfigRecord({"seed": settings.seed})
-    run_rounds(strategy, InlineGrid(to_client_app(client, writable=False), 1), ArrayRecord(), settings.num_rounds,
-               train_config=told, evaluate_every=0)  # fmt: skip
-    values, sizes, out = torch.zeros(len(test), task.num_outputs), [len(part.test) for part in parts], []
+    run_rounds(
+        strategy,
+        InlineGrid(to_client_app(client, writable=False), 1),
+        ArrayRecord(),
+        settings.num_rounds,
+        train_config=told,
+        evaluate_every=0,
+    )
+    values, sizes, out = (
+        torch.zeros(len(test), task.num_outputs),
+        [len(part.test) for part in parts],
+        [],
+    )
     for block in strategy.function.blocks:
         values = advance(values, block, test.x, oracle.predict)
         shares = zip(values.split(sizes), parts, strict=True)
-        out.append([task.objective.score(nn.Identity(), Split(v, part.test.y))["auroc"] for v, part in shares])
+        out.append(
+            [
+                task.objective.score(nn.Identity(), Split(v, part.test.y))["auroc"]
+                for v, part in shares
+            ]
+        )
     return np.array(out)
 
 
 def centrally(config: Config, alone: bool) -> np.ndarray:
-    """Return AUROC (rounds, 2), the average over test rows and the worst client, of trees in one place or of each client's own."""
+    """Return AUROC (rounds, 2), the average over test rows and the worst client, of
+    trees in one place or of each client's own.
+    """
     count = config["num-clients"]
     task: Any = build_task(read_settings(config))
     weights = np.array([len(task.client_data(k, count).test) for k in range(count)])
-    found = np.stack([in_one_place(config, k)[:, k] for k in range(count)], 1) if alone else in_one_place(config)
+    found = (
+        np.stack([in_one_place(config, k)[:, k] for k in range(count)], 1)
+        if alone
+        else in_one_place(config)
+    )
     return np.stack([found @ weights / weights.sum(), found.min(1)], 1)
 
 
@@ -82,22 +114,34 @@ def trees(folder: Path) -> None:
     """Print the table of all runs of FFGB in a sweep's folder."""
     found: dict[tuple[str, str], list[np.ndarray]] = {}
     for path in sorted(folder.glob("cells/*/settings.toml")):
-        config = {key: value for key, value in read_toml(path).items() if not key.startswith("versions")}
+        config = {
+            key: value for key, value in read_toml(path).items() if not key.startswith("versions")
+        }
         if config["method"] == "ffgb":
             for where, alone in (("rows in one place", False), ("each client alone", True)):
                 key = Path(config["tabular.source"]).name, f"depth {config['ffgb.depth']}, {where}"
-                found.setdefault(key, []).append(centrally({**config, "out": "", "resume": False}, alone))
-    table = Table("", "", "seeds", "after 10", "at the end", "worst client at the end", box=box.MARKDOWN)
+                found.setdefault(key, []).append(
+                    centrally({**config, "out": "", "resume": False}, alone)
+                )
+    table = Table(
+        "", "", "seeds", "after 10", "at the end", "worst client at the end", box=box.MARKDOWN
+    )
     for (name, label), runs in found.items():
         stack = 100 * np.array(runs)
-        told = [f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
-                for values in (stack[:, 9, 0], stack[:, -1, 0], stack[:, -1, 1])]  # fmt: skip
+        told = [
+            f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+            if len(values) > 1
+            else f"{values[0]:.2f}"
+            for values in (stack[:, 9, 0], stack[:, -1, 0], stack[:, -1, 1])
+        ]
         table.add_row(name, label, str(len(stack)), *told)
     Console(width=120).print(table)
 
 
 def real_images(config: Config) -> float:
-    """Return the accuracy of the same classifier on as many real training images, mean of three draws: what there is to reach."""
+    """Return the accuracy of the same classifier on as many real training images, mean
+    of three draws: what there is to reach.
+    """
     settings = read_settings(config)
     task: Any = build_task(settings)
     evaluator = SetEvaluator(task)
@@ -105,16 +149,25 @@ def real_images(config: Config) -> float:
     accuracies = []
     for draw in range(3):
         rng, labels = generator(draw, "real images"), pool.y.numpy()
-        rows = np.concatenate([rng.choice(np.flatnonzero(labels == c), SAMPLES // 10, replace=False) for c in range(10)])
+        rows = np.concatenate(
+            [
+                rng.choice(np.flatnonzero(labels == c), SAMPLES // 10, replace=False)
+                for c in range(10)
+            ]
+        )
         accuracies.append(evaluator(pool.x.numpy()[rows], labels[rows], 0)[1]["test-accuracy"])
     return float(np.mean(accuracies))
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=["trees", "images"])
-    parser.add_argument("sweep", nargs="?", type=Path, metavar="RESULTS", help="trees: results folder of the sweep")
+    parser.add_argument(
+        "sweep", nargs="?", type=Path, metavar="RESULTS", help="trees: results folder of the sweep"
+    )
     parser.add_argument("--data", default="", metavar="FOLDER", help="images: MNIST")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -131,7 +184,12 @@ def main() -> None:
         "model.name": "small-cnn",
         "synthetic.samples": SAMPLES,
     }
-    mnist = {"task": "classification", "data.source": arguments.data, "data.max-samples": 6000, "synthetic.reference": "test"}
+    mnist = {
+        "task": "classification",
+        "data.source": arguments.data,
+        "data.max-samples": 6000,
+        "synthetic.reference": "test",
+    }
     digits = {"task": "digits", "synthetic.reference": "clients"}
     print(f"{100 * real_images({**shared, **(mnist if arguments.data else digits)}):.1f} %")
 

@@ -1,14 +1,20 @@
-"""What a round costs beside its SGD steps: the engines next to a plain PyTorch loop, and SuPerFed's step next to FedAvg's.
+"""What a round costs beside its SGD steps: the engines next to a plain PyTorch loop,
+and SuPerFed's step next to FedAvg's.
 
-    python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N] [--no-steps] [--nets] [--blocks]
+    python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N]
+    [--no-steps] [--nets] [--blocks]
 
-Workload: MNIST, 100 clients with 600 training samples each, the 2NN of McMahan et al. 2017 (784-200-200-10, 199,210 parameters),
-ten clients a round, one epoch, batch 10, SGD with rate 0.1 and nothing else: 600 steps a round. The plain loop is what one would write
-without any framework: `nn.Module`, `torch.optim.SGD`, tensors, a weighted sum. Everything runs with one torch thread.
+Workload: MNIST, 100 clients with 600 training samples each, the 2NN of McMahan et al.
+2017 (784-200-200-10, 199,210 parameters), ten clients a round, one epoch, batch 10, SGD
+with rate 0.1 and nothing else: 600 steps a round. The plain loop is what one would
+write without any framework: `nn.Module`, `torch.optim.SGD`, tensors, a weighted sum.
+Everything runs with one torch thread.
 
-`--data` is a folder with MNIST (see experiments/superfed/mnist-100.toml). Without it, random images of the same shapes take its
-place: the arithmetic is the same. Ratios are what to quote: the plain loop runs before and after the engines in the same process, and
-CPU time is given beside wall time, since it does not see what else the machine is doing.
+`--data` is a folder with MNIST (see experiments/superfed/mnist-100.toml). Without it,
+random images of the same shapes take its place: the arithmetic is the same. Ratios are
+what to quote: the plain loop runs before and after the engines in the same process, and
+CPU time is given beside wall time, since it does not see what else the machine is
+doing.
 """
 
 import argparse
@@ -31,7 +37,8 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from algorithms.boosting.fit_options import FitOptions
 from algorithms.boosting.regression import fit_network
@@ -63,16 +70,38 @@ WARM_UP = 1  # rounds left out: they load data and start workers
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="MNIST; default: random images of the same shapes")
-    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="measured rounds of each kind (10)")
-    parser.add_argument("--ray", action="store_true", help="Flower's Ray simulation as well")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="one-CPU workers of the Ray simulation (2)")
-    parser.add_argument("--no-steps", dest="steps", action="store_false", help="leave out the comparison of single steps")
     parser.add_argument(
-        "--nets", action="store_true", help="eager and compiled steps of other nets as well (minutes of compilation)"
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="MNIST; default: random images of the same shapes",
     )
     parser.add_argument(
-        "--blocks", action="store_true", help="nothing but the steps of ten clients at once, on the GPU if there is one"
+        "--rounds", type=int, default=10, metavar="N", help="measured rounds of each kind (10)"
+    )
+    parser.add_argument("--ray", action="store_true", help="Flower's Ray simulation as well")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="one-CPU workers of the Ray simulation (2)",
+    )
+    parser.add_argument(
+        "--no-steps",
+        dest="steps",
+        action="store_false",
+        help="leave out the comparison of single steps",
+    )
+    parser.add_argument(
+        "--nets",
+        action="store_true",
+        help="eager and compiled steps of other nets as well (minutes of compilation)",
+    )
+    parser.add_argument(
+        "--blocks",
+        action="store_true",
+        help="nothing but the steps of ten clients at once, on the GPU if there is one",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -80,17 +109,25 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     console = Console(width=None if sys.stdout.isatty() else 100)
     if arguments.blocks:
-        console.print(blocks_table(arguments.rounds, torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+        console.print(
+            blocks_table(
+                arguments.rounds, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            )
+        )
         return
     with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as name:
         os.environ["FEDAPPS_CACHE"] = str(Path(name) / "cache")  # Ray's workers find the data there
         settings = settings_of(prepare_data(arguments.data, Path(name)), arguments.rounds)
         what = arguments.data or "random images instead of MNIST"
         console.print(
-            f"{what}; {CLIENTS} clients, {PER_ROUND} a round, {STEPS} steps a round, {os.cpu_count()} CPUs, 1 torch thread"
+            f"{what}; {CLIENTS} clients, {PER_ROUND} a round, {STEPS} steps a round, "
+            f"{os.cpu_count()} CPUs, 1 torch thread"
         )
         console.print(rounds_table(settings, Path(name), arguments.ray, arguments.workers))
-        console.print(f"compiling took {', '.join(f'{s:.0f} s' for s in compiler().built)}: once, then from the cache folder")
+        console.print(
+            f"compiling took {', '.join(f'{s:.0f} s' for s in compiler().built)}: once, then from "
+            "the cache folder"
+        )
         if arguments.steps:
             console.print(steps_table(arguments.rounds, Compiler(Path(name) / "steps")))
         if arguments.nets:
@@ -98,13 +135,15 @@ def main() -> None:
             console.print(fits_table(arguments.rounds, Compiler(Path(name) / "fits")))
 
 
-# --- rounds ----------------------------------------------------------------------------------------------------------
+# --- rounds ---------------------------------------------------------------------------
 
 
 def prepare_data(source: Path | None, folder: Path) -> Path:
-    """Return a folder that stands for 100,000 images, and put them where `fedapps` keeps what it has decoded.
+    """Return a folder that stands for 100,000 images, and put them where `fedapps`
+    keeps what it has decoded.
 
-    A client trains on 60 % of its samples, so 600 training samples take 1000: MNIST's images are gone through more than once.
+    A client trains on 60 % of its samples, so 600 training samples take 1000: MNIST's
+    images are gone through more than once.
     """
     number = CLIENTS * TRAINED * 10 // 6
     if source is None:
@@ -116,9 +155,13 @@ def prepare_data(source: Path | None, folder: Path) -> Path:
         rows = np.arange(number) % len(images.labels)
         pixels, labels = images.pixels[rows], images.labels[rows]
     (stand_in := folder / "images").mkdir()
-    key = cache.fingerprint(stand_in, {"split": "train", "image": "", "label": "", "natural-id": ""})
+    key = cache.fingerprint(
+        stand_in, {"split": "train", "image": "", "label": "", "natural-id": ""}
+    )
     kept = cache.save(
-        key, {"pixels": pixels, "labels": labels}, {"num-classes": CLASSES, "names": [], "numbers": False, "classes": []}
+        key,
+        {"pixels": pixels, "labels": labels},
+        {"num-classes": CLASSES, "names": [], "numbers": False, "classes": []},
     )
     if kept is None or read_images(DataOptions(source=str(stand_in))).pixels.shape != pixels.shape:
         raise SystemExit(f"the images cannot be written to {cache.folder()}: is the disk full?")
@@ -126,20 +169,36 @@ def prepare_data(source: Path | None, folder: Path) -> Path:
 
 
 def settings_of(source: Path, rounds: int) -> Settings:
-    """Return the settings of the workload; one more round than is measured, because the last one also evaluates."""
+    """Return the settings of the workload; one more round than is measured, because the
+    last one also evaluates.
+    """
     return read_settings(
         {
-            "method": "fedavg", "num-rounds": WARM_UP + rounds + 1, "num-clients": CLIENTS, "clients-per-round": PER_ROUND,
-            "evaluate-every": 0, "checkpoint-every": 0, "device": "cpu", "out": str(source.parent / "inline"),
-            "data.source": str(source), "data.partition": "iid", "model.name": "mcmahan-2nn",
-            "train.learning-rate": 0.1, "train.lr-decay": 1.0, "train.momentum": 0.0, "train.weight-decay": 0.0,
-            "train.local-epochs": 1, "train.batch-size": BATCH,
+            "method": "fedavg",
+            "num-rounds": WARM_UP + rounds + 1,
+            "num-clients": CLIENTS,
+            "clients-per-round": PER_ROUND,
+            "evaluate-every": 0,
+            "checkpoint-every": 0,
+            "device": "cpu",
+            "out": str(source.parent / "inline"),
+            "data.source": str(source),
+            "data.partition": "iid",
+            "model.name": "mcmahan-2nn",
+            "train.learning-rate": 0.1,
+            "train.lr-decay": 1.0,
+            "train.momentum": 0.0,
+            "train.weight-decay": 0.0,
+            "train.local-epochs": 1,
+            "train.batch-size": BATCH,
         }
-    )  # fmt: skip
+    )
 
 
 def rounds_table(settings: Settings, folder: Path, ray: bool, workers: int) -> Table:
-    """Return seconds per round of the plain loop, of the engines, and of the plain loop once more."""
+    """Return seconds per round of the plain loop, of the engines, and of the plain loop
+    once more.
+    """
     rounds = settings.num_rounds - WARM_UP - 1
     before = plain_rounds(settings, rounds)
     inline = inline_rounds(settings)
@@ -161,10 +220,23 @@ def rounds_table(settings: Settings, folder: Path, ray: bool, workers: int) -> T
     row("inline, compiled", *compiled_inline, "0.35")
     row("plain PyTorch loop, after", *after)
     if ray:
-        row(f"ray, {workers} one-CPU workers", ray_rounds(settings, folder / "ray", workers), [], "1.30")
-        row("the same, compiled", ray_rounds(compiled_settings, folder / "ray-compiled", workers), [], "0.55")
+        row(
+            f"ray, {workers} one-CPU workers",
+            ray_rounds(settings, folder / "ray", workers),
+            [],
+            "1.30",
+        )
+        row(
+            "the same, compiled",
+            ray_rounds(compiled_settings, folder / "ray-compiled", workers),
+            [],
+            "0.55",
+        )
         everyone = replace(compiled_settings, clients_per_round=CLIENTS)
-        each = [seconds * PER_ROUND / CLIENTS for seconds in ray_rounds(everyone, folder / "ray-everyone", workers)]
+        each = [
+            seconds * PER_ROUND / CLIENTS
+            for seconds in ray_rounds(everyone, folder / "ray-everyone", workers)
+        ]
         row(f"the same, {CLIENTS} a round, a tenth of it", each, [], "0.25")
         row("plain PyTorch loop, at the end", *plain_rounds(settings, rounds))
     return table
@@ -172,11 +244,15 @@ def rounds_table(settings: Settings, folder: Path, ray: bool, workers: int) -> T
 
 def compiled(settings: Settings) -> Settings:
     """Return the settings of the same run with compiled steps."""
-    return replace(settings, train=replace(settings.train, compile="on"), out=settings.out + "-compiled")
+    return replace(
+        settings, train=replace(settings.train, compile="on"), out=settings.out + "-compiled"
+    )
 
 
 def plain_rounds(settings: Settings, rounds: int) -> tuple[list[float], list[float]]:
-    """Return wall and CPU seconds of each round of FedAvg in plain PyTorch, on the same samples."""
+    """Return wall and CPU seconds of each round of FedAvg in plain PyTorch, on the same
+    samples.
+    """
     task = prepare(frozenset(settings.flat().items()))[1]
     data = [task.client_data(client, CLIENTS).train for client in range(CLIENTS)]
     model = task.model_fn(0)
@@ -197,7 +273,9 @@ def plain_rounds(settings: Settings, rounds: int) -> tuple[list[float], list[flo
 
 
 def train_plainly(model: nn.Module, data: Split, optimiser: torch.optim.Optimizer) -> None:
-    """Train for one epoch as a tutorial does, but on tensors instead of through a DataLoader."""
+    """Train for one epoch as a tutorial does, but on tensors instead of through a
+    DataLoader.
+    """
     order = torch.randperm(len(data))
     for rows in order.split(BATCH):
         optimiser.zero_grad()
@@ -206,37 +284,62 @@ def train_plainly(model: nn.Module, data: Split, optimiser: torch.optim.Optimize
 
 
 def inline_rounds(settings: Settings) -> tuple[list[float], list[float]]:
-    """Return wall and CPU seconds of each round of `--engine inline`, records written included; data are in memory, as in the loop."""
+    """Return wall and CPU seconds of each round of `--engine inline`, records written
+    included; data are in memory, as in the loop.
+    """
     task = prepare(frozenset(settings.flat().items()))[1]
     for client in range(CLIENTS):
         task.client_data(client, CLIENTS)
     marks: list[tuple[float, float]] = []
     grid = InlineGrid(app, CLIENTS, settings.flat())
-    execute(settings, grid, callbacks=[lambda _: marks.append((time.perf_counter(), time.process_time()))])
-    walls, cpus = ([b - a for a, b in itertools.pairwise(times)] for times in zip(*marks, strict=True))
+    execute(
+        settings,
+        grid,
+        callbacks=[lambda _: marks.append((time.perf_counter(), time.process_time()))],
+    )
+    walls, cpus = (
+        [b - a for a, b in itertools.pairwise(times)] for times in zip(*marks, strict=True)
+    )
     return walls[WARM_UP - 1 : -1], cpus[WARM_UP - 1 : -1]
 
 
 def ray_rounds(settings: Settings, folder: Path, workers: int) -> list[float]:
-    """Return seconds of each round of `--engine ray`; its workers load their data in more rounds than one."""
+    """Return seconds of each round of `--engine ray`; its workers load their data in
+    more rounds than one.
+    """
     config = {**settings.flat(), "out": str(folder), "num-rounds": settings.num_rounds + 4}
     nodes = flower.nodes_for(CLIENTS, 1, 0.0, workers)
-    outcome = flower.run_simulation(None, config, num_nodes=nodes, ray_cpus=workers, log_path=folder / "run.log")
+    outcome = flower.run_simulation(
+        None, config, num_nodes=nodes, ray_cpus=workers, log_path=folder / "run.log"
+    )
     if outcome.status != "completed":
         raise SystemExit(f"the Ray run {outcome.status}: {outcome.details}")
     return [row["seconds"] for row in read_rounds(folder)][WARM_UP + 4 : -1]
 
 
-# --- steps -----------------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------
 
 
 def steps_table(repeats: int, steps: Compiler) -> Table:
-    """Return microseconds of CPU per step of FedAvg and SuPerFed on TwoNN, with the paper's options."""
-    epochs = 5  # so that what a client does once a round weighs as little as in the paper, which has ten
+    """Return microseconds of CPU per step of FedAvg and SuPerFed on TwoNN, with the
+    paper's options.
+    """
+    # so that what a client does once a round weighs as little as in the paper, which
+    # has ten
+    epochs = 5
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(TRAINED, *SHAPE, generator=generator), torch.randint(0, CLASSES, (TRAINED,), generator=generator)
+    x, y = (
+        torch.rand(TRAINED, *SHAPE, generator=generator),
+        torch.randint(0, CLASSES, (TRAINED,), generator=generator),
+    )
     data = ClientData(*[Split(x, y)] * 3)
-    sgd = {"learning-rate": 0.01, "momentum": 0.9, "weight-decay": 1e-4, "local-epochs": epochs, "batch-size": BATCH}
+    sgd = {
+        "learning-rate": 0.01,
+        "momentum": 0.9,
+        "weight-decay": 1e-4,
+        "local-epochs": epochs,
+        "batch-size": BATCH,
+    }
     superfed = {"proximal-mu": 0.01, "superfed-nu": 1.0, "server-round": 1}
 
     def model_fn(seed: int) -> nn.Module:
@@ -266,8 +369,12 @@ def steps_table(repeats: int, steps: Compiler) -> Table:
         "superfed-mm": ours(SuPerFedClient, **superfed, **{"superfed-mixing": "model"}),
         "superfed-lm": ours(SuPerFedClient, **superfed, **{"superfed-mixing": "layer"}),
         "fedavg, compiled": compiled_(FedAvgClient),
-        "superfed-mm, compiled": compiled_(SuPerFedClient, **superfed, **{"superfed-mixing": "model"}),
-        "superfed-lm, compiled": compiled_(SuPerFedClient, **superfed, **{"superfed-mixing": "layer"}),
+        "superfed-mm, compiled": compiled_(
+            SuPerFedClient, **superfed, **{"superfed-mixing": "model"}
+        ),
+        "superfed-lm, compiled": compiled_(
+            SuPerFedClient, **superfed, **{"superfed-mixing": "layer"}
+        ),
     }
     spent: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(WARM_UP + repeats):  # in turns, so that a busy moment meets all of them
@@ -275,9 +382,14 @@ def steps_table(repeats: int, steps: Compiler) -> Table:
             begin = time.process_time()
             run()
             if number >= WARM_UP:
-                spent[name].append((time.process_time() - begin) / (epochs * TRAINED // BATCH) * 1e6)
+                spent[name].append(
+                    (time.process_time() - begin) / (epochs * TRAINED // BATCH) * 1e6
+                )
     median = {name: statistics.median(values) for name, values in spent.items()}
-    title = "microseconds of CPU per local step (median): TwoNN, batch 10, momentum 0.9, weight decay 1e-4, mu 0.01, nu 1"
+    title = (
+        "microseconds of CPU per local step (median): TwoNN, batch 10, momentum 0.9, weight "
+        "decay 1e-4, mu 0.01, nu 1"
+    )
     table = Table(title=title, title_justify="left", box=None)
     for column in ("", "step", "/ fedavg", "/ plain FedAvg", "target"):
         table.add_column(column, justify="left" if not column else "right")
@@ -288,38 +400,66 @@ def steps_table(repeats: int, steps: Compiler) -> Table:
     return table
 
 
-# --- nets ------------------------------------------------------------------------------------------------------------
+# --- nets -----------------------------------------------------------------------------
 
-NETS = {"mlp": (1, 8, 8), "mcmahan-2nn": SHAPE, "two-cnn": (3, 28, 28), "small-cnn": SHAPE, "resnet9": (3, 32, 32)}
+NETS = {
+    "mlp": (1, 8, 8),
+    "mcmahan-2nn": SHAPE,
+    "two-cnn": (3, 28, 28),
+    "small-cnn": SHAPE,
+    "resnet9": (3, 32, 32),
+}
 
 
 def nets_table(repeats: int, steps: Compiler) -> Table:
-    """Return milliseconds of CPU per step of FedAvg's client, eager and compiled, by net; batch 10, momentum 0.9."""
+    """Return milliseconds of CPU per step of FedAvg's client, eager and compiled, by
+    net; batch 10, momentum 0.9.
+    """
     table = Table(
-        title="milliseconds of CPU per local step of FedAvg (median), batch 10, momentum 0.9", title_justify="left", box=None
+        title="milliseconds of CPU per local step of FedAvg (median), batch 10, momentum 0.9",
+        title_justify="left",
+        box=None,
     )
     for column in ("", "eager", "compiled", "compiled / eager", "compilation, s"):
         table.add_column(column, justify="left" if not column else "right")
     for name, shape in NETS.items():
         number = 48 if name == "resnet9" else 240
         draws = torch.Generator().manual_seed(0)
-        part = Split(torch.rand(number, *shape, generator=draws), torch.randint(0, CLASSES, (number,), generator=draws))
+        part = Split(
+            torch.rand(number, *shape, generator=draws),
+            torch.randint(0, CLASSES, (number,), generator=draws),
+        )
         model = build_model(name, shape, CLASSES, 0)
-        client = FedAvgClient(lambda seed: model, ClientData(part, part, part), model=model)  # noqa: B023 - used in this turn
-        client.compiler, before, arrays = steps, len(steps.built), get_arrays(build_model(name, shape, CLASSES, 1))
+        data = ClientData(part, part, part)
+        client = FedAvgClient(lambda seed, model=model: model, data, model=model)
+        client.compiler, before, arrays = (
+            steps,
+            len(steps.built),
+            get_arrays(build_model(name, shape, CLASSES, 1)),
+        )
         config = {"learning-rate": 0.01, "momentum": 0.9, "local-epochs": 1, "batch-size": BATCH}
         spent: dict[str, list[float]] = {"off": [], "on": []}
         for repeat in range(WARM_UP + repeats):
             for choice, times in spent.items():
                 begin = time.process_time()
                 client.fit(arrays, {**config, "compile": choice})
-                times += [(time.process_time() - begin) / (number / BATCH) * 1e3] if repeat >= WARM_UP else []
+                times += (
+                    [(time.process_time() - begin) / (number / BATCH) * 1e3]
+                    if repeat >= WARM_UP
+                    else []
+                )
         eager, fast = (statistics.median(times) for times in spent.values())
-        table.add_row(name, f"{eager:.2f}", f"{fast:.2f}", f"{fast / eager:.2f}", f"{sum(steps.built[before:]):.0f}")
+        table.add_row(
+            name,
+            f"{eager:.2f}",
+            f"{fast:.2f}",
+            f"{fast / eager:.2f}",
+            f"{sum(steps.built[before:]):.0f}",
+        )
     return table
 
 
-# --- fits with Adam --------------------------------------------------------------------------------------------------
+# --- fits with Adam -------------------------------------------------------------------
 
 EPOCHS = 50
 #: (net, shape of an image, samples, batch size)
@@ -327,13 +467,30 @@ FITS = [("mlp", (1, 8, 8), 54, 64), ("mlp", (1, 8, 8), 300, 32), ("mcmahan-2nn",
 
 
 def fits_table(repeats: int, steps: Compiler) -> Table:
-    """Return milliseconds of CPU per step of Adam as a client of FFGB takes them, eager and compiled."""
-    table = Table(title="milliseconds of CPU per step of Adam, as FFGB's clients fit (median)", title_justify="left", box=None)
-    for column in ("", "samples", "batch", "eager", "compiled", "compiled / eager", "compilation, s"):
+    """Return milliseconds of CPU per step of Adam as a client of FFGB takes them, eager
+    and compiled.
+    """
+    table = Table(
+        title="milliseconds of CPU per step of Adam, as FFGB's clients fit (median)",
+        title_justify="left",
+        box=None,
+    )
+    for column in (
+        "",
+        "samples",
+        "batch",
+        "eager",
+        "compiled",
+        "compiled / eager",
+        "compilation, s",
+    ):
         table.add_column(column, justify="left" if not column else "right")
     for name, shape, number, batch in FITS:
         draws = torch.Generator().manual_seed(0)
-        x, targets = torch.rand(number, *shape, generator=draws), torch.randn(number, CLASSES, generator=draws)
+        x, targets = (
+            torch.rand(number, *shape, generator=draws),
+            torch.randn(number, CLASSES, generator=draws),
+        )
         model, before = build_model(name, shape, CLASSES, 0), len(steps.built)
         options = FitOptions(epochs=EPOCHS, batch_size=batch)
         spent: list[tuple[Runner, list[float]]] = [(Eager, []), (steps, [])]
@@ -344,21 +501,31 @@ def fits_table(repeats: int, steps: Compiler) -> Table:
                 taken = EPOCHS * -(-number // batch)
                 times += [(time.process_time() - begin) / taken * 1e3] if repeat >= WARM_UP else []
         eager, fast = (statistics.median(times) for _, times in spent)
-        cells = f"{eager:.2f}", f"{fast:.2f}", f"{fast / eager:.2f}", f"{sum(steps.built[before:]):.0f}"
+        cells = (
+            f"{eager:.2f}",
+            f"{fast:.2f}",
+            f"{fast / eager:.2f}",
+            f"{sum(steps.built[before:]):.0f}",
+        )
         table.add_row(name, str(number), str(batch), *cells)
     return table
 
 
-# --- several clients at once -----------------------------------------------------------------------------------------
+# --- several clients at once ----------------------------------------------------------
 
 BLOCKS = {"mlp": (1, 8, 8), "mcmahan-2nn": SHAPE, "small-cnn": SHAPE}
 
 
 def blocks_table(repeats: int, device: torch.device) -> Table:
-    """Return milliseconds per step and client of FedAvg, ten clients one after the other and as a block; CPU time, wall on a GPU."""
-    clock, kind = (time.process_time, "CPU") if device.type == "cpu" else (time.perf_counter, "wall")
+    """Return milliseconds per step and client of FedAvg, ten clients one after the
+    other and as a block; CPU time, wall on a GPU.
+    """
+    clock, kind = (
+        (time.process_time, "CPU") if device.type == "cpu" else (time.perf_counter, "wall")
+    )
     title = (
-        f"milliseconds of {kind} per local step of FedAvg (median) on {device}, {PER_ROUND} clients, batch {BATCH}, momentum 0.9"
+        f"milliseconds of {kind} per local step of FedAvg (median) on {device}, {PER_ROUND} "
+        f"clients, batch {BATCH}, momentum 0.9"
     )
     table = Table(title=title, title_justify="left", box=None)
     for column in ("", "one by one", "as a block", "block / one by one"):
@@ -369,18 +536,31 @@ def blocks_table(repeats: int, device: torch.device) -> Table:
         blocks = Blocks()
         draws, clients = torch.Generator().manual_seed(0), []
         for i in range(PER_ROUND):
-            x, y = torch.rand(number, *shape, generator=draws), torch.randint(0, CLASSES, (number,), generator=draws)
-            part, model = Split(x.to(device), y.to(device)), build_model(name, shape, CLASSES, 0).to(device)
-            clients.append(FedAvgClient(lambda seed: model, ClientData(part, part, part), i, model=model))  # noqa: B023
+            x, y = (
+                torch.rand(number, *shape, generator=draws),
+                torch.randint(0, CLASSES, (number,), generator=draws),
+            )
+            part, model = (
+                Split(x.to(device), y.to(device)),
+                build_model(name, shape, CLASSES, 0).to(device),
+            )
+            data = ClientData(part, part, part)
+            clients.append(FedAvgClient(lambda seed, model=model: model, data, i, model=model))
             clients[-1].blocks = blocks
         arrays = get_arrays(build_model(name, shape, CLASSES, 1))
         spent: dict[str, list[float]] = {"off": [], "blocks": []}
         for repeat in range(WARM_UP + repeats):
             for choice, times in spent.items():
-                tasks = [partial(client.fit, arrays, {**config, "compile": choice}) for client in clients]
+                tasks = [
+                    partial(client.fit, arrays, {**config, "compile": choice}) for client in clients
+                ]
                 begin = clock()
                 in_turns(tasks)
-                times += [(clock() - begin) / (PER_ROUND * epochs * number / BATCH) * 1e3] if repeat >= WARM_UP else []
+                times += (
+                    [(clock() - begin) / (PER_ROUND * epochs * number / BATCH) * 1e3]
+                    if repeat >= WARM_UP
+                    else []
+                )
         assert len(blocks.taken) == WARM_UP + repeats, blocks.told
         one, many = (statistics.median(times) for times in spent.values())
         table.add_row(name, f"{one:.3f}", f"{many:.3f}", f"{many / one:.2f}")

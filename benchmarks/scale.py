@@ -1,17 +1,23 @@
-"""How large: seconds to round 1, seconds a round and peak memory by the number of registered clients, and what the server adds.
+"""How large: seconds to round 1, seconds a round and peak memory by the number of
+registered clients, and what the server adds.
 
-    python benchmarks/scale.py [--clients 1000 10000 100000 1000000] [--sampled 100 1000] [--engines inline ray] [--rounds 5]
-    python benchmarks/scale.py --server 1500000 [--sampled 1000]
+    python benchmarks/scale.py [--clients 1000 10000 100000 1000000] [--sampled 100
+    1000] [--engines inline ray] [--rounds 5] python benchmarks/scale.py --server
+    1500000 [--sampled 1000]
 
-Logistic regression (ten numbers, two classes) on twenty samples of each client, which it draws from its own number: one pass of SGD is
-0.1 ms, so that what is left is the framework. AAggFF-D, which keeps numbers for every client, around FedAvg. Each line is a fresh
-process. "To round 1" is from the start of the engine to the end of the first round, "all scored" an evaluation of every client, where
-there are up to ``--score`` of them. Memory is the largest resident set of the process with the server, and of a worker. "Flower alone"
-is the same client behind Flower's own messages and records, made, answered and read one after the other, with no grid, checks, weights
-or averages: what is left to a framework on Flower at best.
+Logistic regression (ten numbers, two classes) on twenty samples of each client, which
+it draws from its own number: one pass of SGD is 0.1 ms, so that what is left is the
+framework. AAggFF-D, which keeps numbers for every client, around FedAvg. Each line is a
+fresh process. "To round 1" is from the start of the engine to the end of the first
+round, "all scored" an evaluation of every client, where there are up to ``--score`` of
+them. Memory is the largest resident set of the process with the server, and of a
+worker. "Flower alone" is the same client behind Flower's own messages and records,
+made, answered and read one after the other, with no grid, checks, weights or averages:
+what is left to a framework on Flower at best.
 
-``--server``: what a round costs the server beside the clients' messages (CPU time outside of the grid), and what it keeps for a client,
-by the first rounds and once every client has been heard.
+``--server``: what a round costs the server beside the clients' messages (CPU time
+outside of the grid), and what it keeps for a client, by the first rounds and once every
+client has been heard.
 """
 
 import argparse
@@ -27,7 +33,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -67,7 +74,16 @@ class Logistic(NumPyClient):
         for rows in np.arange(SAMPLES).reshape(-1, 5):
             x, y = self.x[rows], self.y[rows]
             w -= np.float32(0.1) * x.T @ (1 / (1 + np.exp(-(x @ w))) - y) / np.float32(5)
-        return [w], SAMPLES, {"loss-before": before, "memory": peak(), "process": os.getpid(), "cpu": time.process_time()}
+        return (
+            [w],
+            SAMPLES,
+            {
+                "loss-before": before,
+                "memory": peak(),
+                "process": os.getpid(),
+                "cpu": time.process_time(),
+            },
+        )
 
     def evaluate(self, parameters: Any, config: Any) -> Any:
         """Return the loss."""
@@ -79,7 +95,9 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-client_app = answer_for_many(to_client_app(lambda context: Logistic(int(str(context.node_config["partition-id"])))))
+client_app = answer_for_many(
+    to_client_app(lambda context: Logistic(int(str(context.node_config["partition-id"]))))
+)
 server_app = ServerApp()
 
 
@@ -91,7 +109,9 @@ def carry_out(grid: Grid, sampled: int, rounds: int, score: bool, began: float) 
     def note(now: Round) -> None:
         ends.append(time.time())
         trained.append(now.seconds)
-        workers[0] = max(workers[0], *(float(values["memory"]) for values in now.trained.metrics.values()))
+        workers[0] = max(
+            workers[0], *(float(values["memory"]) for values in now.trained.metrics.values())
+        )
         for values in now.trained.metrics.values():
             cpu[values["process"]] = max(cpu.get(values["process"], 0.0), values["cpu"])
         spent.append(sum(cpu.values()) - cpu[os.getpid()] + time.process_time())
@@ -112,7 +132,12 @@ def carry_out(grid: Grid, sampled: int, rounds: int, score: bool, began: float) 
         log_result=False,
     )
     middle = trained[1:-1]
-    out = {"first": ends[0] - began, "round": sum(middle) / len(middle), "server": peak(), "worker": workers[0]}
+    out = {
+        "first": ends[0] - began,
+        "round": sum(middle) / len(middle),
+        "server": peak(),
+        "worker": workers[0],
+    }
     out["cpu"] = (spent[-2] - spent[0]) / len(middle)
     return {**out, "score": trained[-1] - out["round"]} if score else out
 
@@ -125,7 +150,13 @@ def main_of_server(grid: Grid, context: Context) -> None:
     grid.pull_interval = 0.01  # type: ignore[attr-defined]
     if config["shared"]:
         grid = shared(grid, clients)
-    found = carry_out(grid, sampled, int(str(config["rounds"])), bool(config["score"]), float(str(config["began"])))
+    found = carry_out(
+        grid,
+        sampled,
+        int(str(config["rounds"])),
+        bool(config["score"]),
+        float(str(config["began"])),
+    )
     Path(str(config["out"])).write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -151,7 +182,9 @@ out = ""
 """
 
 
-def by_ray(clients: int, sampled: int, rounds: int, score: bool, workers: int, together: bool) -> dict[str, float]:
+def by_ray(
+    clients: int, sampled: int, rounds: int, score: bool, workers: int, together: bool
+) -> dict[str, float]:
     """Run through Flower's Ray simulation."""
     from fedapps.engines import flower
 
@@ -159,18 +192,34 @@ def by_ray(clients: int, sampled: int, rounds: int, score: bool, workers: int, t
         app, out = Path(name) / "app", Path(name) / "out.json"
         (app / "scaleapp").mkdir(parents=True)
         (app / "scaleapp" / "__init__.py").touch()
-        text = "from benchmarks import scale\nclient = scale.client_app\nserver = scale.server_app\n"
+        text = (
+            "from benchmarks import scale\nclient = scale.client_app\nserver = scale.server_app\n"
+        )
         (app / "scaleapp" / "apps.py").write_text(text)
         (app / "pyproject.toml").write_text(PROJECT)
-        config = {"clients": clients, "sampled": sampled, "rounds": rounds, "score": score, "out": str(out)}
+        config = {
+            "clients": clients,
+            "sampled": sampled,
+            "rounds": rounds,
+            "score": score,
+            "out": str(out),
+        }
         config |= {"shared": together, "began": time.time()}
         nodes = flower.nodes_for(clients, 1, 0.0, workers) if together else clients
         root = str(Path(__file__).resolve().parent.parent)
         outcome = flower.run_simulation(
-            app, config, num_nodes=nodes, ray_cpus=workers, log_path=Path(name) / "log", env={"PYTHONPATH": root}
+            app,
+            config,
+            num_nodes=nodes,
+            ray_cpus=workers,
+            log_path=Path(name) / "log",
+            env={"PYTHONPATH": root},
         )
         if outcome.status != "completed":
-            raise SystemExit(f"the Ray run {outcome.status}: {outcome.details}\n{(Path(name) / 'log').read_text()[-3000:]}")
+            raise SystemExit(
+                f"the Ray run {outcome.status}: "
+                f"{outcome.details}\n{(Path(name) / 'log').read_text()[-3000:]}"
+            )
         return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
@@ -181,32 +230,44 @@ def inline(clients: int, sampled: int, rounds: int, score: bool) -> dict[str, fl
 
 
 def alone(sampled: int, rounds: int) -> float:
-    """Return CPU seconds a round of Flower's messages and of the clients' work, without anything of ours."""
+    """Return CPU seconds a round of Flower's messages and of the clients' work, without
+    anything of ours.
+    """
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         arrays = message.content.array_records["arrays"].to_numpy_ndarrays()
-        new, number, metrics = Logistic(int(str(context.node_config["partition-id"]))).fit(arrays, {})
-        content = {"arrays": ArrayRecord(new), "metrics": MetricRecord({"num-examples": number, **metrics})}
+        new, number, metrics = Logistic(int(str(context.node_config["partition-id"]))).fit(
+            arrays, {}
+        )
+        content = {
+            "arrays": ArrayRecord(new),
+            "metrics": MetricRecord({"num-examples": number, **metrics}),
+        }
         return Message(RecordDict(content), reply_to=message)
 
     InlineGrid(app, 1)  # without an identity nobody may make messages
-    sent = {"arrays": ArrayRecord([np.zeros(FEATURES, np.float32)]), "config": ConfigRecord({"server-round": 1})}
+    sent = {
+        "arrays": ArrayRecord([np.zeros(FEATURES, np.float32)]),
+        "config": ConfigRecord({"server-round": 1}),
+    }
     content, spent = RecordDict(sent), []  # type: ignore[arg-type]
     for _ in range(rounds):
         began = time.process_time()
         for client in range(sampled):
             message = Message(content, FIRST_NODE + client, "train")
             message.metadata.__dict__["_message_id"] = "a message"
-            reply = app(message, Context(1, FIRST_NODE + client, {"partition-id": client}, RecordDict(), {}))
+            reply = app(
+                message, Context(1, FIRST_NODE + client, {"partition-id": client}, RecordDict(), {})
+            )
             reply.content.array_records["arrays"].to_numpy_ndarrays()
             dict(reply.content.metric_records["metrics"])
         spent.append(time.process_time() - began)
     return min(spent)
 
 
-# --- the server alone ------------------------------------------------------------------------------------------------
+# --- the server alone -----------------------------------------------------------------
 
 
 class Aside(InlineGrid):
@@ -214,7 +275,9 @@ class Aside(InlineGrid):
 
     spent = 0.0
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """Run the clients and note the time."""
         began = time.process_time()
         replies = super().send_and_receive(list(messages), timeout=timeout)
@@ -223,7 +286,9 @@ class Aside(InlineGrid):
 
 
 def server(clients: int, sampled: int, rounds: int) -> dict[str, float]:
-    """Return CPU milliseconds a round beside the clients' messages, and bytes kept for a client."""
+    """Return CPU milliseconds a round beside the clients' messages, and bytes kept for
+    a client.
+    """
     before = peak()
     grid, marks = Aside(client_app, clients, numbered=True), [(time.process_time(), 0.0)]
     strategy = AAggFFD(FedAvg(fraction_evaluate=0.0))
@@ -249,18 +314,23 @@ def server(clients: int, sampled: int, rounds: int) -> dict[str, float]:
     cost = [1e3 * ((b - a) - (d - c)) for (a, c), (b, d) in itertools.pairwise(marks)]
     state = sum(value.nbytes for value in strategy.state_dict().values())
     return {
-        "first": cost[0], "early": float(np.median(cost[1:rounds])), "late": float(np.median(cost[rounds + 1 :])),
-        "peak": (peak() - before) / clients, "state": state / clients,
-    }  # fmt: skip
+        "first": cost[0],
+        "early": float(np.median(cost[1:rounds])),
+        "late": float(np.median(cost[rounds + 1 :])),
+        "peak": (peak() - before) / clients,
+        "state": state / clients,
+    }
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------
 
 
 def fresh(*arguments: str) -> dict[str, float]:
     """Run this file in a fresh process and return what it prints."""
     command = [sys.executable, str(Path(__file__).resolve()), "--one", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -281,13 +351,30 @@ def one(kind: str, *numbers: str) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000], metavar="N")
-    parser.add_argument("--sampled", type=int, nargs="+", default=[100, 1_000], metavar="N", help="clients a round")
-    parser.add_argument("--engines", nargs="+", default=["inline", "ray"], choices=["inline", "ray", "ray-node-per-client"])
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000], metavar="N"
+    )
+    parser.add_argument(
+        "--sampled", type=int, nargs="+", default=[100, 1_000], metavar="N", help="clients a round"
+    )
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        default=["inline", "ray"],
+        choices=["inline", "ray", "ray-node-per-client"],
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2, help="of Ray")
-    parser.add_argument("--score", type=int, default=10_000, help="most clients that are all evaluated")
-    parser.add_argument("--server", type=int, default=0, metavar="N", help="only the server's share, with so many clients")
+    parser.add_argument(
+        "--score", type=int, default=10_000, help="most clients that are all evaluated"
+    )
+    parser.add_argument(
+        "--server",
+        type=int,
+        default=0,
+        metavar="N",
+        help="only the server's share, with so many clients",
+    )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -299,7 +386,13 @@ def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 130)
     if args.server:
         table = Table(
-            "clients", "a round", "first round, ms", "ms", "all heard, ms", "peak, bytes a client", "saved, bytes a client"
+            "clients",
+            "a round",
+            "first round, ms",
+            "ms",
+            "all heard, ms",
+            "peak, bytes a client",
+            "saved, bytes a client",
         )
         for sampled in args.sampled:
             found = fresh("server", str(args.server), str(sampled), str(args.rounds), "0", "0", "0")
@@ -321,7 +414,11 @@ def main() -> None:
     ]
     table = Table(*columns)
     for sampled in args.sampled:
-        cpu = 1e3 * fresh("alone", "0", str(sampled), str(args.rounds), "0", "0", "0")["cpu"] / sampled
+        cpu = (
+            1e3
+            * fresh("alone", "0", str(sampled), str(args.rounds), "0", "0", "0")["cpu"]
+            / sampled
+        )
         table.add_row("Flower alone", "", f"{sampled:,}", "", "", "", f"{cpu:.2f}", "", "", "")
     for engine in args.engines:
         for clients in args.clients:
@@ -331,9 +428,14 @@ def main() -> None:
                 found = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
                 each = [f"{1e3 * found[key] / sampled:.2f}" for key in ("round", "cpu")]
                 scored = f"{found['score']:.1f}" if score else ""
-                memory = [f"{found['server'] / MEGA:.0f}", "" if engine == "inline" else f"{found['worker'] / MEGA:.0f}"]
+                memory = [
+                    f"{found['server'] / MEGA:.0f}",
+                    "" if engine == "inline" else f"{found['worker'] / MEGA:.0f}",
+                ]
                 begun = [f"{found['first']:.1f}", f"{found['round']:.3f}"]
-                table.add_row(engine, f"{clients:,}", f"{sampled:,}", *begun, *each, scored, *memory)
+                table.add_row(
+                    engine, f"{clients:,}", f"{sampled:,}", *begun, *each, scored, *memory
+                )
                 console.print(f"{engine} {clients:,} {sampled:,}: {found}")
     console.print(table)
 

@@ -1,10 +1,14 @@
-"""A set of the shape of the UCI HAR set, made here: write it as a folder, and measure how fast and lean it is read.
+"""A set of the shape of the UCI HAR set, made here: write it as a folder, and measure
+how fast and lean it is read.
 
-    python benchmarks/sensor_windows.py --write DIR      # DIR/people: 30 people; DIR/official: 21 to train on, 9 others to test
-    python benchmarks/sensor_windows.py --read           # seconds and peak memory of 10,299 windows, by how they are stored
+    python benchmarks/sensor_windows.py --write DIR
+        # DIR/people: 30 people; DIR/official: 21 to train on, 9 others to test
+    python benchmarks/sensor_windows.py --read
+        # seconds and peak memory of 10,299 windows, by how they are stored
 
-Windows of 128 steps of nine sensors, six activities numbered from 1. Each person has an offset and a gain on every sensor, a tempo
-and a mixture of activities of its own, and between half and one and a half times the mean number of windows.
+Windows of 128 steps of nine sensors, six activities numbered from 1. Each person has an
+offset and a gain on every sensor, a tempo and a mixture of activities of its own, and
+between half and one and a half times the mean number of windows.
 """
 
 import argparse
@@ -33,17 +37,29 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def windows(people: Iterable[int], total: int, split: str = "train", steps: int = STEPS) -> Arrays:
-    """Return ``window`` (total, 9, steps), ``activity`` in 1..6 and ``subject``, shuffled; the same people in every split."""
+    """Return ``window`` (total, 9, steps), ``activity`` in 1..6 and ``subject``,
+    shuffled; the same people in every split.
+    """
     common = generator(0, "activities")
-    tempo, size = common.uniform(0.5, 4, (ACTIVITIES, SENSORS)), common.uniform(0.1, 1, (ACTIVITIES, SENSORS))
+    tempo, size = (
+        common.uniform(0.5, 4, (ACTIVITIES, SENSORS)),
+        common.uniform(0.1, 1, (ACTIVITIES, SENSORS)),
+    )
     level, people = common.normal(0, 0.5, (ACTIVITIES, SENSORS)), list(people)
     share = np.array([generator(0, "share", person).uniform(0.5, 1.5) for person in people])
     ends = np.round(np.cumsum(share) / share.sum() * total).astype(int)
     parts = []
     for person, count in zip(people, np.diff(ends, prepend=0), strict=True):
         own = generator(0, "person", person)
-        offset, gain, pace = own.normal(0, 0.4, SENSORS), own.uniform(0.7, 1.3, SENSORS), own.uniform(0.8, 1.25)
-        mixture, draw = own.dirichlet(np.full(ACTIVITIES, 8.0)), generator(0, f"windows of {split}", person)
+        offset, gain, pace = (
+            own.normal(0, 0.4, SENSORS),
+            own.uniform(0.7, 1.3, SENSORS),
+            own.uniform(0.8, 1.25),
+        )
+        mixture, draw = (
+            own.dirichlet(np.full(ACTIVITIES, 8.0)),
+            generator(0, f"windows of {split}", person),
+        )
         activity = draw.choice(ACTIVITIES, count, p=mixture)
         time_ = np.arange(steps) / HERTZ
         phase = draw.uniform(0, 2 * np.pi, (count, SENSORS, 1))
@@ -59,11 +75,16 @@ def windows(people: Iterable[int], total: int, split: str = "train", steps: int 
 def write(folder: Path, arrays: Arrays, split: str = "train") -> None:
     """Write a split as parquet with lists of fixed size."""
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({name: arrow_array(array) for name, array in arrays.items()}), folder / f"{split}.parquet")
+    pq.write_table(
+        pa.table({name: arrow_array(array) for name, array in arrays.items()}),
+        folder / f"{split}.parquet",
+    )
 
 
 def _stored(folder: Path, kind: str) -> dict[str, str]:
-    """Write 10,299 windows in one of the ways to store them; return the settings that read them."""
+    """Write 10,299 windows in one of the ways to store them; return the settings that
+    read them.
+    """
     arrays = windows(range(1, 31), 10_299)
     x, folder = arrays["window"], folder / kind.replace(" ", "-")
     folder.mkdir()
@@ -75,7 +96,10 @@ def _stored(folder: Path, kind: str) -> dict[str, str]:
     elif kind == "561 columns of numbers":
         flat = x.reshape(len(x), -1)
         numbers = {f"x{k}": np.ascontiguousarray(flat[:, k]) for k in range(561)}
-        pq.write_table(pa.table(numbers | {name: arrays[name] for name in ("activity", "subject")}), folder / "train.parquet")
+        pq.write_table(
+            pa.table(numbers | {name: arrays[name] for name in ("activity", "subject")}),
+            folder / "train.parquet",
+        )
         return {"source": str(folder), "features": "x*"}
     else:
         write(folder, {**arrays, "window": x.reshape(len(x), -1) if "flat" in kind else x})
@@ -83,11 +107,19 @@ def _stored(folder: Path, kind: str) -> dict[str, str]:
     return {"source": str(folder)}
 
 
-KINDS = ("nested lists of fixed size", "flat list of fixed size", "nested lists of any size", "npz", "561 columns of numbers")
+KINDS = (
+    "nested lists of fixed size",
+    "flat list of fixed size",
+    "nested lists of any size",
+    "npz",
+    "561 columns of numbers",
+)
 
 
 def measure(options: dict[str, str]) -> dict[str, float]:
-    """Read the set in this process; return seconds, and megabytes above what the imports take."""
+    """Read the set in this process; return seconds, and megabytes above what the
+    imports take.
+    """
     import datasets  # noqa: F401
 
     from fedapps.data.options import DataOptions
@@ -95,7 +127,9 @@ def measure(options: dict[str, str]) -> dict[str, float]:
 
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun, cpu = time.perf_counter(), time.process_time()
-    images = load_images(DataOptions(**options, label="activity", partition="natural", natural_id="subject"))  # type: ignore[arg-type]
+    images = load_images(
+        DataOptions(**options, label="activity", partition="natural", natural_id="subject")
+    )  # type: ignore[arg-type]
     assert images.pixels.shape in ((10_299, SENSORS, 1, STEPS), (10_299, 1, 1, 561))
     spent = {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
     return spent | {"megabytes": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024}
@@ -103,8 +137,12 @@ def measure(options: dict[str, str]) -> dict[str, float]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="A set shaped like UCI HAR: write it, or measure reading it.")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="write DIR/people and DIR/official")
+    parser = argparse.ArgumentParser(
+        description="A set shaped like UCI HAR: write it, or measure reading it."
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="DIR", help="write DIR/people and DIR/official"
+    )
     parser.add_argument("--read", action="store_true", help="measure reading")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -117,16 +155,23 @@ def main() -> None:
         write(arguments.write / "official", windows(others, 2947, "test"), "test")
     if arguments.read:
         with tempfile.TemporaryDirectory() as name:
-            print(f"{'stored as':28} {'first read: s':>14} {'CPU s':>6} {'MB':>5} {'again: s':>9} {'CPU s':>6} {'MB':>5}")
+            print(
+                f"{'stored as':28} {'first read: s':>14} {'CPU s':>6} {'MB':>5} {'again: s':>9} "
+                f"{'CPU s':>6} {'MB':>5}"
+            )
             own = {"FEDAPPS_CACHE": f"{name}/cache", "HF_DATASETS_CACHE": f"{name}/hub"}
             for kind in KINDS:
                 options, row = _stored(Path(name), kind), []
                 for _ in range(2):  # the second time from the cache
                     command = [sys.executable, __file__, "--measure", json.dumps(options)]
-                    out = subprocess.run(command, env=os.environ | own, check=True, capture_output=True, text=True).stdout
+                    out = subprocess.run(
+                        command, env=os.environ | own, check=True, capture_output=True, text=True
+                    ).stdout
                     row.append(json.loads(out))
                 first, again = (f"{r['cpu']:6.2f} {r['megabytes']:5.0f}" for r in row)
-                print(f"{kind:28} {row[0]['seconds']:14.2f} {first} {row[1]['seconds']:9.2f} {again}")
+                print(
+                    f"{kind:28} {row[0]['seconds']:14.2f} {first} {row[1]['seconds']:9.2f} {again}"
+                )
 
 
 if __name__ == "__main__":

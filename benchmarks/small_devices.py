@@ -1,11 +1,15 @@
-"""What a client process costs a small device, by method: peak memory, seconds, bytes a round.
+"""What a client process costs a small device, by method: peak memory, seconds, bytes a
+round.
 
-    python benchmarks/small_devices.py [METHOD or METHOD:TASK or METHOD:key=value,... ...]
+    python benchmarks/small_devices.py [METHOD or METHOD:TASK or METHOD:key=value,...
+    ...]
 
-Runs each method for two rounds in this process, on the default data of its task, and notes what client 0 was sent in the second round.
-Then a new process, as a SuperNode starts one for every message, answers that message: Flower's program, the app, the client, its
-training. Peak memory is resident memory, as Linux counts it; start is the time (wall clock and CPU) until the app can be asked,
-answer the rest. Bytes are those of a round's training message and its reply. Prints a Markdown table.
+Runs each method for two rounds in this process, on the default data of its task, and
+notes what client 0 was sent in the second round. Then a new process, as a SuperNode
+starts one for every message, answers that message: Flower's program, the app, the
+client, its training. Peak memory is resident memory, as Linux counts it; start is the
+time (wall clock and CPU) until the app can be asked, answer the rest. Bytes are those
+of a round's training message and its reply. Prints a Markdown table.
 """
 
 import json
@@ -31,10 +35,20 @@ from fedapps.prepare import prepare_folder  # noqa: E402
 from fedapps.settings import read_settings  # noqa: E402
 
 JOBS = (
-    "fedfw:lasso", "fedfw:sparse-logistic", "fedfw-plus:matrix-completion", "dfw-trace:matrix-completion", "fedboost:point-mass",
-    "aflboost:unigram", "ffgb:tabular", "ffgb-c:tabular", "histogram-boosting:tabular", "fedavg:tabular", "fedavg:digits",
-    "superfed-mm:digits", "fedevg:digits",
-)  # fmt: skip
+    "fedfw:lasso",
+    "fedfw:sparse-logistic",
+    "fedfw-plus:matrix-completion",
+    "dfw-trace:matrix-completion",
+    "fedboost:point-mass",
+    "aflboost:unigram",
+    "ffgb:tabular",
+    "ffgb-c:tabular",
+    "histogram-boosting:tabular",
+    "fedavg:tabular",
+    "fedavg:digits",
+    "superfed-mm:digits",
+    "fedevg:digits",
+)
 # As ``flwr-clientapp`` does: Flower's program, the app, the client.
 CHILD = """
 import json, re, sys, time
@@ -47,16 +61,23 @@ from fedapps.client_app import app
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 message, context = (
     convert(kind.FromString(open(path, "rb").read()))
-    for convert, kind, path in ((message_from_proto, Message, sys.argv[1]), (context_from_proto, Context, sys.argv[2]))
+    for convert, kind, path in (
+        (message_from_proto, Message, sys.argv[1]),
+        (context_from_proto, Context, sys.argv[2]),
+    )
 )
 message.metadata.__dict__["_message_id"] = "1"
 started, used = time.perf_counter() - begun, time.process_time()
 reply = app(message, context)
 assert not reply.has_error(), reply.error
 print(json.dumps({
-    "start": started, "start-cpu": used, "answer": time.perf_counter() - begun - started, "answer-cpu": time.process_time() - used,
+    "start": started,
+    "start-cpu": used,
+    "answer": time.perf_counter() - begun - started,
+    "answer-cpu": time.process_time() - used,
     "peak": int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024,
-    "torch": "torch" in sys.modules, "modules": sorted({name.partition(".")[0] for name in sys.modules}),
+    "torch": "torch" in sys.modules,
+    "modules": sorted({name.partition(".")[0] for name in sys.modules}),
     "up": sum(record.count_bytes() for record in reply.content.values()),
 }))
 """
@@ -73,19 +94,32 @@ class Recorder(InlineGrid):
         for message in listed:
             if message.metadata.dst_node_id == 1000 and message.metadata.message_type == "train":
                 down = sum(record.count_bytes() for record in message.content.values())
-                written = message_to_proto(message).SerializeToString(), context_to_proto(self.contexts[1000]).SerializeToString()
+                written = (
+                    message_to_proto(message).SerializeToString(),
+                    context_to_proto(self.contexts[1000]).SerializeToString(),
+                )
                 self.last = (*written, down)
         return super().push_messages(listed)
 
 
 def measure(job: str, folder: Path) -> dict[str, Any]:
-    """Run two rounds of a job and return what its client costs in a process of its own."""
+    """Run two rounds of a job and return what its client costs in a process of its
+    own.
+    """
     method, *more = job.split(":")
-    given: dict[str, Any] = {"method": method, "num-rounds": 2, "num-clients": 10, "clients-per-round": 0, "evaluate-every": 0}
+    given: dict[str, Any] = {
+        "method": method,
+        "num-rounds": 2,
+        "num-clients": 10,
+        "clients-per-round": 0,
+        "evaluate-every": 0,
+    }
     given |= {"checkpoint-every": 0}
     for word in more[0].split(",") if more else []:
         key, equals, value = word.partition("=")
-        given |= {key: json.loads(value) if value[:1].isdigit() else value} if equals else {"task": word}
+        given |= (
+            {key: json.loads(value) if value[:1].isdigit() else value} if equals else {"task": word}
+        )
     settings = replace(read_settings(given), out=str(folder / job.replace(":", "-")))
     grid = Recorder(app, settings.num_clients, settings.flat())
     prepare_folder(settings, overwrite=True)
@@ -104,15 +138,21 @@ def measure(job: str, folder: Path) -> dict[str, Any]:
 def main(jobs: list[str]) -> None:
     """Measure and print."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    print("| method, task | peak, MB | PyTorch | start, s (CPU) | answer, s (CPU) | down, kB a round | up, kB a round |")
+    print(
+        "| method, task | peak, MB | PyTorch | start, s (CPU) | answer, s (CPU) | down, kB a round "
+        "| up, kB a round |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as scratch:
         for job in jobs:
             one = measure(job, Path(scratch))
-            times = " | ".join(f"{one[key]:.1f} ({one[f'{key}-cpu']:.1f})" for key in ("start", "answer"))
+            times = " | ".join(
+                f"{one[key]:.1f} ({one[f'{key}-cpu']:.1f})" for key in ("start", "answer")
+            )
             down, up = (f"{one[way] / 1000:.1f}" for way in ("down", "up"))
             print(
-                f"| {job.replace(':', ', ')} | {one['peak']:.0f} | {'yes' if one['torch'] else 'no'} | {times} | {down} | {up} |",
+                f"| {job.replace(':', ', ')} | {one['peak']:.0f} | "
+                f"{'yes' if one['torch'] else 'no'} | {times} | {down} | {up} |",
                 flush=True,
             )
 

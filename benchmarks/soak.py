@@ -1,26 +1,34 @@
-"""Runs under faults: one in every other round. What is lost, what passes as sound that is not, what is left out that is.
+"""Runs under faults: one in every other round. What is lost, what passes as sound that
+is not, what is left out that is.
 
     python benchmarks/soak.py [--engine inline] [--rounds 1000] [--seed 0]
     python benchmarks/soak.py --engine deployment [--rounds 100]
 
-FedAvg on digits by the command. ``inline``: five clients, a checkpoint every five rounds. ``deployment``: a SuperLink and three
-SuperNodes of this machine, a checkpoint every round; clients take a step without training. The seed draws who is hit, where and in
-which order:
+FedAvg on digits by the command. ``inline``: five clients, a checkpoint every five
+rounds. ``deployment``: a SuperLink and three SuperNodes of this machine, a checkpoint
+every round; clients take a step without training. The seed draws who is hit, where and
+in which order:
 
 - client: the process of an answer is killed; inline, where it has none, it raises.
-- node: the SuperNode is killed and started again; inline the node is gone for the round, then comes back under another number.
-- late: the answer comes after the time is over. Inline it comes with those of the next round.
-- nan, shape, weight: one NaN among a model's values; another shape; ``num-examples`` = 1e15, which ``max-weight`` caps.
+- node: the SuperNode is killed and started again; inline the node is gone for the
+  round, then comes back under another number.
+- late: the answer comes after the time is over. Inline it comes with those of the next
+  round.
+- nan, shape, weight: one NaN among a model's values; another shape; ``num-examples`` =
+  1e15, which ``max-weight`` caps.
 - duplicate: another node says that it is this client.
-- disk: until the next round (SuperNodes: for some seconds) no file may grow beyond a few bytes, by RLIMIT_FSIZE: a full disk, EFBIG for
-  ENOSPC. The limit hits what writes the results folder; sites and SuperLink, whose disks are others, keep theirs.
-- restart: the SuperLink is killed, with the ServerApp; inline the process of the run, before one of its next file operations, drawn at
-  random. Then the run is gone on with.
+- disk: until the next round (SuperNodes: for some seconds) no file may grow beyond a
+  few bytes, by RLIMIT_FSIZE: a full disk, EFBIG for ENOSPC. The limit hits what writes
+  the results folder; sites and SuperLink, whose disks are others, keep theirs.
+- restart: the SuperLink is killed, with the ServerApp; inline the process of the run,
+  before one of its next file operations, drawn at random. Then the run is gone on with.
 
-Where a run ends it is gone on with (``--resume``) until it has completed. A false success: a round that used or did not cap what it had
-to, or is missing from a run that says it is complete; a model that is not finite. A false failure: a client left out that did nothing
-wrong. The difference is that of the final model to a clean one, made without the strategy, the round loop and the engine: every round
-asks only the clients that the record names as used, and the mean of their models is the next model.
+Where a run ends it is gone on with (``--resume``) until it has completed. A false
+success: a round that used or did not cap what it had to, or is missing from a run that
+says it is complete; a model that is not finite. A false failure: a client left out that
+did nothing wrong. The difference is that of the final model to a clean one, made
+without the strategy, the round loop and the engine: every round asks only the clients
+that the record names as used, and the mean of their models is the next model.
 """
 
 import argparse
@@ -42,7 +50,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from safetensors.numpy import load_file
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from algorithms.common.averaging import weighted_average
 from algorithms.common.wire import read
@@ -65,19 +74,31 @@ JOB = [
 ]
 JOB += ["max-weight=10", "timeout=45"]
 LEFT_OUT = ("client", "node", "late", "nan", "shape")
-CERTAIN = {"inline": LEFT_OUT, "deployment": ("client", "nan", "shape")}  # a site may have answered before it is killed
-COLUMNS = ("times", "left out or capped", "false successes", "false failures", "lost on the way back", "rounds repeated")
+# a site may have answered before it is killed
+CERTAIN = {"inline": LEFT_OUT, "deployment": ("client", "nan", "shape")}
+COLUMNS = (
+    "times",
+    "left out or capped",
+    "false successes",
+    "false failures",
+    "lost on the way back",
+    "rounds repeated",
+)
 
 
 @dataclass
 class Soak:
-    """A soak and what is counted in it; ``allowed``: client -> rounds in which it may be missing, since its site is on its way back."""
+    """A soak and what is counted in it; ``allowed``: client -> rounds in which it may
+    be missing, since its site is on its way back.
+    """
 
     engine: str
     rounds: int
     seed: int
     work: Path
-    counts: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in ("none", *KINDS)})
+    counts: dict[str, Counter[str]] = field(
+        default_factory=lambda: {kind: Counter() for kind in ("none", *KINDS)}
+    )
     allowed: dict[int, set[int]] = field(default_factory=dict)
     starts: int = 0
     ended: str = ""
@@ -92,14 +113,27 @@ class Soak:
         """Return kind and client of the fault of a round."""
         return fault(self.seed, number, CLIENTS[self.engine])
 
-    # --- running ----------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------
 
     def start(self, *engine: str) -> Any:
         """Start the command, or go on with what is in the folder."""
-        job = [*JOB, f"num-rounds={self.rounds}", f"seed={self.seed}", f"num-clients={CLIENTS[self.engine]}"]
+        job = [
+            *JOB,
+            f"num-rounds={self.rounds}",
+            f"seed={self.seed}",
+            f"num-clients={CLIENTS[self.engine]}",
+        ]
         job += [f"checkpoint-every={EVERY[self.engine]}"]
         again = (self.out / "settings.toml").exists()
-        arguments = ["run", *(["--resume"] if again else job), "--engine", self.engine, *engine, "--out", str(self.out)]
+        arguments = [
+            "run",
+            *(["--resume"] if again else job),
+            "--engine",
+            self.engine,
+            *engine,
+            "--out",
+            str(self.out),
+        ]
         kind = multiprocessing.get_context("fork" if self.engine == "inline" else "spawn")
         process = kind.Process(target=command, args=(self.engine, arguments))
         process.start()
@@ -107,7 +141,9 @@ class Soak:
         return process
 
     def over(self, code: int | None, hit: int) -> bool:
-        """Return whether the run is over; else count the rounds that are to be repeated, of round ``hit`` or of the record's last."""
+        """Return whether the run is over; else count the rounds that are to be
+        repeated, of round ``hit`` or of the record's last.
+        """
         if code == 0:
             self.ended = "completed"
         elif self.starts > 2 + self.rounds // 4:
@@ -115,11 +151,21 @@ class Soak:
         elif code == 2:
             self.ended = "refused to be gone on with"
         else:
-            done = max((int(path.name) for path in (self.out / "checkpoint").glob("*") if path.name.isdigit()), default=0)
+            done = max(
+                (
+                    int(path.name)
+                    for path in (self.out / "checkpoint").glob("*")
+                    if path.name.isdigit()
+                ),
+                default=0,
+            )
             last = max(hit, *(row["round"] for row in read_rounds(self.out)), 0)
             kind = "restart" if code == -9 else self.fault(hit)[0] or "none"
             self.counts[kind]["rounds repeated"] += last - done
-            print(f"start {self.starts} ended with {code} in round {last}, {kind}; {done} done", file=sys.stderr)
+            print(
+                f"start {self.starts} ended with {code} in round {last}, {kind}; {done} done",
+                file=sys.stderr,
+            )
         return bool(self.ended)
 
     def inline(self) -> None:
@@ -131,7 +177,10 @@ class Soak:
         while True:
             process = self.start()
             process.join()
-            if self.over(process.exitcode, max((int(p.name.partition("-")[2]) for p in self.work.glob("once-*")), default=0)):
+            if self.over(
+                process.exitcode,
+                max((int(p.name.partition("-")[2]) for p in self.work.glob("once-*")), default=0),
+            ):
                 return
 
     def deployment(self) -> None:
@@ -139,7 +188,10 @@ class Soak:
         from benchmarks.soak_sites import Attacker
         from fedapps.deployment.local import Deployment
 
-        sites = {f"site-{i}": {"partition-id": i, "num-partitions": CLIENTS["deployment"]} for i in range(CLIENTS["deployment"])}
+        sites = {
+            f"site-{i}": {"partition-id": i, "num-partitions": CLIENTS["deployment"]}
+            for i in range(CLIENTS["deployment"])
+        }
         with Deployment.create(self.work / "deployment", sites) as deployment:
             deployment.start()
             attacker = Attacker(deployment, self.out)
@@ -159,7 +211,7 @@ class Soak:
                     process = self.start("--deployment", str(deployment.folder))
                 time.sleep(0.2)
 
-    # --- judging ----------------------------------------------------------------------------------------------------
+    # --- judging ----------------------------------------------------------------------
 
     def judge(self) -> None:
         """Count what was right and wrong in the record of the rounds."""
@@ -168,7 +220,9 @@ class Soak:
         for number in range(1, self.rounds + 1):
             kind, _ = self.fault(number)
             self.counts[kind or "none"]["times"] += 1
-            self.counts[kind or "none"]["false successes"] += found[number] != 1 and self.ended == "completed"
+            self.counts[kind or "none"]["false successes"] += (
+                found[number] != 1 and self.ended == "completed"
+            )
         for row in rows:
             kind, victim = self.fault(row["round"])
             last = kind or last
@@ -176,61 +230,110 @@ class Soak:
             missing = set(range(CLIENTS[self.engine])) - used
             if kind in LEFT_OUT:
                 self.counts[kind]["left out or capped"] += victim in missing
-                self.counts[kind]["false successes"] += victim in used and kind in CERTAIN[self.engine]
+                self.counts[kind]["false successes"] += (
+                    victim in used and kind in CERTAIN[self.engine]
+                )
             elif kind == "weight":
                 self.counts[kind]["left out or capped"] += capped == {victim}
                 self.counts[kind]["false successes"] += capped != {victim} and victim in used
             for client in missing - ({victim} if kind in LEFT_OUT else set()):
-                word = "lost on the way back" if row["round"] in self.allowed.get(client, ()) else "false failures"
+                word = (
+                    "lost on the way back"
+                    if row["round"] in self.allowed.get(client, ())
+                    else "false failures"
+                )
                 self.counts[kind or last][word] += 1
-        model = load_file(self.out / "model.safetensors") if (self.out / "model.safetensors").exists() else {}
+        model = (
+            load_file(self.out / "model.safetensors")
+            if (self.out / "model.safetensors").exists()
+            else {}
+        )
         if self.ended == "completed":
             clean = self.clean(rows)
-            self.counts["none"]["false successes"] += not model or not all(np.isfinite(a).all() for a in model.values())
+            self.counts["none"]["false successes"] += not model or not all(
+                np.isfinite(a).all() for a in model.values()
+            )
             self.difference = (
-                max(float(np.abs(model[name] - array).max()) for name, array in clean.items()) if model else math.inf
+                max(float(np.abs(model[name] - array).max()) for name, array in clean.items())
+                if model
+                else math.inf
             )
 
     def clean(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the model of rounds that ask only the clients which ``rows`` name as used."""
+        """Return the model of rounds that ask only the clients which ``rows`` name as
+        used.
+        """
         from fedapps.assembly import build_task
         from fedapps.client_app import app
         from fedapps.settings import read_settings
         from fedapps.toml_text import read_toml
 
-        stored = {key: value for key, value in read_toml(self.out / "settings.toml").items() if not key.startswith("versions.")}
+        stored = {
+            key: value
+            for key, value in read_toml(self.out / "settings.toml").items()
+            if not key.startswith("versions.")
+        }
         settings = read_settings(stored | {"out": str(self.work / "clean")})
-        grid, model = InlineGrid(app, settings.num_clients, settings.flat()), build_task(settings).initial_arrays()
-        config: dict[str, Any] = {"seed": settings.seed, "first-round": 1, "checkpoint-round": 0, **settings.train.to_config()}
+        grid, model = (
+            InlineGrid(app, settings.num_clients, settings.flat()),
+            build_task(settings).initial_arrays(),
+        )
+        config: dict[str, Any] = {
+            "seed": settings.seed,
+            "first-round": 1,
+            "checkpoint-round": 0,
+            **settings.train.to_config(),
+        }
         for row in rows:
             told = ConfigRecord(config | {"server-round": row["round"], "num-rounds": self.rounds})
-            content = RecordDict({"arrays": to_record(list(model), list(model.values())), "config": told})
+            content = RecordDict(
+                {"arrays": to_record(list(model), list(model.values())), "config": told}
+            )
             messages = [Message(content, 1000 + i, MessageType.TRAIN) for i in row["clients"]]
             if self.engine == "inline":
                 replies = [grid.send_and_receive([message])[0].content for message in messages]
             else:
-                replies = [walk(message, grid.contexts[message.metadata.dst_node_id]).content for message in messages]
+                replies = [
+                    walk(message, grid.contexts[message.metadata.dst_node_id]).content
+                    for message in messages
+                ]
             weights = [int(metrics_of(reply)["num-examples"]) for reply in replies]
-            for client in row.get("capped", ()):  # its own weight is still honest here, as is the median with it in its place
-                others = [weight for i, weight in zip(row["clients"], weights, strict=True) if i != client]
-                weights[row["clients"].index(client)] = 10 * statistics.median_low([*others, 10**15])
+            # its own weight is still honest here, as is the median with it in its place
+            for client in row.get("capped", ()):
+                others = [
+                    weight for i, weight in zip(row["clients"], weights, strict=True) if i != client
+                ]
+                weights[row["clients"].index(client)] = 10 * statistics.median_low(
+                    [*others, 10**15]
+                )
             models = [[read(array) for array in arrays_of(reply)[0].values()] for reply in replies]
             model = dict(zip(model, weighted_average(models, weights), strict=True))
         return model
 
     def table(self) -> str:
-        """Return the counts as a table in Markdown, and what is said of the run as a whole."""
+        """Return the counts as a table in Markdown, and what is said of the run as a
+        whole.
+        """
         total = sum(self.counts.values(), Counter())
         lines = [f"| fault | {' | '.join(COLUMNS)} |", "| --- |" + " --- |" * len(COLUMNS)]
         for name, counts in [*self.counts.items(), ("all", total)]:
             lines.append(f"| {name} | {' | '.join(str(counts[column]) for column in COLUMNS)} |")
-        lines += ["", f"{self.engine}: {self.rounds} rounds, seed {self.seed}; {self.starts} starts; the run {self.ended}"]
-        lines += [f"runs lost: {int(self.ended != 'completed')}; difference from the clean model: {self.difference:.3g}"]
+        lines += [
+            "",
+            f"{self.engine}: {self.rounds} rounds, seed {self.seed}; {self.starts} starts; the run "
+            f"{self.ended}",
+        ]
+        lines += [
+            f"runs lost: {int(self.ended != 'completed')}; difference from the clean model: "
+            f"{self.difference:.3g}"
+        ]
         return "\n".join(lines)
 
 
 def command(engine: str, arguments: list[str]) -> None:
-    """Run ``fedapps``, with the faults of clients in its app; run.log has what it says."""
+    """Run ``fedapps``, with the faults of clients in its app; run.log has what it
+    says.
+    """
     from benchmarks import soak_faults
     from fedapps import cli
     from fedapps.deployment import site_run
@@ -252,22 +355,30 @@ def command(engine: str, arguments: list[str]) -> None:
 
 def main() -> None:
     """Run, judge and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", choices=list(CLIENTS), default="inline")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a new folder for what the run writes, which stays")
+    parser.add_argument(
+        "--keep", type=Path, help="a new folder for what the run writes, which stays"
+    )
     chosen = parser.parse_args()
     with contextlib.ExitStack() as stack:
         work = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         work.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        soak = Soak(chosen.engine, chosen.rounds or ROUNDS[chosen.engine], chosen.seed, work.absolute())
+        soak = Soak(
+            chosen.engine, chosen.rounds or ROUNDS[chosen.engine], chosen.seed, work.absolute()
+        )
         soak.inline() if chosen.engine == "inline" else soak.deployment()
         soak.judge()
         print(soak.table())
         print(f"{time.monotonic() - began:.0f} s")
-    bad = sum(counts["false successes"] + counts["false failures"] for counts in soak.counts.values())
+    bad = sum(
+        counts["false successes"] + counts["false failures"] for counts in soak.counts.values()
+    )
     sys.exit(bad > 0 or soak.ended != "completed" or not soak.difference <= 1e-6)
 
 

@@ -1,4 +1,6 @@
-"""Faults of ``soak.py``: of clients, which travel with the app to the sites, and of nodes, disk and process of the inline engine."""
+"""Faults of ``soak.py``: of clients, which travel with the app to the sites, and of
+nodes, disk and process of the inline engine.
+"""
 
 import os
 import resource
@@ -20,7 +22,9 @@ NO_LIMIT = resource.RLIM_INFINITY
 
 
 def fault(seed: int, number: int, clients: int) -> tuple[str, int]:
-    """Return kind and client of the fault in a round, ("", -1) in odd ones; every kind once in so many faults, in an order drawn."""
+    """Return kind and client of the fault in a round, ("", -1) in odd ones; every kind
+    once in so many faults, in an order drawn.
+    """
     if number % 2 or not number:
         return "", -1
     block, place = divmod(number // 2 - 1, len(KINDS))
@@ -28,7 +32,7 @@ def fault(seed: int, number: int, clients: int) -> tuple[str, int]:
     return kind, int(np.random.default_rng([seed, block, place]).integers(clients))
 
 
-# --- the faults of clients, in both engines ---------------------------------------------------------------------------
+# --- the faults of clients, in both engines -------------------------------------------
 
 
 class Faulty(ClientApp):
@@ -55,7 +59,8 @@ class Faulty(ClientApp):
 
 
 def walk(message: Message, context: Context) -> Message:
-    """Answer a training message by a step that depends on client and round alone, without PyTorch: its import is most of a site's work.
+    """Answer a training message by a step that depends on client and round alone,
+    without PyTorch: its import is most of a site's work.
 
     Means of such steps add up, so that a wrong one shows in the final model.
     """
@@ -67,7 +72,9 @@ def walk(message: Message, context: Context) -> Message:
         steps = np.cos(number + np.arange(values.size) * (1 + client)).reshape(values.shape)
         arrays[name] = Array((values + 0.01 * steps).astype(values.dtype))
     metrics = MetricRecord({"num-examples": 10 + client, "loss": 1.0})
-    return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
+    )
 
 
 def spoil(content: RecordDict, kind: str, rng: np.random.Generator) -> None:
@@ -92,7 +99,7 @@ def round_of(message: Message) -> tuple[int, int]:
     return int(str(config["server-round"])), int(str(config["seed"]))
 
 
-# --- inline -----------------------------------------------------------------------------------------------------------
+# --- inline ---------------------------------------------------------------------------
 
 
 class Nodes(dict[int, Context]):
@@ -113,15 +120,21 @@ class Nodes(dict[int, Context]):
 
 
 class FaultyGrid(InlineGrid):
-    """The in-process grid with faults of nodes, process and disk; all nodes are asked who they are, as SuperNodes are."""
+    """The in-process grid with faults of nodes, process and disk; all nodes are asked
+    who they are, as SuperNodes are.
+    """
 
-    def __init__(self, app: ClientApp, num_clients: int, run_config: Any = None, *, numbered: bool) -> None:
+    def __init__(
+        self, app: ClientApp, num_clients: int, run_config: Any = None, *, numbered: bool
+    ) -> None:
         super().__init__(Faulty(app), num_clients, run_config)
         self.contexts: Any = Nodes(self.contexts)
         self.late: list[Message] = []
         self.double = 0
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """Answer, but for the fault of the round."""
         messages = list(messages)
         number, seed = round_of(messages[0])
@@ -134,7 +147,9 @@ class FaultyGrid(InlineGrid):
         self.contexts.pop(self.double, None)  # of the round before
         if kind == "disk" and once(number):
             size = (
-                Path(str(next(iter(self.contexts.values())).run_config["out"]), "rounds.jsonl").stat().st_size
+                Path(str(next(iter(self.contexts.values())).run_config["out"]), "rounds.jsonl")
+                .stat()
+                .st_size
                 if number > 1
                 else 0
             )
@@ -148,7 +163,11 @@ class FaultyGrid(InlineGrid):
             replies = [reply for reply in replies if reply not in own]
             self.late = own if kind == "late" else []
         if kind == "node":
-            replies.append(Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=messages[victim]))
+            replies.append(
+                Message(
+                    Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=messages[victim]
+                )
+            )
             self._introduce(node, 10**6 + number)
             del self.contexts[node]
         if kind == "duplicate":
@@ -162,7 +181,9 @@ class FaultyGrid(InlineGrid):
 
 
 def once(number: int) -> bool:
-    """Return whether the fault of this round has not happened, and note that it has: a repeated round is spared."""
+    """Return whether the fault of this round has not happened, and note that it has: a
+    repeated round is spared.
+    """
     path = Path(os.environ["SOAK_WORK"], f"once-{number}")
     if path.exists():
         return False
@@ -180,7 +201,15 @@ def kill_before(operations: int) -> None:
     left = [operations]
 
     def count(event: str, _: object) -> None:
-        if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"):
+        if event in (
+            "open",
+            "os.rename",
+            "os.mkdir",
+            "os.remove",
+            "os.rmdir",
+            "os.truncate",
+            "shutil.rmtree",
+        ):
             left[0] -= 1
             if left[0] < 0:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,8 @@ from fedapps.engines.processes import free_port, marked
 from fedapps.errors import RunFailed, UserError
 from fedapps.results.writer import read_rounds
 
-FULL_SECONDS, DOUBLE_SECONDS = 12, 40  # how long a disk is full, and how long a duplicate at most stays
+# how long a disk is full, and how long a duplicate at most stays
+FULL_SECONDS, DOUBLE_SECONDS = 12, 40
 
 
 class Attacker:
@@ -45,7 +46,9 @@ class Attacker:
     def act(self, number: int, kind: str, victim: int, process: int) -> None:
         """Do what the fault of round ``number``, which has just begun, needs."""
         site = self.sites[victim]
-        self.away.setdefault(victim, set()).update({number + 1, number + 2} if kind in ("client", "late", "node") else ())
+        self.away.setdefault(victim, set()).update(
+            {number + 1, number + 2} if kind in ("client", "late", "node") else ()
+        )
         if kind == "node":
             site.kill()
             self._beside(self._come_back, site, victim, number)
@@ -64,7 +67,9 @@ class Attacker:
 
     def after(self, number: int) -> None:
         """Let go on what hung in rounds up to ``number``."""
-        for one in [one for hung in list(self.hung) if hung <= number for one in self.hung.pop(hung)]:
+        for one in [
+            one for hung in list(self.hung) if hung <= number for one in self.hung.pop(hung)
+        ]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGCONT)
 
@@ -105,9 +110,15 @@ class Attacker:
 
     def _server(self) -> list[int]:
         found = marked(self.deployment.superlink.mark)
-        return [one for one in found if b"flwr-serverapp" in Path(f"/proc/{one}/cmdline").read_bytes()]
+        return [
+            one for one in found if b"flwr-serverapp" in Path(f"/proc/{one}/cmdline").read_bytes()
+        ]
 
 
 def said_twice(folder: Path) -> int:
     """Return how often the log tells of a duplicate."""
-    return (folder / "run.log").read_text(errors="replace").count("another node says that it is client")
+    return (
+        (folder / "run.log")
+        .read_text(errors="replace")
+        .count("another node says that it is client")
+    )

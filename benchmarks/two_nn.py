@@ -1,13 +1,17 @@
-"""McMahan et al. 2017, Table 2, the 2NN on MNIST: communication rounds until the test accuracy reaches 97 %.
+"""McMahan et al. 2017, Table 2, the 2NN on MNIST: communication rounds until the test
+accuracy reaches 97 %.
 
-    python benchmarks/two_nn.py --data FOLDER [--partition iid|shards] [--rates 0.05 0.1 0.2] [--seeds 0] [--rounds N] [--out DIR]
+    python benchmarks/two_nn.py --data FOLDER [--partition iid|shards] [--rates 0.05 0.1
+    0.2] [--seeds 0] [--rounds N] [--out DIR]
 
-784-200-200-10, 100 clients with 600 images each, C = 0.1 (ten clients a round), B = 10, E = 1, plain SGD. "iid": the 60,000 training
-images shuffled; "shards": sorted by label, cut into 200 shards of 300, two a client. The accuracy is that of the global model on the
-10,000 test images after every round. Printed: 87 and 664 rounds in the paper, which tunes the rate for each cell; 43 and 439 in FedLab.
+784-200-200-10, 100 clients with 600 images each, C = 0.1 (ten clients a round), B = 10,
+E = 1, plain SGD. "iid": the 60,000 training images shuffled; "shards": sorted by label,
+cut into 200 shards of 300, two a client. The accuracy is that of the global model on
+the 10,000 test images after every round. Printed: 87 and 664 rounds in the paper, which
+tunes the rate for each cell; 43 and 439 in FedLab.
 
-FOLDER (or a hub name) is MNIST as ``datasets.load_dataset`` reads it, with its splits train and test. The accuracies of all rounds go
-to DIR/two-nn.csv.
+FOLDER (or a hub name) is MNIST as ``datasets.load_dataset`` reads it, with its splits
+train and test. The accuracies of all rounds go to DIR/two-nn.csv.
 """
 
 import argparse
@@ -20,7 +24,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -54,7 +59,9 @@ RATES = {"iid": [0.1, 0.2], "shards": [0.05, 0.1]}
 
 
 class Whole(Classification):
-    """MNIST as in the paper: a client trains on all that it holds, and the official test images score the global model."""
+    """MNIST as in the paper: a client trains on all that it holds, and the official
+    test images score the global model.
+    """
 
     def __init__(self, context: RunContext, shards: bool) -> None:
         super().__init__(None, context)
@@ -85,7 +92,9 @@ class Whole(Classification):
     def accuracy(self, arrays: ArrayRecord) -> float:
         """Return the global model's accuracy on the test images."""
         model = self.work_model()
-        model.load_state_dict({name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()})
+        model.load_state_dict(
+            {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+        )
         with torch.no_grad():
             return float((model(self.test.x).argmax(1) == self.test.y).float().mean())
 
@@ -97,20 +106,34 @@ def split_of(images: Images, rows: NDArray[np.int64]) -> Split:
 
 
 def accuracies(source: str, shards: bool, rate: float, seed: int, rounds: int) -> list[float]:
-    """Return the test accuracy after every round, until the target is reached or the rounds are over."""
+    """Return the test accuracy after every round, until the target is reached or the
+    rounds are over.
+    """
     settings = read_settings(
         {
-            "method": "fedavg", "seed": seed, "num-rounds": rounds, "num-clients": CLIENTS, "clients-per-round": PER_ROUND,
-            "data.source": source, "model.name": "mcmahan-2nn", "train.learning-rate": rate, "train.lr-decay": 1.0,
-            "train.momentum": 0.0, "train.weight-decay": 0.0, "train.local-epochs": 1, "train.batch-size": 10,
+            "method": "fedavg",
+            "seed": seed,
+            "num-rounds": rounds,
+            "num-clients": CLIENTS,
+            "clients-per-round": PER_ROUND,
+            "data.source": source,
+            "model.name": "mcmahan-2nn",
+            "train.learning-rate": rate,
+            "train.lr-decay": 1.0,
+            "train.momentum": 0.0,
+            "train.weight-decay": 0.0,
+            "train.local-epochs": 1,
+            "train.batch-size": 10,
         }
-    )  # fmt: skip
+    )
     task = Whole(settings.context, shards)
 
     def client_fn(context: Context) -> NumPyClient:
         client = client_id(context)
         data = task.client_data(client, CLIENTS)
-        return FedAvgClient(task.model_fn, data, client, model=task.work_model(), objective=task.objective)
+        return FedAvgClient(
+            task.model_fn, data, client, model=task.work_model(), objective=task.objective
+        )
 
     found: list[float] = []
 
@@ -118,42 +141,98 @@ def accuracies(source: str, shards: bool, rate: float, seed: int, rounds: int) -
         found.append(task.accuracy(now.arrays))
         return found[-1] >= TARGET
 
-    grid = ClientGrid(InlineGrid(to_client_app(client_fn), CLIENTS), seed=seed, clients_per_round=PER_ROUND, num_clients=CLIENTS)
+    grid = ClientGrid(
+        InlineGrid(to_client_app(client_fn), CLIENTS),
+        seed=seed,
+        clients_per_round=PER_ROUND,
+        num_clients=CLIENTS,
+    )
     start = ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()})
     base: dict[str, Any] = {"seed": seed, **settings.train.to_config()}
     run_rounds(
-        FedAvg(), grid, start, rounds, train_config=ConfigRecord(base), evaluate_config=ConfigRecord(base),
-        evaluate_every=rounds, callbacks=[look],
-    )  # fmt: skip
+        FedAvg(),
+        grid,
+        start,
+        rounds,
+        train_config=ConfigRecord(base),
+        evaluate_config=ConfigRecord(base),
+        evaluate_every=rounds,
+        callbacks=[look],
+    )
     return found
 
 
 def main() -> None:
     """Run, print the table and write the curves."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", required=True, metavar="FOLDER", help="MNIST: a folder or a hub name, with train and test")
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="FOLDER",
+        help="MNIST: a folder or a hub name, with train and test",
+    )
     parser.add_argument("--partition", choices=list(ROUNDS), nargs="+", default=list(ROUNDS))
-    parser.add_argument("--rates", type=float, nargs="+", help="learning rates (default: 0.1 and 0.2; shards: 0.05 and 0.1)")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        help="learning rates (default: 0.1 and 0.2; shards: 0.05 and 0.1)",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rounds", type=int, metavar="N", help="at most (default: 200; shards: 1500)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where two-nn.csv goes (default: nowhere)")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="at most (default: 200; shards: 1500)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where two-nn.csv goes (default: nowhere)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    table = Table(title=f"Rounds to {100 * TARGET:.0f} % test accuracy: 2NN, C = 0.1, B = 10, E = 1", box=box.MARKDOWN)
-    for column in ("partition", "rate", "seed", "rounds", "printed elsewhere", "last accuracy, %", "seconds"):
+    table = Table(
+        title=f"Rounds to {100 * TARGET:.0f} % test accuracy: 2NN, C = 0.1, B = 10, E = 1",
+        box=box.MARKDOWN,
+    )
+    for column in (
+        "partition",
+        "rate",
+        "seed",
+        "rounds",
+        "printed elsewhere",
+        "last accuracy, %",
+        "seconds",
+    ):
         table.add_column(column, no_wrap=True)
     lines: list[Sequence[Any]] = []
     for partition in arguments.partition:
         for rate in arguments.rates or RATES[partition]:
             for seed in arguments.seeds:
                 began = time.monotonic()
-                found = accuracies(arguments.data, partition == "shards", rate, seed, arguments.rounds or ROUNDS[partition])
+                found = accuracies(
+                    arguments.data,
+                    partition == "shards",
+                    rate,
+                    seed,
+                    arguments.rounds or ROUNDS[partition],
+                )
                 reached = str(len(found)) if found[-1] >= TARGET else f"more than {len(found)}"
                 seconds = f"{time.monotonic() - began:.0f}"
-                table.add_row(partition, f"{rate:g}", str(seed), reached, PRINTED[partition], f"{100 * found[-1]:.2f}", seconds)
-                lines += [(partition, rate, seed, number, value) for number, value in enumerate(found, 1)]
-                print(f"{partition}, rate {rate:g}, seed {seed}: {reached} rounds", file=sys.stderr, flush=True)
+                table.add_row(
+                    partition,
+                    f"{rate:g}",
+                    str(seed),
+                    reached,
+                    PRINTED[partition],
+                    f"{100 * found[-1]:.2f}",
+                    seconds,
+                )
+                lines += [
+                    (partition, rate, seed, number, value) for number, value in enumerate(found, 1)
+                ]
+                print(
+                    f"{partition}, rate {rate:g}, seed {seed}: {reached} rounds",
+                    file=sys.stderr,
+                    flush=True,
+                )
     Console(width=160).print(table)
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
-"""What it costs to watch a run: CPU seconds of the same run alone and with its page open.
+"""What it costs to watch a run: CPU seconds of the same run alone and with its page
+open.
 
     python benchmarks/watch_cost.py [key=value ...]
 
-The page is asked as a browser does, every two seconds, whether there are news, and for them. CPU seconds are those of all processes.
+The page is asked as a browser does, every two seconds, whether there are news, and for
+them. CPU seconds are those of all processes.
 """
 
 import argparse
@@ -17,16 +19,35 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-SETTINGS = ("method=fedavg", "num-rounds=400", "num-clients=20", "evaluate-every=5", "checkpoint-every=0")
+SETTINGS = (
+    "method=fedavg",
+    "num-rounds=400",
+    "num-clients=20",
+    "evaluate-every=5",
+    "checkpoint-every=0",
+)
 
 
 def cpu_of_run(settings: list[str], watched: bool) -> tuple[float, float, int]:
     """Return the CPU seconds and seconds of a run, and how often its page changed."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "fedapps", "run", "--engine", "inline", "--out", f"{folder}/run", *settings]
+        command = [
+            sys.executable,
+            "-m",
+            "fedapps",
+            "run",
+            "--engine",
+            "inline",
+            "--out",
+            f"{folder}/run",
+            *settings,
+        ]
         before, start, changes = sum(os.times()[2:4]), time.monotonic(), 0
         log = Path(folder, "log")
-        with log.open("w") as file, subprocess.Popen([*command, *["--watch"] * watched], stdout=file, stderr=file) as run:
+        with (
+            log.open("w") as file,
+            subprocess.Popen([*command, *["--watch"] * watched], stdout=file, stderr=file) as run,
+        ):
             stamp = ""
             while run.poll() is None:
                 time.sleep(2 if watched else 0.5)
@@ -34,7 +55,9 @@ def cpu_of_run(settings: list[str], watched: bool) -> tuple[float, float, int]:
                 if not found:
                     continue
                 try:
-                    with urllib.request.urlopen(f"{found[0]}news?after={stamp}", timeout=20) as answer:
+                    with urllib.request.urlopen(
+                        f"{found[0]}news?after={stamp}", timeout=20
+                    ) as answer:
                         news = json.load(answer)["stamp"]
                 except (urllib.error.URLError, ConnectionError):
                     continue  # not there yet, or no longer
@@ -53,7 +76,10 @@ def main() -> None:
     with_page, longer, changes = cpu_of_run(settings, watched=True)
     print(f"alone:   {alone:.1f} CPU s in {seconds:.0f} s")
     print(f"watched: {with_page:.1f} CPU s in {longer:.0f} s, the page changed {changes} times")
-    print(f"more:    {with_page - alone:.1f} CPU s, {100 * (with_page - alone) / longer:.1f} % of a core while it ran")
+    print(
+        f"more:    {with_page - alone:.1f} CPU s, {100 * (with_page - alone) / longer:.1f} % of a "
+        "core while it ran"
+    )
 
 
 if __name__ == "__main__":

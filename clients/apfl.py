@@ -14,12 +14,14 @@ from clients.families.personal_model import PersonalClient
 
 
 class APFLClient(PersonalClient):
-    """Trains w as FedAvg does, and a personal v at the mixture ``alpha v + (1 - alpha) w``, which is what is evaluated.
+    """Trains w as FedAvg does, and a personal v at the mixture ``alpha v + (1 - alpha)
+    w``, which is what is evaluated.
 
-    A step takes both gradients at the same mini-batch and the same iterates. If alpha is learned, it descends along ``<v - w, gradient
-    at the mixture>`` once per round, at the first mini-batch: there w is the server's model, with which v is mixed at evaluation; later
-    in the round w is already adapted to this client, which would draw alpha to 0. Running statistics of normalisation layers see both
-    forward passes.
+    A step takes both gradients at the same mini-batch and the same iterates. If alpha
+    is learned, it descends along ``<v - w, gradient at the mixture>`` once per round,
+    at the first mini-batch: there w is the server's model, with which v is mixed at
+    evaluation; later in the round w is already adapted to this client, which would draw
+    alpha to 0. Running statistics of normalisation layers see both forward passes.
     """
 
     kept_as = "apfl"
@@ -35,8 +37,18 @@ class APFLClient(PersonalClient):
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
         learned = torch.tensor(alpha, dtype=torch.float64, device=w[0].device)
         loss = self.run(
-            Both(sgd, personal=bool(alpha or config["apfl-adaptive"]), adaptive=bool(config["apfl-adaptive"])),
-            {"w": w, "v": v, "alpha": [learned], "velocity-w": sgd.velocity(w), "velocity-v": sgd.velocity(v)},
+            Both(
+                sgd,
+                personal=bool(alpha or config["apfl-adaptive"]),
+                adaptive=bool(config["apfl-adaptive"]),
+            ),
+            {
+                "w": w,
+                "v": v,
+                "alpha": [learned],
+                "velocity-w": sgd.velocity(w),
+                "velocity-v": sgd.velocity(v),
+            },
             {},
             lambda step: {"rate": rate, "first": float(step == 0)},
             config,
@@ -44,10 +56,16 @@ class APFLClient(PersonalClient):
         torch._foreach_copy_(place, w)
         alpha = float(learned)
         self.store.save(self.kept_as, [*(t.cpu().numpy() for t in v), np.array([alpha])], config)
-        return get_arrays(self.model), len(self.data.train), {"loss": loss, "apfl-alpha": alpha, **before}
+        return (
+            get_arrays(self.model),
+            len(self.data.train),
+            {"loss": loss, "apfl-alpha": alpha, **before},
+        )
 
     def take_own(self, config: Config) -> dict[str, float]:
-        """Turn ``self.model`` into the mixture of v and the server's model; return alpha as a metric."""
+        """Turn ``self.model`` into the mixture of v and the server's model; return
+        alpha as a metric.
+        """
         mixed = [p.detach() for p in trainable(self.model).values()]
         v, alpha = self.own(config, before=False)
         torch._foreach_lerp_(mixed, v, alpha)
@@ -56,11 +74,15 @@ class APFLClient(PersonalClient):
         return {"apfl-alpha": alpha}
 
     def own(self, config: Config, before: bool) -> tuple[list[Tensor], float]:
-        """Return v and alpha; before a client's first training the received model and the server's alpha."""
+        """Return v and alpha; before a client's first training the received model and
+        the server's alpha.
+        """
         parameters = trainable(self.model).values()
         if (kept := self.kept(config, before)) is None:
             return [p.detach().clone() for p in parameters], float(config["apfl-alpha"])
-        return [torch.tensor(a, device=p.device) for a, p in zip(kept, parameters, strict=False)], float(kept[-1][0])
+        return [
+            torch.tensor(a, device=p.device) for a, p in zip(kept, parameters, strict=False)
+        ], float(kept[-1][0])
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of v and of alpha."""
@@ -69,9 +91,11 @@ class APFLClient(PersonalClient):
 
 @dataclass(frozen=True)
 class Both:
-    """A step of w and, if ``personal``, of v, at the same mini-batch and iterates; if ``adaptive``, the first is one of alpha, too.
+    """A step of w and, if ``personal``, of v, at the same mini-batch and iterates; if
+    ``adaptive``, the first is one of alpha, too.
 
-    ``state``: ``w``, ``v``, their velocities and ``alpha``. ``numbers``: ``rate``, and ``first``, 1 at the first step, else 0.
+    ``state``: ``w``, ``v``, their velocities and ``alpha``. ``numbers``: ``rate``, and
+    ``first``, 1 at the first step, else 0.
     """
 
     sgd: SGD

@@ -1,7 +1,9 @@
-"""Client of DFW-Trace: one product of its gradient with the server's vector. Stateless; evaluations carry no gradient.
+"""Client of DFW-Trace: one product of its gradient with the server's vector. Stateless;
+evaluations carry no gradient.
 
-Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning Low-Rank Matrices with the Trace Norm", Machine
-Learning 107, 2018, DOI 10.1007/s10994-018-5713-5, Algorithm 2.
+Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning
+Low-Rank Matrices with the Trace Norm", Machine Learning 107, 2018, DOI
+10.1007/s10994-018-5713-5, Algorithm 2.
 """
 
 from typing import Any
@@ -29,7 +31,9 @@ class DFWTraceClient(ConstrainedClient):
     def step(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
         """Return G_i v or G_i' u, and <G_i, x>."""
         gradient = self.problem.gradient(x_bar)
-        inner = gradient.inner(x_bar) if hasattr(gradient, "inner") else float(np.vdot(gradient, x_bar))
+        inner = (
+            gradient.inner(x_bar) if hasattr(gradient, "inner") else float(np.vdot(gradient, x_bar))
+        )
         return [product(self.domain, gradient, str(config["side"]), self._vector)], {"inner": inner}
 
     def report(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:

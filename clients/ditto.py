@@ -11,7 +11,9 @@ from clients.families.personal_model import PersonalClient
 
 
 class DittoClient(PersonalClient):
-    """Trains the global model as FedAvg does, and a personal v on the loss plus ``(mu/2) ||v - w||^2``, w being the received model."""
+    """Trains the global model as FedAvg does, and a personal v on the loss plus
+    ``(mu/2) ||v - w||^2``, w being the received model.
+    """
 
     kept_as = "ditto"
     differentiates_surrogate = True
@@ -35,6 +37,8 @@ class DittoClient(PersonalClient):
         return super().train_alone(parameters, {**config, "ditto-epochs": config["local-epochs"]})
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the gradient of the proximal term, ``mu v - mu w``, while v is trained."""
+        """Return the gradient of the proximal term, ``mu v - mu w``, while v is
+        trained.
+        """
         mu = float(config["ditto-mu"]) if self._anchor else 0.0
         return (mu, [(list(self._anchor), -mu)]) if mu else (0.0, [])

@@ -16,7 +16,9 @@ from clients.families.personal_model import PersonalClient
 
 
 class FedALAClient(PersonalClient):
-    """Starts training, and is scored, between its own model and the received one, at learned weights."""
+    """Starts training, and is scored, between its own model and the received one, at
+    learned weights.
+    """
 
     kept_as = "fedala"
     differentiates_surrogate = True
@@ -29,16 +31,22 @@ class FedALAClient(PersonalClient):
         weights, learned = self.merge(config, before=True)
         loss = self.train(config)
         own = get_arrays(self.model)
-        self.store.save(self.kept_as, [*own, *(w.cpu().numpy() for w in weights), np.array([learned])], config)
+        self.store.save(
+            self.kept_as, [*own, *(w.cpu().numpy() for w in weights), np.array([learned])], config
+        )
         return own, len(self.data.train), {"loss": loss, **before}
 
     def take_own(self, config: Config) -> dict[str, float]:
-        """Turn ``self.model`` into the model at which the client's next round would start."""
+        """Turn ``self.model`` into the model at which the client's next round would
+        start.
+        """
         self.merge(config, before=False)
         return {}
 
     def merge(self, config: Config, before: bool) -> tuple[list[Tensor], int]:
-        """Learn the weights for the received model in ``self.model`` and mix it; return them, and how often they were learned."""
+        """Learn the weights for the received model in ``self.model`` and mix it; return
+        them, and how often they were learned.
+        """
         received = get_arrays(self.model)
         named, place = trainable(self.model), [p.detach() for p in trainable(self.model).values()]
         new, at = [t.clone() for t in place], self.mixed(config)
@@ -48,13 +56,22 @@ class FedALAClient(PersonalClient):
         whole = len(received)
         last = dict(zip(self.model.state_dict(), kept[:whole], strict=True))
         old = [torch.tensor(last[name], device=p.device) for name, p in named.items()]
-        weights = [torch.tensor(a, device=new[i].device) for a, i in zip(kept[whole:-1], at, strict=True)]
+        weights = [
+            torch.tensor(a, device=new[i].device) for a, i in zip(kept[whole:-1], at, strict=True)
+        ]
         learned, rate = int(kept[-1][0]), float(config["fedala-rate"])
         if at and rate:
             passes = 1 if learned else int(config["fedala-start-epochs"])
             constants = {"old": old, "new": new}
             samples = self.samples(passes, config)
-            self.run(Adapt(tuple(at)), {"weights": weights}, constants, lambda _: {"rate": rate}, config, samples)
+            self.run(
+                Adapt(tuple(at)),
+                {"weights": weights},
+                constants,
+                lambda _: {"rate": rate},
+                config,
+                samples,
+            )
         set_arrays(self.model, received)  # running statistics too, which learning has changed
         for i, w in zip(at, weights, strict=True):
             place[i].copy_(torch.lerp(old[i], new[i], w))
@@ -63,20 +80,32 @@ class FedALAClient(PersonalClient):
     def mixed(self, config: Config) -> list[int]:
         """Return the places of the upper layers' parameters."""
         layers = layer_of(list(trainable(self.model)))
-        return [i for i, layer in enumerate(layers) if layer > max(layers) - int(config["fedala-layers"])]
+        return [
+            i
+            for i, layer in enumerate(layers)
+            if layer > max(layers) - int(config["fedala-layers"])
+        ]
 
     def samples(self, passes: int, config: Config) -> Epochs:
-        """Yield the samples on which weights are learned, in a new order for each pass."""
+        """Yield the samples on which weights are learned, in a new order for each
+        pass.
+        """
         data = self.data.train
-        rng = generator(int(config.get("seed", 0)), "local aggregation", self.client_id, self.round(config))
-        chosen = rng.permutation(len(data))[: max(1, round(float(config["fedala-samples"]) * len(data)))]
+        rng = generator(
+            int(config.get("seed", 0)), "local aggregation", self.client_id, self.round(config)
+        )
+        chosen = rng.permutation(len(data))[
+            : max(1, round(float(config["fedala-samples"]) * len(data)))
+        ]
         with self.training(config, "dropout in local aggregation"):
             for _ in range(passes):
                 order = torch.from_numpy(rng.permutation(chosen)).to(data.y.device)
                 yield data.x[order], data.y[order]
 
     def kept(self, config: Config, before: bool) -> Arrays | None:
-        """Return the stored model, weights and count, or ``None``. Raises ``ValueError`` if they do not fit the model."""
+        """Return the stored model, weights and count, or ``None``. Raises
+        ``ValueError`` if they do not fit the model.
+        """
         self._mixed = self.mixed(config)
         return super().kept(config, before)
 
@@ -88,9 +117,11 @@ class FedALAClient(PersonalClient):
 
 @dataclass(frozen=True)
 class Adapt:
-    """A step of the weights W at ``old + W (new - old)`` in the tensors ``at``, and at ``new`` in the others.
+    """A step of the weights W at ``old + W (new - old)`` in the tensors ``at``, and at
+    ``new`` in the others.
 
-    ``state``: ``weights``; ``constants``: ``old`` and ``new``, all tensors. ``numbers``: ``rate``.
+    ``state``: ``weights``; ``constants``: ``old`` and ``new``, all tensors.
+    ``numbers``: ``rate``.
     """
 
     at: tuple[int, ...]

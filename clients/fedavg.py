@@ -1,10 +1,13 @@
-"""FedAvg's client: local SGD from the server's model. Base class of the clients that train a torch model.
+"""FedAvg's client: local SGD from the server's model. Base class of the clients that
+train a torch model.
 
-The options of local training are sent in the message's configuration (``clients.base.training.TrainOptions``), with ``seed`` and
-``server-round``, which key the random draws of the round.
+The options of local training are sent in the message's configuration
+(``clients.base.training.TrainOptions``), with ``seed`` and ``server-round``, which key
+the random draws of the round.
 
-Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-AISTATS 2017, arXiv 1602.05629, Algorithm 1, ClientUpdate.
+Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient
+Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.05629,
+Algorithm 1, ClientUpdate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +39,15 @@ from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
-from clients.base.training import Arrays, Config, TrainOptions, epochs, get_arrays, set_arrays, trainable
+from clients.base.training import (
+    Arrays,
+    Config,
+    TrainOptions,
+    epochs,
+    get_arrays,
+    set_arrays,
+    trainable,
+)
 
 if TYPE_CHECKING:
     from clients.base.compiled import Compiler
@@ -47,19 +58,25 @@ ModelFn = Callable[[int], nn.Module]
 class FedAvgClient(NumPyClient):
     """Trains and evaluates a torch model on one client's data.
 
-    ``model_fn``: seed -> module (methods with a personal model call it for a second one). ``client_id`` keys the client's random draws.
-    ``store``: holds state between rounds (default: in this object only). ``model``: the module to work in; clients of one process may
-    share it, since it is overwritten before use. ``objective``: loss and metrics, by default those of a classifier.
+    ``model_fn``: seed -> module (methods with a personal model call it for a second
+    one). ``client_id`` keys the client's random draws. ``store``: holds state between
+    rounds (default: in this object only). ``model``: the module to work in; clients of
+    one process may share it, since it is overwritten before use. ``objective``: loss
+    and metrics, by default those of a classifier.
     """
 
-    #: Whether all of the class's training differentiates :meth:`surrogate`; a class with a ``fit`` or ``train`` of its own declares it.
+    #: Whether all of the class's training differentiates :meth:`surrogate`; a class
+    #: with a ``fit`` or ``train`` of its own declares it.
     differentiates_surrogate = True
-    #: The option of an evaluation that says for how many epochs a client trains before its model is used; "": it does not.
+    #: The option of an evaluation that says for how many epochs a client trains before
+    #: its model is used; "": it does not.
     epochs_before_use = ""
-    #: Runs local steps as compiled code where the configuration says ``compile = "on"``.
+    #: Runs local steps as compiled code where the configuration says ``compile =
+    #: "on"``.
     compiler: "Compiler | None" = None
-    #: Runs the local steps of clients that take turns, each in a module of its own, at once, where the configuration says ``compile =
-    #: "blocks"``, and on a GPU where it says "on".
+    #: Runs the local steps of clients that take turns, each in a module of its own, at
+    #: once, where the configuration says ``compile = "blocks"``, and on a GPU where it
+    #: says "on".
     blocks: Runner | None = None
 
     def __init__(
@@ -79,9 +96,11 @@ class FedAvgClient(NumPyClient):
         self.objective = objective
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the locally trained model, the number of training samples and the mean training loss.
+        """Return the locally trained model, the number of training samples and the mean
+        training loss.
 
-        If the configuration asks for ``loss-before``, also the training loss of the received model.
+        If the configuration asks for ``loss-before``, also the training loss of the
+        received model.
         """
         set_arrays(self.model, parameters)
         before = self.before(config)
@@ -89,66 +108,108 @@ class FedAvgClient(NumPyClient):
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test samples and metrics of the server's model on the local test set.
+        """Return loss, number of test samples and metrics of the server's model on the
+        local test set.
 
-        If the configuration asks for ``train-loss``, also its loss on the training samples.
+        If the configuration asks for ``train-loss``, also its loss on the training
+        samples.
         """
         set_arrays(self.model, parameters)
         scores = self.score(self.data.test)
-        more = {"train-loss": self.score(self.data.train)["loss"]} if config.get("train-loss") else {}
+        more = (
+            {"train-loss": self.score(self.data.train)["loss"]} if config.get("train-loss") else {}
+        )
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores), **more}
 
     def evaluate_new(
-        self, epochs: int, parameters: Arrays, config: Config, train_parameters: Arrays, train_config: Config
+        self,
+        epochs: int,
+        parameters: Arrays,
+        config: Config,
+        train_parameters: Arrays,
+        train_config: Config,
     ) -> tuple[float, int, dict[str, Any]]:
-        """Return what :meth:`evaluate` does, of a client without state that has first trained for so many local epochs (0: has not).
+        """Return what :meth:`evaluate` does, of a client without state that has first
+        trained for so many local epochs (0: has not).
 
-        It trains as in a round, alone: what it would send replaces, for itself, what it was sent. A method whose clients train before
-        use does that for so many epochs instead. ``train_parameters``, ``train_config``: what it is sent for training.
+        It trains as in a round, alone: what it would send replaces, for itself, what it
+        was sent. A method whose clients train before use does that for so many epochs
+        instead. ``train_parameters``, ``train_config``: what it is sent for training.
         """
         if epochs and self.epochs_before_use:
             config = {**config, self.epochs_before_use: epochs}
         elif epochs:
             sent = self.train_alone(train_parameters, {**train_config, "local-epochs": epochs})
-            parameters = sent[: len(parameters)] or parameters  # a variate beside the model is of no use without a server
+            # a variate beside the model is of no use without a server
+            parameters = sent[: len(parameters)] or parameters
         return self.evaluate(parameters, config)
 
     def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
-        """Train as in a round that nobody else takes part in; return the shared arrays for :meth:`evaluate`, none: as received."""
+        """Train as in a round that nobody else takes part in; return the shared arrays
+        for :meth:`evaluate`, none: as received.
+        """
         return self.fit(parameters, config)[0]
 
-    def personal_state_dict(self, parameters: Arrays, config: Config) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the model that :meth:`evaluate` scores, for ``load_state_dict`` of the net, and the metrics."""
+    def personal_state_dict(
+        self, parameters: Arrays, config: Config
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the model that :meth:`evaluate` scores, for ``load_state_dict`` of the
+        net, and the metrics.
+        """
         _, _, metrics = self.evaluate(parameters, config)
         return self.scored(parameters, config, metrics), metrics
 
-    # --- building blocks for subclasses ---------------------------------------------------------------------------
+    # --- building blocks for subclasses -----------------------------------------------
 
-    def scored(self, parameters: Arrays, config: Config, metrics: dict[str, Any]) -> dict[str, Tensor]:
-        """Return a copy of the model that was scored, after :meth:`evaluate`, which mostly leaves it in ``self.model``."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+    def scored(
+        self, parameters: Arrays, config: Config, metrics: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """Return a copy of the model that was scored, after :meth:`evaluate`, which
+        mostly leaves it in ``self.model``.
+        """
+        return {
+            name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()
+        }
 
     def before(self, config: Config) -> dict[str, float]:
-        """Return the metrics of the received model that the server asks for: ``loss-before``, or nothing."""
+        """Return the metrics of the received model that the server asks for:
+        ``loss-before``, or nothing.
+        """
         return {"loss-before": self.mean_loss(self.data.train)} if config.get("loss-before") else {}
 
     def train(self, config: Config) -> float:
-        """Train ``self.model`` in place for one round; return the mean loss over all samples seen."""
+        """Train ``self.model`` in place for one round; return the mean loss over all
+        samples seen.
+        """
         options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(self.model).values()]
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
         decay, terms = self.penalty(tensors, config)
         step = Descent(sgd, decay, tuple(float(c) for _, c in terms))
         constants = {f"term-{j}": list(t) for j, (t, _) in enumerate(terms)}
-        return self.run(step, {"w": tensors, "velocity": sgd.velocity(tensors)}, constants, lambda _: {"rate": rate}, config)
+        return self.run(
+            step,
+            {"w": tensors, "velocity": sgd.velocity(tensors)},
+            constants,
+            lambda _: {"rate": rate},
+            config,
+        )
 
     def run(
-        self, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], config: Config,
-        samples: Epochs | None = None, problem: Problem | None = None,
-    ) -> float:  # fmt: skip
-        """Take the step (``algorithms.common.steps``) with every mini-batch of the round; return the mean loss over all samples seen.
+        self,
+        step: Step,
+        state: State,
+        constants: State,
+        numbers: Callable[[int], Numbers],
+        config: Config,
+        samples: Epochs | None = None,
+        problem: Problem | None = None,
+    ) -> float:
+        """Take the step (``algorithms.common.steps``) with every mini-batch of the
+        round; return the mean loss over all samples seen.
 
-        ``samples``: what is cut into these mini-batches, by default the epochs of the round. ``problem``: by default :meth:`problem`.
+        ``samples``: what is cut into these mini-batches, by default the epochs of the
+        round. ``problem``: by default :meth:`problem`.
         """
         options, seen = TrainOptions.from_config(config), 0
 
@@ -159,17 +220,28 @@ class FedAvgClient(NumPyClient):
                     seen += len(y)
                     yield x, y
 
-        # Closed after an error, too: else torch's generator is set back when the error is let go, in the midst of another's draws.
+        # Closed after an error, too: else torch's generator is set back when the error
+        # is let go, in the midst of another's draws.
         with closing(counted()) as drawn:
             total = self.runner(config).run(
-                problem or self.problem(config), step, state, constants, numbers, drawn, options.batch_size
+                problem or self.problem(config),
+                step,
+                state,
+                constants,
+                numbers,
+                drawn,
+                options.batch_size,
             )
         return total / seen if seen else 0.0
 
     def runner(self, config: Config) -> Runner:
-        """Return what takes the steps of the round: compiled ones, or those of several clients, where the configuration says so."""
+        """Return what takes the steps of the round: compiled ones, or those of several
+        clients, where the configuration says so.
+        """
         choice = config.get("compile")
-        if self.blocks is not None and (choice == "blocks" or (choice == "on" and self.data.train.y.device.type == "cuda")):
+        if self.blocks is not None and (
+            choice == "blocks" or (choice == "on" and self.data.train.y.device.type == "cuda")
+        ):
             return self.blocks
         return self.compiler if self.compiler is not None and choice == "on" else Eager
 
@@ -177,19 +249,27 @@ class FedAvgClient(NumPyClient):
         """Return what the client minimises."""
         plain = type(self).loss is FedAvgClient.loss
         criterion = self.objective.loss if plain else None
-        return Problem(self.model, self.loss, self.surrogate(config), criterion, self.objective.by_sample)
+        return Problem(
+            self.model, self.loss, self.surrogate(config), criterion, self.objective.by_sample
+        )
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean training loss of a mini-batch. A class with a loss of its own trains uncompiled."""
+        """Return the mean training loss of a mini-batch. A class with a loss of its own
+        trains uncompiled.
+        """
         return self.objective.loss(self.model(x), y)
 
     def surrogate(self, config: Config) -> Callable[[Tensor], Tensor]:
-        """Return the function of a mini-batch's loss that is differentiated: FedAvg's is the loss itself. Equal ones compare equal."""
+        """Return the function of a mini-batch's loss that is differentiated: FedAvg's
+        is the loss itself. Equal ones compare equal.
+        """
         return no_surrogate
 
     @torch.no_grad()
     def mean_loss(self, data: Split, batch_size: int = 1024) -> float:
-        """Return the mean loss of ``self.model`` over all samples of a split, in evaluation mode."""
+        """Return the mean loss of ``self.model`` over all samples of a split, in
+        evaluation mode.
+        """
         self.model.eval()
         total = torch.zeros((), device=data.y.device)
         for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):
@@ -197,33 +277,45 @@ class FedAvgClient(NumPyClient):
         return float(total) / len(data)
 
     def score(self, data: Split) -> Scores:
-        """Return the metrics of ``self.model`` on all samples of a split, including ``accuracy`` and ``loss``."""
+        """Return the metrics of ``self.model`` on all samples of a split, including
+        ``accuracy`` and ``loss``.
+        """
         return self.objective.score(self.model, data)
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``; FedAvg has none."""
+        """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``;
+        FedAvg has none.
+        """
         return 0.0, []
 
     def epochs(self, options: TrainOptions, config: Config) -> Epochs:
-        """Yield the epochs (x, y) of the round, with ``self.model`` in training mode and torch's generator seeded."""
+        """Yield the epochs (x, y) of the round, with ``self.model`` in training mode
+        and torch's generator seeded.
+        """
         rng = generator(int(config.get("seed", 0)), "batches", self.client_id, self.round(config))
         with self.training(config):
             yield from epochs(self.data.train, options, rng)
 
     @contextmanager
     def training(self, config: Config, purpose: str = "dropout") -> Iterator[None]:
-        """Put ``self.model`` into training mode and, within the context, seed torch's global generator, from which dropout draws."""
+        """Put ``self.model`` into training mode and, within the context, seed torch's
+        global generator, from which dropout draws.
+        """
         self.model.train()
         seed = derived_seed(int(config.get("seed", 0)), purpose, self.client_id, self.round(config))
         with torch_seeded(seed, self.data.train.y.device):
             yield
 
     def batches(self, options: TrainOptions, config: Config) -> Epochs:
-        """Yield the mini-batches (x, y) of these epochs; the last of an epoch may be smaller."""
+        """Yield the mini-batches (x, y) of these epochs; the last of an epoch may be
+        smaller.
+        """
         return in_batches(self.epochs(options, config), options.batch_size)
 
     def zero_loss(self) -> Tensor:
-        """Return 0 on the data's device: losses are summed there, since reading one in every step would wait for the device."""
+        """Return 0 on the data's device: losses are summed there, since reading one in
+        every step would wait for the device.
+        """
         return torch.zeros((), device=self.data.train.y.device)
 
     def steps_of(self, options: TrainOptions) -> int:
@@ -235,9 +327,15 @@ class FedAvgClient(NumPyClient):
         return len(self.data.train) * options.local_epochs
 
     def fresh_arrays(self, purpose: str, config: Config, own: bool) -> Arrays:
-        """Return a newly initialised model: specific to this client if ``own``, else the same for all clients and the server."""
+        """Return a newly initialised model: specific to this client if ``own``, else
+        the same for all clients and the server.
+        """
         seed = int(config.get("seed", 0))
-        return get_arrays(self.model_fn(derived_seed(seed, purpose, self.client_id) if own else derived_seed(seed, purpose)))
+        return get_arrays(
+            self.model_fn(
+                derived_seed(seed, purpose, self.client_id) if own else derived_seed(seed, purpose)
+            )
+        )
 
     @staticmethod
     def round(config: Config) -> int:

@@ -9,7 +9,9 @@ from clients.partial_sharing import FedRepClient
 
 
 class FedBABUClient(FedRepClient):
-    """Trains the body under the initial head; fine-tunes the model before it is scored."""
+    """Trains the body under the initial head; fine-tunes the model before it is
+    scored.
+    """
 
     epochs_before_use = "fedbabu-epochs"
 

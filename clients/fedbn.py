@@ -1,4 +1,6 @@
-"""FedBN's client: its normalisation layers are its own. Source: ``strategies/fedbn.py``."""
+"""FedBN's client: its normalisation layers are its own. Source:
+``strategies/fedbn.py``.
+"""
 
 from algorithms.common.modules import normalisation
 from clients.base.training import Config

@@ -1,10 +1,14 @@
-"""FedDM's client: makes a few synthetic images of each of its classes and sends these, once a round; no net leaves it.
+"""FedDM's client: makes a few synthetic images of each of its classes and sends these,
+once a round; no net leaves it.
 
-The images start as noise and follow the gradient of ``algorithms.synthetic.matching`` at weights near the received ones: the server's
-classifier, moved in every step by a random direction of length ``dm-radius``. Classes of which the client has no sample are left out.
+The images start as noise and follow the gradient of ``algorithms.synthetic.matching``
+at weights near the received ones: the server's classifier, moved in every step by a
+random direction of length ``dm-radius``. Classes of which the client has no sample are
+left out.
 
-Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning", CVPR
-2023, arXiv 2207.09653, Algorithm 1, ClientUpdate.
+Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for
+Communication-Efficient Federated Learning", CVPR 2023, arXiv 2207.09653, Algorithm 1,
+ClientUpdate.
 """
 
 from typing import Any
@@ -24,32 +28,49 @@ MOMENTUM = 0.5
 
 
 class FedDMClient(FedAvgClient):
-    """Makes images in [``dm-low``, 1] like its own; evaluates the server's classifier."""
+    """Makes images in [``dm-low``, 1] like its own; evaluates the server's
+    classifier.
+    """
 
     differentiates_surrogate = False
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return images (n, C, H, W) and labels (n,), ``dm-images`` of each own class, and the number of local samples."""
+        """Return images (n, C, H, W) and labels (n,), ``dm-images`` of each own class,
+        and the number of local samples.
+        """
         data, each, low = self.data.train, int(config["dm-images"]), float(config["dm-low"])
         check_images(data.x, low)
         set_arrays(self.model, parameters)
         own = [torch.nonzero(data.y == label)[:, 0] for label in torch.unique(data.y)]
-        seed = derived_seed(int(config.get("seed", 0)), "matching", self.client_id, self.round(config))
+        seed = derived_seed(
+            int(config.get("seed", 0)), "matching", self.client_id, self.round(config)
+        )
         with torch_seeded(seed, data.y.device):
             x, loss = self._match(own, each, low, config)
         y = torch.unique(data.y).repeat_interleave(each)
         return [x.cpu().numpy(), y.cpu().numpy().astype(np.int32)], len(data), {"loss": loss}
 
-    def _match(self, own: list[Tensor], each: int, low: float, config: Config) -> tuple[Tensor, float]:
-        """Return the images, and the loss of the last step. ``own``: the rows of each class."""
+    def _match(
+        self, own: list[Tensor], each: int, low: float, config: Config
+    ) -> tuple[Tensor, float]:
+        """Return the images, and the loss of the last step. ``own``: the rows of each
+        class.
+        """
         batch, data = TrainOptions.from_config(config).batch_size, self.data.train
         self.model.eval()
         x = torch.rand(len(own) * each, *data.x.shape[1:], device=data.x.device) * (1 - low) + low
         x.requires_grad_()
         optimiser, loss = torch.optim.SGD([x], float(config["dm-rate"]), MOMENTUM), torch.zeros(())
         for _ in range(int(config["dm-steps"])):
-            real = [data.x[rows[torch.randperm(len(rows), device=rows.device)[:batch]]] for rows in own]
-            loss = matching_loss(self.model, nearby(self.model, float(config["dm-radius"])), real, list(x.split(each)))
+            real = [
+                data.x[rows[torch.randperm(len(rows), device=rows.device)[:batch]]] for rows in own
+            ]
+            loss = matching_loss(
+                self.model,
+                nearby(self.model, float(config["dm-radius"])),
+                real,
+                list(x.split(each)),
+            )
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

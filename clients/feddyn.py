@@ -1,10 +1,12 @@
-"""FedDyn's client: local SGD on ``f_i(theta) - <g_i, theta> + (alpha/2) ||theta - theta^{t-1}||^2``; it keeps g_i between rounds.
+"""FedDyn's client: local SGD on ``f_i(theta) - <g_i, theta> + (alpha/2) ||theta -
+theta^{t-1}||^2``; it keeps g_i between rounds.
 
-alpha is sent as ``feddyn-alpha``. g_i starts at 0; after a round ``g_i <- g_i - alpha (theta_i - theta^{t-1})``, which is the gradient
-of f_i at theta_i if the local problem was solved exactly.
+alpha is sent as ``feddyn-alpha``. g_i starts at 0; after a round ``g_i <- g_i - alpha
+(theta_i - theta^{t-1})``, which is the gradient of f_i at theta_i if the local problem
+was solved exactly.
 
-Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR 2021,
-arXiv 2111.04263, Algorithm 1.
+Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning
+Based on Dynamic Regularization", ICLR 2021, arXiv 2111.04263, Algorithm 1.
 """
 
 from collections.abc import Sequence
@@ -31,14 +33,22 @@ class FedDynClient(FedAvgClient):
         start = [t.clone() for t in tensors]
         loss = self.train(config)
         alpha = float(config["feddyn-alpha"])
-        gradients = [g - alpha * (t - s) for g, t, s in zip(self.linear(tensors, config), tensors, start, strict=True)]
-        if not all(bool(torch.isfinite(g).all()) for g in gradients):  # once stored, it would corrupt all later rounds
-            raise ValueError("local training diverged: lower train.learning-rate or raise feddyn.alpha")
+        gradients = [
+            g - alpha * (t - s)
+            for g, t, s in zip(self.linear(tensors, config), tensors, start, strict=True)
+        ]
+        # once stored, it would corrupt all later rounds
+        if not all(bool(torch.isfinite(g).all()) for g in gradients):
+            raise ValueError(
+                "local training diverged: lower train.learning-rate or raise feddyn.alpha"
+            )
         self.store.save("feddyn", [g.cpu().numpy() for g in gradients], config)
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the gradient of both terms: ``alpha theta - alpha theta^{t-1} - g_i``."""
+        """Return the gradient of both terms: ``alpha theta - alpha theta^{t-1} -
+        g_i``.
+        """
         alpha = float(config["feddyn-alpha"])
         return alpha, [([t.clone() for t in tensors], -alpha), (self.linear(tensors, config), -1.0)]
 
@@ -48,5 +58,10 @@ class FedDynClient(FedAvgClient):
         if kept is None:
             return [torch.zeros_like(t) for t in tensors]
         if [a.shape for a in kept] != [tuple(t.shape) for t in tensors]:
-            raise ValueError(f"client {self.client_id} keeps a g_i of another architecture: use another results folder")
-        return [torch.tensor(array, device=t.device) for array, t in zip(kept, tensors, strict=True)]
+            raise ValueError(
+                f"client {self.client_id} keeps a g_i of another architecture: use another results "
+                "folder"
+            )
+        return [
+            torch.tensor(array, device=t.device) for array, t in zip(kept, tensors, strict=True)
+        ]

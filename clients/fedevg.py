@@ -1,12 +1,14 @@
-"""FedEvg's client: trains a local energy-based classifier and returns its energy signals at the server's synthetic samples.
+"""FedEvg's client: trains a local energy-based classifier and returns its energy
+signals at the server's synthetic samples.
 
-The client initialises a new net every round, or keeps one (``evg-persistent``). For each mini-batch of its data it takes a batch of
-its copy of the synthetic samples, moves it by R Langevin steps, writes it back, and takes one Adam step on the joint loss
-(``algorithms.synthetic.energies``). It then returns ``log e`` and the gradient of the energy at the samples as received. The
-parameters of its net never leave the client.
+The client initialises a new net every round, or keeps one (``evg-persistent``). For
+each mini-batch of its data it takes a batch of its copy of the synthetic samples, moves
+it by R Langevin steps, writes it back, and takes one Adam step on the joint loss
+(``algorithms.synthetic.energies``). It then returns ``log e`` and the gradient of the
+energy at the samples as received. The parameters of its net never leave the client.
 
-Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Algorithm 4.2.
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Algorithm 4.2.
 """
 
 from collections.abc import Callable
@@ -27,16 +29,23 @@ NetFn = Callable[[int], nn.Module]
 
 
 class FedEvgClient(FedAvgClient):
-    """``net_fn``: seed -> the energy net, which is not sent. ``model_fn``: the server's classifier, which is only evaluated."""
+    """``net_fn``: seed -> the energy net, which is not sent. ``model_fn``: the server's
+    classifier, which is only evaluated.
+    """
 
     def __init__(self, net_fn: NetFn, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.net_fn = net_fn
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return (gradients (M, C, H, W), ``log e`` (M,)) at the samples (x (M, C, H, W), y (M,)), and the number of local samples."""
+        """Return (gradients (M, C, H, W), ``log e`` (M,)) at the samples (x (M, C, H,
+        W), y (M,)), and the number of local samples.
+        """
         device, low = self.data.train.y.device, float(config["evg-low"])
-        x, y = torch.tensor(parameters[0], device=device), torch.tensor(parameters[1], device=device).long()
+        x, y = (
+            torch.tensor(parameters[0], device=device),
+            torch.tensor(parameters[1], device=device).long(),
+        )
         self._check(x, low)
         net, optimiser = self._net(config)
         net.train()
@@ -48,20 +57,29 @@ class FedEvgClient(FedAvgClient):
         logs = log_weights(energies.cpu().numpy(), str(config["evg-weights"]))
         return [gradients.cpu().numpy(), logs], len(self.data.train), {"loss": loss}
 
-    def _train_energy(self, net: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor, config: Config) -> float:
-        """Train the net for one round; return the mean loss over mini-batches. ``x``: the synthetic samples; a copy of them moves."""
+    def _train_energy(
+        self, net: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor, config: Config
+    ) -> float:
+        """Train the net for one round; return the mean loss over mini-batches. ``x``:
+        the synthetic samples; a copy of them moves.
+        """
         options = TrainOptions.from_config(config)
         place = (int(config.get("seed", 0)), self.client_id, self.round(config))
-        rng, noise = (generator(place[0], purpose, *place[1:]) for purpose in ("batches", "langevin"))
+        rng, noise = (
+            generator(place[0], purpose, *place[1:]) for purpose in ("batches", "langevin")
+        )
         low, size = float(config["evg-low"]), min(options.batch_size, len(x))
         step, scale, clip = (float(config[f"evg-{key}"]) for key in ("step", "noise", "clip"))
         x, total, count = x.clone(), torch.zeros((), device=x.device), 0
         for real in mini_batches(self.data.train, options, rng):
-            # Labels of real and synthetic samples are not matched: synthetic batches are drawn from all classes.
+            # Labels of real and synthetic samples are not matched: synthetic batches
+            # are drawn from all classes.
             rows = torch.from_numpy(noise.permutation(len(x))[:size]).to(x.device)
             start = moved = x[rows]
             for _ in range(int(config["evg-langevin-steps"])):
-                normal = torch.from_numpy(noise.standard_normal(start.shape, np.float32)).to(x.device)
+                normal = torch.from_numpy(noise.standard_normal(start.shape, np.float32)).to(
+                    x.device
+                )
                 moved = langevin_step(net, moved, y[rows], normal, step, scale, clip, low, 1.0)
             x[rows] = moved
             loss = joint_loss(net, real, start, moved, y[rows], float(config["evg-lambda"]))
@@ -81,15 +99,25 @@ class FedEvgClient(FedAvgClient):
         if persistent and (kept := self.store.load("energy", config, before=True)):
             size = len(net.state_dict())
             set_arrays(net, kept[:size])
-            moments = [torch.tensor(array, device=self.data.train.y.device) for array in kept[size:]]
+            moments = [
+                torch.tensor(array, device=self.data.train.y.device) for array in kept[size:]
+            ]
             for k, parameter in enumerate(net.parameters()):
                 first, second, steps = moments[3 * k : 3 * k + 3]
-                optimiser.state[parameter] = {"exp_avg": first, "exp_avg_sq": second, "step": steps.cpu()}
+                optimiser.state[parameter] = {
+                    "exp_avg": first,
+                    "exp_avg_sq": second,
+                    "step": steps.cpu(),
+                }
         return net, optimiser
 
     def _keep(self, net: nn.Module, optimiser: torch.optim.Adam, config: Config) -> None:
         states = [optimiser.state[parameter] for parameter in net.parameters()]
-        moments = [state[name].cpu().numpy() for state in states for name in ("exp_avg", "exp_avg_sq", "step")]
+        moments = [
+            state[name].cpu().numpy()
+            for state in states
+            for name in ("exp_avg", "exp_avg_sq", "step")
+        ]
         self.store.save("energy", [*get_arrays(net), *moments], config)
 
     def _check(self, x: Tensor, low: float) -> None:
@@ -97,6 +125,7 @@ class FedEvgClient(FedAvgClient):
         if x.shape[1:] != own.shape[1:]:
             sent, mine = (f"{s[1]} channel(s) of {s[2]} x {s[3]}" for s in (x.shape, own.shape))
             raise ValueError(
-                f"synthetic images with {sent}, but this client's have {mine}: bring all clients' images to one form"
+                f"synthetic images with {sent}, but this client's have {mine}: bring all clients' "
+                "images to one form"
             )
         check_images(own, low)

@@ -1,10 +1,12 @@
 """FedFW's client: keeps its own iterate and sends the atoms of its Frank-Wolfe steps.
 
-The step itself is ``algorithms.frank_wolfe.steps.client_step``. State between rounds: x_i; y_i for FedFW+, starting at 0; the averaged
-gradient if gradients are stochastic; the last atom if it warm-starts the oracle. A client without state, new or lost, starts at the
-received x_bar and reports ``fresh``.
+The step itself is ``algorithms.frank_wolfe.steps.client_step``. State between rounds:
+x_i; y_i for FedFW+, starting at 0; the averaged gradient if gradients are stochastic;
+the last atom if it warm-starts the oracle. A client without state, new or lost, starts
+at the received x_bar and reports ``fresh``.
 
-Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, Algorithms 1 and 2 and equation (3).
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022,
+Algorithms 1 and 2 and equation (3).
 """
 
 from dataclasses import dataclass
@@ -31,12 +33,16 @@ class _State:
 
 
 class FedFWClient(ConstrainedClient):
-    """Client of FedFW, FedFW+ and naive Frank-Wolfe; the server's configuration selects the variant."""
+    """Client of FedFW, FedFW+ and naive Frank-Wolfe; the server's configuration selects
+    the variant.
+    """
 
     _dual_mean: Array | None = None
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Take apart x_bar and, if it was sent (``dual-mean``), the mean of the dual variables."""
+        """Take apart x_bar and, if it was sent (``dual-mean``), the mean of the dual
+        variables.
+        """
         self._dual_mean = None
         if config.get("dual-mean"):
             last = -self.domain.num_layers
@@ -44,7 +50,9 @@ class FedFWClient(ConstrainedClient):
         return super().fit(parameters, config)
 
     def step(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
-        """Take the round's steps; return their atoms, or x_i, and y_i for FedFW+, if the server asks for them (``resync``)."""
+        """Take the round's steps; return their atoms, or x_i, and y_i for FedFW+, if
+        the server asks for them (``resync``).
+        """
         naive = config["variant"] == "naive-fw"
         kept = None if naive else self._load(config)
         state = kept or _State(
@@ -52,20 +60,32 @@ class FedFWClient(ConstrainedClient):
             np.zeros_like(x_bar) if config["variant"] == "fedfw-plus" else None,
             np.zeros_like(x_bar) if config["stochastic"] else None,
         )
-        n, lambda_0, batch = int(config["num-clients"]), float(config["lambda-0"]), int(config["batch-size"])
+        n, lambda_0, batch = (
+            int(config["num-clients"]),
+            float(config["lambda-0"]),
+            int(config["batch-size"]),
+        )
         packed: Arrays = []
         dual = None
         if state.y is not None:
             dual_step(state.y, state.x, x_bar, lambda_0)
             mean = self._dual_mean
-            dual = state.y if mean is None else np.subtract(state.y, mean, out=scratch(state.y, mean, 2))
-        for k, numbers in enumerate(zip(config["etas"], config["lambdas"], config["rhos"], strict=True)):
+            dual = (
+                state.y
+                if mean is None
+                else np.subtract(state.y, mean, out=scratch(state.y, mean, 2))
+            )
+        for k, numbers in enumerate(
+            zip(config["etas"], config["lambdas"], config["rhos"], strict=True)
+        ):
             gradient = self.gradient(state.x, config, batch, k)
             step = Step(numbers[0], 0.0 if naive else numbers[1], numbers[2])
             if state.average is not None:
                 _average(state, gradient, 1.0 if kept is None and k == 0 else step.rho)
                 gradient = state.average
-            state.atom = client_step(self.domain, state.x, x_bar, gradient, n, step, dual=dual, warm=state.atom)
+            state.atom = client_step(
+                self.domain, state.x, x_bar, gradient, n, step, dual=dual, warm=state.atom
+            )
             packed += state.atom.pack()
         if naive:
             return packed, {}
@@ -86,7 +106,10 @@ class FedFWClient(ConstrainedClient):
         if kept is None:
             return None
         if kept[0].shape != self.domain.shape:
-            raise ValueError(f"client {self.client_id} keeps a point of shape {kept[0].shape}: use another results folder")
+            raise ValueError(
+                f"client {self.client_id} keeps a point of shape {kept[0].shape}: use another "
+                "results folder"
+            )
         x, *rest = kept
         y = rest.pop(0) if config["variant"] == "fedfw-plus" else None
         average = rest.pop(0) if config["stochastic"] else None
@@ -94,7 +117,8 @@ class FedFWClient(ConstrainedClient):
 
     def _save(self, state: _State, config: Config) -> None:
         arrays = [array for array in (state.x, state.y, state.average) if array is not None]
-        if isinstance(state.atom, RankOne | Parts):  # found by an iterative oracle, which it warm-starts
+        # found by an iterative oracle, which it warm-starts
+        if isinstance(state.atom, RankOne | Parts):
             arrays += state.atom.pack()
         self.store.save(NAME, arrays, config)
 

@@ -1,9 +1,10 @@
-"""FedProx's client: local SGD on the loss plus ``(mu/2) ||w - w^t||^2``, w^t being the received model.
+"""FedProx's client: local SGD on the loss plus ``(mu/2) ||w - w^t||^2``, w^t being the
+received model.
 
 mu is sent as ``proximal-mu``. The gradient of the term is ``mu (w - w^t)``.
 
-Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020, arXiv 1812.06127,
-Algorithm 2.
+Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in
+Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, Algorithm 2.
 """
 
 from collections.abc import Sequence

@@ -14,9 +14,11 @@ from clients.partial_sharing import head_of
 
 
 class FedRoDClient(PersonalClient):
-    """Trains the generic model with the balanced loss, and a head of its own on the sum of both heads' outputs.
+    """Trains the generic model with the balanced loss, and a head of its own on the sum
+    of both heads' outputs.
 
-    The own head begins as the one of the first model received. The reported training loss is the sum of both losses.
+    The own head begins as the one of the first model received. The reported training
+    loss is the sum of both losses.
     """
 
     kept_as = "fedrod"
@@ -31,18 +33,25 @@ class FedRoDClient(PersonalClient):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             generic, own = both.outputs(x)
-            return self.objective.loss(generic + prior, y) + self.objective.loss(generic.detach() + own, y)
+            return self.objective.loss(generic + prior, y) + self.objective.loss(
+                generic.detach() + own, y
+            )
 
         options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(both).values()]
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
-        state, problem = {"w": tensors, "velocity": sgd.velocity(tensors)}, Problem(both, loss, self.surrogate(config))
+        state, problem = (
+            {"w": tensors, "velocity": sgd.velocity(tensors)},
+            Problem(both, loss, self.surrogate(config)),
+        )
         found = self.run(Descent(sgd), state, {}, lambda _: {"rate": rate}, config, problem=problem)
         self.store.save(self.kept_as, [p.detach().cpu().numpy() for p in both.own], config)
         return get_arrays(self.model), len(self.data.train), {"loss": found, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate the sum of both heads (before the first training, the generic one), and the generic one as ``global-...``."""
+        """Evaluate the sum of both heads (before the first training, the generic one),
+        and the generic one as ``global-...``.
+        """
         set_arrays(self.model, parameters)
         scores = generic = self.score(self.data.test)
         if self.kept(config, before=False) is not None:
@@ -50,22 +59,37 @@ class FedRoDClient(PersonalClient):
             scores = self.objective.score(both, self.data.test)
         return scores["loss"], len(self.data.test), {**scores, **as_global(generic)}
 
-    def scored(self, parameters: Arrays, config: Config, metrics: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the model whose head is the sum of both, which linear heads allow. Raises ``ValueError`` for others."""
+    def scored(
+        self, parameters: Arrays, config: Config, metrics: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """Return the model whose head is the sum of both, which linear heads allow.
+        Raises ``ValueError`` for others.
+        """
         found = super().scored(parameters, config, metrics)
         if self.kept(config, before=False) is None:
             return found
         layers = {name.rpartition(".")[0] for name in self.head_parameters()}
         if len(layers) != 1 or not isinstance(self.model.get_submodule(layers.pop()), nn.Linear):
             raise ValueError("Fed-RoD's two heads are one only where a head is one linear layer")
-        return {**found, **{name: found[name] + p.cpu() for name, p in self.own_head(config, before=False).items()}}
+        return {
+            **found,
+            **{
+                name: found[name] + p.cpu()
+                for name, p in self.own_head(config, before=False).items()
+            },
+        }
 
     def own_head(self, config: Config, before: bool) -> dict[str, Tensor]:
-        """Return the own head by name: as stored, or before the first training that of ``self.model``."""
+        """Return the own head by name: as stored, or before the first training that of
+        ``self.model``.
+        """
         now, kept = self.head_parameters(), self.kept(config, before)
         if kept is None:
             return {name: p.detach().clone() for name, p in now.items()}
-        return {name: torch.tensor(a, device=p.device) for (name, p), a in zip(now.items(), kept, strict=True)}
+        return {
+            name: torch.tensor(a, device=p.device)
+            for (name, p), a in zip(now.items(), kept, strict=True)
+        }
 
     def head_parameters(self) -> dict[str, Tensor]:
         """Return the trainable parameters of the head by name."""
@@ -77,17 +101,23 @@ class FedRoDClient(PersonalClient):
         return [tuple(p.shape) for p in self.head_parameters().values()]
 
     def log_counts(self, both: "TwoHeads") -> Tensor:
-        """Return log n_c for each class c, minus infinity for classes that the client does not have. Raises ``ValueError``."""
+        """Return log n_c for each class c, minus infinity for classes that the client
+        does not have. Raises ``ValueError``.
+        """
         y = self.data.train.y
         with torch.no_grad():
             outputs = both.net.eval()(self.data.train.x[:1])
         if outputs.dim() != 2 or outputs.shape[1] < 2 or y.dim() != 1:
-            raise ValueError("Fed-RoD balances classes: it needs one class a sample, and an output a class")
+            raise ValueError(
+                "Fed-RoD balances classes: it needs one class a sample, and an output a class"
+            )
         return torch.bincount(y, minlength=outputs.shape[1]).to(outputs.dtype).log()
 
 
 class TwoHeads(nn.Module):
-    """``net``, and a second set ``own`` of its head's parameters; its output is the sum of the net's with either head."""
+    """``net``, and a second set ``own`` of its head's parameters; its output is the sum
+    of the net's with either head.
+    """
 
     def __init__(self, net: nn.Module, own: dict[str, Tensor]) -> None:
         super().__init__()
@@ -95,11 +125,16 @@ class TwoHeads(nn.Module):
         self.own = nn.ParameterList([nn.Parameter(tensor) for tensor in own.values()])
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs with the net's head, and with the own one, whose gradient does not reach the body."""
+        """Return the outputs with the net's head, and with the own one, whose gradient
+        does not reach the body.
+        """
         generic: Tensor = self.net(x)
         fixed = {name: p.detach() for name, p in self.net.named_parameters()}
-        fixed |= {name: buffer.clone() for name, buffer in self.net.named_buffers()}  # running statistics see a batch once
-        own: Tensor = functional_call(self.net, {**fixed, **dict(zip(self.names, self.own, strict=True))}, (x,))
+        # running statistics see a batch once
+        fixed |= {name: buffer.clone() for name, buffer in self.net.named_buffers()}
+        own: Tensor = functional_call(
+            self.net, {**fixed, **dict(zip(self.names, self.own, strict=True))}, (x,)
+        )
         return generic, own
 
     def forward(self, x: Tensor) -> Tensor:

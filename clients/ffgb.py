@@ -1,10 +1,14 @@
-"""FFGB's client: local steps in function space, each with a weak learner fitted to the functional gradient at the client's points.
+"""FFGB's client: local steps in function space, each with a weak learner fitted to the
+functional gradient at the client's points.
 
-The steps are ``algorithms.boosting.functional.boost``. As boosting libraries do, the client stores the values of the server's function
-at its training and test points, (n, outputs) float32. A message brings the learners that are new to it; only these are evaluated.
+The steps are ``algorithms.boosting.functional.boost``. As boosting libraries do, the
+client stores the values of the server's function at its training and test points, (n,
+outputs) float32. A message brings the learners that are new to it; only these are
+evaluated.
 
-Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, Algorithm 2; for FFGB.C
-and FFGB.L Algorithms 3 and 4 of its first version (2021, arXiv 2103.06972v1).
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
+2022, arXiv 2103.06972, Algorithm 2; for FFGB.C and FFGB.L Algorithms 3 and 4 of its
+first version (2021, arXiv 2103.06972v1).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +19,16 @@ from flwr.client import NumPyClient
 
 from algorithms.boosting.additive import unpack_blocks
 from algorithms.boosting.additive_values import advance, zeros
-from algorithms.boosting.functional import LOSSES, Plan, Values, boost, check_labels, coded, like, module_of
+from algorithms.boosting.functional import (
+    LOSSES,
+    Plan,
+    Values,
+    boost,
+    check_labels,
+    coded,
+    like,
+    module_of,
+)
 from algorithms.boosting.oracle import Learner, Oracle, Target
 from algorithms.common.averaging import Arrays
 from algorithms.common.seeds import generator
@@ -35,17 +48,19 @@ class LostValues(RuntimeError):
 
     def __init__(self, base: int) -> None:
         super().__init__(
-            f"the values of version {base} of the function were lost: the next message of this kind brings all of it"
+            f"the values of version {base} of the function were lost: the next message of this "
+            "kind brings all of it"
         )
 
 
 class FFGBClient(NumPyClient):
     """Client of FFGB, FFGB.C and FFGB.L.
 
-    ``oracle`` fits the weak learners; ``outputs``: number of outputs of the function (1: binary classification). ``data``: tensors or,
-    for an oracle that takes them, arrays. ``objective`` scores the function's values as a model's outputs, by default as those of a
-    classifier; values in arrays are scored as logits of label 1. Raises ``ValueError`` for labels that so many outputs cannot
-    distinguish.
+    ``oracle`` fits the weak learners; ``outputs``: number of outputs of the function
+    (1: binary classification). ``data``: tensors or, for an oracle that takes them,
+    arrays. ``objective`` scores the function's values as a model's outputs, by default
+    as those of a classifier; values in arrays are scored as logits of label 1. Raises
+    ``ValueError`` for labels that so many outputs cannot distinguish.
     """
 
     def __init__(
@@ -60,7 +75,8 @@ class FFGBClient(NumPyClient):
         check_labels(data.train.y, outputs)
         if isinstance(data, ArrayData) and outputs != 1:
             raise ValueError(
-                f"{outputs} outputs: samples given as arrays are scored with one, the logit of label 1: give tensors"
+                f"{outputs} outputs: samples given as arrays are scored with one, the logit of "
+                "label 1: give tensors"
             )
         self.data, self.oracle, self.outputs = data, oracle, outputs
         self.client_id = client_id
@@ -69,7 +85,9 @@ class FFGBClient(NumPyClient):
 
     @property
     def compiler(self) -> "Runner | None":
-        """What takes the steps of the oracle's fits compiled; only an oracle that takes steps has it."""
+        """What takes the steps of the oracle's fits compiled; only an oracle that takes
+        steps has it.
+        """
         found: Runner | None = self.oracle.compiler  # type: ignore[attr-defined]
         return found
 
@@ -78,7 +96,9 @@ class FFGBClient(NumPyClient):
         self.oracle.compiler = compiler  # type: ignore[attr-defined]
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the round's learners; if the stored values were lost, only the metric ``holds`` = 0."""
+        """Return the round's learners; if the stored values were lost, only the metric
+        ``holds`` = 0.
+        """
         count = len(self.data.train)
         try:
             values = self.catch_up(parameters, config)
@@ -86,17 +106,31 @@ class FFGBClient(NumPyClient):
             return [], count, {"holds": 0}
         learners, errors = self.boost(values, config)
         stacks = {name: np.stack([learner[name] for learner in learners]) for name in learners[0]}
-        loss = float(LOSSES[config["loss"]].mean(values, self.data.train.y))  # of f^t, on the training samples
-        metrics = {"loss": loss, "oracle-error": float(np.mean(errors)), "holds": int(config["version"])}
+        # of f^t, on the training samples
+        loss = float(LOSSES[config["loss"]].mean(values, self.data.train.y))
+        metrics = {
+            "loss": loss,
+            "oracle-error": float(np.mean(errors)),
+            "holds": int(config["version"]),
+        }
         return list(stacks.values()), count, {**metrics, "learner-arrays": list(stacks)}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test samples and metrics of the function on them; does not change the stored values."""
+        """Return loss, number of test samples and metrics of the function on them; does
+        not change the stored values.
+        """
         held, (_, kept) = self._kept(config, before=False)
-        values, y = self._advanced(held, kept, self.data.test.x, parameters, config), self.data.test.y
+        values, y = (
+            self._advanced(held, kept, self.data.test.x, parameters, config),
+            self.data.test.y,
+        )
         scores = self._scores(values)
         if config["loss"] == "square":  # the outputs are not logits, so they have no calibration
-            scores = {name: value for name, value in scores.items() if name not in ("ece", "mce", "group-sums")}
+            scores = {
+                name: value
+                for name, value in scores.items()
+                if name not in ("ece", "mce", "group-sums")
+            }
             scores["loss"] = float(LOSSES["square"].mean(values, y))
         return scores["loss"], len(y), {**scores, **as_global(scores)}
 
@@ -111,90 +145,138 @@ class FFGBClient(NumPyClient):
         from clients.base.data import Split
         from clients.base.evaluation import CLASSIFICATION
 
-        return (self.objective or CLASSIFICATION).score(nn.Identity(), Split(values, data.y, data.groups))  # type: ignore[arg-type]
+        split = Split(values, data.y, data.groups)  # type: ignore[arg-type]
+        return (self.objective or CLASSIFICATION).score(nn.Identity(), split)
 
-    # --- the stored values ------------------------------------------------------------------------------------------
+    # --- the stored values ------------------------------------------------------------
 
     def catch_up(self, parameters: Arrays, config: Config) -> Values:
-        """Update the stored values to the message's version; return those at the training points."""
+        """Update the stored values to the message's version; return those at the
+        training points.
+        """
         held, kept = self._kept(config, before=True)
         points = (self.data.train.x, self.data.test.x)
-        current = [self._advanced(held, values, x, parameters, config) for values, x in zip(kept, points, strict=True)]
+        current = [
+            self._advanced(held, values, x, parameters, config)
+            for values, x in zip(kept, points, strict=True)
+        ]
         self.store.save(
             "values",
             [
                 np.array([config["version"]], np.int64),
-                *(np.asarray(values if isinstance(values, np.ndarray) else values.cpu()) for values in current),
+                *(
+                    np.asarray(values if isinstance(values, np.ndarray) else values.cpu())
+                    for values in current
+                ),
             ],
             config,
         )
         return current[0]
 
-    def _advanced(self, held: int, values: Values, x: Values, parameters: Arrays, config: Config) -> Values:
-        """Return the values at x of the message's version, given those of version ``held``."""
-        for block in unpack_blocks(parameters, config.get("learner-arrays", []))[held - int(config["base"]) :]:
+    def _advanced(
+        self, held: int, values: Values, x: Values, parameters: Arrays, config: Config
+    ) -> Values:
+        """Return the values at x of the message's version, given those of version
+        ``held``.
+        """
+        for block in unpack_blocks(parameters, config.get("learner-arrays", []))[
+            held - int(config["base"]) :
+        ]:
             values = advance(values, block, x, self.oracle.predict, config.get("clip"))
         return values
 
     def _kept(self, config: Config, before: bool) -> tuple[int, list[Values]]:
-        """Return the stored version and its values at training and test points. Raises ``LostValues`` if they are too old."""
+        """Return the stored version and its values at training and test points. Raises
+        ``LostValues`` if they are too old.
+        """
         parts, base = (self.data.train, self.data.test), int(config["base"])
         (version, *arrays) = self.store.load("values", config, before) or [np.zeros(1, np.int64)]
         held = int(version[0])
-        if arrays and [array.shape for array in arrays] != [(len(part), self.outputs) for part in parts]:
-            raise ValueError(f"client {self.client_id} keeps values of other samples: use another results folder")
+        if arrays and [array.shape for array in arrays] != [
+            (len(part), self.outputs) for part in parts
+        ]:
+            raise ValueError(
+                f"client {self.client_id} keeps values of other samples: use another results folder"
+            )
         if arrays and base <= held <= int(config["version"]):
             return held, [like(array, self.data.train.x) for array in arrays]
         if base:
             raise LostValues(base)
         return 0, [zeros(part.x, self.outputs) for part in parts]
 
-    # --- the local steps --------------------------------------------------------------------------------------------
+    # --- the local steps --------------------------------------------------------------
 
     def boost(self, values: Values, config: Config) -> tuple[list[Learner], list[float]]:
-        """Run the round's steps from ``values`` (n, outputs) at the training points; return the learners and their relative errors.
+        """Run the round's steps from ``values`` (n, outputs) at the training points;
+        return the learners and their relative errors.
 
-        The relative error is ``||h - target|| / ||target||``; an oracle with edge gamma guarantees at most 1 - gamma.
+        The relative error is ``||h - target|| / ||target||``; an oracle with edge gamma
+        guarantees at most 1 - gamma.
         """
         x, y = self.data.train.x, self.data.train.y
         extension = self._extension(config) if config["variant"] == "ffgb-l" else None
         if hasattr(self.oracle, "compiled"):
             self.oracle.compiled(config.get("compile") == "on")
         loss, residual = LOSSES[config["loss"]], bool(config["residual"])
-        # FFGB.L needs the same learners in every round: its random draws must not depend on the round.
+        # FFGB.L needs the same learners in every round: its random draws must not
+        # depend on the round.
         seed, place = int(config.get("seed", 0)), 0 if extension else int(config["server-round"])
         norm = module_of(values).linalg.norm
         learners: list[Learner] = []
         errors: list[float] = []
 
         def fit(target: Values) -> tuple[Learner, Values]:
-            function = None if extension is None else Remaining(extension, self.oracle, learners if residual else [])
+            function = (
+                None
+                if extension is None
+                else Remaining(extension, self.oracle, learners if residual else [])
+            )
             rng = generator(seed, f"learner {len(learners)}", self.client_id, place)
             learner = self.oracle.fit(x, Target(target, function), rng)
-            found = self.oracle.predict({name: like(array[None], x) for name, array in learner.items()}, x)[0]
+            found = self.oracle.predict(
+                {name: like(array[None], x) for name, array in learner.items()}, x
+            )[0]
             learners.append(learner)
             errors.append(float(norm(found - target)) / max(float(norm(target)), 1e-30))
             return learner, found
 
         plan = Plan(
-            config["etas"], float(config["mu"]), -1 if extension else 1, residual, config.get("clip"), config.get("clip-residual")
+            config["etas"],
+            float(config["mu"]),
+            -1 if extension else 1,
+            residual,
+            config.get("clip"),
+            config.get("clip-residual"),
         )
-        boost(values, lambda g: coded(y, self.outputs) if extension else loss.gradient(g, y), fit, plan)
+        boost(
+            values,
+            lambda g: coded(y, self.outputs) if extension else loss.gradient(g, y),
+            fit,
+            plan,
+        )
         return learners, errors
 
     def _extension(self, config: Config) -> "LipschitzExtension":
-        """Return u, the Lipschitz extension of the coded labels, which FFGB.L's learners approximate."""
+        """Return u, the Lipschitz extension of the coded labels, which FFGB.L's
+        learners approximate.
+        """
         from algorithms.boosting.lipschitz import LipschitzExtension, lipschitz_constant
 
         x: Any = self.data.train.x
         targets = coded(self.data.train.y, self.outputs)
-        return LipschitzExtension(x, targets, lipschitz_constant(x, targets, float(config["lipschitz"])))
+        return LipschitzExtension(
+            x, targets, lipschitz_constant(x, targets, float(config["lipschitz"]))
+        )
 
 
 class Remaining:
-    """``u + Delta^{k-1} = k u - h^1 - ... - h^{k-1}``: the target of FFGB.L's next learner as a function of the inputs."""
+    """``u + Delta^{k-1} = k u - h^1 - ... - h^{k-1}``: the target of FFGB.L's next
+    learner as a function of the inputs.
+    """
 
-    def __init__(self, extension: "LipschitzExtension", oracle: Oracle, learners: list[Learner]) -> None:
+    def __init__(
+        self, extension: "LipschitzExtension", oracle: Oracle, learners: list[Learner]
+    ) -> None:
         self.extension, self.times = extension, len(learners) + 1
         from algorithms.boosting.weak_learners import combined
 

@@ -1,10 +1,14 @@
-"""FFGB-distill's client: fits a new network to the functional gradient of its loss at the server's function, and sends it.
+"""FFGB-distill's client: fits a new network to the functional gradient of its loss at
+the server's function, and sends it.
 
-The target at a training point is ``softmax(f_t(x)) - onehot(y)``; the regulariser's term ``mu f_t`` is known exactly and applied by the
-server. Every client draws a new initialisation every round. The weak-learning oracle is Adam with gradient clipping
-(``algorithms.boosting.regression``); its relative error is reported as ``oracle-error`` (at most 1 - gamma for an edge gamma).
+The target at a training point is ``softmax(f_t(x)) - onehot(y)``; the regulariser's
+term ``mu f_t`` is known exactly and applied by the server. Every client draws a new
+initialisation every round. The weak-learning oracle is Adam with gradient clipping
+(``algorithms.boosting.regression``); its relative error is reported as ``oracle-error``
+(at most 1 - gamma for an edge gamma).
 
-Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, Algorithm 2 with K = 1.
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
+2022, arXiv 2103.06972, Algorithm 2 with K = 1.
 """
 
 from typing import Any
@@ -24,7 +28,9 @@ class FFGBDistillClient(FedAvgClient):
     """Sends a weak learner instead of an updated model; for classification."""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the weak learner h_i, the number of training samples, the loss of f_t on them and the oracle's error."""
+        """Return the weak learner h_i, the number of training samples, the loss of f_t
+        on them and the oracle's error.
+        """
         set_arrays(self.model, parameters)
         data = self.data.train
         outputs = outputs_of(self.model, data.x)
@@ -33,11 +39,18 @@ class FFGBDistillClient(FedAvgClient):
         place = (int(config.get("seed", 0)), "learner", self.client_id, self.round(config))
         set_arrays(self.model, get_arrays(self.model_fn(derived_seed(*place))))
         options = FitOptions(
-            int(config["oracle-epochs"]), int(config["oracle-batch-size"]), float(config["oracle-learning-rate"])
+            int(config["oracle-epochs"]),
+            int(config["oracle-batch-size"]),
+            float(config["oracle-learning-rate"]),
         )
         fit_network(self.model, data.x, target, options, generator(*place), self.runner(config))
         left = torch.linalg.vector_norm(outputs_of(self.model, data.x) - target)
-        norm = torch.linalg.vector_norm(target).clamp(min=torch.finfo(target.dtype).tiny)  # it is 0 if nothing is left to learn
+        # it is 0 if nothing is left to learn
+        norm = torch.linalg.vector_norm(target).clamp(min=torch.finfo(target.dtype).tiny)
         loss = float(LOSSES["cross-entropy"].mean(outputs, data.y))
         asked = {"loss-before": loss} if config.get("loss-before") else {}
-        return get_arrays(self.model), len(data), {"loss": loss, "oracle-error": float(left / norm), **asked}
+        return (
+            get_arrays(self.model),
+            len(data),
+            {"loss": loss, "oracle-error": float(left / norm), **asked},
+        )

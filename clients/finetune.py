@@ -5,7 +5,9 @@ from clients.families.personal_model import PersonalClient
 
 
 class FinetuneClient(PersonalClient):
-    """Trains as FedAvg's client, and trains the received model further before it is scored; keeps nothing."""
+    """Trains as FedAvg's client, and trains the received model further before it is
+    scored; keeps nothing.
+    """
 
     epochs_before_use = "finetune-epochs"
 

@@ -1,7 +1,9 @@
-"""Client of histogram boosting: sums over its rows, by leaf, feature and bin. Source: ``strategies/histogram_boosting.py``.
+"""Client of histogram boosting: sums over its rows, by leaf, feature and bin. Source:
+``strategies/histogram_boosting.py``.
 
-It keeps the function's values at its training rows, (n,) float64, with the number of trees in them, so that a round evaluates only
-trees that are new. If they are lost, or belong to other trees, they are computed anew from the message, which holds all trees.
+It keeps the function's values at its training rows, (n,) float64, with the number of
+trees in them, so that a round evaluates only trees that are new. If they are lost, or
+belong to other trees, they are computed anew from the message, which holds all trees.
 """
 
 from typing import Any
@@ -27,13 +29,20 @@ SMALL = 2**31
 
 
 class HistogramBoostingClient(NumPyClient):
-    """Client of histogram boosting; ``data``: rows (n, F), NaN where a value is missing, with labels 0 or 1.
+    """Client of histogram boosting; ``data``: rows (n, F), NaN where a value is
+    missing, with labels 0 or 1.
 
-    ``scale``: given, numbers are predicted; labels are standardised targets (n, 1), of which a deviation has so many units. Raises
-    ``ValueError`` for other labels.
+    ``scale``: given, numbers are predicted; labels are standardised targets (n, 1), of
+    which a deviation has so many units. Raises ``ValueError`` for other labels.
     """
 
-    def __init__(self, data: ArrayData, client_id: int | str = 0, store: Store | None = None, scale: float | None = None) -> None:
+    def __init__(
+        self,
+        data: ArrayData,
+        client_id: int | str = 0,
+        store: Store | None = None,
+        scale: float | None = None,
+    ) -> None:
         if scale is None:
             check_labels(data.train.y, 1)
         self.scale = scale
@@ -41,19 +50,25 @@ class HistogramBoostingClient(NumPyClient):
         self.store = store if store is not None else MessageStore(RecordDict())
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the sums that the message asks for and, while trees grow, the loss at the training rows."""
+        """Return the sums that the message asks for and, while trees grow, the loss at
+        the training rows.
+        """
         forest, part = Forest.from_arrays(parameters), self.data.train
         x, metrics = rows_of(part), {}
         values = np.zeros(len(part))
         if forest.stage >= GROW:
             values = self._values(forest, x, config)
             metrics["loss"] = self._loss(values, part.y, config)
-        sums = forest.sums(x, part.y if self.scale is None else part.y[:, 0], values, str(config["loss"]))
+        sums = forest.sums(
+            x, part.y if self.scale is None else part.y[:, 0], values, str(config["loss"])
+        )
         small = int(np.abs(sums).max(initial=0)) < SMALL
         return [sums.astype(np.int32) if small else sums], len(part), metrics
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of test rows and measures of the finished trees on them."""
+        """Return loss, number of test rows and measures of the finished trees on
+        them.
+        """
         part = self.data.test
         values = Forest.from_arrays(parameters).values(rows_of(part))
         loss = self._loss(values, part.y, config)
@@ -66,13 +81,17 @@ class HistogramBoostingClient(NumPyClient):
         return loss, len(part), {**scores, **as_global(scores)}
 
     def _loss(self, values: Floats, y: NDArray[Any], config: Config) -> float:
-        """Return the mean loss of values (n,); of numbers the mean of the squared standardised error."""
+        """Return the mean loss of values (n,); of numbers the mean of the squared
+        standardised error.
+        """
         if self.scale is not None:
             return float(np.square(values - y[:, 0]).mean())
         return float(LOSSES[str(config["loss"])].mean(values[:, None], y))
 
     def _values(self, forest: Forest, x: NDArray[np.float32], config: Config) -> Floats:
-        """Return the values of the finished trees at the training rows, and keep them if trees are new."""
+        """Return the values of the finished trees at the training rows, and keep them
+        if trees are new.
+        """
         kept = self.store.load(NAME, config, before=True)
         if kept is not None and len(kept[1]) == len(x):
             trees, digest = (int(number) for number in kept[0])

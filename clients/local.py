@@ -1,10 +1,12 @@
 """Local's client: trains its own model from round to round and shares only metrics.
 
-A federated client that is sampled takes the K steps of a round, E epochs. Here every client takes the share ``local-share`` of them in
-every round: the K steps of one visit after the other, cut where the round's share ends. A visit begins with a momentum of 0, as a
-federated round does; one that was cut goes on with the momentum that it had. After t rounds a client has taken the whole part of
-``K (share_1 + ... + share_t)`` steps, whatever the shares. The initial model is the one from which a federated run of the same seed
-starts.
+A federated client that is sampled takes the K steps of a round, E epochs. Here every
+client takes the share ``local-share`` of them in every round: the K steps of one visit
+after the other, cut where the round's share ends. A visit begins with a momentum of 0,
+as a federated round does; one that was cut goes on with the momentum that it had. After
+t rounds a client has taken the whole part of ``K (share_1 + ... + share_t)`` steps,
+whatever the shares. The initial model is the one from which a federated run of the same
+seed starts.
 """
 
 from typing import Any
@@ -15,7 +17,15 @@ from torch import Tensor
 
 from algorithms.common.seeds import generator
 from algorithms.common.steps import SGD, Descent, Epochs
-from clients.base.training import Arrays, Config, TrainOptions, epochs, get_arrays, set_arrays, trainable
+from clients.base.training import (
+    Arrays,
+    Config,
+    TrainOptions,
+    epochs,
+    get_arrays,
+    set_arrays,
+    trainable,
+)
 from clients.fedavg import FedAvgClient, as_global
 
 
@@ -25,14 +35,18 @@ class LocalClient(FedAvgClient):
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Train the client's own model further; return no arrays, and no loss in a round whose share is less than a step."""
+        """Train the client's own model further; return no arrays, and no loss in a
+        round whose share is less than a step.
+        """
         set_arrays(self.model, self.own_model(config, before=True))
         loss = self.train_share(config)
         self.store.save("model", get_arrays(self.model), config)
         return [], len(self.data.train), {} if loss is None else {"loss": loss}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate the client's own model, and the server's, which stays the initial one."""
+        """Evaluate the client's own model, and the server's, which stays the initial
+        one.
+        """
         set_arrays(self.model, parameters)
         of_server = as_global(self.score(self.data.test))
         set_arrays(self.model, self.own_model(config, before=False))
@@ -40,9 +54,15 @@ class LocalClient(FedAvgClient):
         return scores["loss"], len(self.data.test), {**scores, **of_server}
 
     def train_share(self, config: Config) -> float | None:
-        """Take the steps that are due, in place; return the mean loss of these, ``None`` if no step is due."""
+        """Take the steps that are due, in place; return the mean loss of these,
+        ``None`` if no step is due.
+        """
         options = TrainOptions.from_config(config)
-        sgd, rate, steps = SGD(options.momentum, options.weight_decay), options.rate(self.round(config)), self.steps_of(options)
+        sgd, rate, steps = (
+            SGD(options.momentum, options.weight_decay),
+            options.rate(self.round(config)),
+            self.steps_of(options),
+        )
         tensors = [p.detach() for p in trainable(self.model).values()]
         due, done, velocity = self.progress(config)
         due += float(config.get("local-share", 1.0))
@@ -52,32 +72,54 @@ class LocalClient(FedAvgClient):
             end = min(steps, stop - visit * steps)
             if start == 0 or len(velocity) != len(sgd.velocity(tensors)):
                 velocity = sgd.velocity(tensors)
-            state, samples = {"w": tensors, "velocity": velocity}, self.part(visit, start, end, options, config)
+            state, samples = (
+                {"w": tensors, "velocity": velocity},
+                self.part(visit, start, end, options, config),
+            )
             loss = self.run(Descent(sgd), state, {}, lambda _: {"rate": rate}, config, samples)
             losses.append((loss, end - start))
             done = visit * steps + end
         within = velocity if done % steps else []
-        self.store.save("progress", [np.array([due, done]), *(t.cpu().numpy() for t in within)], config)
+        self.store.save(
+            "progress", [np.array([due, done]), *(t.cpu().numpy() for t in within)], config
+        )
         return sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None
 
     def progress(self, config: Config) -> tuple[float, int, list[Tensor]]:
-        """Return the visits that were due until now, the steps taken, and the momentum of a visit that was cut."""
+        """Return the visits that were due until now, the steps taken, and the momentum
+        of a visit that was cut.
+        """
         kept = self.store.load("progress", config, before=True)
         if kept is None:
             return 0.0, 0, []
         device = self.data.train.y.device
-        return float(kept[0][0]), int(kept[0][1]), [torch.tensor(array, device=device) for array in kept[1:]]
+        return (
+            float(kept[0][0]),
+            int(kept[0][1]),
+            [torch.tensor(array, device=device) for array in kept[1:]],
+        )
 
-    def part(self, visit: int, start: int, end: int, options: TrainOptions, config: Config) -> Epochs:
-        """Yield the samples of a visit's steps from ``start`` to ``end``, in the order in which the whole visit goes through them."""
+    def part(
+        self, visit: int, start: int, end: int, options: TrainOptions, config: Config
+    ) -> Epochs:
+        """Yield the samples of a visit's steps from ``start`` to ``end``, in the order
+        in which the whole visit goes through them.
+        """
         rng = generator(int(config.get("seed", 0)), "batches", self.client_id, visit + 1)
         size, steps = options.batch_size, -(-len(self.data.train) // options.batch_size)
         with self.training(config):
             for epoch, (x, y) in enumerate(epochs(self.data.train, options, rng)):
-                first, last = max(start - epoch * steps, 0) * size, min(end - epoch * steps, steps) * size
+                first, last = (
+                    max(start - epoch * steps, 0) * size,
+                    min(end - epoch * steps, steps) * size,
+                )
                 if first < last:
                     yield x[first:last], y[first:last]
 
     def own_model(self, config: Config, before: bool) -> Arrays:
-        """Return the client's own model, or the initial one if it has not been trained yet."""
-        return self.store.load("model", config, before) or self.fresh_arrays("model", config, own=False)
+        """Return the client's own model, or the initial one if it has not been trained
+        yet.
+        """
+        return self.store.load("model", config, before) or self.fresh_arrays(
+            "model", config, own=False
+        )

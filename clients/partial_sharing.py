@@ -1,12 +1,16 @@
-"""Clients that share one part of their model and keep the other private: FedPer, LG-FedAvg, FedRep.
+"""Clients that share one part of their model and keep the other private: FedPer,
+LG-FedAvg, FedRep.
 
-The private part starts as in the run's initial model, is stored on the client between rounds and never leaves it. A model declares its
-head as ``model.head``, prefixes of parameter names.
+The private part starts as in the run's initial model, is stored on the client between
+rounds and never leaves it. A model declares its head as ``model.head``, prefixes of
+parameter names.
 
-Sources: FedPer: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization Layers", 2019, arXiv 1912.00818.
-LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act Globally: Federated Learning with
-Local and Global Representations", 2020, arXiv 2001.01523. FedRep: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared
-Representations for Personalized Federated Learning", ICML 2021, arXiv 2102.07078, Algorithm 1.
+Sources: FedPer: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with
+Personalization Layers", 2019, arXiv 1912.00818. LG-FedAvg: Liang, Liu, Ziyin, Allen,
+Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act Globally: Federated
+Learning with Local and Global Representations", 2020, arXiv 2001.01523. FedRep:
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for
+Personalized Federated Learning", ICML 2021, arXiv 2102.07078, Algorithm 1.
 """
 
 from collections.abc import Iterator
@@ -22,18 +26,25 @@ NAME = "private"
 
 
 def head_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the name prefixes of a model's head. Raises ``ValueError`` if the model does not declare them.
+    """Return the name prefixes of a model's head. Raises ``ValueError`` if the model
+    does not declare them.
 
-    They are its attribute ``chosen_head``, which a user's choice sets, else ``head``, else the layer of that name.
+    They are its attribute ``chosen_head``, which a user's choice sets, else ``head``,
+    else the layer of that name.
     """
     head: Any = getattr(model, "chosen_head", None) or getattr(model, "head", None)
     if not head:
-        raise ValueError(f"{type(model).__name__} has no head: give it an attribute head, prefixes of parameter names")
+        raise ValueError(
+            f"{type(model).__name__} has no head: give it an attribute head, prefixes of parameter "
+            "names"
+        )
     return ("head.",) if isinstance(head, nn.Module) else tuple(head)
 
 
 class PartialClient(FedAvgClient):
-    """Client of FedPer and LG-FedAvg; the configuration (``share``) says which part is shared."""
+    """Client of FedPer and LG-FedAvg; the configuration (``share``) says which part is
+    shared.
+    """
 
     differentiates_surrogate = True
 
@@ -57,41 +68,64 @@ class PartialClient(FedAvgClient):
     def keep(self, config: Config) -> Arrays:
         """Store the private part of the model; return the shared one."""
         arrays, shared = get_arrays(self.model), self.shared(config)
-        self.store.save(NAME, [a for a, travels in zip(arrays, shared, strict=True) if not travels], config)
+        self.store.save(
+            NAME, [a for a, travels in zip(arrays, shared, strict=True) if not travels], config
+        )
         return [a for a, travels in zip(arrays, shared, strict=True) if travels]
 
     def assemble(self, received: Arrays, config: Config, before: bool) -> None:
-        """Set the model to the received and the private part. Raises ``ValueError`` if they do not fit this model."""
+        """Set the model to the received and the private part. Raises ``ValueError`` if
+        they do not fit this model.
+        """
         shared = self.shared(config)
         own = self.store.load(NAME, config, before)
         if own is None:
             fresh = self.fresh_arrays("model", config, own=False)
             own = [a for a, travels in zip(fresh, shared, strict=True) if not travels]
-        wanted = [tuple(t.shape) for t, travels in zip(self.model.state_dict().values(), shared, strict=True) if not travels]
+        wanted = [
+            tuple(t.shape)
+            for t, travels in zip(self.model.state_dict().values(), shared, strict=True)
+            if not travels
+        ]
         if len(received) != sum(shared) or [a.shape for a in own] != wanted:
             raise ValueError(
-                f"client {self.client_id}: {len(received)} arrays received and {len(own)} kept, but the model shares {sum(shared)} of "
-                f"{len(shared)}, or has other shapes: of another architecture? Use another results folder"
+                f"client {self.client_id}: {len(received)} arrays received and {len(own)} kept, "
+                f"but the model shares {sum(shared)} of "
+                f"{len(shared)}, or has other shapes: of another architecture? Use another results "
+                "folder"
             )
         parts = {True: iter(received), False: iter(own)}
         set_arrays(self.model, [next(parts[travels]) for travels in shared])
 
     def shared(self, config: Config) -> list[bool]:
         """Return, for each array of the model, whether it is shared."""
-        return [name.startswith(self.head()) == (config["share"] == "head") for name in self.model.state_dict()]
+        return [
+            name.startswith(self.head()) == (config["share"] == "head")
+            for name in self.model.state_dict()
+        ]
 
     def head(self) -> tuple[str, ...]:
-        """Return the name prefixes of the head's parameters. Raises ``ValueError`` if the model does not declare them."""
+        """Return the name prefixes of the head's parameters. Raises ``ValueError`` if
+        the model does not declare them.
+        """
         return head_of(self.model)
 
 
 class FedRepClient(PartialClient):
-    """Client of FedRep: trains the head with the body fixed, then the body with the head fixed."""
+    """Client of FedRep: trains the head with the body fixed, then the body with the
+    head fixed.
+    """
 
     def train_parts(self, config: Config) -> float:
         """Train the head, then the body; return the mean loss of the body's epochs."""
         with self.only(head=True):
-            self.train({**config, "local-epochs": int(config["fedrep-head-epochs"]) or int(config["local-epochs"])})
+            self.train(
+                {
+                    **config,
+                    "local-epochs": int(config["fedrep-head-epochs"])
+                    or int(config["local-epochs"]),
+                }
+            )
         with self.only(head=False):
             return self.train({**config, "local-epochs": config["fedrep-body-epochs"]})
 
@@ -105,8 +139,14 @@ class FedRepClient(PartialClient):
 
     @contextmanager
     def only(self, head: bool) -> Iterator[None]:
-        """Freeze all but one part within the context; the module may be shared by the clients of a process."""
-        others = [p for name, p in self.model.named_parameters() if name.startswith(self.head()) != head and p.requires_grad]
+        """Freeze all but one part within the context; the module may be shared by the
+        clients of a process.
+        """
+        others = [
+            p
+            for name, p in self.model.named_parameters()
+            if name.startswith(self.head()) != head and p.requires_grad
+        ]
         for parameter in others:
             parameter.requires_grad_(False)
         try:

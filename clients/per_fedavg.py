@@ -10,25 +10,38 @@ from algorithms.common.steps import SGD, Eager, Gradient, Numbers, State, Tensor
 from clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
-#: Length of ``delta v``, the way to either side at which the difference of gradients is taken.
+#: Length of ``delta v``, the way to either side at which the difference of gradients is
+#: taken.
 REACH = 1e-2
 CHUNK = 1024
 
 
 class PerFedAvgClient(PersonalClient):
-    """Descends the loss after a step of adaptation; is scored after such steps along the full gradient. Keeps nothing."""
+    """Descends the loss after a step of adaptation; is scored after such steps along
+    the full gradient. Keeps nothing.
+    """
 
     epochs_before_use = "per-fedavg-steps"  # each goes through all samples once
     differentiates_surrogate = True
 
     def train(self, config: Config) -> float:
-        """Train ``self.model`` for one round; return the mean loss of the adapted models."""
+        """Train ``self.model`` for one round; return the mean loss of the adapted
+        models.
+        """
         options, alpha = TrainOptions.from_config(config), float(config["per-fedavg-alpha"])
         place = [p.detach() for p in trainable(self.model).values()]
-        w, sgd, rate = [t.clone() for t in place], SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        w, sgd, rate = (
+            [t.clone() for t in place],
+            SGD(options.momentum, options.weight_decay),
+            options.rate(self.round(config)),
+        )
         loss = self.run(
             Meta(sgd, alpha, config["per-fedavg-hessian"] == "differences"),
-            {"w": w, "adapted": self.first_adapted(w, alpha, options, config), "velocity": sgd.velocity(w)},
+            {
+                "w": w,
+                "adapted": self.first_adapted(w, alpha, options, config),
+                "velocity": sgd.velocity(w),
+            },
             {},
             lambda _: {"rate": rate},
             config,
@@ -36,10 +49,14 @@ class PerFedAvgClient(PersonalClient):
         torch._foreach_copy_(place, w)
         return loss
 
-    def first_adapted(self, w: Tensors, alpha: float, options: TrainOptions, config: Config) -> Tensors:
+    def first_adapted(
+        self, w: Tensors, alpha: float, options: TrainOptions, config: Config
+    ) -> Tensors:
         """Return w after a step of adaptation on a mini-batch of its own draw."""
         data, statistics = self.data.train, get_arrays(self.model)
-        rng = generator(int(config.get("seed", 0)), "adaptation", self.client_id, self.round(config))
+        rng = generator(
+            int(config.get("seed", 0)), "adaptation", self.client_id, self.round(config)
+        )
         batch = torch.from_numpy(rng.permutation(len(data))[: options.batch_size]).to(data.y.device)
         steps = Eager(self.problem(config))
         steps.batch = data.x[batch], data.y[batch]
@@ -52,22 +69,33 @@ class PerFedAvgClient(PersonalClient):
         """Adapt ``self.model`` along the gradient of the mean training loss."""
         data, alpha = self.data.train, float(config["per-fedavg-alpha"])
         problem = self.problem(config)
-        place, parameters = [p.detach() for p in problem.moving.values()], list(problem.moving.values())
-        self.model.eval()  # the gradient is that of the model as it is used: no dropout, statistics as received
+        place, parameters = (
+            [p.detach() for p in problem.moving.values()],
+            list(problem.moving.values()),
+        )
+        # the gradient is that of the model as it is used: no dropout, statistics as
+        # received
+        self.model.eval()
         for _ in range(int(config["per-fedavg-steps"])):
             total = [torch.zeros_like(t) for t in place]
             for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
-                add(total, torch.autograd.grad(problem.surrogate(problem.loss(x, y)), parameters), len(y) / len(data))
+                add(
+                    total,
+                    torch.autograd.grad(problem.surrogate(problem.loss(x, y)), parameters),
+                    len(y) / len(data),
+                )
             add(place, total, -alpha)
         return {}
 
 
 @dataclass(frozen=True)
 class Meta:
-    """A step of w along the gradient at the adapted model, ``w - alpha grad`` at the mini-batch before; then that of the next step.
+    """A step of w along the gradient at the adapted model, ``w - alpha grad`` at the
+    mini-batch before; then that of the next step.
 
-    So a mini-batch serves twice, and the two gradients of a step are of different ones, as the source has it. ``hessian``: with the
-    correction ``- alpha hess f(w) v``. ``state``: ``w``, ``adapted``, ``velocity``. ``numbers``: ``rate``.
+    So a mini-batch serves twice, and the two gradients of a step are of different ones,
+    as the source has it. ``hessian``: with the correction ``- alpha hess f(w) v``.
+    ``state``: ``w``, ``adapted``, ``velocity``. ``numbers``: ``rate``.
     """
 
     sgd: SGD

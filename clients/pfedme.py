@@ -11,19 +11,24 @@ from clients.families.personal_model import PersonalClient
 
 
 class PFedMeClient(PersonalClient):
-    """Minimises the Moreau envelope ``min_theta f_i(theta) + (lambda/2) ||theta - w_i||^2`` of its loss; theta is the personal model.
+    """Minimises the Moreau envelope ``min_theta f_i(theta) + (lambda/2) ||theta -
+    w_i||^2`` of its loss; theta is the personal model.
 
-    After every K inner steps on theta, ``w_i <- w_i - rate lambda (w_i - theta)``. With ``pfedme-batches`` "next" every inner step
-    takes the next mini-batch, so that a round costs as much as FedAvg's; with "same" (the paper) all K take the same one, so that w
-    moves after every mini-batch, K times as often, at K times the cost.
+    After every K inner steps on theta, ``w_i <- w_i - rate lambda (w_i - theta)``. With
+    ``pfedme-batches`` "next" every inner step takes the next mini-batch, so that a
+    round costs as much as FedAvg's; with "same" (the paper) all K take the same one, so
+    that w moves after every mini-batch, K times as often, at K times the cost.
     """
 
     kept_as = "pfedme"
     differentiates_surrogate = True
 
     def train(self, config: Config) -> float:
-        """Train w_i in ``self.model`` from the received model, store theta; return the mean loss at theta."""
-        _ = self.kept(config, before=True)  # raises rather than overwrite another architecture's model
+        """Train w_i in ``self.model`` from the received model, store theta; return the
+        mean loss at theta.
+        """
+        # raises rather than overwrite another architecture's model
+        _ = self.kept(config, before=True)
         options = TrainOptions.from_config(config)
         theta = [p.detach() for p in trainable(self.model).values()]
         w = [t.clone() for t in theta]
@@ -31,14 +36,23 @@ class PFedMeClient(PersonalClient):
         inner = options.rate(self.round(config))
         outer = lambda_ * (float(config["pfedme-rate"]) or inner)
         if outer > 1:
-            raise ValueError(f"pfedme.lambda x rate = {outer:g}: w would jump beyond theta: lower pfedme.rate or pfedme.lambda")
+            raise ValueError(
+                f"pfedme.lambda x rate = {outer:g}: w would jump beyond theta: lower pfedme.rate "
+                "or pfedme.lambda"
+            )
         same = config.get("pfedme-batches", "next") == "same"
-        sgd, steps = SGD(options.momentum, options.weight_decay), self.steps_of(options) * (every if same else 1)
+        sgd, steps = (
+            SGD(options.momentum, options.weight_decay),
+            self.steps_of(options) * (every if same else 1),
+        )
         loss = self.run(
             Envelope(sgd, lambda_),
             {"theta": theta, "w": w, "velocity": sgd.velocity(theta)},
             {},
-            lambda step: {"rate": inner, "outer": outer if (step + 1) % every == 0 or step + 1 == steps else 0.0},
+            lambda step: {
+                "rate": inner,
+                "outer": outer if (step + 1) % every == 0 or step + 1 == steps else 0.0,
+            },
             config,
             repeated(self.epochs(options, config), options.batch_size, every) if same else None,
         )
@@ -48,10 +62,17 @@ class PFedMeClient(PersonalClient):
 
 
 def repeated(epochs: Epochs, batch_size: int, times: int) -> Epochs:
-    """Yield samples that are cut into the same mini-batches, each of them so many times in a row."""
+    """Yield samples that are cut into the same mini-batches, each of them so many times
+    in a row.
+    """
     for x, y in epochs:
         whole = len(y) - len(y) % batch_size
-        places = torch.arange(whole, device=y.device).view(-1, 1, batch_size).expand(-1, times, -1).flatten()
+        places = (
+            torch.arange(whole, device=y.device)
+            .view(-1, 1, batch_size)
+            .expand(-1, times, -1)
+            .flatten()
+        )
         if whole:
             yield x[places], y[places]
         for _ in range(
@@ -62,7 +83,9 @@ def repeated(epochs: Epochs, batch_size: int, times: int) -> Epochs:
 
 @dataclass(frozen=True)
 class Envelope:
-    """A step of theta, after which w moves the share ``outer`` of the way to it; ``state``: ``theta``, ``w``, ``velocity``."""
+    """A step of theta, after which w moves the share ``outer`` of the way to it;
+    ``state``: ``theta``, ``w``, ``velocity``.
+    """
 
     sgd: SGD
     lambda_: float
@@ -71,7 +94,14 @@ class Envelope:
         """Take the step."""
         theta, w, outer = state["theta"], state["w"], one(numbers["outer"])
         loss, gradients = gradient(theta)
-        self.sgd(theta, gradients, state["velocity"], one(numbers["rate"]), self.lambda_, [(w, -self.lambda_)])
+        self.sgd(
+            theta,
+            gradients,
+            state["velocity"],
+            one(numbers["rate"]),
+            self.lambda_,
+            [(w, -self.lambda_)],
+        )
         if isinstance(outer, Tensor) or outer:
             add(w, torch._foreach_sub(theta, w), outer)
         return loss

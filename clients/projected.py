@@ -1,4 +1,6 @@
-"""Client of FedAvg with projection: gradient steps from the server's point, each projected onto the domain. Stateless."""
+"""Client of FedAvg with projection: gradient steps from the server's point, each
+projected onto the domain. Stateless.
+"""
 
 from typing import Any
 

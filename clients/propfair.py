@@ -1,12 +1,16 @@
-"""PropFair's local loss: SGD on ``-log(1 - l / M)`` of the mini-batch loss l, which gives large losses larger gradients.
+"""PropFair's local loss: SGD on ``-log(1 - l / M)`` of the mini-batch loss l, which
+gives large losses larger gradients.
 
-M is sent as ``propfair-m``. The gradient is ``grad l / (M - l)``. Safeguard: below M - l = 0.2 the logarithm is replaced by its tangent
-there, so that a loss near or above the baseline M has the finite factor 1 / 0.2. The reported loss is l.
+M is sent as ``propfair-m``. The gradient is ``grad l / (M - l)``. Safeguard: below M -
+l = 0.2 the logarithm is replaced by its tangent there, so that a loss near or above the
+baseline M has the finite factor 1 / 0.2. The reported loss is l.
 
-``PropFairClient`` is FedAvg's client with this loss; ``proportional(kind)`` is any other class of clients whose training differentiates
-``surrogate`` throughout, which it declares with ``differentiates_surrogate``.
+``PropFairClient`` is FedAvg's client with this loss; ``proportional(kind)`` is any
+other class of clients whose training differentiates ``surrogate`` throughout, which it
+declares with ``differentiates_surrogate``.
 
-Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning", TMLR 2023, arXiv 2202.01666, Algorithm 1.
+Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning",
+TMLR 2023, arXiv 2202.01666, Algorithm 1.
 """
 
 import math
@@ -45,14 +49,21 @@ class ProportionalLoss:
 
 @lru_cache
 def proportional(kind: type[FedAvgClient]) -> type[FedAvgClient]:
-    """Return the class ``kind`` with PropFair's loss; raises ``ValueError`` if its training does not declare to differentiate it."""
+    """Return the class ``kind`` with PropFair's loss; raises ``ValueError`` if its
+    training does not declare to differentiate it.
+    """
     trains = next(base for base in kind.__mro__ if {"fit", "train"} & vars(base).keys())
     if not vars(trains).get("differentiates_surrogate", False):
         raise ValueError(
-            f"{trains.__name__} trains by itself and does not say that it differentiates surrogate(config)(loss): do so, and declare "
+            f"{trains.__name__} trains by itself and does not say that it differentiates "
+            "surrogate(config)(loss): do so, and declare "
             f"differentiates_surrogate = True beside it"
         )
-    return type(f"PropFair{kind.__name__}", (ProportionalLoss, kind), {"__doc__": f"{kind.__name__} with PropFair's loss."})
+    return type(
+        f"PropFair{kind.__name__}",
+        (ProportionalLoss, kind),
+        {"__doc__": f"{kind.__name__} with PropFair's loss."},
+    )
 
 
 class PropFairClient(ProportionalLoss, FedAvgClient):

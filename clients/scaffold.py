@@ -1,10 +1,12 @@
-"""SCAFFOLD's client: local SGD along ``g - c_i + c``; it keeps its control variate c_i between rounds.
+"""SCAFFOLD's client: local SGD along ``g - c_i + c``; it keeps its control variate c_i
+between rounds.
 
-``c_i+ = c_i - c + (x - y_i) / (K eta)``, so ``c + c_i+ - c_i``, which is sent to the server, is the mean direction of the round's
-steps. K is the number of steps actually taken; with momentum, the effective one (``TrainOptions.effective_steps``).
+``c_i+ = c_i - c + (x - y_i) / (K eta)``, so ``c + c_i+ - c_i``, which is sent to the
+server, is the mean direction of the round's steps. K is the number of steps actually
+taken; with momentum, the effective one (``TrainOptions.effective_steps``).
 
-Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
-arXiv 1910.06378, Algorithm 1, option II.
+Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled
+Averaging for Federated Learning", ICML 2020, arXiv 1910.06378, Algorithm 1, option II.
 """
 
 from collections.abc import Sequence
@@ -30,20 +32,32 @@ class ScaffoldClient(FedAvgClient):
         state = self.model.state_dict()
         set_arrays(self.model, parameters[: len(state)])
         before = self.before(config)
-        learned = {n: t for n, t in state.items() if t.is_floating_point() and not n.endswith(STATISTICS)}
+        learned = {
+            n: t for n, t in state.items() if t.is_floating_point() and not n.endswith(STATISTICS)
+        }
         c = self.like(learned, parameters[len(state) :])
         kept = self.store.load("control", config, before=True)
-        own = self.like(learned, kept) if kept else {name: torch.zeros_like(t) for name, t in learned.items()}
+        own = (
+            self.like(learned, kept)
+            if kept
+            else {name: torch.zeros_like(t) for name, t in learned.items()}
+        )
         start = {name: t.clone() for name, t in learned.items()}
         moving = trainable(self.model)
         self._correction = [c[name] - own[name] for name in moving]
         loss = self.train(config)
         options = TrainOptions.from_config(config)
-        scale = 1 / (options.rate(self.round(config)) * options.effective_steps(len(self.data.train)))  # 1 / (K eta)
+        # 1 / (K eta)
+        scale = 1 / (
+            options.rate(self.round(config)) * options.effective_steps(len(self.data.train))
+        )
         direction = {n: scale * (start[n] - t) if n in moving else c[n] for n, t in learned.items()}
-        if not all(bool(torch.isfinite(d).all()) for d in direction.values()):  # once stored, it would corrupt all later rounds
+        # once stored, it would corrupt all later rounds
+        if not all(bool(torch.isfinite(d).all()) for d in direction.values()):
             raise ValueError("local training diverged: lower train.learning-rate")
-        self.store.save("control", [(own[n] - c[n] + direction[n]).cpu().numpy() for n in learned], config)
+        self.store.save(
+            "control", [(own[n] - c[n] + direction[n]).cpu().numpy() for n in learned], config
+        )
         reply = get_arrays(self.model) + [d.cpu().numpy() for d in direction.values()]
         return reply, len(self.data.train), {"loss": loss, **before}
 
@@ -52,9 +66,15 @@ class ScaffoldClient(FedAvgClient):
         return 0.0, [(list(self._correction), 1.0)]
 
     def like(self, learned: dict[str, Tensor], arrays: Arrays) -> dict[str, Tensor]:
-        """Return arrays as tensors under the names of the learned ones; raises ``ValueError`` if their shapes do not match."""
+        """Return arrays as tensors under the names of the learned ones; raises
+        ``ValueError`` if their shapes do not match.
+        """
         if [a.shape for a in arrays] != [tuple(t.shape) for t in learned.values()]:
             raise ValueError(
-                f"client {self.client_id} has control variates of another architecture: use another results folder, and Scaffold"
+                f"client {self.client_id} has control variates of another architecture: use "
+                "another results folder, and Scaffold"
             )
-        return {n: torch.tensor(a, device=t.device) for (n, t), a in zip(learned.items(), arrays, strict=True)}
+        return {
+            n: torch.tensor(a, device=t.device)
+            for (n, t), a in zip(learned.items(), arrays, strict=True)
+        }

@@ -1,20 +1,26 @@
-"""SuPerFed's client: trains theta_f (federated) and theta_l (personal) jointly at random mixtures of the two.
+"""SuPerFed's client: trains theta_f (federated) and theta_l (personal) jointly at
+random mixtures of the two.
 
-A step draws lambda ~ U(0, 1) (MM: one for the whole model; LM: one per layer), takes the gradient g of the loss at
-``theta = (1 - lambda) theta_f + lambda theta_l``, and descends along
+A step draws lambda ~ U(0, 1) (MM: one for the whole model; LM: one per layer), takes
+the gradient g of the loss at ``theta = (1 - lambda) theta_f + lambda theta_l``, and
+descends along
 
     theta_f:  (1 - lambda) g + mu (theta_f - theta_g) + nu d cos^2 / d theta_f
     theta_l:        lambda g                          + nu d cos^2 / d theta_l
 
-One backward pass serves both, and no module is copied. theta_l has its
-own initialisation and never leaves the client. Before the start round lambda = 0 and the cosine term is off: FedProx on theta_f.
+One backward pass serves both, and no module is copied. theta_l has its own
+initialisation and never leaves the client. Before the start round lambda = 0 and the
+cosine term is off: FedProx on theta_f.
 
-Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda with the best validation accuracy, and also
-lambda = 0.5, the global model alone (lambda = 0) and, as in the reference program, the best lambda on the test set ("oracle"). Running
-statistics of normalisation layers belong to no mixture: beyond lambda = 0 they are estimated anew on the client's training samples.
+Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda
+with the best validation accuracy, and also lambda = 0.5, the global model alone (lambda
+= 0) and, as in the reference program, the best lambda on the test set ("oracle").
+Running statistics of normalisation layers belong to no mixture: beyond lambda = 0 they
+are estimated anew on the client's training samples.
 
-Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter II, Algorithm 2.4, equations (2.3)-(2.6).
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter II, Algorithm 2.4,
+equations (2.3)-(2.6).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +35,19 @@ from torch import Tensor, nn
 from algorithms.common.measures import leading_of
 from algorithms.common.modules import estimate_statistics, has_running_statistics
 from algorithms.common.seeds import generator
-from algorithms.common.steps import SGD, Gradient, Number, Numbers, State, Tensors, add, between, inner, one, parted
+from algorithms.common.steps import (
+    SGD,
+    Gradient,
+    Number,
+    Numbers,
+    State,
+    Tensors,
+    add,
+    between,
+    inner,
+    one,
+    parted,
+)
 from algorithms.personal.choice import half_noise, least, shrunk
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
 from algorithms.personal.shared_layer import SharedFirstLayer
@@ -70,12 +88,21 @@ class SuPerFedClient(FedProxClient):
         splits = [self.data.validation, self.data.test, *self.halves(config)]
         estimates = has_running_statistics(self.model)
         inputs = [split.x for split in splits]
-        shared = None if estimates else SharedFirstLayer.of(self.model, mixed, federated, personal, inputs)
+        shared = (
+            None
+            if estimates
+            else SharedFirstLayer.of(self.model, mixed, federated, personal, inputs)
+        )
         at = [i for i in range(len(mixed)) if shared is None or i not in shared.at]
         same = nn.Identity().eval()
         scored: list[list[Scores]] = [[] for _ in splits]
         for value in LAMBDAS:
-            _mix([mixed[i] for i in at], [federated[i] for i in at], [personal[i] for i in at], [value] * len(at))
+            _mix(
+                [mixed[i] for i in at],
+                [federated[i] for i in at],
+                [personal[i] for i in at],
+                [value] * len(at),
+            )
             if estimates and value:  # at 0 it is the received model
                 estimate_statistics(self.model, self.data.train.x)
             if shared is None:
@@ -89,54 +116,91 @@ class SuPerFedClient(FedProxClient):
                 of_split.append(now)
         validated, tested, *halved = scored
         best = self.choice(validated, config)
-        curves = {f"lambda-{name}": [scores[name] for scores in tested] for name in CURVES if name in tested[0]}
+        curves = {
+            f"lambda-{name}": [scores[name] for scores in tested]
+            for name in CURVES
+            if name in tested[0]
+        }
         name = leading_of(tested[0])
         half = {f"half-{name}": tested[5][name], "half-loss": tested[5]["loss"]}
         oracle = {f"oracle-{name}": max(tested, key=higher_is_better)[name]}
         scores = {**tested[best], **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
-        own = {"validation-samples": len(self.data.validation), "lambda-validation-loss": losses_of(validated).tolist()}
+        own = {
+            "validation-samples": len(self.data.validation),
+            "lambda-validation-loss": losses_of(validated).tolist(),
+        }
         if halved:
             first, second = map(losses_of, halved)
-            own["lambda-validation-noise"] = half_noise(first, second, (len(splits[2]), len(splits[3])))
-        return scores["loss"], len(self.data.test), {**scores, **curves, **own, "lambda-grid": LAMBDAS}
+            own["lambda-validation-noise"] = half_noise(
+                first, second, (len(splits[2]), len(splits[3]))
+            )
+        return (
+            scores["loss"],
+            len(self.data.test),
+            {**scores, **curves, **own, "lambda-grid": LAMBDAS},
+        )
 
     def halves(self, config: Config) -> list[Split]:
-        """Return every other validation sample, and the others, where the server needs to know how noisy their losses are."""
+        """Return every other validation sample, and the others, where the server needs
+        to know how noisy their losses are.
+        """
         data = self.data.validation
         if config.get("superfed-lambda-choice", "own") != "shrunk" or len(data) < 2:
             return []
-        return [Split(data.x[i::2], data.y[i::2], None if data.groups is None else data.groups[i::2]) for i in (0, 1)]
+        return [
+            Split(data.x[i::2], data.y[i::2], None if data.groups is None else data.groups[i::2])
+            for i in (0, 1)
+        ]
 
     def choice(self, validated: list[Scores], config: Config) -> int:
-        """Return which of the lambdas is the client's, and remember it where that does not follow from what it keeps alone."""
+        """Return which of the lambdas is the client's, and remember it where that does
+        not follow from what it keeps alone.
+        """
         if "superfed-lambda" in config:  # as it was chosen before
             return LAMBDAS.index(float(config["superfed-lambda"]))
-        losses, pooled = losses_of(validated), np.array(config.get("superfed-pooled-loss", []), dtype=np.float64)
+        losses, pooled = (
+            losses_of(validated),
+            np.array(config.get("superfed-pooled-loss", []), dtype=np.float64),
+        )
         if pooled.shape == losses.shape and np.isfinite([losses, pooled]).all():
-            losses = shrunk(losses, pooled, len(self.data.validation), float(config["superfed-pooled-samples"]))
+            losses = shrunk(
+                losses, pooled, len(self.data.validation), float(config["superfed-pooled-samples"])
+            )
         best = least(losses, np.array([higher_is_better(scores) for scores in validated]))
         if config.get("superfed-lambda-choice", "own") != "own":
             self.store.save("lambda", [np.array([LAMBDAS[best]])], config)
         return best
 
-    def personal_state_dict(self, parameters: Arrays, config: Config) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def personal_state_dict(
+        self, parameters: Arrays, config: Config
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the mixture at the lambda of the last evaluation, and the metrics."""
         kept = self.store.load("lambda", config, before=False)
-        return super().personal_state_dict(parameters, {**config, "superfed-lambda": float(kept[0][0])} if kept else config)
+        return super().personal_state_dict(
+            parameters, {**config, "superfed-lambda": float(kept[0][0])} if kept else config
+        )
 
-    def scored(self, parameters: Arrays, config: Config, metrics: dict[str, Any]) -> dict[str, Tensor]:
+    def scored(
+        self, parameters: Arrays, config: Config, metrics: dict[str, Any]
+    ) -> dict[str, Tensor]:
         """Return the mixture at the chosen lambda."""
         set_arrays(self.model, parameters)
-        torch._foreach_lerp_([p.detach() for p in trainable(self.model).values()], self.personal(config), metrics["lambda"])
+        torch._foreach_lerp_(
+            [p.detach() for p in trainable(self.model).values()],
+            self.personal(config),
+            metrics["lambda"],
+        )
         if metrics["lambda"]:
             estimate_statistics(self.model, self.data.train.x)
         return super().scored(parameters, config, metrics)
 
     def personal(self, config: Config) -> list[Tensor]:
-        """Return theta_l for an evaluation: as stored, or that of a client that has not trained one yet, in ``self.model`` theta_f.
+        """Return theta_l for an evaluation: as stored, or that of a client that has not
+        trained one yet, in ``self.model`` theta_f.
 
-        Once mixing has begun such a client trains one in ``superfed-catch-up`` epochs at the mixtures, from the received model, and
-        leaves that as it was. It keeps nothing: the same message has the same answer, and training is not affected.
+        Once mixing has begun such a client trains one in ``superfed-catch-up`` epochs
+        at the mixtures, from the received model, and leaves that as it was. It keeps
+        nothing: the same message has the same answer, and training is not affected.
         """
         kept = self.kept(config, before=False)
         if kept is not None:
@@ -156,20 +220,33 @@ class SuPerFedClient(FedProxClient):
             return None
         if [a.shape for a in kept] != [tuple(p.shape) for p in parameters]:
             raise ValueError(
-                f"client {self.client_id} keeps a personal model of another architecture: use another results folder"
+                f"client {self.client_id} keeps a personal model of another architecture: use "
+                "another results folder"
             )
-        return [torch.tensor(array, device=p.device) for array, p in zip(kept, parameters, strict=True)]
+        return [
+            torch.tensor(array, device=p.device) for array, p in zip(kept, parameters, strict=True)
+        ]
 
     def first_personal(self, config: Config) -> list[Tensor]:
-        """Return what theta_l starts from: the received theta_f in ``self.model``, or a draw of this client's own."""
+        """Return what theta_l starts from: the received theta_f in ``self.model``, or a
+        draw of this client's own.
+        """
         parameters = trainable(self.model)
         if config.get("superfed-init", "own") == "global":
             return [p.detach().clone() for p in parameters.values()]
-        fresh = dict(zip(self.model.state_dict(), self.fresh_arrays("personal", config, own=True), strict=True))
+        fresh = dict(
+            zip(
+                self.model.state_dict(),
+                self.fresh_arrays("personal", config, own=True),
+                strict=True,
+            )
+        )
         return [torch.tensor(fresh[name], device=p.device) for name, p in parameters.items()]
 
     def train_mixed(self, personal: list[Tensor], config: Config) -> float:
-        """Train theta_f (in ``self.model``) and theta_l (``personal``), both in place; return the mean loss at the mixtures."""
+        """Train theta_f (in ``self.model``) and theta_l (``personal``), both in place;
+        return the mean loss at the mixtures.
+        """
         options = TrainOptions.from_config(config)
         named = trainable(self.model)
         mixed = [p.detach() for p in named.values()]
@@ -177,10 +254,18 @@ class SuPerFedClient(FedProxClient):
         layers = layer_of(list(named)) if config["superfed-mixing"] == "layer" else [0] * len(mixed)
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
         mu, nu = float(config.get("proximal-mu", 0.0)), float(config.get("superfed-nu", 0.0))
-        draw, scale = self.lambda_source(config, max(layers) + 1), float(config.get("superfed-step-scale", 1.0))
+        draw, scale = (
+            self.lambda_source(config, max(layers) + 1),
+            float(config.get("superfed-step-scale", 1.0)),
+        )
         loss = self.run(
             Mixture(sgd, mu, nu, tuple(layers)),
-            {"f": federated, "l": personal, "velocity-f": sgd.velocity(federated), "velocity-l": sgd.velocity(personal)},
+            {
+                "f": federated,
+                "l": personal,
+                "velocity-f": sgd.velocity(federated),
+                "velocity-l": sgd.velocity(personal),
+            },
             {"start": [t.clone() for t in mixed]} if mu else {},
             lambda _: {"rate": rate, "scale": scale, "lambda": draw()},
             config,
@@ -190,7 +275,9 @@ class SuPerFedClient(FedProxClient):
         return loss
 
     def lambda_source(self, config: Config, num_parts: int) -> Callable[[], list[float]]:
-        """Return a function that draws the mixing weights of the next mini-batch, one per part."""
+        """Return a function that draws the mixing weights of the next mini-batch, one
+        per part.
+        """
         rng = generator(int(config.get("seed", 0)), "lambda", self.client_id, self.round(config))
         mixing = str(config["superfed-mixing"])
         return lambda: draw_lambda(rng, mixing, num_parts).tolist()
@@ -198,9 +285,11 @@ class SuPerFedClient(FedProxClient):
 
 @dataclass(frozen=True)
 class Mixture:
-    """A step of both models, see the module docstring. ``layers``: for each tensor, which of the lambdas is its own.
+    """A step of both models, see the module docstring. ``layers``: for each tensor,
+    which of the lambdas is its own.
 
-    ``state``: ``f``, ``l`` and their velocities; ``start``, the received model, if mu > 0. ``numbers``: ``rate`` and ``lambda``.
+    ``state``: ``f``, ``l`` and their velocities; ``start``, the received model, if mu >
+    0. ``numbers``: ``rate`` and ``lambda``.
     """
 
     sgd: SGD
@@ -210,7 +299,13 @@ class Mixture:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        f, own, rate, scale, lambdas = state["f"], state["l"], one(numbers["rate"]), one(numbers["scale"]), numbers["lambda"]
+        f, own, rate, scale, lambdas = (
+            state["f"],
+            state["l"],
+            one(numbers["rate"]),
+            one(numbers["scale"]),
+            numbers["lambda"],
+        )
         values = [lambdas[layer] for layer in self.layers]  # type: ignore[index]
         loss, g = gradient(between(gradient, f, own, values))
         if isinstance(scale, Tensor) or scale != 1:
@@ -220,14 +315,18 @@ class Mixture:
         add(to_l, f, a)
         add(to_f, own, a)
         terms = [(state["start"], -self.mu)] if self.mu else []
-        self.sgd(own, to_l, state["velocity-l"], rate, -c)  # theta_f's direction holds theta_l already
+        # theta_f's direction holds theta_l already
+        self.sgd(own, to_l, state["velocity-l"], rate, -c)
         self.sgd(f, to_f, state["velocity-f"], rate, self.mu - b, terms)
         return loss
 
     def _angle(self, f: Tensors, own: Tensors, floats: bool) -> Sequence[Number]:
-        """Return the gradient coefficients of nu cos^2 over all mixed parameters together."""
+        """Return the gradient coefficients of nu cos^2 over all mixed parameters
+        together.
+        """
         dots = inner((f, own), (f, f), (own, own))
-        values: Sequence[Number] = dots.tolist() if floats else dots.unbind()  # a single GPU synchronisation
+        # a single GPU synchronisation
+        values: Sequence[Number] = dots.tolist() if floats else dots.unbind()
         return [self.nu * k for k in cosine_squared_gradient(*values)]
 
 
@@ -236,7 +335,11 @@ def losses_of(scores: Sequence[Scores]) -> Floats:
     return np.array([one["loss"] for one in scores], dtype=np.float64)
 
 
-def _mix(mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], lambdas: list[float]) -> None:
-    """Write ``(1 - lambda) theta_f + lambda theta_l`` into ``mixed``, tensor by tensor."""
+def _mix(
+    mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], lambdas: list[float]
+) -> None:
+    """Write ``(1 - lambda) theta_f + lambda theta_l`` into ``mixed``, tensor by
+    tensor.
+    """
     for out, f, p, value in zip(mixed, federated, personal, lambdas, strict=True):
         torch.lerp(f, p, value, out=out)

@@ -1,4 +1,6 @@
-"""Client of ``strategies.WarmStart``: delegates each message to one of two clients, as its configuration says."""
+"""Client of ``strategies.WarmStart``: delegates each message to one of two clients, as
+its configuration says.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +11,9 @@ from clients.base.training import Arrays, Config
 
 
 class WarmStartClient(NumPyClient):
-    """Delegates to one of ``halves``, factories of the clients "first" and "then"; ``warm-start-half`` in the configuration selects."""
+    """Delegates to one of ``halves``, factories of the clients "first" and "then";
+    ``warm-start-half`` in the configuration selects.
+    """
 
     def __init__(self, halves: Mapping[str, Callable[[], NumPyClient]]) -> None:
         self.halves = halves
@@ -28,5 +32,8 @@ class WarmStartClient(NumPyClient):
         """Return the client that the configuration selects."""
         name = config.get("warm-start-half")
         if name not in self.halves:
-            raise ValueError(f"warm-start-half = {name!r} in the configuration: the server's strategy must be WarmStart")
+            raise ValueError(
+                f"warm-start-half = {name!r} in the configuration: the server's strategy must be "
+                "WarmStart"
+            )
         return self.halves[str(name)]()

@@ -1,7 +1,8 @@
-"""Applications of the federated-learning methods: settings, tasks, engines, reports and the command line.
+"""Applications of the federated-learning methods: settings, tasks, engines, reports and
+the command line.
 
-From Python: ``fedapps.run(method="superfed-mm", num_rounds=20)``, ``load``, ``sweep``, ``compare`` and ``partition``, imported when
-they are first used.
+From Python: ``fedapps.run(method="superfed-mm", num_rounds=20)``, ``load``, ``sweep``,
+``compare`` and ``partition``, imported when they are first used.
 """
 
 from typing import Any

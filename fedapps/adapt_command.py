@@ -1,7 +1,9 @@
-"""`fedapps adapt MODEL --data FOLDER`: a site goes on with an exported model on samples of its own, after the federation has ended.
+"""`fedapps adapt MODEL --data FOLDER`: a site goes on with an exported model on samples
+of its own, after the federation has ended.
 
-A fifth of the samples is held back to say what came of it, another part to choose: after every local epoch the model is scored on the
-latter, and the one with the least loss is kept, which may be the one that was there before.
+A fifth of the samples is held back to say what came of it, another part to choose:
+after every local epoch the model is scored on the latter, and the one with the least
+loss is kept, which may be the one that was there before.
 """
 
 import argparse
@@ -26,7 +28,9 @@ SITE = "site"
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model that was trained on: its arrays, the epoch that was kept (0: none), and the scores on the test samples."""
+    """A model that was trained on: its arrays, the epoch that was kept (0: none), and
+    the scores on the test samples.
+    """
 
     arrays: "dict[str, Tensor]"
     epoch: int
@@ -44,7 +48,10 @@ def adapt(arguments: argparse.Namespace) -> int:
     found = adapted(arrays, settings, arguments.data, arguments.epochs, str(arguments.model))
     for name, scores in (("before", found.before), ("after", found.after)):
         leading = leading_of(scores)
-        shown = f"{leading} {metric_text(leading, scores[leading])}, on {scores['test-samples']} test samples"
+        shown = (
+            f"{leading} {metric_text(leading, scores[leading])}, on {scores['test-samples']} "
+            "test samples"
+        )
         print(f"{name + ':':<8}loss {scores['loss']:.4f}, {shown}")
     best = f"epoch {found.epoch} of {arguments.epochs}"
     worse = f"the model as it was: none of {arguments.epochs} epochs was better"
@@ -65,7 +72,12 @@ def write(arrays: "dict[str, Tensor]", metadata: dict[str, str], out: Path) -> N
     from fedapps.results.files import replace as written
 
     try:
-        written(out, lambda path: save_file({name: tensor.contiguous() for name, tensor in arrays.items()}, path, metadata))
+        written(
+            out,
+            lambda path: save_file(
+                {name: tensor.contiguous() for name, tensor in arrays.items()}, path, metadata
+            ),
+        )
     except (OSError, SafetensorError) as error:
         raise UserError(f"{out}: cannot be written ({error})") from None
 
@@ -78,18 +90,34 @@ def with_choices(settings: Settings, arguments: argparse.Namespace) -> Settings:
         raise UserError(f"--validation {arguments.validation:g}: must be above 0 and at most 0.6")
     given = {"learning_rate": arguments.rate, "batch_size": arguments.batch_size}
     try:
-        train = replace(settings.train, lr_decay=1.0, compile="off", **{k: v for k, v in given.items() if v is not None})
+        train = replace(
+            settings.train,
+            lr_decay=1.0,
+            compile="off",
+            **{k: v for k, v in given.items() if v is not None},
+        )
     except ValueError as error:
-        raise UserError(str(error).replace("learning-rate", "--rate").replace("batch-size", "--batch-size")) from None
+        raise UserError(
+            str(error).replace("learning-rate", "--rate").replace("batch-size", "--batch-size")
+        ) from None
     data, problem = replace(settings.data, validation=arguments.validation), settings.problem
-    problem = replace(problem, validation=arguments.validation) if hasattr(problem, "validation") else problem  # of a table
+    # of a table
+    problem = (
+        replace(problem, validation=arguments.validation)
+        if hasattr(problem, "validation")
+        else problem
+    )
     return replace(settings, train=train, data=data, problem=problem, device="cpu")
 
 
-def adapted(arrays: "dict[str, Tensor]", settings: Settings, data: Path, epochs: int, name: str) -> Adapted:
-    """Return the model after the epoch whose loss on the validation samples in ``data`` is the least.
+def adapted(
+    arrays: "dict[str, Tensor]", settings: Settings, data: Path, epochs: int, name: str
+) -> Adapted:
+    """Return the model after the epoch whose loss on the validation samples in ``data``
+    is the least.
 
-    ``name``: of the model, for error messages. Raises ``UserError`` if model and samples do not fit.
+    ``name``: of the model, for error messages. Raises ``UserError`` if model and
+    samples do not fit.
     """
     import torch
 
@@ -102,7 +130,9 @@ def adapted(arrays: "dict[str, Tensor]", settings: Settings, data: Path, epochs:
     one_thread()
     net = task.work_model()
     check_arrays(name, arrays, net)
-    client = FedAvgClient(task.model_fn, task.client_data(SITE, 1), SITE, model=net, objective=task.objective)
+    client = FedAvgClient(
+        task.model_fn, task.client_data(SITE, 1), SITE, model=net, objective=task.objective
+    )
     net.load_state_dict(arrays)
     before, best = client.score(client.data.test), client.score(client.data.validation)["loss"]
     kept, chosen = client.scored([], {}, {}), 0

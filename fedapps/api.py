@@ -1,7 +1,9 @@
-"""Runs, sweeps and comparisons from Python: ``import fedapps; run = fedapps.run(method="superfed-mm", num_rounds=20)``.
+"""Runs, sweeps and comparisons from Python: ``import fedapps; run =
+fedapps.run(method="superfed-mm", num_rounds=20)``.
 
-What `fedapps run`, `sweep` and `compare` do, with their settings, checks, engines and folders; the commands stand on the same parts.
-Importing fedapps imports none of this: ``fedapps.run`` and the others are found when they are first used.
+What `fedapps run`, `sweep` and `compare` do, with their settings, checks, engines and
+folders; the commands stand on the same parts. Importing fedapps imports none of this:
+``fedapps.run`` and the others are found when they are first used.
 """
 
 import argparse
@@ -52,22 +54,36 @@ def run(
 ) -> "Run":
     """Run a method and return its results.
 
-    ``settings``: those of `fedapps run` by name; a table is a dictionary: ``num_rounds=20, data={"alpha": 0.1}``. ``out``: the
-    results folder, by default results/METHOD-TASK-seedN; ``overwrite`` and ``resume`` as the flags of the command. ``progress``:
-    whether to show it. ``workers``, ``gpus_per_client``: for engine "ray"; ``deployment``: the folder of one, for engine "deployment".
+    ``settings``: those of `fedapps run` by name; a table is a dictionary:
+    ``num_rounds=20, data={"alpha": 0.1}``. ``out``: the results folder, by default
+    results/METHOD-TASK-seedN; ``overwrite`` and ``resume`` as the flags of the command.
+    ``progress``: whether to show it. ``workers``, ``gpus_per_client``: for engine
+    "ray"; ``deployment``: the folder of one, for engine "deployment".
 
-    Raises ``UserError`` for a mistake, before anything starts; ``RunFailed``; and ``KeyboardInterrupt``, after which ``resume=True``
-    goes on.
+    Raises ``UserError`` for a mistake, before anything starts; ``RunFailed``; and
+    ``KeyboardInterrupt``, after which ``resume=True`` goes on.
     """
     if engine not in ENGINES:
         raise UserError(f"engine = {engine!r}: choose one of {', '.join(ENGINES)}")
     arguments = argparse.Namespace(
-        engine=engine, out=None if out is None else Path(out), overwrite=overwrite, resume=resume, workers=workers,
-        gpus_per_client=gpus_per_client, deployment=Path(deployment), ray_address=None, node_per_client=False, port=None, no_wall=False,
-    )  # fmt: skip
+        engine=engine,
+        out=None if out is None else Path(out),
+        overwrite=overwrite,
+        resume=resume,
+        workers=workers,
+        gpus_per_client=gpus_per_client,
+        deployment=Path(deployment),
+        ray_address=None,
+        node_per_client=False,
+        port=None,
+        no_wall=False,
+    )
     given = flat({"method": method, **settings})
     if several := next((key for key, value in given.items() if isinstance(value, list)), ""):
-        raise UserError(f"{several} = {given[several]!r}: a run has one value of each setting: fedapps.sweep takes lists")
+        raise UserError(
+            f"{several} = {given[several]!r}: a run has one value of each setting: fedapps.sweep "
+            "takes lists"
+        )
     if out is not None:
         given["out"] = str(out)
     if gpus_per_client:
@@ -79,7 +95,9 @@ def run(
 
 
 def load(folder: str | Path) -> "Run":
-    """Return the results in the folder of a run. Raises ``UserError`` if it holds none."""
+    """Return the results in the folder of a run. Raises ``UserError`` if it holds
+    none.
+    """
     return Run(run_folder(Path(folder)))
 
 
@@ -95,15 +113,19 @@ def sweep(
     progress: bool = True,
     **settings: Any,
 ) -> Sweep:
-    """Run a grid of settings and return its table and its runs; what is finished already is not run again.
+    """Run a grid of settings and return its table and its runs; what is finished
+    already is not run again.
 
-    ``file``: the experiment file of `fedapps sweep`; without one the settings alone say what varies: a list is an axis,
-    ``method=["fedavg", "local"], seed=[0, 1, 2]``; ``axis``, ``when`` and ``sweep`` are the tables of such a file. ``out``: the results
-    folder, by default results/sweep-FILE, or results/sweep. ``jobs``: runs at a time, 0 for as many as there are cores. The others
-    are the flags of the command; ``data_folder`` is its --data.
+    ``file``: the experiment file of `fedapps sweep`; without one the settings alone say
+    what varies: a list is an axis, ``method=["fedavg", "local"], seed=[0, 1, 2]``;
+    ``axis``, ``when`` and ``sweep`` are the tables of such a file. ``out``: the results
+    folder, by default results/sweep-FILE, or results/sweep. ``jobs``: runs at a time, 0
+    for as many as there are cores. The others are the flags of the command;
+    ``data_folder`` is its --data.
 
-    Raises ``UserError`` for a mistake, before anything starts; ``RunFailed`` if runs failed, after the tables are written; and
-    ``KeyboardInterrupt``, after which the same call goes on.
+    Raises ``UserError`` for a mistake, before anything starts; ``RunFailed`` if runs
+    failed, after the tables are written; and ``KeyboardInterrupt``, after which the
+    same call goes on.
     """
     if engine not in ENGINES[:2]:
         raise UserError(f"engine = {engine!r}: choose one of {', '.join(ENGINES[:2])}")
@@ -123,7 +145,10 @@ def sweep(
     results, failed = carry_out_sweep(plan, folder, missing[folder], way, words, _console(progress))
     if failed or results is None:
         name, reason = next(iter(failed.items()), ("", ""))
-        raise RunFailed(f"{len(failed)} of {len(plan.points)} runs, the first {name}: {reason}; the same call goes on with them")
+        raise RunFailed(
+            f"{len(failed)} of {len(plan.points)} runs, the first {name}: {reason}; the same call "
+            "goes on with them"
+        )
     return Sweep(folder, results)
 
 
@@ -135,18 +160,26 @@ def compare(
 ) -> Comparison:
     """Return runs beside each other: their table, what each client gains, plots.
 
-    ``runs``: runs, sweeps (all their runs) or results folders, also in lists. ``reference``: the run over which gains are measured, by
-    default the first of method local. ``worst``: the share of the clients that are the worst. ``out``: a folder for the files that
-    `fedapps compare` writes, by default none.
+    ``runs``: runs, sweeps (all their runs) or results folders, also in lists.
+    ``reference``: the run over which gains are measured, by default the first of method
+    local. ``worst``: the share of the clients that are the worst. ``out``: a folder for
+    the files that `fedapps compare` writes, by default none.
     """
     if not 0 < worst <= 1:
         raise UserError(f"worst = {worst!r}: must be above 0 and at most 1")
-    found = compared(list(_folders(runs)), worst, None if reference is None else next(_folders([reference])))
-    return Comparison(found, None if out is None else write_comparison(found, Path(out).expanduser()).out.absolute())
+    found = compared(
+        list(_folders(runs)), worst, None if reference is None else next(_folders([reference]))
+    )
+    return Comparison(
+        found,
+        None if out is None else write_comparison(found, Path(out).expanduser()).out.absolute(),
+    )
 
 
 def partition(**settings: Any) -> Partition:
-    """Return who gets what under these settings, before anything trains: what `fedapps data` shows."""
+    """Return who gets what under these settings, before anything trains: what `fedapps
+    data` shows.
+    """
     return Partition(*deal_for(completed(flat(settings))))
 
 
@@ -167,14 +200,21 @@ def _console(shown: bool) -> Console | None:
 
 
 def _grid(settings: Mapping[str, Any], scale: str) -> Grid:
-    """Return the grid that settings mean: tables as a file has them, except that settings are named as from Python."""
+    """Return the grid that settings mean: tables as a file has them, except that
+    settings are named as from Python.
+    """
     tables = {name: settings[name] for name in ("axis", "when", "sweep") if name in settings}
-    given: dict[str, Any] = dict(flat({name: value for name, value in settings.items() if name not in tables}))
+    given: dict[str, Any] = dict(
+        flat({name: value for name, value in settings.items() if name not in tables})
+    )
     for name, cases in tables.get("axis", {}).items():
         given.setdefault("axis", {})[name] = {label: flat(case) for label, case in cases.items()}
     for rule in tables.get("when", ()):
         given.setdefault("when", []).append(
-            {**flat({k: v for k, v in rule.items() if k != "set"}), "set": flat(rule.get("set", {}))}
+            {
+                **flat({k: v for k, v in rule.items() if k != "set"}),
+                "set": flat(rule.get("set", {})),
+            }
         )
     if "sweep" in tables:
         given["sweep"] = {kebab(name): value for name, value in tables["sweep"].items()}
@@ -185,7 +225,9 @@ def _grid(settings: Mapping[str, Any], scale: str) -> Grid:
 
 
 def flat(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
-    """Return settings as flat keys: ``{"data": {"min_samples": 5}}`` is ``{"data.min-samples": 5}``."""
+    """Return settings as flat keys: ``{"data": {"min_samples": 5}}`` is
+    ``{"data.min-samples": 5}``.
+    """
     out: dict[str, Any] = {}
     for name, value in settings.items():
         key = f"{table}{kebab(name)}"
@@ -194,14 +236,22 @@ def flat(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return paths as text and numbers of numpy as Python's. Raises ``UserError`` for code, which other processes know by name."""
+    """Return paths as text and numbers of numpy as Python's. Raises ``UserError`` for
+    code, which other processes know by name.
+    """
     if isinstance(value, list | tuple):
         return [_plain(key, one) for one in value]
     if callable(value):
-        module, name = getattr(value, "__module__", "MODULE"), getattr(value, "__qualname__", "NAME")
+        module, name = (
+            getattr(value, "__module__", "MODULE"),
+            getattr(value, "__qualname__", "NAME"),
+        )
         place = "write it to a file, my_code.py, and name it" if module == "__main__" else "name it"
         module = "my_code" if module == "__main__" else module
-        raise UserError(f"{key}: is code, which other processes must find, too: {place} as text, '{module}:{name}'")
+        raise UserError(
+            f"{key}: is code, which other processes must find, too: {place} as text, "
+            f"'{module}:{name}'"
+        )
     if isinstance(value, Path):
         return str(value)
     return value.item() if isinstance(value, np.generic) else value

@@ -1,7 +1,9 @@
-"""The index of results, docs/results/README.md: what papers claim, what came of it here, and the command that repeats it.
+"""The index of results, docs/results/README.md: what papers claim, what came of it
+here, and the command that repeats it.
 
-It is generated from tables ``[[claim]]`` in the files of ``experiments/PAPER/``; each folder has a ``paper.toml`` with the paper's
-``title``, the ``page`` of its results, and the claims that have no experiment of their own.
+It is generated from tables ``[[claim]]`` in the files of ``experiments/PAPER/``; each
+folder has a ``paper.toml`` with the paper's ``title``, the ``page`` of its results, and
+the claims that have no experiment of their own.
 """
 
 import tomllib
@@ -16,9 +18,12 @@ from fedapps.errors import UserError
 VERDICTS = ("holds", "holds in part", "does not hold", "not tried")
 PAPER = "paper.toml"
 READING = (
-    "Accuracy is that of each client on its own test samples (a fifth of what it holds), of the model that the method gives it; then "
-    "mean, standard deviation and mean of the worst tenth over the clients. ECE (15 bins) is the mean over clients. *Global* is the "
-    "one federated model on the same samples. Bytes are those of all training messages. † marks what was computed aside: no command "
+    "Accuracy is that of each client on its own test samples (a fifth of what it holds), of the "
+    "model that the method gives it; then "
+    "mean, standard deviation and mean of the worst tenth over the clients. ECE (15 bins) is the "
+    "mean over clients. *Global* is the "
+    "one federated model on the same samples. Bytes are those of all training messages. † marks "
+    "what was computed aside: no command "
     "here prints it."
 )
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
@@ -28,9 +33,11 @@ START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->
 class Claim:
     """One row of the index.
 
-    ``item``: the table or figure. ``says``: what the paper says. ``have``: what we have, for ``not tried`` why not. ``verdict``: one of
-    ``VERDICTS``. ``section``: of the page, an anchor. ``scale``: the one whose numbers are told. ``command``: instead of the sweep of
-    the file. ``minutes``: on two cores, 0 if unknown. ``seeds``: how many.
+    ``item``: the table or figure. ``says``: what the paper says. ``have``: what we
+    have, for ``not tried`` why not. ``verdict``: one of ``VERDICTS``. ``section``: of
+    the page, an anchor. ``scale``: the one whose numbers are told. ``command``: instead
+    of the sweep of the file. ``minutes``: on two cores, 0 if unknown. ``seeds``: how
+    many.
     """
 
     item: str
@@ -50,7 +57,9 @@ class Claim:
             if not getattr(self, name):
                 raise ValueError(f"{name}: must say something")
         if self.verdict != "not tried" and not (self.section and self.minutes and self.seeds):
-            raise ValueError(f"{self.item}: section, minutes and seeds are needed unless it is not tried")
+            raise ValueError(
+                f"{self.item}: section, minutes and seeds are needed unless it is not tried"
+            )
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,9 @@ class Paper:
 
 
 def papers(root: Path) -> list[Paper]:
-    """Return the papers of ``root``/experiments, by the names of their folders. Raises ``UserError``."""
+    """Return the papers of ``root``/experiments, by the names of their folders. Raises
+    ``UserError``.
+    """
     return [_paper(path) for path in sorted((root / "experiments").glob(f"*/{PAPER}"))]
 
 
@@ -94,7 +105,11 @@ def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
             raise UserError(f"{path}: claim.{unknown[0]}: choose of {', '.join(sorted(known))}")
         if "sweep" in table and "command" not in entry:
             name = f"experiments/{path.parent.name}/{path.name}"
-            entry = {**entry, "command": f"fedapps sweep {name}" + (f" --scale {entry['scale']}" if entry.get("scale") else "")}
+            entry = {
+                **entry,
+                "command": f"fedapps sweep {name}"
+                + (f" --scale {entry['scale']}" if entry.get("scale") else ""),
+            }
         try:
             yield Claim(**entry)
         except (ValueError, TypeError) as error:
@@ -105,17 +120,22 @@ def index(root: Path) -> str:
     """Return the text of the index."""
     found = papers(root)
     all_claims = [claim for paper in found for claim in paper.claims]
-    counts = ", ".join(f"{sum(claim.verdict == verdict for claim in all_claims)} {verdict}" for verdict in VERDICTS)
+    counts = ", ".join(
+        f"{sum(claim.verdict == verdict for claim in all_claims)} {verdict}" for verdict in VERDICTS
+    )
     lines = [
         "# Results",
         "",
         START,
         "",
-        "What the papers say, what came of it here, and the command that repeats it: one row a claim, with a link to the numbers. "
+        "What the papers say, what came of it here, and the command that repeats it: one row a "
+        "claim, with a link to the numbers. "
         f"Of {len(all_claims)} claims: {counts}.",
         "",
-        "Minutes are those of two cores, rough ones; *seeds* how many there are behind the numbers, and one seed is no proof of "
-        "anything. What a paper does not claim itself is marked *(ours)*. `--data DIR` lets a command read its data from `DIR/mnist`, "
+        "Minutes are those of two cores, rough ones; *seeds* how many there are behind the "
+        "numbers, and one seed is no proof of "
+        "anything. What a paper does not claim itself is marked *(ours)*. `--data DIR` lets a "
+        "command read its data from `DIR/mnist`, "
         "`DIR/shakespeare` and so on. All of a paper, small:",
         "",
         "```sh",
@@ -138,7 +158,11 @@ def index(root: Path) -> str:
 
 
 def _row(claim: Claim, page: str) -> str:
-    verdict = f"[**{claim.verdict}**]({page}#{claim.section})" if claim.section else f"**{claim.verdict}**"
+    verdict = (
+        f"[**{claim.verdict}**]({page}#{claim.section})"
+        if claim.section
+        else f"**{claim.verdict}**"
+    )
     cells = (
         claim.item,
         claim.says,
@@ -153,4 +177,6 @@ def _row(claim: Claim, page: str) -> str:
 
 def anchor(heading: str) -> str:
     """Return the name by which a heading is linked."""
-    return "".join(char for char in heading.lower() if char.isalnum() or char in "_- ").replace(" ", "-")
+    return "".join(char for char in heading.lower() if char.isalnum() or char in "_- ").replace(
+        " ", "-"
+    )

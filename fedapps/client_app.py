@@ -1,7 +1,7 @@
 """Flower's ClientApp, which runs for every client.
 
-A SuperNode starts a process for every message, the first of which only asks for the client's identity: imports are deferred until a
-client is needed.
+A SuperNode starts a process for every message, the first of which only asks for the
+client's identity: imports are deferred until a client is needed.
 """
 # ruff: noqa: E402 - what is hidden by another package of its name is said before it is missed
 
@@ -24,7 +24,9 @@ def client_fn(context: Context) -> NumPyClient:
 
 
 def check(context: Context) -> None:
-    """Read this site's own data, so that errors are reported before the first round. Dealt data have been checked by the server."""
+    """Read this site's own data, so that errors are reported before the first round.
+    Dealt data have been checked by the server.
+    """
     described = any(value for key, value in context.run_config.items() if key.startswith("sites."))
     if described or "data" in context.node_config:
         from fedapps.client_factory import check_data

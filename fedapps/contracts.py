@@ -1,6 +1,8 @@
-"""The contract of every strategy, as a table for the documentation: what its clients receive, must reply and keep.
+"""The contract of every strategy, as a table for the documentation: what its clients
+receive, must reply and keep.
 
-Each strategy's module says it in its docstring, in the paragraph that begins with "Contract".
+Each strategy's module says it in its docstring, in the paragraph that begins with
+"Contract".
 """
 
 import inspect
@@ -20,7 +22,9 @@ PARAGRAPH = re.compile(r"^Contract(?: of .*?)?[.:] (.*?)(?=\n\n|\Z)", re.MULTILI
 
 
 def contract_of(module: ModuleType) -> str:
-    """Return the contract of a strategy's module in Markdown, on one line; "" if it says none."""
+    """Return the contract of a strategy's module in Markdown, on one line; "" if it
+    says none.
+    """
     found = PARAGRAPH.search(inspect.getdoc(module) or "")
     if not found:
         return ""
@@ -29,14 +33,18 @@ def contract_of(module: ModuleType) -> str:
 
 
 def modules_of(folder: Path) -> dict[str, list[str]]:
-    """Return the names of the concrete strategies in every module of the folder ``strategies``."""
+    """Return the names of the concrete strategies in every module of the folder
+    ``strategies``.
+    """
     out = {}
     for path in sorted(folder.glob("[!_]*.py")):
         module = import_module(f"strategies.{path.stem}")
         kinds = [
             name
             for name, kind in inspect.getmembers(module, inspect.isclass)
-            if issubclass(kind, Strategy) and kind.__module__ == module.__name__ and not name.startswith("_")
+            if issubclass(kind, Strategy)
+            and kind.__module__ == module.__name__
+            and not name.startswith("_")
         ]
         if kinds:
             out[module.__name__] = kinds
@@ -44,7 +52,9 @@ def modules_of(folder: Path) -> dict[str, list[str]]:
 
 
 def strategies_of(name: str, method: Method) -> list[str]:
-    """Return the names of what a method's factory builds: the capitalised names that it, or a function that it calls, uses."""
+    """Return the names of what a method's factory builds: the capitalised names that
+    it, or a function that it calls, uses.
+    """
     factory = method.strategy or method.wrap
     if factory is None:
         return ["WarmStart"]
@@ -74,13 +84,17 @@ def table(folder: Path, methods: Mapping[str, Method]) -> str:
     rows = ["| strategy | method | contract |", "| --- | --- | --- |"]
     for module, kinds in modules_of(folder).items():
         own = [name for name, used in built.items() if set(used) & set(kinds)]
-        cells = (", ".join(f"`{word}`" for word in words) or "(a wrapper)" for words in (kinds, own))
+        cells = (
+            ", ".join(f"`{word}`" for word in words) or "(a wrapper)" for words in (kinds, own)
+        )
         rows.append(f"| {' | '.join(cells)} | {contract_of(import_module(module))} |")
     return "\n".join(rows)
 
 
 def with_contracts(text: str, folder: Path, methods: Mapping[str, Method]) -> str:
-    """Return a page with the table between its markers; a page without them as it is."""
+    """Return a page with the table between its markers; a page without them as it
+    is.
+    """
     head, found, rest = text.partition(START)
     _, closed, tail = rest.partition(END)
     return f"{head}{START}\n{table(folder, methods)}\n\n{END}{tail}" if found and closed else text

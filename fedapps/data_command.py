@@ -1,4 +1,6 @@
-"""`fedapps data`: who gets what, before anything trains: samples by client and class, what looks wrong, and a picture."""
+"""`fedapps data`: who gets what, before anything trains: samples by client and class,
+what looks wrong, and a picture.
+"""
 
 import argparse
 import sys
@@ -18,16 +20,19 @@ if TYPE_CHECKING:
 
 #: So many classes have a column of their own, so many clients a row.
 MAX_CLASSES, MAX_CLIENTS = 12, 60
-#: A client with fewer test samples is a coin toss: one sample is a third of its accuracy.
+#: A client with fewer test samples is a coin toss: one sample is a third of its
+#: accuracy.
 FEW_TESTS = 3
 
 
 @dataclass(frozen=True)
 class Deal:
-    """What each of K clients gets: ``counts`` (K, 3, C), by class, samples to train on, to validate with and to be scored on.
+    """What each of K clients gets: ``counts`` (K, 3, C), by class, samples to train on,
+    to validate with and to be scored on.
 
-    A client that validates on its training samples has none of its own for that. Where ``numbers`` are predicted, the classes are the
-    quarters of their range (of the first of several) with as many samples each.
+    A client that validates on its training samples has none of its own for that. Where
+    ``numbers`` are predicted, the classes are the quarters of their range (of the first
+    of several) with as many samples each.
     """
 
     names: tuple[str, ...]
@@ -47,10 +52,17 @@ class Deal:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print the partition that the settings describe, and draw it if asked to; return the exit status."""
+    """Print the partition that the settings describe, and draw it if asked to; return
+    the exit status.
+    """
     from fedapps.run_command import settings_of
 
-    arguments.resume, arguments.nodes, arguments.out, arguments.gpus_per_client = False, None, None, 0.0
+    arguments.resume, arguments.nodes, arguments.out, arguments.gpus_per_client = (
+        False,
+        None,
+        None,
+        0.0,
+    )
     deal, settings, notes = deal_for(settings_of(arguments))
     print_table(deal, settings)
     for line in notes:
@@ -62,7 +74,9 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
-    """Return what settings deal, the settings with the number of clients, and what is to be said of it. Raises ``UserError``."""
+    """Return what settings deal, the settings with the number of clients, and what is
+    to be said of it. Raises ``UserError``.
+    """
     from fedapps.assembly import build_task
     from fedapps.prepare import with_clients
 
@@ -79,18 +93,26 @@ def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
 
 
 def copies_in(task: Any, num_clients: int) -> list[str]:
-    """Return a line for each kind of sample that is there more than once: scores on what was trained on say too much."""
+    """Return a line for each kind of sample that is there more than once: scores on
+    what was trained on say too much.
+    """
     if not hasattr(task, "split"):
         return []
     parts = [task.split(client, num_clients) for client in range(num_clients)]
     trained = [np.concatenate([train, held_back]) for train, held_back, _ in parts]
     scored, twice = copies(task.images.pixels, trained, [test for *_, test in parts])
-    out = [f"{scored} samples to be scored on are copies of ones that somebody trains on"] if scored else []
+    out = (
+        [f"{scored} samples to be scored on are copies of ones that somebody trains on"]
+        if scored
+        else []
+    )
     return [*out, f"{twice} samples to train on are copies of another client's"] if twice else out
 
 
 def means_predicted(task: Any, num_clients: int) -> list[str]:
-    """Return a line for each predictor that needs no training: the mean of the training targets, over all clients or each one's own."""
+    """Return a line for each predictor that needs no training: the mean of the training
+    targets, over all clients or each one's own.
+    """
     parts = [task.target_parts(client, num_clients) for client in range(num_clients)]
     everyone = np.concatenate([train for train, _, _ in parts]).mean(0)
     out = []
@@ -98,16 +120,27 @@ def means_predicted(task: Any, num_clients: int) -> list[str]:
         ("all clients' training targets", [everyone] * num_clients),
         ("each client's own training targets", [train.mean(0) for train, _, _ in parts]),
     ):
-        sums = [(len(y), error_sums(np.broadcast_to(mean, y.shape), y)) for mean, (_, _, y) in zip(means, parts, strict=True)]
+        sums = [
+            (len(y), error_sums(np.broadcast_to(mean, y.shape), y))
+            for mean, (_, _, y) in zip(means, parts, strict=True)
+        ]
         own, together = [errors_of(*part)["rmse"] for part in sums], errors_of(*pooled(sums))
-        told = f"RMSE {np.mean(own):.4g} (mean over clients), {max(own):.4g} (worst), {together['rmse']:.4g} (all samples)"
+        told = (
+            f"RMSE {np.mean(own):.4g} (mean over clients), {max(own):.4g} (worst), "
+            f"{together['rmse']:.4g} (all samples)"
+        )
         out.append(f"to be beaten, predicting the mean of {name}: {told}")
     return out
 
 
 def quarters(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[NDArray[np.int64]]]]:
-    """Return the quarters of the targets, and in which of them each client's samples are."""
-    parts = [[part[:, 0] for part in task.target_parts(client, num_clients)] for client in range(num_clients)]
+    """Return the quarters of the targets, and in which of them each client's samples
+    are.
+    """
+    parts = [
+        [part[:, 0] for part in task.target_parts(client, num_clients)]
+        for client in range(num_clients)
+    ]
     cuts = np.quantile(np.concatenate([train for train, *_ in parts]), (0.25, 0.5, 0.75))
     low, middle, high = (f"{cut:.4g}" for cut in cuts)
     names = (f"up to {low}", f"to {middle}", f"to {high}", "above")
@@ -118,15 +151,24 @@ def deal_of(task: Any, num_clients: int) -> Deal:
     """Return what a task deals. Raises ``UserError`` if its samples have no class."""
     if hasattr(task, "target_parts"):
         classes, numbered = quarters(task, num_clients)
-        counts = np.array([[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered])
+        counts = np.array(
+            [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered]
+        )
         return Deal(names_of(task, num_clients), classes, counts, numbers=True)
     labels = [_labels(task, client, num_clients) for client in range(num_clients)]
     if any(part.ndim > 1 for parts in labels for part in parts):
-        raise UserError(f"fedapps data: the samples of task {task.name!r} are sequences, which have no class to show")
+        raise UserError(
+            f"fedapps data: the samples of task {task.name!r} are sequences, which have no class "
+            "to show"
+        )
     images = getattr(task, "images", None)
     total = max((int(part.max()) + 1 for parts in labels for part in parts if len(part)), default=1)
-    classes = images.classes if images is not None and images.classes else tuple(map(str, range(total)))
-    counts = np.array([[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels])
+    classes = (
+        images.classes if images is not None and images.classes else tuple(map(str, range(total)))
+    )
+    counts = np.array(
+        [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
+    )
     return Deal(names_of(task, num_clients), classes, counts)
 
 
@@ -135,7 +177,11 @@ def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
     images = getattr(task, "images", None)
     if images is not None and images.natural is not None:
         return tuple(images.names[images.natural[part[0]]] for part in task.partition(num_clients))
-    return tuple(task.table(num_clients).clients) if hasattr(task, "table") else tuple(map(str, range(num_clients)))
+    return (
+        tuple(task.table(num_clients).clients)
+        if hasattr(task, "table")
+        else tuple(map(str, range(num_clients)))
+    )
 
 
 def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]:
@@ -147,7 +193,9 @@ def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]
 
 
 def warnings_of(deal: Deal) -> list[str]:
-    """Return a line for each thing in a partition that makes results mean less than they seem to."""
+    """Return a line for each thing in a partition that makes results mean less than
+    they seem to.
+    """
     train, test = deal.trained, deal.counts[:, 2]
     unseen = ((test > 0) & (train == 0)).any(1)
     lonely = ((train > 0).sum(1) == 1) & (len(deal.classes) > 1)
@@ -164,8 +212,14 @@ def warnings_of(deal: Deal) -> list[str]:
         if which.any():
             out.append(f"{_count(which, deal)} {text}")
     if len(sizes) > 1 and sizes[-1] > 10 * max(1, sizes[0]):
-        out.append(f"the largest client has {sizes[-1]} samples to train on, the smallest {sizes[0]}")
-    if (nobody := [name for name, count in zip(deal.classes, train.sum(0), strict=True) if not count]) and len(nobody) < 20:
+        out.append(
+            f"the largest client has {sizes[-1]} samples to train on, the smallest {sizes[0]}"
+        )
+    if (
+        nobody := [
+            name for name, count in zip(deal.classes, train.sum(0), strict=True) if not count
+        ]
+    ) and len(nobody) < 20:
         out.append(f"nobody trains on class {', '.join(nobody)}")
     return out
 
@@ -177,7 +231,9 @@ def _count(which: NDArray[np.bool_], deal: Deal) -> str:
 
 
 def print_table(deal: Deal, settings: Any) -> None:
-    """Print a row a client, with the classes that it trains on; of more clients than fit, the smallest and the largest."""
+    """Print a row a client, with the classes that it trains on; of more clients than
+    fit, the smallest and the largest.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -185,33 +241,64 @@ def print_table(deal: Deal, settings: Any) -> None:
     few = len(deal.classes) <= MAX_CLASSES
     table = Table(box=None, pad_edge=False)
     what = "quarters" if deal.numbers else "classes"
-    heads = ["client", "train", "validation", "test", what, *(deal.classes if few else ["largest class"])]
+    heads = [
+        "client",
+        "train",
+        "validation",
+        "test",
+        what,
+        *(deal.classes if few else ["largest class"]),
+    ]
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if not place else "right")
     order = list(range(len(deal.names)))
     if len(deal.names) > MAX_CLIENTS:
         by_size = np.argsort(counts.sum(1), kind="stable")
-        order = sorted([*by_size[: MAX_CLIENTS // 2].tolist(), *by_size[-MAX_CLIENTS // 2 :].tolist()])
+        order = sorted(
+            [*by_size[: MAX_CLIENTS // 2].tolist(), *by_size[-MAX_CLIENTS // 2 :].tolist()]
+        )
     for place in order:
         most = int(counts[place].argmax())
-        by_class = [str(n or "·") for n in counts[place]] if few else [f"{deal.classes[most]}: {counts[place][most]}"]
-        table.add_row(deal.names[place], *map(str, sizes[place]), str(int((counts[place] > 0).sum())), *by_class)
+        by_class = (
+            [str(n or "·") for n in counts[place]]
+            if few
+            else [f"{deal.classes[most]}: {counts[place][most]}"]
+        )
+        table.add_row(
+            deal.names[place],
+            *map(str, sizes[place]),
+            str(int((counts[place] > 0).sum())),
+            *by_class,
+        )
     o = settings.data
     dealt = o.partition + (f" by {o.natural_id}" if o.partition == "natural" else "")
     dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
     source = getattr(settings.problem, "source", "") or settings.data.source
-    if settings.data.source == "digits" and hasattr(settings.problem, "client"):  # a table, whose clients are in it
+    # a table, whose clients are in it
+    if settings.data.source == "digits" and hasattr(settings.problem, "client"):
         source, dealt = settings.problem.source or "generated table", "those of the table"
-    print(f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} {what}{' of the targets' * deal.numbers}")
+    print(
+        f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
+        f"{what}{' of the targets' * deal.numbers}"
+    )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if len(deal.names) > MAX_CLIENTS:
         print(f"({MAX_CLIENTS} of {len(deal.names)} clients: the smallest and the largest)")
-    means = ", ".join(f"{name} {int(n.sum())}" for name, n in zip(("train", "validation", "test"), sizes.T, strict=True))
+    means = ", ".join(
+        f"{name} {int(n.sum())}"
+        for name, n in zip(("train", "validation", "test"), sizes.T, strict=True)
+    )
     total = counts.sum(1)
     if len(counts) > 1 and total.min():
         mean, low, high = (f"{100 * share:.0f} %" for share in common_share(counts))
-        print(f"{what}: two clients have {mean} of their mixtures in common, on average ({low} to {high})")
-    print(f"samples: {means}; a client learns from {total.min()} to {total.max()}, {total.mean():.0f} on average")
+        print(
+            f"{what}: two clients have {mean} of their mixtures in common, on average ({low} to "
+            f"{high})"
+        )
+    print(
+        f"samples: {means}; a client learns from {total.min()} to {total.max()}, "
+        f"{total.mean():.0f} on average"
+    )
 
 
 def picture(deal: Deal, source: str) -> bytes:
@@ -222,19 +309,28 @@ def picture(deal: Deal, source: str) -> bytes:
 
 
 def figure(deal: Deal, source: str) -> "Figure":
-    """Return a figure: the share of each class in what each client learns from, and how many samples that is."""
+    """Return a figure: the share of each class in what each client learns from, and how
+    many samples that is.
+    """
     from fedapps.results.drawing import heat, heat_key, panels, title
     from fedapps.results.theme import LIGHT as theme
 
     counts = deal.trained[:200]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    drawn, (axes,) = panels(1, 1, (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))), theme)
+    drawn, (axes,) = panels(
+        1,
+        1,
+        (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))),
+        theme,
+    )
     more = f", the first {len(counts)}" if len(counts) < len(deal.names) else ""
     title(axes, f"{Path(source).name}: classes of {len(deal.names)} clients{more}")
     colours = (theme.grid, theme.series[0], theme.ink)
     edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
     heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
-    names = [f"{name[:10]} ({total})" for name, total in zip(deal.names, counts.sum(1), strict=False)]
+    names = [
+        f"{name[:10]} ({total})" for name, total in zip(deal.names, counts.sum(1), strict=False)
+    ]
     axes.y.ticks, axes.y.down, axes.y.label = (range(len(counts)), names), True, "client (samples)"
     axes.y.size = 6.5 if len(counts) > 15 else 8.5
     if len(deal.classes) <= 30:

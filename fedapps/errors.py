@@ -1,11 +1,16 @@
-"""Errors that end a command, invalid input (exit status 2) and a failed run (exit status 1), and exit statuses."""
+"""Errors that end a command, invalid input (exit status 2) and a failed run (exit
+status 1), and exit statuses.
+"""
 
-#: Exit statuses other than 0 and 1: bad settings or input; stopped by Ctrl-C or SIGTERM.
+#: Exit statuses other than 0 and 1: bad settings or input; stopped by Ctrl-C or
+#: SIGTERM.
 USAGE_ERROR, INTERRUPTED = 2, 130
 
 
 class UserError(Exception):
-    """Bad settings or input. The message is one line: what is wrong, where, and how to fix it."""
+    """Bad settings or input. The message is one line: what is wrong, where, and how to
+    fix it.
+    """
 
 
 class RunFailed(Exception):

@@ -1,4 +1,6 @@
-"""The differences between the files of an example, for the documentation: what a method costs an app in lines."""
+"""The differences between the files of an example, for the documentation: what a method
+costs an app in lines.
+"""
 
 import difflib
 import re
@@ -9,9 +11,12 @@ FOLDER = Path("examples/quickstart/quickstart")
 
 
 def changed(folder: Path, name: str) -> list[str]:
-    """Return the lines that make ``client_app.py`` or ``server_app.py`` into the variant ``name``, beginning with - or +."""
+    """Return the lines that make ``client_app.py`` or ``server_app.py`` into the
+    variant ``name``, beginning with - or +.
+    """
     old, new = (
-        (folder / f"{file}.py").read_text(encoding="utf-8").splitlines() for file in (f"{name.partition('_')[0]}_app", name)
+        (folder / f"{file}.py").read_text(encoding="utf-8").splitlines()
+        for file in (f"{name.partition('_')[0]}_app", name)
     )
     parts = difflib.unified_diff(old, new, lineterm="", n=0)
     return [line for line in parts if not line.startswith(("---", "+++", "@@"))]
@@ -20,5 +25,10 @@ def changed(folder: Path, name: str) -> list[str]:
 def with_diffs(text: str, root: Path) -> str:
     """Return a page with the differences between its markers."""
     return MARKED.sub(
-        lambda part: f"{part[1]}\n\n```diff\n" + "\n".join(changed(root / FOLDER, part[2])) + f"\n```\n\n{part[3]}", text
+        lambda part: (
+            f"{part[1]}\n\n```diff\n"
+            + "\n".join(changed(root / FOLDER, part[2]))
+            + f"\n```\n\n{part[3]}"
+        ),
+        text,
     )

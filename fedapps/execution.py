@@ -1,4 +1,6 @@
-"""Execution of one run on a Grid of any engine: builds task and strategy, runs the rounds, writes the results folder."""
+"""Execution of one run on a Grid of any engine: builds task and strategy, runs the
+rounds, writes the results folder.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
@@ -29,7 +31,8 @@ from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run
 
 
 def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Run all rounds and return the content of summary.json; a failure is recorded there and its error raised.
+    """Run all rounds and return the content of summary.json; a failure is recorded
+    there and its error raised.
 
     ``callbacks`` run after the run's own callbacks.
     """
@@ -43,7 +46,9 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     if not done:
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
-    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, getattr(task, "groups", None))
+    recorder = Recorder(
+        folder, settings.flat(), task.name, done, strategy, getattr(task, "groups", None)
+    )
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (
@@ -64,26 +69,44 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
         new_clients=new_clients_of(folder) if done else (),
     )
     base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
-    base |= {"checkpoint-round": done, **settings.train.to_config()}  # a client may train before it is evaluated
+    # a client may train before it is evaluated
+    base |= {"checkpoint-round": done, **settings.train.to_config()}
     evaluate, train = ConfigRecord(base), ConfigRecord(base)
     if settings.evaluate_train:
         evaluate["train-loss"] = True
 
-    def tell_clients(now: Round) -> None:  # which of their stored states a resumed run could still need
+    # which of their stored states a resumed run could still need
+    def tell_clients(now: Round) -> None:
         train["checkpoint-round"] = evaluate["checkpoint-round"] = checkpoints.last
 
     try:
         result = run_rounds(
-            strategy, client_grid, arrays, settings.num_rounds, settings.timeout, train, evaluate,
-            first_round=done + 1, evaluate_every=settings.evaluate_every,
-            patience=Patience(max(settings.min_replies, settings.robust.least), settings.max_failed_rounds),
-            callbacks=[recorder, checkpoints, *([image_grids] if image_grids else []), tell_clients,
-                       *([trackers] if trackers else []), *callbacks],
+            strategy,
+            client_grid,
+            arrays,
+            settings.num_rounds,
+            settings.timeout,
+            train,
+            evaluate,
+            first_round=done + 1,
+            evaluate_every=settings.evaluate_every,
+            patience=Patience(
+                max(settings.min_replies, settings.robust.least), settings.max_failed_rounds
+            ),
+            callbacks=[
+                recorder,
+                checkpoints,
+                *([image_grids] if image_grids else []),
+                tell_clients,
+                *([trackers] if trackers else []),
+                *callbacks,
+            ],
             log_result=False,  # the results folder holds it
             new_epochs=[1, settings.new_epochs],
-        )  # fmt: skip
+        )
     except BaseException as error:
-        if isinstance(error, TooFewReplies):  # raised between two rounds, so the current state can be resumed
+        # raised between two rounds, so the current state can be resumed
+        if isinstance(error, TooFewReplies):
             checkpoints.keep_last()
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         status = "interrupted" if stopped else "failed"
@@ -106,27 +129,38 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
 
 
 def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:
-    """Return the page of the run's counters for Prometheus, to be entered while the run lasts."""
+    """Return the page of the run's counters for Prometheus, to be entered while the run
+    lasts.
+    """
     folder = Path(settings.out)
     labels = {"run": folder.name, "method": settings.method, "task": task}
-    return served(Counts(folder, labels, settings.num_rounds), settings.metrics_port, settings.metrics_host)
+    return served(
+        Counts(folder, labels, settings.num_rounds), settings.metrics_port, settings.metrics_host
+    )
 
 
 def track(settings: Settings, folder: Path, done: int, recorder: Recorder) -> Trackers:
     """Return the callback that tells the trackers of a run."""
     told = {key: value for key, value in settings.flat().items() if key not in ("out", "resume")}
     return Trackers(
-        names_of(settings.track), Tracked(folder, told, done, settings.track_to), lambda: (recorder.row, recorder.clients)
+        names_of(settings.track),
+        Tracked(folder, told, done, settings.track_to),
+        lambda: (recorder.row, recorder.clients),
     )
 
 
-def open_folder(folder: Path, settings: Settings, checkpoints: Checkpoints) -> tuple[int, ArrayRecord]:
-    """Return (rounds done, model) of the checkpoint to resume from, or (0, empty record) for a new folder. Raises ``UserError``."""
+def open_folder(
+    folder: Path, settings: Settings, checkpoints: Checkpoints
+) -> tuple[int, ArrayRecord]:
+    """Return (rounds done, model) of the checkpoint to resume from, or (0, empty
+    record) for a new folder. Raises ``UserError``.
+    """
     used = [name for name in FILES if name != "run.log" and (folder / name).exists()]
     if not settings.resume:
         if used:
             raise UserError(
-                f"{folder} holds a run already ({', '.join(used[:3])}): add --overwrite or --resume, or another --out"
+                f"{folder} holds a run already ({', '.join(used[:3])}): add --overwrite or "
+                "--resume, or another --out"
             )
         return 0, ArrayRecord()
     check_resumable(folder, settings.flat(), default_config(settings.flat()))

@@ -1,9 +1,12 @@
-"""`fedapps export DIR --client 7`: the model that a client of a finished run was scored with, as named arrays and as a program.
+"""`fedapps export DIR --client 7`: the model that a client of a finished run was scored
+with, as named arrays and as a program.
 
-Without a client: the run's global model. Either file also says which net it is of (``model_files``).
+Without a client: the run's global model. Either file also says which net it is of
+(``model_files``).
 
-What the server would send for the run's last evaluation is made from the folder, the client answers it from what it keeps there, and
-the model with which it does is written, once its scores are those that the run recorded.
+What the server would send for the run's last evaluation is made from the folder, the
+client answers it from what it keeps there, and the model with which it does is written,
+once its scores are those that the run recorded.
 """
 
 import argparse
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
     from clients.base.store import DiskStore
     from fedapps.data.scaling import Scale
 
-#: How far scores may be from the recorded ones: those of another machine, not of another model.
+#: How far scores may be from the recorded ones: those of another machine, not of
+#: another model.
 TOLERANCE = 1e-3
 
 
@@ -49,12 +53,21 @@ def export(arguments: argparse.Namespace) -> int:
     settings = settings_in(arguments.run, own=True)
     task = build_task(settings)
     metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
-    if (scale := scale_of(settings, task, arguments.client)) is not None:  # for whoever loads it without this project
-        metadata |= {name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")}
+    # for whoever loads it without this project
+    if (scale := scale_of(settings, task, arguments.client)) is not None:
+        metadata |= {
+            name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")
+        }
     if hasattr(task, "input_scale"):
-        metadata |= {name: json.dumps(values) for name, values in task.input_scale(settings.num_clients).items()}
+        metadata |= {
+            name: json.dumps(values)
+            for name, values in task.input_scale(settings.num_clients).items()
+        }
     if hasattr(task, "target_scale"):  # what is predicted is center + scale * output
-        metadata |= {f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist()) for name in ("center", "scale")}
+        metadata |= {
+            f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist())
+            for name in ("center", "scale")
+        }
     save_file(arrays, out, metadata=metadata)
     print(f"written: {out} ({', '.join(f'{name} {value}' for name, value in scores.items())})")
     if arguments.program:
@@ -64,7 +77,9 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None":
-    """Return how the samples of a client (``None``: of all) are scaled; ``None`` if they are not, or only where they are."""
+    """Return how the samples of a client (``None``: of all) are scaled; ``None`` if
+    they are not, or only where they are.
+    """
     if settings.sites.own or not hasattr(task, "common_scale") or task.standardise == "none":
         return None
     if task.standardise == "sums":
@@ -73,46 +88,73 @@ def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None
 
 
 def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the same of the global model; some client for a ``program``, else ``None``. Raises ``UserError`` if it is no net's."""
+    """Return the same of the global model; some client for a ``program``, else
+    ``None``. Raises ``UserError`` if it is no net's.
+    """
     import torch
 
     settings, run = settings_in(folder, own=not program), read_run(folder)
     task = build_task(settings)
     arrays = net_arrays(settings, task, run)
     one_thread()
-    client: Any = build_client(settings, task, 0, settings.num_clients, store_in(folder, 0)) if program else None
+    client: Any = (
+        build_client(settings, task, 0, settings.num_clients, store_in(folder, 0))
+        if program
+        else None
+    )
     facts = {"method": settings.method, "round": run.rounds_completed}
-    return client, facts, {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+    return (
+        client,
+        facts,
+        {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()},
+    )
 
 
 def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
-    """Return the client, what is known of its model (method, round, scores, lambda or alpha) and the arrays by name.
+    """Return the client, what is known of its model (method, round, scores, lambda or
+    alpha) and the arrays by name.
 
     Raises ``UserError`` if the folder does not hold what the client was scored with.
     """
     settings, run = settings_in(folder), read_run(folder)
     row = next((row for row in run.clients if str(row["client"]) == str(number)), None)
     if row is None:
-        known = ", ".join([str(row["client"]) for row in run.clients[:5]] + ["..."] * (len(run.clients) > 5))
-        raise UserError(f"--client {number}: {folder} has no scores of this client: choose one of {known}")
+        known = ", ".join(
+            [str(row["client"]) for row in run.clients[:5]] + ["..."] * (len(run.clients) > 5)
+        )
+        raise UserError(
+            f"--client {number}: {folder} has no scores of this client: choose one of {known}"
+        )
     if row.get(MARK):
-        raise UserError(f"--client {number}: it is new (num-new-clients), so that {folder} keeps nothing of it")
+        raise UserError(
+            f"--client {number}: it is new (num-new-clients), so that {folder} keeps nothing of it"
+        )
     task = build_task(settings)
     one_thread()
-    client: Any = build_client(settings, task, number, settings.num_clients, store_in(folder, number))
+    client: Any = build_client(
+        settings, task, number, settings.num_clients, store_in(folder, number)
+    )
     if not hasattr(client, "personal_state_dict"):
-        raise UserError(f"method = {settings.method!r}: its clients are scored with no torch model of their own")
+        raise UserError(
+            f"method = {settings.method!r}: its clients are scored with no torch model of their own"
+        )
     parameters, config = message(settings, task, run)
     tensors, metrics = client.personal_state_dict(parameters, config)
     name = leading_of(metrics)
     now, then = float(metrics[name]), float(row[name])
-    if abs(now - then) > TOLERANCE * (then if lower_is_better(name) else 1.0):  # an error has the targets' units
+    # an error has the targets' units
+    if abs(now - then) > TOLERANCE * (then if lower_is_better(name) else 1.0):
         raise UserError(
-            f"{folder}: client {number} was scored with {name} {then:.4f}, and what it keeps there has {now:.4f}: "
+            f"{folder}: client {number} was scored with {name} {then:.4f}, and what it keeps there "
+            f"has {now:.4f}: "
             "run with checkpoints or client-store=disk, and leave clients/ as it is"
         )
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-    return client, {"method": settings.method, "client": number, "round": config["server-round"], **numbers}, tensors
+    return (
+        client,
+        {"method": settings.method, "client": number, "round": config["server-round"], **numbers},
+        tensors,
+    )
 
 
 def store_in(folder: Path, number: int) -> "DiskStore":
@@ -123,10 +165,18 @@ def store_in(folder: Path, number: int) -> "DiskStore":
 
 
 def settings_in(folder: Path, own: bool = False) -> Settings:
-    """Return the settings of a run. Raises ``UserError`` for a folder without one, or, unless ``own``, with data that are not here."""
+    """Return the settings of a run. Raises ``UserError`` for a folder without one, or,
+    unless ``own``, with data that are not here.
+    """
     if not (folder / "settings.toml").exists() or not (folder / "model.safetensors").exists():
-        raise UserError(f"{folder} holds no finished run: it has no settings.toml and model.safetensors")
-    recorded = {key: value for key, value in read_toml(folder / "settings.toml").items() if not key.startswith("versions.")}
+        raise UserError(
+            f"{folder} holds no finished run: it has no settings.toml and model.safetensors"
+        )
+    recorded = {
+        key: value
+        for key, value in read_toml(folder / "settings.toml").items()
+        if not key.startswith("versions.")
+    }
     settings = completed({**recorded, "out": str(folder.absolute())})
     if settings.sites.own and not own:
         raise UserError(f"{folder}: the samples and models of its clients are at their sites")
@@ -134,12 +184,15 @@ def settings_in(folder: Path, own: bool = False) -> Settings:
 
 
 def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arrays and the configuration of the run's last evaluation. Raises ``UserError``."""
+    """Return the arrays and the configuration of the run's last evaluation. Raises
+    ``UserError``.
+    """
     rounds = [row["round"] for row in run.rounds if "evaluate" in row]
     if not rounds:
         raise UserError(f"{run.path}: the run has no evaluation")
     arrays = net_arrays(settings, task, run)
-    first = {"first-round": rounds[-1] + 1, "checkpoint-round": rounds[-1]}  # any version of the client's state up to then
+    # any version of the client's state up to then
+    first = {"first-round": rounds[-1] + 1, "checkpoint-round": rounds[-1]}
     config = ConfigRecord(
         {
             "seed": settings.seed,
@@ -151,12 +204,17 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
     )
     strategy = build_strategy(settings, task)
     (sent,) = strategy.configure_evaluate(rounds[-1], arrays, config, InlineGrid(ClientApp(), 1))
-    (record,), (configured,) = sent.content.array_records.values(), sent.content.config_records.values()
+    (record,), (configured,) = (
+        sent.content.array_records.values(),
+        sent.content.config_records.values(),
+    )
     return [array.numpy().copy() for array in record.values()], dict(configured)
 
 
 def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
-    """Return the arrays of a run's model. Raises ``UserError`` if they are not those of the task's net."""
+    """Return the arrays of a run's model. Raises ``UserError`` if they are not those of
+    the task's net.
+    """
     try:
         model = load_file(run.path / "model.safetensors")
     except (SafetensorError, OSError) as error:
@@ -168,13 +226,19 @@ def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
 
 
 def write_program(client: "FedAvgClient", tensors: dict[str, Any], path: Path) -> None:
-    """Write the net with these arrays as a program of PyTorch (``torch.export``), for batches of any size. Raises ``UserError``."""
+    """Write the net with these arrays as a program of PyTorch (``torch.export``), for
+    batches of any size. Raises ``UserError``.
+    """
     import torch
 
     client.model.load_state_dict(tensors)
     x = client.data.test.x[:2]
     try:
         batch = torch.export.Dim("batch", min=1, max=2**20)
-        torch.export.save(torch.export.export(client.model.eval(), (x,), dynamic_shapes=({0: batch},)), path)
+        torch.export.save(
+            torch.export.export(client.model.eval(), (x,), dynamic_shapes=({0: batch},)), path
+        )
     except Exception as error:
-        raise UserError(f"--program: this net cannot be exported ({' '.join(str(error).split())[:200]})") from None
+        raise UserError(
+            f"--program: this net cannot be exported ({' '.join(str(error).split())[:200]})"
+        ) from None

@@ -1,7 +1,8 @@
-"""What follows from the files of the methods and their entries: the exports of ``strategies`` and ``clients``, the table of methods.
+"""What follows from the files of the methods and their entries: the exports of
+``strategies`` and ``clients``, the table of methods.
 
-A file in the folder itself holds a method: its strategies or clients, and their options, are exported. Of the rooms below it only what
-is listed here.
+A file in the folder itself holds a method: its strategies or clients, and their
+options, are exported. Of the rooms below it only what is listed here.
 """
 
 import inspect
@@ -30,13 +31,21 @@ SHARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "clients.base.store": ("DiskStore", "MessageStore", "Store"),
         "clients.loops.base": ("Loop",),
         "clients.loops.corrections": ("FedDynLoop", "FedProxLoop", "ScaffoldLoop"),
-        "clients.loops.personal": ("APFLLoop", "DittoLoop", "FedRepLoop", "PartialLoop", "SuPerFedLoop"),
+        "clients.loops.personal": (
+            "APFLLoop",
+            "DittoLoop",
+            "FedRepLoop",
+            "PartialLoop",
+            "SuPerFedLoop",
+        ),
     },
 }
 
 
 def exported(package: str, folder: Path) -> dict[str, list[str]]:
-    """Return the names that a package exports, by module, both sorted. Imports every method's file."""
+    """Return the names that a package exports, by module, both sorted. Imports every
+    method's file.
+    """
     names = {module: sorted(shared) for module, shared in SHARED[package].items()}
     base = _base(package)
     for path in folder.glob("[!_]*.py"):
@@ -62,13 +71,21 @@ def _base(package: str) -> type:
 
 
 def with_exports(text: str, names: Mapping[str, list[str]]) -> str:
-    """Return the text of an ``__init__.py`` with the imports of these names between the markers."""
-    lines = [f"    from {module} import {name} as {name}\n" for module, own in names.items() for name in own]
+    """Return the text of an ``__init__.py`` with the imports of these names between the
+    markers.
+    """
+    lines = [
+        f"    from {module} import {name} as {name}\n"
+        for module, own in names.items()
+        for name in own
+    ]
     return _between(text, START, END, "".join(lines))
 
 
 def with_rows(text: str, methods: Mapping[str, Method]) -> str:
-    """Return the text of the page of methods with a row for every method between the markers."""
+    """Return the text of the page of methods with a row for every method between the
+    markers.
+    """
     rows = ["| method | what it does | paper |\n", "| --- | --- | --- |\n"]
     for name, method in methods.items():
         paper = "" if method.paper == "baseline" else method.paper
@@ -80,5 +97,8 @@ def _between(text: str, start: str, end: str, block: str) -> str:
     head, found, rest = text.partition(start)
     _, closed, tail = rest.partition(end)
     if not found or not closed:
-        raise ValueError(f"the lines {start.strip()!r} and {end.strip()!r} are missing, between which something is generated")
+        raise ValueError(
+            f"the lines {start.strip()!r} and {end.strip()!r} are missing, between which something "
+            "is generated"
+        )
     return f"{head}{start}{block}{end}{tail}"

@@ -1,7 +1,8 @@
 """Logs as JSON lines, for systems that read logs: ``--log-format json``.
 
-Each line is an object with ``time`` (UTC), ``level``, ``message`` and, where they are known, ``run`` (the name of the results folder),
-``round`` and ``client``; ``event`` says what a line of the command itself is about. Worker processes inherit the choice.
+Each line is an object with ``time`` (UTC), ``level``, ``message`` and, where they are
+known, ``run`` (the name of the results folder), ``round`` and ``client``; ``event``
+says what a line of the command itself is about. Worker processes inherit the choice.
 """
 
 import json
@@ -17,7 +18,10 @@ VARIABLE = "FEDAPPS_LOG_FORMAT"
 ROUND = re.compile(r"\bround (\d+)\b", re.I)
 CLIENT = re.compile(r"\bclient (\S+?)(?=:\s| left out)")
 #: How Flower, its server and logging begin a line: a time maybe, a level.
-HEAD = re.compile(r"^(?:(\d{4}-\d\d-\d\d[ T][\d:,.]+Z?)\s+)?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:?\s+(.*)$", re.S)
+HEAD = re.compile(
+    r"^(?:(\d{4}-\d\d-\d\d[ T][\d:,.]+Z?)\s+)?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:?\s+(.*)$",
+    re.S,
+)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -37,24 +41,35 @@ def chosen() -> bool:
 
 
 def line(level: str, message: str, when: float | None = None, **more: Any) -> str:
-    """Return one line, without its end. ``when``: seconds since 1970, default: now. What is ``None`` or "" is left out."""
+    """Return one line, without its end. ``when``: seconds since 1970, default: now.
+    What is ``None`` or "" is left out.
+    """
     seconds, thousandths = divmod(round(1000 * (time.time() if when is None else when)), 1000)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{thousandths:03d}Z"
     known = {key: value for key, value in more.items() if value is not None and value != ""}
-    return json.dumps({"time": stamp, "level": level, "message": message, **known}, ensure_ascii=False, default=str)
+    return json.dumps(
+        {"time": stamp, "level": level, "message": message, **known},
+        ensure_ascii=False,
+        default=str,
+    )
 
 
 def add_option(parser: Any) -> None:
     """Add ``--log-format`` to the parser of a command."""
     parser.add_argument(
-        "--log-format", choices=["text", "json"], default="text", help="json: one object a line (docs/tracking.md)"
+        "--log-format",
+        choices=["text", "json"],
+        default="text",
+        help="json: one object a line (docs/tracking.md)",
     )
 
 
 class Converter:
-    """Makes lines of a run's log JSON lines: ``[ROUND 3/10]`` is the round of those that follow, too.
+    """Makes lines of a run's log JSON lines: ``[ROUND 3/10]`` is the round of those
+    that follow, too.
 
-    ``recorded``: the lines were written some time ago, so that one without a time has that of the last one with it.
+    ``recorded``: the lines were written some time ago, so that one without a time has
+    that of the last one with it.
     """
 
     def __init__(self, recorded: bool = False, **more: Any) -> None:
@@ -63,12 +78,16 @@ class Converter:
         self.when: float | None = None
 
     def convert(self, text: str) -> str:
-        """Return a line of text as JSON, with the time in it where that is UTC, else that of now."""
+        """Return a line of text as JSON, with the time in it where that is UTC, else
+        that of now.
+        """
         plain = COLOURS.sub("", text).rstrip()
         head = HEAD.match(plain)
         own = _seconds(head[1]) if head and head[1] else None
         self.when = (own or self.when) if self.recorded else own
-        return self.told(head[2], head[3], self.when) if head else self.told("INFO", plain, self.when)
+        return (
+            self.told(head[2], head[3], self.when) if head else self.told("INFO", plain, self.when)
+        )
 
     def told(self, level: str, message: str, when: float | None = None) -> str:
         """Return a message as JSON."""
@@ -77,11 +96,15 @@ class Converter:
         if found and message.startswith("["):
             self.round = int(found[1])
         number = int(found[1]) if found else self.round
-        return line(level, message, when, round=number, client=client[1] if client else None, **self.more)
+        return line(
+            level, message, when, round=number, client=client[1] if client else None, **self.more
+        )
 
 
 def _seconds(stamp: str) -> float | None:
-    """Return a time in UTC as seconds since 1970; ``None`` for one that does not say where it is of."""
+    """Return a time in UTC as seconds since 1970; ``None`` for one that does not say
+    where it is of.
+    """
     try:
         return datetime.fromisoformat(stamp).timestamp() if stamp.endswith("Z") else None
     except ValueError:

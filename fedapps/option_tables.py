@@ -1,4 +1,6 @@
-"""The tables of settings: which dataclass of options stands behind each, and how a table is read into one."""
+"""The tables of settings: which dataclass of options stands behind each, and how a
+table is read into one.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -31,9 +33,11 @@ PARTS: dict[str, type[Options]] = {
 
 
 def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Options]]:
-    """Return every table's dataclass by name, with those of the user's own methods and tasks that ``config`` names.
+    """Return every table's dataclass by name, with those of the user's own methods and
+    tasks that ``config`` names.
 
-    Values of ``config`` may be lists. Raises ``UserError`` for a table of the user's own that has the name of another.
+    Values of ``config`` may be lists. Raises ``UserError`` for a table of the user's
+    own that has the name of another.
     """
     tables = dict(PARTS)
     ours: list[Method | TaskKind] = [*METHODS.values(), *TASKS.values()]
@@ -46,14 +50,17 @@ def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Opt
             continue
         if tables.setdefault(own.table, own.options) is not own.options:
             raise UserError(
-                f"{said}: its table {own.table!r} is one of {taken[own.table]}, with other options: give it a name of its own"
+                f"{said}: its table {own.table!r} is one of {taken[own.table]}, with other "
+                "options: give it a name of its own"
             )
         taken.setdefault(own.table, said)
     return tables
 
 
 def own_kinds(config: Mapping[str, Any]) -> dict[str, Method | TaskKind]:
-    """Return the methods and tasks that ``config`` names and that are none of ours, by the settings that name them."""
+    """Return the methods and tasks that ``config`` names and that are none of ours, by
+    the settings that name them.
+    """
     found: dict[str, Method | TaskKind] = {}
     for key, values in config.items():
         for value in values if isinstance(values, list) else [values]:
@@ -65,7 +72,9 @@ def own_kinds(config: Mapping[str, Any]) -> dict[str, Method | TaskKind]:
 
 
 def read_table(kind: type[Options], table: str, config: Mapping[str, Any]) -> Any:
-    """Return the options of a table, checked; missing keys have their defaults. Raises ``UserError``."""
+    """Return the options of a table, checked; missing keys have their defaults. Raises
+    ``UserError``.
+    """
     defaults = flattened(kind(), table)
     names = {f"{table}.{kebab(f.name)}": f.name for f in fields(kind)}
     given = {names[key]: typed(key, config[key], defaults[key]) for key in names if key in config}
@@ -78,7 +87,9 @@ def flattened(instance: Any, table: str) -> dict[str, Value]:
 
 
 def built(kind: Any, values: dict[str, Any], prefix: str) -> Any:
-    """Return options made of ``values``. Raises ``UserError`` with the key in full, whose table is ``prefix``."""
+    """Return options made of ``values``. Raises ``UserError`` with the key in full,
+    whose table is ``prefix``.
+    """
     try:
         return kind(**values)
     except ValueError as error:
@@ -86,7 +97,9 @@ def built(kind: Any, values: dict[str, Any], prefix: str) -> Any:
 
 
 def typed(key: str, value: Any, default: Value) -> Value:
-    """Return ``value`` with the type of ``default``, or raise ``UserError``; an int is accepted for a float."""
+    """Return ``value`` with the type of ``default``, or raise ``UserError``; an int is
+    accepted for a float.
+    """
     wanted = type(default)
     if wanted is float and type(value) is int:
         return float(value)

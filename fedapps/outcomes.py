@@ -1,4 +1,5 @@
-"""What runs, sweeps and comparisons are from Python: their numbers as DataFrames, their plots, their models.
+"""What runs, sweeps and comparisons are from Python: their numbers as DataFrames, their
+plots, their models.
 
 A notebook shows each as a short table.
 """
@@ -37,10 +38,15 @@ class Run:
         self.folder = folder.absolute()
 
     def __repr__(self) -> str:
-        return f"<fedapps.Run {self.read.method} on {self.read.task}, {self.summary.get('status', 'unfinished')}: {self.folder}>"
+        return (
+            f"<fedapps.Run {self.read.method} on {self.read.task}, "
+            f"{self.summary.get('status', 'unfinished')}: {self.folder}>"
+        )
 
     def _repr_html_(self) -> str:
-        told = html.paragraph(f"{self.read.method} on {self.read.subject}. {state_sentence(self.read)}")
+        told = html.paragraph(
+            f"{self.read.method} on {self.read.subject}. {state_sentence(self.read)}"
+        )
         try:
             table = [compared([self.folder]).html()]
         except UserError:  # nothing was evaluated yet
@@ -63,21 +69,29 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json: status, rounds, mean and spread of every metric."""
+        """The content of summary.json: status, rounds, mean and spread of every
+        metric.
+        """
         return dict(self.read.summary)
 
     @property
     def rounds(self) -> Any:
-        """One row a round, nested values with dotted names: a DataFrame where pandas is installed, else a list of dictionaries."""
+        """One row a round, nested values with dotted names: a DataFrame where pandas is
+        installed, else a list of dictionaries.
+        """
         return frame([_flat_row(row) for row in self.read.rounds])
 
     @property
     def clients(self) -> Any:
-        """One row a client of the last evaluation: a DataFrame where pandas is installed, else a list of dictionaries."""
+        """One row a client of the last evaluation: a DataFrame where pandas is
+        installed, else a list of dictionaries.
+        """
         return frame(self.read.clients)
 
     def model(self) -> "nn.Module":
-        """Return the global model, to evaluate. Raises ``UserError`` if what the run trained is not the task's net."""
+        """Return the global model, to evaluate. Raises ``UserError`` if what the run
+        trained is not the task's net.
+        """
         from fedapps.assembly import build_task
 
         settings = settings_in(self.folder, own=True)
@@ -85,16 +99,20 @@ class Run:
         return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
 
     def personal_model(self, client: int) -> "nn.Module":
-        """Return the model that a client was scored with, to evaluate. Raises ``UserError`` if the folder does not keep it."""
+        """Return the model that a client was scored with, to evaluate. Raises
+        ``UserError`` if the folder does not keep it.
+        """
         from fedapps.assembly import build_task
 
         _, _, tensors = exported(self.folder, client)
         return _loaded(build_task(settings_in(self.folder)), tensors)
 
     def scale(self, client: int | None = None) -> "Scale | None":
-        """Return how samples are scaled before a model sees them, ``scale.of(x)``; ``None`` if they are not.
+        """Return how samples are scaled before a model sees them, ``scale.of(x)``;
+        ``None`` if they are not.
 
-        ``client``: whose, where each has a scale of its own (``data.standardise=client``).
+        ``client``: whose, where each has a scale of its own
+        (``data.standardise=client``).
         """
         from fedapps.assembly import build_task
 
@@ -110,11 +128,16 @@ class Sweep:
 
     def __repr__(self) -> str:
         plan = self._results.plan
-        return f"<fedapps.Sweep {plan.title}, {len(self._results.runs)} of {len(plan.points)} runs: {self.folder}>"
+        return (
+            f"<fedapps.Sweep {plan.title}, {len(self._results.runs)} of {len(plan.points)} "
+            f"runs: {self.folder}>"
+        )
 
     @property
     def table(self) -> Any:
-        """One row per entry of the table: its labels, how many seeds, each measure's mean and deviation over them (a DataFrame)."""
+        """One row per entry of the table: its labels, how many seeds, each measure's
+        mean and deviation over them (a DataFrame).
+        """
         return frame(self._results.records())
 
     @property
@@ -145,12 +168,16 @@ class Comparison:
 
     @property
     def table(self) -> Any:
-        """One row per setting, means over its seeds with their deviation, gains with their bounds (a DataFrame)."""
+        """One row per setting, means over its seeds with their deviation, gains with
+        their bounds (a DataFrame).
+        """
         return frame(self._found.records())
 
     @property
     def gains(self) -> Any:
-        """One row per client and run: its accuracy (AUROC), that in the reference run, the difference (a DataFrame)."""
+        """One row per client and run: its accuracy (AUROC), that in the reference run,
+        the difference (a DataFrame).
+        """
         return frame(records(self._found.gains))
 
     def plot(self, *, dark: bool = False) -> Plots:
@@ -159,7 +186,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         below = [section.as_html() for section in self._found.sections]
-        return "\n".join([self._found.html(), *below, *([_place(self.folder)] if self.folder else [])])
+        return "\n".join(
+            [self._found.html(), *below, *([_place(self.folder)] if self.folder else [])]
+        )
 
 
 class Partition:
@@ -170,18 +199,34 @@ class Partition:
         self._source = getattr(settings.problem, "source", "") or settings.data.source
 
     def __repr__(self) -> str:
-        return f"<fedapps.Partition of {self._source}: {len(self._deal.names)} clients, {len(self._deal.classes)} classes>"
+        return (
+            f"<fedapps.Partition of {self._source}: {len(self._deal.names)} clients, "
+            f"{len(self._deal.classes)} classes>"
+        )
 
     @property
     def table(self) -> Any:
-        """One row per client: samples to train on, to validate with, to be scored on, and by class to learn from (a DataFrame)."""
+        """One row per client: samples to train on, to validate with, to be scored on,
+        and by class to learn from (a DataFrame).
+        """
         return frame(self._rows())
 
     def _rows(self) -> list[dict[str, Any]]:
         rows = []
-        for name, sizes, counts in zip(self._deal.names, self._deal.sizes, self._deal.trained, strict=True):
-            row: dict[str, Any] = {"client": name, **dict(zip(("train", "validation", "test"), sizes.tolist(), strict=True))}
-            rows.append(row | {f"class {known}": n for known, n in zip(self._deal.classes, counts.tolist(), strict=True)})
+        for name, sizes, counts in zip(
+            self._deal.names, self._deal.sizes, self._deal.trained, strict=True
+        ):
+            row: dict[str, Any] = {
+                "client": name,
+                **dict(zip(("train", "validation", "test"), sizes.tolist(), strict=True)),
+            }
+            rows.append(
+                row
+                | {
+                    f"class {known}": n
+                    for known, n in zip(self._deal.classes, counts.tolist(), strict=True)
+                }
+            )
         return rows
 
     def plot(self) -> Plot:
@@ -190,14 +235,22 @@ class Partition:
 
     def _repr_html_(self) -> str:
         rows = self._rows()
-        shown = [[value or "\N{MIDDLE DOT}" for value in row.values()] for row in rows[:MAX_CLIENTS]]
-        more = [f"{MAX_CLIENTS} of {len(rows)} clients are shown"] if len(rows) > MAX_CLIENTS else []
-        return "\n".join([html.table(list(rows[0]), shown), *map(html.paragraph, [*more, *self.notes])])
+        shown = [
+            [value or "\N{MIDDLE DOT}" for value in row.values()] for row in rows[:MAX_CLIENTS]
+        ]
+        more = (
+            [f"{MAX_CLIENTS} of {len(rows)} clients are shown"] if len(rows) > MAX_CLIENTS else []
+        )
+        return "\n".join(
+            [html.table(list(rows[0]), shown), *map(html.paragraph, [*more, *self.notes])]
+        )
 
 
 def _place(folder: Path) -> Html:
     report = folder / "report.html"
-    return html.paragraph(Html(f"<small>{html.text(report if report.exists() else folder)}</small>"))
+    return html.paragraph(
+        Html(f"<small>{html.text(report if report.exists() else folder)}</small>")
+    )
 
 
 def frame(rows: list[dict[str, Any]]) -> Any:
@@ -212,7 +265,11 @@ def frame(rows: list[dict[str, Any]]) -> Any:
 def _flat_row(row: Mapping[str, Any], table: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in row.items():
-        out |= _flat_row(value, f"{table}{name}.") if isinstance(value, Mapping) else {f"{table}{name}": value}
+        out |= (
+            _flat_row(value, f"{table}{name}.")
+            if isinstance(value, Mapping)
+            else {f"{table}{name}": value}
+        )
     return out
 
 

@@ -1,8 +1,10 @@
-"""Progress display of a run, independent of the engine: it reads the rounds.jsonl that the run writes.
+"""Progress display of a run, independent of the engine: it reads the rounds.jsonl that
+the run writes.
 
-On a terminal a live bar; in a notebook a bar in the cell's output; elsewhere (a log, a pipe, continuous integration) a few plain lines,
-which are flushed. The reader keeps its
-position in the file, so polling is cheap when there is nothing new, and a line that is still being written is left for the next poll.
+On a terminal a live bar; in a notebook a bar in the cell's output; elsewhere (a log, a
+pipe, continuous integration) a few plain lines, which are flushed. The reader keeps its
+position in the file, so polling is cheap when there is nothing new, and a line that is
+still being written is left for the next poll.
 """
 
 import math
@@ -19,7 +21,13 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 
 from fedapps import json_log
-from fedapps.results.formats import LEADING_MEANS, one_line, percent_text, seconds_text, three_digits
+from fedapps.results.formats import (
+    LEADING_MEANS,
+    one_line,
+    percent_text,
+    seconds_text,
+    three_digits,
+)
 from fedapps.results.notebook import Line, in_notebook
 from fedapps.results.reader import is_number, numbers, parse_round
 
@@ -38,7 +46,9 @@ class RoundReader:
         self._inode = -1
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """Return the new complete records. A file that was replaced or truncated (a resumed run) is read from the start again."""
+        """Return the new complete records. A file that was replaced or truncated (a
+        resumed run) is read from the start again.
+        """
         try:
             with path.open("rb") as file:
                 status = path.stat()
@@ -50,18 +60,28 @@ class RoundReader:
             return []
         complete = data.rfind(b"\n") + 1
         self._offset += complete
-        return [record for line in data[:complete].split(b"\n") if (record := parse_round(line)) is not None]
+        return [
+            record
+            for line in data[:complete].split(b"\n")
+            if (record := parse_round(line)) is not None
+        ]
 
 
 class Progress:
-    """The progress display of a run, a context manager that restores the terminal on exit, also after Ctrl-C.
+    """The progress display of a run, a context manager that restores the terminal on
+    exit, also after Ctrl-C.
 
-    ``num_rounds``: total number of rounds. ``label``: name of the run, for example its method. ``console``: where to write (default:
-    standard output). ``clock``: returns seconds from any origin, for tests.
+    ``num_rounds``: total number of rounds. ``label``: name of the run, for example its
+    method. ``console``: where to write (default: standard output). ``clock``: returns
+    seconds from any origin, for tests.
     """
 
     def __init__(
-        self, num_rounds: int, label: str, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        num_rounds: int,
+        label: str,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cell = Line() if console is None and in_notebook() else None
         self.num_rounds = num_rounds
@@ -92,30 +112,44 @@ class Progress:
                 TextColumn("[bold]{task.fields[label]}", markup=True),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+                TextColumn(
+                    "{task.description}",
+                    markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis"),
+                ),
                 console=self._console,
                 refresh_per_second=5,
                 # The server's log lines are printed above the bar.
                 redirect_stdout=True,
                 redirect_stderr=True,
             )
-            self._task = self._bar.add_task(self._note, total=self.num_rounds, label=self.label.replace("[", r"\["))
+            self._task = self._bar.add_task(
+                self._note, total=self.num_rounds, label=self.label.replace("[", r"\[")
+            )
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             try:
                 self._bar.stop()
             finally:
-                # If a second Ctrl-C arrives while the bar stops, at least the cursor is restored.
+                # If a second Ctrl-C arrives while the bar stops, at least the cursor is
+                # restored.
                 self._console.show_cursor(True)
                 self._bar = None
         elif 0 < self.done != self._last_shown:
             self._print_line()
 
     def note(self, text: str) -> None:
-        """Show a status while no round ends: `starting Ray`, `loading data`, `writing the report`."""
+        """Show a status while no round ends: `starting Ray`, `loading data`, `writing
+        the report`.
+        """
         self._note = one_line(text, 80)
         if self._bar is not None:
             self._bar.update(self._task, description=self._describe())
@@ -125,9 +159,11 @@ class Progress:
             self._print(f"{self.label}: {self._note}")
 
     def poll(self, run_dir: Path | str) -> int:
-        """Read and show new records in the run folder; return the number of rounds done so far.
+        """Read and show new records in the run folder; return the number of rounds done
+        so far.
 
-        Rounds in the file at the first call (a resumed run) count as done; their failures are counted, but not printed.
+        Rounds in the file at the first call (a resumed run) count as done; their
+        failures are counted, but not printed.
         """
         self._run = Path(run_dir).name
         records = self._reader.read(Path(run_dir) / "rounds.jsonl")
@@ -148,7 +184,8 @@ class Progress:
 
     def _take(self, record: dict[str, Any], quiet: bool) -> bool:
         """Process one record; return whether it held an evaluation."""
-        # A run resumed from an older checkpoint continues below the last round that it had reached.
+        # A run resumed from an older checkpoint continues below the last round that it
+        # had reached.
         self.done = record["round"]
         loss = numbers(record.get("train")).get("loss")
         self._loss = loss if loss is not None else self._loss
@@ -184,7 +221,11 @@ class Progress:
             parts.append(f"loss {self._loss:.3f}")
         if self._measure is not None:
             key, value = self._measure
-            parts.append(f"accuracy {percent_text(value)}" if key == "accuracy-mean" else f"{key} {value:.4g}")
+            parts.append(
+                f"accuracy {percent_text(value)}"
+                if key == "accuracy-mean"
+                else f"{key} {value:.4g}"
+            )
         if self._seconds:
             per_round = math.fsum(self._seconds) / len(self._seconds)
             speed = f"{three_digits(per_round)} s" if per_round >= 0.1 else seconds_text(per_round)
@@ -201,7 +242,12 @@ class Progress:
         """Print a round, and each reply that was left out, as JSON lines."""
         for failure in record.get("failures", []):
             told = {"round": record["round"], "client": failure["client"], "run": self._run}
-            print(json_log.line("WARNING", f"reply left out: {failure['reason']}", event="failure", **told), flush=True)
+            print(
+                json_log.line(
+                    "WARNING", f"reply left out: {failure['reason']}", event="failure", **told
+                ),
+                flush=True,
+            )
         measures = {"train": record.get("train"), "evaluate": record.get("evaluate")}
         counts = {
             "seconds": record.get("seconds"),
@@ -210,7 +256,16 @@ class Progress:
         }
         message = f"round {record['round']} of {self.num_rounds} has ended"
         print(
-            json_log.line("INFO", message, event="round", run=self._run, round=record["round"], **counts, **measures), flush=True
+            json_log.line(
+                "INFO",
+                message,
+                event="round",
+                run=self._run,
+                round=record["round"],
+                **counts,
+                **measures,
+            ),
+            flush=True,
         )
 
     def _print_line(self) -> None:
@@ -218,7 +273,9 @@ class Progress:
             return
         self._last_line, self._last_shown = self._clock(), self.done
         details = self._describe()
-        text = f"{self.label}: round {self.done}/{self.num_rounds}" + (f"  {details}" if details else "")
+        text = f"{self.label}: round {self.done}/{self.num_rounds}" + (
+            f"  {details}" if details else ""
+        )
         if self._cell is not None:
             self._cell.show(text, self.done, self.num_rounds)
         else:
@@ -226,15 +283,21 @@ class Progress:
 
     def _print_failure(self, failure: object) -> None:
         if isinstance(failure, dict) and not json_log.chosen():
-            client, reason = one_line(str(failure.get("client")), 40), one_line(str(failure.get("reason")), 200)
-            self._print(f"round {self.done}: reply of client {client} left out: {reason}", style="yellow")
+            client, reason = (
+                one_line(str(failure.get("client")), 40),
+                one_line(str(failure.get("reason")), 200),
+            )
+            self._print(
+                f"round {self.done}: reply of client {client} left out: {reason}", style="yellow"
+            )
 
     def _print(self, text: str, style: str | None = None) -> None:
         if json_log.chosen():
             print(json_log.line("INFO", text, run=self._run), flush=True)
             return
         console = self._bar.console if self._bar is not None else self._console
-        # No wrapping: one line per log message. No markup: the text may come from a client.
+        # No wrapping: one line per log message. No markup: the text may come from a
+        # client.
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         if console.file is not None:
             console.file.flush()

@@ -1,4 +1,6 @@
-"""`fedapps run`: merges and checks the settings, prepares the folder, runs the chosen engine, prints a table and writes a report."""
+"""`fedapps run`: merges and checks the settings, prepares the folder, runs the chosen
+engine, prints a table and writes a report.
+"""
 
 import argparse
 import logging
@@ -38,10 +40,23 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(settings.out)
     if json_log.chosen():
         level = "WARNING" if status == "interrupted" else "INFO"
-        print(json_log.line(level, f"the run has ended: {status}", event="end", run=folder.name, status=status, folder=folder))
+        print(
+            json_log.line(
+                level,
+                f"the run has ended: {status}",
+                event="end",
+                run=folder.name,
+                status=status,
+                folder=folder,
+            )
+        )
         return INTERRUPTED if status == "interrupted" else 0
     if status == "interrupted":
-        print(f"interrupted; go on with: fedapps run --resume --out {folder} --engine {arguments.engine}", file=sys.stderr)
+        print(
+            f"interrupted; go on with: fedapps run --resume --out {folder} --engine "
+            f"{arguments.engine}",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(summary_table([folder]))
@@ -51,22 +66,30 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def carry_out(settings: Settings, arguments: argparse.Namespace, console: Console | None = None) -> tuple[Settings, str]:
-    """Check the settings, run, and write the report; return the settings in full, and "completed" or "interrupted".
+def carry_out(
+    settings: Settings, arguments: argparse.Namespace, console: Console | None = None
+) -> tuple[Settings, str]:
+    """Check the settings, run, and write the report; return the settings in full, and
+    "completed" or "interrupted".
 
-    ``arguments``: the flags of the command. ``console``: where progress is shown. Raises ``UserError``, ``RunFailed``.
+    ``arguments``: the flags of the command. ``console``: where progress is shown.
+    Raises ``UserError``, ``RunFailed``.
     """
     if arguments.gpus_per_client and arguments.engine == "inline":
-        raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
+        raise UserError(
+            "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
+        )
     if arguments.ray_address and arguments.engine != "ray":
         raise UserError(f"--ray-address is for --engine ray, not {arguments.engine}")
     if settings.sites.own and arguments.engine != "deployment":
         raise UserError(
-            f"sites.labels and sites.columns are for sites with data of their own: choose --engine deployment, not {arguments.engine}"
+            "sites.labels and sites.columns are for sites with data of their own: choose --engine "
+            f"deployment, not {arguments.engine}"
         )
     if arguments.engine == "deployment":
         settings = with_sites(settings, arguments)
-    with _superlink(arguments) as superlink:  # gets ready while the settings are checked, which loads PyTorch and the data
+    # gets ready while the settings are checked, which loads PyTorch and the data
+    with _superlink(arguments) as superlink:
         settings, task = checked(settings)
         name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
         settings = with_folder(settings, Path("results") / name)
@@ -74,9 +97,17 @@ def carry_out(settings: Settings, arguments: argparse.Namespace, console: Consol
         folder = Path(settings.out)
         label = f"{settings.method} on {task.name}"
         settings, page = metrics_page(settings, task.name)
-        with watched(folder, getattr(arguments, "watch", False)), page, Progress(settings.num_rounds, label, console) as progress:
+        with (
+            watched(folder, getattr(arguments, "watch", False)),
+            page,
+            Progress(settings.num_rounds, label, console) as progress,
+        ):
             progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
-            engines: dict[str, Engine] = {"inline": run_inline, "ray": partial(run_ray, superlink), "deployment": run_deployment}
+            engines: dict[str, Engine] = {
+                "inline": run_inline,
+                "ray": partial(run_ray, superlink),
+                "deployment": run_deployment,
+            }
             status, reason = engines[arguments.engine](settings, progress, arguments)
     if status_of(folder) is None:
         try:
@@ -94,7 +125,9 @@ def carry_out(settings: Settings, arguments: argparse.Namespace, console: Consol
 
 
 def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:
-    """Return the settings without the page for Prometheus, which this process serves for the others, and its context."""
+    """Return the settings without the page for Prometheus, which this process serves
+    for the others, and its context.
+    """
     if not settings.metrics_port:
         return settings, nullcontext()
     page = page_of(settings, task)
@@ -104,14 +137,24 @@ def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractConte
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the merged settings, in increasing precedence: method's defaults, task's defaults, files, key=value, flags."""
+    """Return the merged settings, in increasing precedence: method's defaults, task's
+    defaults, files, key=value, flags.
+    """
     given: dict[str, Any] = {}
     if arguments.resume and arguments.out is not None:
-        given |= read_toml(arguments.out / "settings.toml") if (arguments.out / "settings.toml").exists() else {}
+        given |= (
+            read_toml(arguments.out / "settings.toml")
+            if (arguments.out / "settings.toml").exists()
+            else {}
+        )
     for text in arguments.settings:
         if text.endswith(".toml") and "=" not in text:
             given |= read_toml(Path(text))
-    given |= dict(parse_assignment(text) for text in arguments.settings if "=" in text or not text.endswith(".toml"))
+    given |= dict(
+        parse_assignment(text)
+        for text in arguments.settings
+        if "=" in text or not text.endswith(".toml")
+    )
     if arguments.nodes is not None:
         given["num-clients"] = arguments.nodes
     if arguments.out is not None:
@@ -126,7 +169,9 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 @contextmanager
 def _superlink(arguments: argparse.Namespace) -> Iterator["SuperLink | None"]:
-    """Start the SuperLink of a run through Ray on this machine; no other run needs one."""
+    """Start the SuperLink of a run through Ray on this machine; no other run needs
+    one.
+    """
     from fedapps.engines import flower
     from fedapps.engines.cluster import address_of
 
@@ -144,7 +189,9 @@ def _superlink(arguments: argparse.Namespace) -> Iterator["SuperLink | None"]:
         yield superlink
 
 
-def run_inline(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
+def run_inline(
+    settings: Settings, progress: Progress, arguments: argparse.Namespace
+) -> tuple[str, str]:
     """Run in this process; return status and reason."""
     from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
@@ -166,7 +213,10 @@ def run_inline(settings: Settings, progress: Progress, arguments: argparse.Names
 
 
 def run_ray(
-    superlink: "SuperLink | None", settings: Settings, progress: Progress, arguments: argparse.Namespace
+    superlink: "SuperLink | None",
+    settings: Settings,
+    progress: Progress,
+    arguments: argparse.Namespace,
 ) -> tuple[str, str]:
     """Run through `flwr run` on its own SuperLink; return status and reason."""
     from fedapps.engines import flower
@@ -180,7 +230,9 @@ def run_ray(
     outcome = flower.run_simulation(
         None,
         settings.flat(),
-        num_nodes=clients if arguments.node_per_client else flower.nodes_for(clients, 1, share, workers, cluster),
+        num_nodes=clients
+        if arguments.node_per_client
+        else flower.nodes_for(clients, 1, share, workers, cluster),
         gpus_per_client=arguments.gpus_per_client,
         ray_cpus=None if cluster else workers,
         cluster=address,
@@ -196,7 +248,9 @@ def run_ray(
 
 
 def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
-    """Return the settings with the deployment's number of sites as default of num-clients. Raises ``UserError``."""
+    """Return the settings with the deployment's number of sites as default of
+    num-clients. Raises ``UserError``.
+    """
     from fedapps.deployment.local import Deployment
 
     deployment = Deployment.open(arguments.deployment)
@@ -207,12 +261,19 @@ def with_sites(settings: Settings, arguments: argparse.Namespace) -> Settings:
     if settings.sites.client:  # more clients than sites
         return settings.deployed()
     if settings.num_clients > sites:
-        raise UserError(f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: choose 1..{sites}")
+        raise UserError(
+            f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: "
+            f"choose 1..{sites}"
+        )
     return replace(settings.deployed(), num_clients=settings.num_clients or sites)
 
 
-def run_deployment(settings: Settings, progress: Progress, arguments: argparse.Namespace) -> tuple[str, str]:
-    """Run through `flwr run` on the SuperNodes of a deployment; return status and reason."""
+def run_deployment(
+    settings: Settings, progress: Progress, arguments: argparse.Namespace
+) -> tuple[str, str]:
+    """Run through `flwr run` on the SuperNodes of a deployment; return status and
+    reason.
+    """
     from fedapps.deployment.local import Deployment
     from fedapps.deployment.site_run import run_on_deployment
 
@@ -236,7 +297,9 @@ def show(progress: Progress, folder: Path) -> None:
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Do without lines for which there is no room on the disk, instead of a traceback on the terminal for each."""
+        """Do without lines for which there is no room on the disk, instead of a
+        traceback on the terminal for each.
+        """
 
 
 def _log_to(path: Path) -> None:

@@ -28,12 +28,18 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Read the settings, execute the run, and write its folder and report."""
-    # The working directory of the SuperLink is arbitrary: without `out`, results go to the user's home.
+    # The working directory of the SuperLink is arbitrary: without `out`, results go to
+    # the user's home.
     settings = read_settings(context.run_config)
     if not settings.out:  # clients then keep their state in messages, so the run cannot be resumed
-        settings = with_folder(replace(settings, checkpoint_every=0), Path.home() / "fedapps-results" / str(context.run_id))
+        settings = with_folder(
+            replace(settings, checkpoint_every=0),
+            Path.home() / "fedapps-results" / str(context.run_id),
+        )
     if hasattr(grid, "pull_interval"):
-        grid.pull_interval = 0.01  # the simulation's grid polls for replies every 0.1 s, which is most of a short round
+        # the simulation's grid polls for replies every 0.1 s, which is most of a short
+        # round
+        grid.pull_interval = 0.01
         grid = shared(grid, settings.num_clients)
     else:
         grid, settings = PollingGrid(grid), settings.deployed()
@@ -43,6 +49,7 @@ def main(grid: Grid, context: Context) -> None:
             summary = execute(settings, grid)
         log(INFO, "summary: %s", summary)
     finally:
-        with suppress(UserError):  # nothing was recorded yet: what ended the run is to be told, not that
+        # nothing was recorded yet: what ended the run is to be told, not that
+        with suppress(UserError):
             write_report(settings.out)
         log(INFO, "results: %s", settings.out)

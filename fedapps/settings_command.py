@@ -1,4 +1,6 @@
-"""`fedapps settings`: lists and explains the settings. `--write` updates a checkout's generated files, `--check` looks at them."""
+"""`fedapps settings`: lists and explains the settings. `--write` updates a checkout's
+generated files, `--check` looks at them.
+"""
 
 import argparse
 import shutil
@@ -31,9 +33,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def settings(arguments: argparse.Namespace) -> int:
-    """Print all settings, or those of a table or key, or update or check the generated files; return the exit status."""
+    """Print all settings, or those of a table or key, or update or check the generated
+    files; return the exit status.
+    """
     known = settings_in(all_tables())
-    if is_reference(arguments.name) or (arguments.name not in by_table(known) and is_registered(arguments.name)):
+    if is_reference(arguments.name) or (
+        arguments.name not in by_table(known) and is_registered(arguments.name)
+    ):
         print("\n".join(described(setting) for setting in settings_in(tables_of(arguments.name))))
         return 0
     if arguments.check:
@@ -52,13 +58,25 @@ def settings(arguments: argparse.Namespace) -> int:
 
 def is_registered(name: str) -> bool:
     """Return whether an installed package registers a method or a task of this name."""
-    return bool(name) and "." not in name and (name in registered("method") or name in registered("task"))
+    return (
+        bool(name)
+        and "." not in name
+        and (name in registered("method") or name in registered("task"))
+    )
 
 
 def tables_of(name: str) -> dict[str, type]:
-    """Return the table of a method or a task of the user's own. Raises ``UserError``."""
-    found = load("settings", reference_of("method", name) or reference_of("task", name) or name, name)
-    kind = checked_method("settings", name, found) if isinstance(found, Method) else checked_task(name, found)
+    """Return the table of a method or a task of the user's own. Raises
+    ``UserError``.
+    """
+    found = load(
+        "settings", reference_of("method", name) or reference_of("task", name) or name, name
+    )
+    kind = (
+        checked_method("settings", name, found)
+        if isinstance(found, Method)
+        else checked_task(name, found)
+    )
     if kind.options is None:
         raise UserError(f"{name} has no options of its own")
     return {kind.table: kind.options}
@@ -82,10 +100,15 @@ def overview(known: Sequence[Setting], width: int) -> str:
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """Return the up-to-date text of the generated files and of the pages with generated tables. Raises ``UserError``."""
+    """Return the up-to-date text of the generated files and of the pages with generated
+    tables. Raises ``UserError``.
+    """
     project, docs = root / "pyproject.toml", root / "docs"
     if not project.is_file() or not docs.is_dir():
-        raise UserError(f"--write: {root} holds no pyproject.toml with a folder docs beside it: run it in a checkout")
+        raise UserError(
+            f"--write: {root} holds no pyproject.toml with a folder docs beside it: run it in a "
+            "checkout"
+        )
     from fedapps.claims import index
     from fedapps.contracts import with_contracts
     from fedapps.example_diffs import with_diffs
@@ -96,15 +119,23 @@ def generated(root: Path) -> dict[Path, str]:
     tables = by_table(known)
     texts = {project: with_toml(project.read_text(encoding="utf-8"), toml_block(known, users))}
     for page in sorted(docs.rglob("*.md")):
-        text = with_tables(page.read_text(encoding="utf-8"), lambda words: markdown_table(chosen(known, words), tables))
+        text = with_tables(
+            page.read_text(encoding="utf-8"),
+            lambda words: markdown_table(chosen(known, words), tables),
+        )
         texts[page] = with_diffs(with_contracts(text, root / "strategies", METHODS), root)
     if (docs / "results").is_dir():
         texts[docs / "results" / "README.md"] = index(root)
     methods = docs / "methods.md"
-    texts |= {docs / "settings.md": markdown_page(known, users), methods: with_rows(texts[methods], METHODS)}
+    texts |= {
+        docs / "settings.md": markdown_page(known, users),
+        methods: with_rows(texts[methods], METHODS),
+    }
     for package in SHARED:
         path = root / package / "__init__.py"
-        texts[path] = with_exports(path.read_text(encoding="utf-8"), exported(package, root / package))
+        texts[path] = with_exports(
+            path.read_text(encoding="utf-8"), exported(package, root / package)
+        )
     return texts
 
 
@@ -119,4 +150,8 @@ def write(root: Path) -> list[Path]:
 
 def stale_files(texts: Mapping[Path, str]) -> list[Path]:
     """Return the files that are missing or hold something else than their text."""
-    return [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    return [
+        path
+        for path, text in texts.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]

@@ -1,4 +1,6 @@
-"""Conversion of settings to and from TOML: files, assignments of the command line, the configuration for `flwr run`."""
+"""Conversion of settings to and from TOML: files, assignments of the command line, the
+configuration for `flwr run`.
+"""
 
 import json
 import tomllib
@@ -12,9 +14,11 @@ Value = bool | int | float | str
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file with flat keys. Raises ``UserError`` if it is missing or invalid.
+    """Return the content of a TOML file with flat keys. Raises ``UserError`` if it is
+    missing or invalid.
 
-    A wheel has `experiments/default.toml` in its package: found there where the current folder has none.
+    A wheel has `experiments/default.toml` in its package: found there where the current
+    folder has none.
     """
     if not path.exists() and (inside := Path(__file__).parent / path).is_file():
         path = inside
@@ -30,15 +34,23 @@ def flatten_toml(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested tables as one level of dotted keys."""
     out: dict[str, Any] = {}
     for key, value in tables.items():
-        out |= flatten_toml(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        out |= (
+            flatten_toml(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return out
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Return key and value of ``key=value``; the value is parsed as TOML if possible (3, 0.1, true, "text"), else it is text."""
+    """Return key and value of ``key=value``; the value is parsed as TOML if possible
+    (3, 0.1, true, "text"), else it is text.
+    """
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
-        raise UserError(f"{text!r}: write key=value, for example num-rounds=20 (files end in .toml)")
+        raise UserError(
+            f"{text!r}: write key=value, for example num-rounds=20 (files end in .toml)"
+        )
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -52,12 +64,17 @@ def to_toml(config: Mapping[str, Value]) -> str:
     for key, value in config.items():
         table, _, name = key.rpartition(".")
         tables.setdefault(table, []).append(f"{name} = {toml_value(value)}")
-    blocks = ["\n".join(lines) if not table else "\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
+    blocks = [
+        "\n".join(lines) if not table else "\n".join([f"[{table}]", *lines])
+        for table, lines in tables.items()
+    ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def quoted_toml(values: Mapping[str, Value]) -> str:
-    """Return ``values`` as TOML, one line per key; dotted keys are quoted, which Flower flattens to the same keys."""
+    """Return ``values`` as TOML, one line per key; dotted keys are quoted, which Flower
+    flattens to the same keys.
+    """
     return "".join(f"{_toml_string(key)} = {toml_value(value)}\n" for key, value in values.items())
 
 
@@ -73,7 +90,9 @@ def toml_value(value: Value) -> str:
 
 
 def toml_text(value: Any) -> str:
-    """Return a value or a list of values as TOML; what is neither true or false, a number nor text as text."""
+    """Return a value or a list of values as TOML; what is neither true or false, a
+    number nor text as text.
+    """
     if isinstance(value, list):
         return f"[{', '.join(map(toml_text, value))}]"
     return toml_value(value if isinstance(value, bool | int | float | str) else str(value))

@@ -1,4 +1,6 @@
-"""The methods' Flower strategies, and the client grid and round loop that they share."""
+"""The methods' Flower strategies, and the client grid and round loop that they
+share.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +10,8 @@ except ModuleNotFoundError:  # somebody else's folder of this name comes first o
     import algorithms
 
     raise ImportError(
-        f"{algorithms.__file__ or list(algorithms.__path__)} hides the package `algorithms` of fedapps, beside {__file__}: rename it"
+        f"{algorithms.__file__ or list(algorithms.__path__)} hides the package `algorithms` of "
+        f"fedapps, beside {__file__}: rename it"
     ) from None
 
 if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes seconds and 200 MB

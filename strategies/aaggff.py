@@ -1,12 +1,16 @@
-"""AAggFF: client weights as an online portfolio, so that clients with larger losses get larger weights.
+"""AAggFF: client weights as an online portfolio, so that clients with larger losses get
+larger weights.
 
-Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter III: responses (3.8); Algorithm 3.1 (AAggFF-S: full participation, online Newton step (3.7)); Algorithm 3.2
-(AAggFF-D: samples of many clients, doubly robust responses (3.10), closed form (3.12)). The weights of a round's replies are decided
-from the losses of the same round. The weight rules are in ``algorithms/fairness/portfolio.py``.
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III: responses
+(3.8); Algorithm 3.1 (AAggFF-S: full participation, online Newton step (3.7)); Algorithm
+3.2 (AAggFF-D: samples of many clients, doubly robust responses (3.10), closed form
+(3.12)). The weights of a round's replies are decided from the losses of the same round.
+The weight rules are in ``algorithms/fairness/portfolio.py``.
 
-Contract: that of the wrapped strategy; in addition the reply holds the metric ``loss-before``, the mean training loss of the model as
-it was received, which the training configuration requests by ``loss-before`` = true. Clients keep no state for it.
+Contract: that of the wrapped strategy; in addition the reply holds the metric
+``loss-before``, the mean training loss of the model as it was received, which the
+training configuration requests by ``loss-before`` = true. Clients keep no state for it.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -23,19 +27,37 @@ from strategies.families.reweighting import Decision, FairOptions, Replies, Rewe
 
 @dataclass(frozen=True)
 class AAggFFOptions(FairOptions):
-    """Options of AAggFF. Those of the paper: ``rate = 1``, ``step = "paper"``, ``cap = 0``, ``prior = "uniform"``."""
+    """Options of AAggFF. Those of the paper: ``rate = 1``, ``step = "paper"``, ``cap =
+    0``, ``prior = "uniform"``.
+    """
 
-    cdf: str = option("normal", "distribution function by which losses become responses", choices=CDFS)
-    c1: float = option(0.0, "least response", low=0)
-    c2: float = option(0.0, "greatest response; 0: 1/K (aaggff-s), the share of sampled clients (aaggff-d)", low=0)
-    ridge: str = option(
-        "paper", "regulariser of aaggff-s: (3.7), or the milder form of the reference implementation", choices=RIDGES
+    cdf: str = option(
+        "normal", "distribution function by which losses become responses", choices=CDFS
     )
-    forget_after: int = option(100, "rounds in a row that a client may be away before its weight is forgotten", low=0)
+    c1: float = option(0.0, "least response", low=0)
+    c2: float = option(
+        0.0, "greatest response; 0: 1/K (aaggff-s), the share of sampled clients (aaggff-d)", low=0
+    )
+    ridge: str = option(
+        "paper",
+        "regulariser of aaggff-s: (3.7), or the milder form of the reference implementation",
+        choices=RIDGES,
+    )
+    forget_after: int = option(
+        100, "rounds in a row that a client may be away before its weight is forgotten", low=0
+    )
     _: KW_ONLY
-    rate: float = option(1.0, "how fast the weights move, as a multiple; 0: they stay at the prior", low=0)
-    step: str = option("sampled", "step of aaggff-d: for gradients of which a sample is heard, or (3.12)", choices=STEPS)
-    cap: float = option(3.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0)
+    rate: float = option(
+        1.0, "how fast the weights move, as a multiple; 0: they stay at the prior", low=0
+    )
+    step: str = option(
+        "sampled",
+        "step of aaggff-d: for gradients of which a sample is heard, or (3.12)",
+        choices=STEPS,
+    )
+    cap: float = option(
+        3.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0
+    )
 
     def check(self) -> None:
         """Check the cap, and the range of the responses if ``c2`` is given."""
@@ -47,13 +69,18 @@ class AAggFFOptions(FairOptions):
 class AAggFFS(Reweighting):
     """AAggFF-S around ``strategy``: every connected client takes part in every round.
 
-    A client that fails in a round has no weight in it; its response is imputed by the mean of the others, as (3.10) does for an
-    unobserved response.
+    A client that fails in a round has no weight in it; its response is imputed by the
+    mean of the others, as (3.10) does for an unobserved response.
     """
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         self.options = options or AAggFFOptions()
-        super().__init__(strategy, prior=self.options.prior, cap=self.options.cap, forget_after=self.options.forget_after)
+        super().__init__(
+            strategy,
+            prior=self.options.prior,
+            cap=self.options.cap,
+            forget_after=self.options.forget_after,
+        )
         self.rule: OnlineNewtonStep | None = None
 
     def new_rule(self, count: int) -> OnlineNewtonStep:
@@ -65,7 +92,8 @@ class AAggFFS(Reweighting):
         """Raise ``ValueError`` unless all clients take part."""
         if sampled < count:
             raise ValueError(
-                f"AAggFF-S needs every client in every round, but round {server_round} asks {sampled} of {count}: ask all "
+                f"AAggFF-S needs every client in every round, but round {server_round} asks "
+                f"{sampled} of {count}: ask all "
                 f"(clients-per-round = 0, fraction_train = 1), or use AAggFF-D"
             )
 
@@ -77,19 +105,29 @@ class AAggFFS(Reweighting):
         responses = np.full(self.rule.count, heard.mean())
         responses[places] = heard
         p = self.rule.decide(np.arange(self.rule.count), responses)
-        facts = {"decision-loss": decision_loss(before, responses), "objective": float(normalise(before[places]) @ losses)}
+        facts = {
+            "decision-loss": decision_loss(before, responses),
+            "objective": float(normalise(before[places]) @ losses),
+        }
         return Decision(normalise(p[places]), facts)
 
 
 class AAggFFD(Reweighting):
-    """AAggFF-D around ``strategy``: clients are sampled; C is the share of the connected clients that replied in a round.
+    """AAggFF-D around ``strategy``: clients are sampled; C is the share of the
+    connected clients that replied in a round.
 
-    That is the probability with which a response is observed; the share that was asked would bias (3.10) where replies are lost.
+    That is the probability with which a response is observed; the share that was asked
+    would bias (3.10) where replies are lost.
     """
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         self.options = options or AAggFFOptions()
-        super().__init__(strategy, prior=self.options.prior, cap=self.options.cap, forget_after=self.options.forget_after)
+        super().__init__(
+            strategy,
+            prior=self.options.prior,
+            cap=self.options.cap,
+            forget_after=self.options.forget_after,
+        )
         self.rule: LinearisedFTRL | None = None
         self._connected, self._asked = 1, 1.0
 
@@ -111,10 +149,16 @@ class AAggFFD(Reweighting):
         assert self.rule is not None
         places, losses = replies.places, replies.losses
         self.rule.ratio = len(places) / self._connected
-        self.rule.high = self.options.c2 or (self.rule.ratio if self.rule.ratio > self.options.c1 else self._asked)
+        self.rule.high = self.options.c2 or (
+            self.rule.ratio if self.rule.ratio > self.options.c1 else self._asked
+        )
         before = self.rule.at(places)
         responses = respond(losses, self.options.cdf, self.rule.low, self.rule.high)
         mean = responses.mean()
-        wealth = mean + before @ (responses - mean) / self.rule.ratio  # <p, r> with the doubly robust r
-        facts = {"decision-loss": decision_loss(1.0, wealth), "objective": float(normalise(before) @ losses)}
+        # <p, r> with the doubly robust r
+        wealth = mean + before @ (responses - mean) / self.rule.ratio
+        facts = {
+            "decision-loss": decision_loss(1.0, wealth),
+            "objective": float(normalise(before) @ losses),
+        }
         return Decision(self.rule.decide(places, responses), facts)

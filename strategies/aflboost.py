@@ -1,8 +1,11 @@
-"""AFLBoost: FedBoost for the worst-case mixture of clients. Every client is a domain whose weight lambda_k rises with its loss.
+"""AFLBoost: FedBoost for the worst-case mixture of clients. Every client is a domain
+whose weight lambda_k rises with its loss.
 
-Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, Figure 2. Mirror descent
-in alpha on ``sum_k lambda_k L_k``, mirror ascent in lambda; with partial participation only the observed coordinates of the
-lambda-gradient are non-zero, scaled by the number of domains over that of observed domains. lambda_k is not multiplied by m_j / m.
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for
+Federated Learning", ICML 2020, Figure 2. Mirror descent in alpha on ``sum_k lambda_k
+L_k``, mirror ascent in lambda; with partial participation only the observed coordinates
+of the lambda-gradient are non-zero, scaled by the number of domains over that of
+observed domains. lambda_k is not multiplied by m_j / m.
 
 Contract: FedBoost's.
 """
@@ -31,7 +34,9 @@ class AFLBoostOptions(FedBoostOptions):
     """Options of AFLBoost: those of FedBoost and of the client weights lambda."""
 
     lambda_step: float = option(0.01, "step of the clients' weights lambda", low=0, open_low=True)
-    lambda_min: float = option(0.0, "floor of the clients' weights lambda, at most 1 / number of clients", low=0, high=1)
+    lambda_min: float = option(
+        0.0, "floor of the clients' weights lambda, at most 1 / number of clients", low=0, high=1
+    )
 
 
 class AFLBoost(FedBoost):
@@ -72,7 +77,9 @@ class AFLBoost(FedBoost):
                 raise ValueError(f"lambda-min = {least}: {n} domains allow at most {1 / n:g}")
 
     def shares(self, replies: Sequence[Reply]) -> list[float]:
-        """Return lambda_k of each reply, scaled by domains over observed domains; then make an ascent step of lambda."""
+        """Return lambda_k of each reply, scaled by domains over observed domains; then
+        make an ascent step of lambda.
+        """
         places = [self.domains.index(self._names[reply.node]) for reply in replies]
         seen = sorted(set(places))
         scale = len(self.domains) / len(seen)
@@ -92,9 +99,16 @@ class AFLBoost(FedBoost):
         return to_record(names, [self.average, self.alpha, self.lambda_average, self.lambda_])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return FedBoost's state, lambda, its running average and the domains in order."""
+        """Return FedBoost's state, lambda, its running average and the domains in
+        order.
+        """
         domains = pack_ids(self.domains)
-        return {**super().state_dict(), "lambda": self.lambda_, "lambda-average": self.lambda_average, "domains": domains}
+        return {
+            **super().state_dict(),
+            "lambda": self.lambda_,
+            "lambda-average": self.lambda_average,
+            "domains": domains,
+        }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""

@@ -1,10 +1,14 @@
-"""APFL: a mixture of the global model and a personal one, with a weight alpha that is fixed or learned by the client.
+"""APFL: a mixture of the global model and a personal one, with a weight alpha that is
+fixed or learned by the client.
 
-Source: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv 2003.13461, Algorithm 1.
+Source: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv
+2003.13461, Algorithm 1.
 
-Contract: FedAvg's. The client also trains a model v of its own, which it keeps and never sends, at the mixture ``alpha v + (1 - alpha)
-w`` with the model w that it trains for the server; it is evaluated with the mixture of v and the received model. Both configurations
-hold ``apfl-alpha``; if that of training holds ``apfl-adaptive`` = true, the client learns its alpha from there on, and keeps it.
+Contract: FedAvg's. The client also trains a model v of its own, which it keeps and
+never sends, at the mixture ``alpha v + (1 - alpha) w`` with the model w that it trains
+for the server; it is evaluated with the mixture of v and the received model. Both
+configurations hold ``apfl-alpha``; if that of training holds ``apfl-adaptive`` = true,
+the client learns its alpha from there on, and keeps it.
 """
 
 from dataclasses import dataclass
@@ -29,10 +33,14 @@ class APFL(FedAvg):
         super().__init__(**kwargs)
         self.options = options or APFLOptions()
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send alpha, and whether clients learn it."""
         return {"apfl-alpha": self.options.alpha, "apfl-adaptive": self.options.adaptive}
 
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def evaluate_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send alpha, for clients that have not learned their own."""
         return {"apfl-alpha": self.options.alpha}

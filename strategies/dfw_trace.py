@@ -1,25 +1,33 @@
-"""DFW-Trace: Frank-Wolfe over a nuclear-norm ball or a spectrahedron by distributed power iterations. Clients send one vector.
+"""DFW-Trace: Frank-Wolfe over a nuclear-norm ball or a spectrahedron by distributed
+power iterations. Clients send one vector.
 
-All clients work at one common point x. The oracle of these domains wants the top singular pair of G = (1/n) sum_i G_i, which
-power iterations find from products with vectors, and a product with a sum is a sum of products:
+All clients work at one common point x. The oracle of these domains wants the top
+singular pair of G = (1/n) sum_i G_i, which power iterations find from products with
+vectors, and a product with a sum is a sum of products:
 
-    u <- sum_i G_i v, normalised;    v <- sum_i G_i' u, normalised                   (nuclear norm; a half step each)
-    v <- sum_i (c v - G_i v), normalised                                             (spectrahedron, symmetric G_i; a whole step)
-    after ``power-iterations`` of them:   x <- (1 - eta_t) x + eta_t atom(u, v),   eta_t = 2/(t + offset + 1)
+    u <- sum_i G_i v, normalised;
+        v <- sum_i G_i' u, normalised                   (nuclear norm; a half step each)
+    v <- sum_i (c v - G_i v), normalised  (spectrahedron, symmetric G_i; a whole step)
+    after ``power-iterations`` of them:
+        x <- (1 - eta_t) x + eta_t atom(u, v),   eta_t = 2/(t + offset + 1)
 
-The next step's iteration begins with the last v. There is no consensus to wait for, and no state at the clients.
+The next step's iteration begins with the last v. There is no consensus to wait for, and
+no state at the clients.
 
-Contract. Down: the arrays of x (and its constants), the vector as array ``vector``; ``config``: ``side`` = ``right`` (reply with G_i v)
-or ``left`` (G_i' u). Up: one array, the product, float64; ``metrics``: ``num-examples`` and ``inner`` = <G_i, x>. Only sums of
-the products and of ``inner`` are used, so a secure sum suffices.
+Contract. Down: the arrays of x (and its constants), the vector as array ``vector``;
+``config``: ``side`` = ``right`` (reply with G_i v) or ``left`` (G_i' u). Up: one array,
+the product, float64; ``metrics``: ``num-examples`` and ``inner`` = <G_i, x>. Only sums
+of the products and of ``inner`` are used, so a secure sum suffices.
 
-A half step is complete when every client has answered it: who has is not asked again, so sampling and lost replies cost rounds, not
-accuracy. A client that fails to answer ``PATIENCE`` times is left out of this half step: were it more often, the rounds that wait for
-it alone would look like a run in which nobody answers.
+A half step is complete when every client has answered it: who has is not asked again,
+so sampling and lost replies cost rounds, not accuracy. A client that fails to answer
+``PATIENCE`` times is left out of this half step: were it more often, the rounds that
+wait for it alone would look like a run in which nobody answers.
 
-Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning Low-Rank Matrices with the Trace Norm", Machine
-Learning 107, 2018, DOI 10.1007/s10994-018-5713-5, arXiv 1712.07495, Algorithm 2. There workers keep x and receive
-atoms; here x is sent, so that a client may come and go.
+Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning
+Low-Rank Matrices with the Trace Norm", Machine Learning 107, 2018, DOI
+10.1007/s10994-018-5713-5, arXiv 1712.07495, Algorithm 2. There workers keep x and
+receive atoms; here x is sent, so that a client may come and go.
 """
 
 import math
@@ -57,19 +65,31 @@ PATIENCE = 2
 class DFWTraceOptions(Options):
     """Options of DFW-Trace."""
 
-    power_iterations: int = option(1, "power iterations a step, each from the last one's vector", low=1)
-    offset: int = option(2, "the schedule starts as if so many steps had been taken: keeps more of a good start", low=0)
+    power_iterations: int = option(
+        1, "power iterations a step, each from the last one's vector", low=1
+    )
+    offset: int = option(
+        2,
+        "the schedule starts as if so many steps had been taken: keeps more of a good start",
+        low=0,
+    )
 
 
 class DFWTrace(Constrained):
-    """DFW-Trace strategy. Raises ``ValueError`` for another domain than a nuclear-norm ball or a spectrahedron."""
+    """DFW-Trace strategy. Raises ``ValueError`` for another domain than a nuclear-norm
+    ball or a spectrahedron.
+    """
 
-    def __init__(self, domain: Domain, options: DFWTraceOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, domain: Domain, options: DFWTraceOptions | None = None, **kwargs: Any
+    ) -> None:
         self.options = options or DFWTraceOptions()
         super().__init__(domain, **kwargs)
         self.power = PowerIteration(domain, self.options.power_iterations)
         self.steps_taken = 0
-        self.gap: float | None = None  # of the last step, from below: a power iteration finds at most the largest singular value
+        # of the last step, from below: a power iteration finds at most the largest
+        # singular value
+        self.gap: float | None = None
         self._sum: Float64 | None = None  # of the half step's products
         self._inner = 0.0
         self._answered: set[ClientId] = set()
@@ -88,17 +108,24 @@ class DFWTrace(Constrained):
         nodes = drawn + [node for node in waiting if node not in drawn][: len(nodes) - len(drawn)]
         self._called = [self._ids[node] for node in nodes]
         if all(self._lost.get(client, 0) for client in self._called):
-            # A round in which only they are asked may have no reply, and is then not aggregated: somebody who has answered comes along.
+            # A round in which only they are asked may have no reply, and is then not
+            # aggregated: somebody who has answered comes along.
             nodes += [node for node, client in self._ids.items() if client in self._answered][:1]
         config["side"] = self.power.side
         content = ArrayRecord({**arrays, **to_record([VECTOR], [self.power.vector])})
-        return self._messages(content, config, sorted(nodes, key=list(self._ids).index), MessageType.TRAIN)
+        return self._messages(
+            content, config, sorted(nodes, key=list(self._ids).index), MessageType.TRAIN
+        )
 
     def _waits_for(self, client: ClientId) -> bool:
         return client not in self._answered and self._lost.get(client, 0) < PATIENCE
 
-    def aggregate_step(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the products; when all clients have answered, finish the half step, and move x if it ends the iteration."""
+    def aggregate_step(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the products; when all clients have answered, finish the half step, and
+        move x if it ends the iteration.
+        """
         for reply in replies:
             if reply.has_error():
                 continue
@@ -113,7 +140,12 @@ class DFWTrace(Constrained):
             return None, None
         total, inner, count = self._sum, self._inner, len(self._answered)
         if absent := [client for client in self._ids.values() if client not in self._answered]:
-            log(WARNING, "clients left out of this half step, after %d lost replies: %s", PATIENCE, absent[:5])
+            log(
+                WARNING,
+                "clients left out of this half step, after %d lost replies: %s",
+                PATIENCE,
+                absent[:5],
+            )
         self._sum, self._inner, self._answered, self._lost = None, 0.0, set(), {}
         atom = self.power.take(total / count)
         if atom is None:
@@ -140,18 +172,25 @@ class DFWTrace(Constrained):
         self._answered.add(client)
 
     def _gap(self, valid: list[Message]) -> dict[str, float]:
-        """Return the estimate of the last step, at the x before it: no gradient travels."""
+        """Return the estimate of the last step, at the x before it: no gradient
+        travels.
+        """
         return {} if self.gap is None else {GAP: self.gap}
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the iteration's vectors and the sum of an unfinished half step."""
         state = super().state_dict() | under("power.", self.power.state_dict())
-        state["steps"] = np.array([self.steps_taken, np.nan if self.gap is None else self.gap, self._inner])
+        state["steps"] = np.array(
+            [self.steps_taken, np.nan if self.gap is None else self.gap, self._inner]
+        )
         if self._sum is not None:
             answered = sorted(self._answered, key=str)
             state |= {"sum": self._sum, "answered": pack_ids(answered)}
         if self._lost:
-            state |= {"losers": pack_ids(list(self._lost)), "lost": np.array(list(self._lost.values()))}
+            state |= {
+                "losers": pack_ids(list(self._lost)),
+                "lost": np.array(list(self._lost.values())),
+            }
         return state
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:

@@ -1,11 +1,13 @@
-"""Ditto: FedAvg, and for each client a personal model with a proximal term towards the global one.
+"""Ditto: FedAvg, and for each client a personal model with a proximal term towards the
+global one.
 
-Source: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, arXiv 2012.04221,
-Algorithm 1.
+Source: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, arXiv 2012.04221, Algorithm 1.
 
-Contract: FedAvg's. The client also trains a personal v, with ``(mu/2) ||v - w||^2`` added to its loss, w being the received model; it
-keeps v, is evaluated with it and never sends it. The training configuration holds ``ditto-mu`` and ``ditto-epochs``, the epochs on v
-(0: as many as on the other).
+Contract: FedAvg's. The client also trains a personal v, with ``(mu/2) ||v - w||^2``
+added to its loss, w being the received model; it keeps v, is evaluated with it and
+never sends it. The training configuration holds ``ditto-mu`` and ``ditto-epochs``, the
+epochs on v (0: as many as on the other).
 """
 
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ from strategies.fedavg import FedAvg
 class DittoOptions(Options):
     """Options of Ditto."""
 
-    mu: float = option(1.0, "weight of the pull (mu/2) ||v - w||^2 of the personal model to the global one", low=0)
+    mu: float = option(
+        1.0, "weight of the pull (mu/2) ||v - w||^2 of the personal model to the global one", low=0
+    )
     epochs: int = option(5, "local epochs on the personal model; 0: train.local-epochs", low=0)
 
 
@@ -30,6 +34,8 @@ class Ditto(FedAvg):
         super().__init__(**kwargs)
         self.options = options or DittoOptions()
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send mu and the number of epochs on the personal model."""
         return {"ditto-mu": self.options.mu, "ditto-epochs": self.options.epochs}

@@ -1,14 +1,19 @@
-"""FedALA: a client starts a round where its own model and the received one meet, at weights that it learns, one a parameter.
+"""FedALA: a client starts a round where its own model and the received one meet, at
+weights that it learns, one a parameter.
 
-Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023,
-arXiv 2212.01197, Algorithm 1. With Theta_k the client's model after its last training and Theta the received one, elementwise and in
-the upper layers only (in the others the received parameters are taken):
+Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for
+Personalized Federated Learning", AAAI 2023, arXiv 2212.01197, Algorithm 1. With Theta_k
+the client's model after its last training and Theta the received one, elementwise and
+in the upper layers only (in the others the received parameters are taken):
 
-    m   = Theta_k + W (Theta - Theta_k)
-    W  <- W - eta grad F_k(m) (Theta - Theta_k), clipped to [0, 1], on a part of the client's samples
+    m  = Theta_k + W (Theta - Theta_k)
+    W
+        <- W - eta grad F_k(m) (Theta - Theta_k), clipped to [0, 1], on a part of the
+        client's samples
 
-Contract: FedAvg's. The client keeps Theta_k and W, starts at m and is scored at m. The configuration holds ``fedala-layers``,
-``fedala-rate``, ``fedala-samples``, the share of the samples, and ``fedala-start-epochs``, passes the first time that W is learned.
+Contract: FedAvg's. The client keeps Theta_k and W, starts at m and is scored at m. The
+configuration holds ``fedala-layers``, ``fedala-rate``, ``fedala-samples``, the share of
+the samples, and ``fedala-start-epochs``, passes the first time that W is learned.
 """
 
 from dataclasses import dataclass
@@ -22,10 +27,22 @@ from strategies.fedavg import FedAvg
 class FedALAOptions(Options):
     """Options of FedALA."""
 
-    layers: int = option(1, "upper layers that are mixed; of the others the received parameters are taken", low=0)
-    rate: float = option(1.0, "learning rate of the weights; 0: they stay at 1, which is FedAvg", low=0)
-    samples: float = option(0.8, "share of a client's samples on which the weights are learned", low=0, high=1, open_low=True)
-    start_epochs: int = option(10, "passes over these samples the first time; later there is one", low=1)
+    layers: int = option(
+        1, "upper layers that are mixed; of the others the received parameters are taken", low=0
+    )
+    rate: float = option(
+        1.0, "learning rate of the weights; 0: they stay at 1, which is FedAvg", low=0
+    )
+    samples: float = option(
+        0.8,
+        "share of a client's samples on which the weights are learned",
+        low=0,
+        high=1,
+        open_low=True,
+    )
+    start_epochs: int = option(
+        10, "passes over these samples the first time; later there is one", low=1
+    )
 
 
 class FedALA(FedAvg):
@@ -35,7 +52,9 @@ class FedALA(FedAvg):
         super().__init__(**kwargs)
         self.options = options or FedALAOptions()
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send how the weights are learned."""
         o = self.options
         return {
@@ -45,6 +64,8 @@ class FedALA(FedAvg):
             "fedala-start-epochs": o.start_epochs,
         }
 
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def evaluate_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send the same: a model is scored where a round would start."""
         return self.train_options(server_round, num_rounds)

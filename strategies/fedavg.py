@@ -1,14 +1,18 @@
-"""FedAvg: the sample-size-weighted average of the clients' models. Also the base of all methods that average.
+"""FedAvg: the sample-size-weighted average of the clients' models. Also the base of all
+methods that average.
 
-Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-AISTATS 2017, arXiv 1602.05629, Algorithm 1.
+Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient
+Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.05629,
+Algorithm 1.
 
-Contract. A training reply holds one ArrayRecord with the names and shapes that were sent, and one MetricRecord with
-``num-examples`` > 0 (the weight). An evaluation reply holds one MetricRecord with ``num-examples``.
+Contract. A training reply holds one ArrayRecord with the names and shapes that were
+sent, and one MetricRecord with ``num-examples`` > 0 (the weight). An evaluation reply
+holds one MetricRecord with ``num-examples``.
 
-Differences from Flower's FedAvg, from which it inherits: the minimum numbers of nodes are 1 unless given, sampling uses the client
-grid's seed, sums run in the order of client ids (so that a run is reproducible bit for bit), integer buffers keep their type, a metric
-need not be reported by every client, and state can be saved.
+Differences from Flower's FedAvg, from which it inherits: the minimum numbers of nodes
+are 1 unless given, sampling uses the client grid's seed, sums run in the order of
+client ids (so that a run is reproducible bit for bit), integer buffers keep their type,
+a metric need not be reported by every client, and state can be saved.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,24 +42,32 @@ class FedAvgOptions(Options):
     """Options of FedAvg."""
 
     weights: str = option(
-        "samples", "a client counts by its training samples, or like every other one", choices=["samples", "uniform"]
+        "samples",
+        "a client counts by its training samples, or like every other one",
+        choices=["samples", "uniform"],
     )
 
 
 class FedAvg(FlowerFedAvg):
-    """Weighted averaging; keyword arguments are those of Flower's FedAvg, with minimum node counts of 1.
+    """Weighted averaging; keyword arguments are those of Flower's FedAvg, with minimum
+    node counts of 1.
 
-    ``weights``: as in :class:`FedAvgOptions`; metrics are averaged by ``num-examples`` either way. Raises ``ValueError`` for fractions
-    outside 0 to 1 and for negative minima.
+    ``weights``: as in :class:`FedAvgOptions`; metrics are averaged by ``num-examples``
+    either way. Raises ``ValueError`` for fractions outside 0 to 1 and for negative
+    minima.
     """
 
     takes_any_metrics = True  # a mean is taken over the clients that report the metric
-    #: It waits for ``min_available_nodes`` by itself, also where the client grid samples ``clients_per_round``.
+    #: It waits for ``min_available_nodes`` by itself, also where the client grid
+    #: samples ``clients_per_round``.
     waits_for_clients = True
 
     def __init__(self, *, weights: str = "samples", **kwargs: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-        averages = {"train_metrics_aggr_fn": average_metrics, "evaluate_metrics_aggr_fn": average_metrics}
+        averages = {
+            "train_metrics_aggr_fn": average_metrics,
+            "evaluate_metrics_aggr_fn": average_metrics,
+        }
         super().__init__(**(minima | averages | kwargs))
         for name in ("fraction_train", "fraction_evaluate"):
             check_range(name, getattr(self, name), 0, 1)
@@ -68,38 +80,60 @@ class FedAvg(FlowerFedAvg):
     @property
     def capabilities(self) -> Capabilities:
         """Replies are models, of which only the average is used."""
-        return Capabilities("model", "weighted average" if self.weights == "samples" else "uniform average")
+        return Capabilities(
+            "model", "weighted average" if self.weights == "samples" else "uniform average"
+        )
 
-    # --- hooks for derived methods -------------------------------------------------------------------------------
+    # --- hooks for derived methods ----------------------------------------------------
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Return this method's options for clients in this round, to be sent in the training configuration."""
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
+        """Return this method's options for clients in this round, to be sent in the
+        training configuration.
+        """
         return {}
 
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Return this method's options for clients, to be sent in the evaluation configuration."""
+    def evaluate_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
+        """Return this method's options for clients, to be sent in the evaluation
+        configuration.
+        """
         return {}
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the server state apart from the model, as arrays (none for plain averaging)."""
+        """Return the server state apart from the model, as arrays (none for plain
+        averaging).
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}")
+            raise ValueError(
+                f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}"
+            )
 
-    # --- the Strategy interface ----------------------------------------------------------------------------------
+    # --- the Strategy interface -------------------------------------------------------
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the model to the sampled clients, with :meth:`train_options` in the configuration."""
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the model to the sampled clients, with :meth:`train_options` in the
+        configuration.
+        """
         config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
         config.update(self.train_options(server_round, rounds_of(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the model to the clients for evaluation, with :meth:`evaluate_options` in the configuration."""
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the model to the clients for evaluation, with :meth:`evaluate_options`
+        in the configuration.
+        """
         if self.fraction_evaluate == 0:
             return []
         config["server-round"] = server_round
@@ -107,15 +141,21 @@ class FedAvg(FlowerFedAvg):
         nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         return self._messages(arrays, config, nodes, MessageType.EVALUATE)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the models by ``num-examples`` or uniformly, and the metrics by ``num-examples``."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the models by ``num-examples`` or uniformly, and the metrics by
+        ``num-examples``.
+        """
         contents = [reply.content for reply in replies if not reply.has_error()]
         if not contents:
             return None, None
         arrays = average_arrays(contents, [self._weight(content) for content in contents])
         return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Average the metrics by ``num-examples``."""
         contents = [reply.content for reply in replies if not reply.has_error()]
         return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
@@ -135,19 +175,35 @@ class FedAvg(FlowerFedAvg):
         patience: Patience | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> Result:
-        """Run the rounds; see :func:`strategies.base.rounds.run_rounds`, which takes any strategy."""
+        """Run the rounds; see :func:`strategies.base.rounds.run_rounds`, which takes
+        any strategy.
+        """
         return run_rounds(
-            self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn,
-            first_round=first_round, evaluate_every=evaluate_every, patience=patience, callbacks=callbacks,
-        )  # fmt: skip
+            self,
+            grid,
+            initial_arrays,
+            num_rounds,
+            timeout,
+            train_config,
+            evaluate_config,
+            evaluate_fn,
+            first_round=first_round,
+            evaluate_every=evaluate_every,
+            patience=patience,
+            callbacks=callbacks,
+        )
 
-    # --- parts ---------------------------------------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------
 
     def _weight(self, content: RecordDict) -> float:
-        return float(metrics_of(content)[self.weighted_by_key]) if self.weights == "samples" else 1.0
+        return (
+            float(metrics_of(content)[self.weighted_by_key]) if self.weights == "samples" else 1.0
+        )
 
     def _sample(self, grid: Grid, server_round: int, kind: str) -> Sequence[int]:
-        """Return the nodes of a phase, by its fraction and minima, once there are enough; none if the fraction is 0."""
+        """Return the nodes of a phase, by its fraction and minima, once there are
+        enough; none if the fraction is 0.
+        """
         train = kind == MessageType.TRAIN
         fraction = self.fraction_train if train else self.fraction_evaluate
         minimum = self.min_train_nodes if train else self.min_evaluate_nodes
@@ -159,16 +215,28 @@ class FedAvg(FlowerFedAvg):
             nodes = grid.get_node_ids() if grid.clients_per_round else everyone
             wanted = max(int(len(nodes) * fraction), minimum)
             if wanted < len(nodes):
-                nodes = grid.sample(server_round, wanted, "sampling" if train else "sampling for evaluation")
+                nodes = grid.sample(
+                    server_round, wanted, "sampling" if train else "sampling for evaluation"
+                )
         else:  # Flower's own loop, of one of its wrappers
-            chosen, everyone = sample_nodes(grid, enough, max(int(len(list(grid.get_node_ids())) * fraction), minimum))
+            chosen, everyone = sample_nodes(
+                grid, enough, max(int(len(list(grid.get_node_ids())) * fraction), minimum)
+            )
             nodes = sorted(chosen)
         phase = "configure_train" if train else "configure_evaluate"
         log(INFO, "%s: Sampled %s nodes (out of %s)", phase, len(nodes), len(everyone))
         return nodes
 
-    def _messages(self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int], kind: str) -> list[Message]:
+    def _messages(
+        self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int], kind: str
+    ) -> list[Message]:
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return [
-            Message(content=content, message_type=kind, dst_node_id=node, group_id=str(config["server-round"])) for node in nodes
+            Message(
+                content=content,
+                message_type=kind,
+                dst_node_id=node,
+                group_id=str(config["server-round"]),
+            )
+            for node in nodes
         ]

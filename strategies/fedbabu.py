@@ -1,11 +1,14 @@
-"""FedBABU: the body is trained federatedly under a head that nobody changes; a client fine-tunes the model before it uses it.
+"""FedBABU: the body is trained federatedly under a head that nobody changes; a client
+fine-tunes the model before it uses it.
 
-Source: Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, arXiv 2106.06042,
-Algorithm 1. The head is the random one of the initial model, the same for all.
+Source: Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image
+Classification", ICLR 2022, arXiv 2106.06042, Algorithm 1. The head is the random one of
+the initial model, the same for all.
 
-Contract: a training reply holds the arrays of the body, which were sent, and ``num-examples``. The configuration holds ``share``
-("body"); that of an evaluation also ``fedbabu-epochs`` and ``fedbabu-part``, for how many epochs which part is fine-tuned before it is
-scored.
+Contract: a training reply holds the arrays of the body, which were sent, and
+``num-examples``. The configuration holds ``share`` ("body"); that of an evaluation also
+``fedbabu-epochs`` and ``fedbabu-part``, for how many epochs which part is fine-tuned
+before it is scored.
 """
 
 from collections.abc import Sequence
@@ -27,11 +30,15 @@ class FedBABUOptions(Options):
 class FedBABU(PartialSharing):
     """FedBABU strategy."""
 
-    def __init__(self, head: Sequence[str], options: FedBABUOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, head: Sequence[str], options: FedBABUOptions | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(head, "body", **kwargs)
         self.options = options or FedBABUOptions()
 
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def evaluate_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send what is shared, and how it is fine-tuned."""
         shared = super().evaluate_options(server_round, num_rounds)
         return {**shared, "fedbabu-epochs": self.options.epochs, "fedbabu-part": self.options.part}

@@ -1,11 +1,13 @@
 """FedBN: FedAvg in which the normalisation layers stay with the clients.
 
-Source: Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021, arXiv
-2102.07623, Algorithm 1. There it is batch normalisation; here layer, group and instance normalisation stay as well. With none of them
-in the model it is FedAvg.
+Source: Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via
+Local Batch Normalization", ICLR 2021, arXiv 2102.07623, Algorithm 1. There it is batch
+normalisation; here layer, group and instance normalisation stay as well. With none of
+them in the model it is FedAvg.
 
-Contract: a training reply holds the arrays that were sent, and ``num-examples``. The arrays of the normalisation layers, statistics
-included, are sent in neither direction; the client keeps its own.
+Contract: a training reply holds the arrays that were sent, and ``num-examples``. The
+arrays of the normalisation layers, statistics included, are sent in neither direction;
+the client keeps its own.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ from strategies.families.shared_part import SharedPart
 
 
 class FedBN(SharedPart):
-    """FedBN strategy; ``normalisation``: names of the arrays of normalisation layers (``algorithms.common.modules.normalisation``)."""
+    """FedBN strategy; ``normalisation``: names of the arrays of normalisation layers
+    (``algorithms.common.modules.normalisation``).
+    """
 
     def __init__(self, normalisation: Sequence[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)

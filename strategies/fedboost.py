@@ -1,19 +1,27 @@
-"""FedBoost: learns the weights of an ensemble of pre-trained predictors while sending only a few predictors per round.
+"""FedBoost: learns the weights of an ensemble of pre-trained predictors while sending
+only a few predictors per round.
 
-Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, Figure 1, with the
-corrections listed in ``docs/fedboost.md``. The server holds the weights alpha on the simplex and the predictor library. Round t: draw
-predictors H_t (each with probability gamma_k), send them with the weights ``alpha_k / gamma_k``, collect the gradients of the clients'
-losses at these weights, and make one mirror descent step. The output is the running average of alpha.
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for
+Federated Learning", ICML 2020, Figure 1, with the corrections listed in
+``docs/fedboost.md``. The server holds the weights alpha on the simplex and the
+predictor library. Round t: draw predictors H_t (each with probability gamma_k), send
+them with the weights ``alpha_k / gamma_k``, collect the gradients of the clients'
+losses at these weights, and make one mirror descent step. The output is the running
+average of alpha.
 
-Beyond the paper, and the default: under the log loss the gradient is centred, that is taken of the sampled predictors with weights
-divided by their sum. The paper's gradient is negative throughout, so that a predictor gains because it was drawn.
+Beyond the paper, and the default: under the log loss the gradient is centred, that is
+taken of the sampled predictors with weights divided by their sum. The paper's gradient
+is negative throughout, so that a predictor gains because it was drawn.
 
-Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the predictors, stacked along their first axis, by the
-names in ``predictor-arrays`` (tables that are mostly zero are packed by ``algorithms.ensembles.sparse_tables``); its size does not
-grow with the size q of the library. The reply holds two arrays of length h, the gradient with respect to the sent weights and the mean
-squared norms of the predictors' outputs, and the metrics ``num-examples``, ``loss`` and ``draw`` (as received). Clients are stateless,
-unless the configuration holds ``cache``: then a client keeps that many predictors, by their ``hashes``, and only ``new`` ones are
-sent. If it holds ``phase`` = "train-predictor", the reply holds one predictor instead.
+Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the
+predictors, stacked along their first axis, by the names in ``predictor-arrays`` (tables
+that are mostly zero are packed by ``algorithms.ensembles.sparse_tables``); its size
+does not grow with the size q of the library. The reply holds two arrays of length h,
+the gradient with respect to the sent weights and the mean squared norms of the
+predictors' outputs, and the metrics ``num-examples``, ``loss`` and ``draw`` (as
+received). Clients are stateless, unless the configuration holds ``cache``: then a
+client keeps that many predictors, by their ``hashes``, and only ``new`` ones are sent.
+If it holds ``phase`` = "train-predictor", the reply holds one predictor instead.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,7 +55,12 @@ from algorithms.ensembles.sparse_tables import compact
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
-from strategies.families.predictor_replies import PredictorLibrary, Reply, alike_predictors, best_for_all
+from strategies.families.predictor_replies import (
+    PredictorLibrary,
+    Reply,
+    alike_predictors,
+    best_for_all,
+)
 from strategies.fedavg import FedAvg
 
 Floats = NDArray[np.float64]
@@ -58,10 +71,20 @@ DEFAULT_BUDGET = 32
 class FedBoostOptions(Options):
     """Options of FedBoost."""
 
-    budget: int = option(0, "C, expected number of predictors sent a round; 0: 32, or all where there are fewer", low=0)
-    sampling: str = option("weighted", "how predictors are drawn; none: all are sent", choices=["none", "uniform", "weighted"])
+    budget: int = option(
+        0,
+        "C, expected number of predictors sent a round; 0: 32, or all where there are fewer",
+        low=0,
+    )
+    sampling: str = option(
+        "weighted",
+        "how predictors are drawn; none: all are sent",
+        choices=["none", "uniform", "weighted"],
+    )
     draw: str = option(
-        "independent", "each predictor is drawn for itself as in the paper, or exactly C", choices=["independent", "exact"]
+        "independent",
+        "each predictor is drawn for itself as in the paper, or exactly C",
+        choices=["independent", "exact"],
     )
     mirror: str = option("entropy", "map of the mirror descent", choices=MIRRORS)
     gradient: str = option(
@@ -70,49 +93,71 @@ class FedBoostOptions(Options):
         choices=["sampled", "unbiased"],
     )
     centred: bool = option(
-        True, "log loss: the gradient of what was drawn with weights that sum to 1; false: as the paper has it"
+        True,
+        "log loss: the gradient of what was drawn with weights that sum to 1; false: as the paper "
+        "has it",
     )
     step: float = option(0.01, "eta, of the mirror descent", low=0, open_low=True)
     repeats: int = option(1, "messages with fresh draws before one step (Corollary 2)", low=1)
-    floor: float = option(1e-3, "least probability gamma of being sent", low=0, high=1, open_low=True)
-    cache: int = option(0, "predictors that a client keeps, so that they need not be sent again; needs repeats = 1", low=0)
-    library: str = option("task", '"task", a folder of safetensors files, or "clients": each trains a predictor in round 1')
+    floor: float = option(
+        1e-3, "least probability gamma of being sent", low=0, high=1, open_low=True
+    )
+    cache: int = option(
+        0,
+        "predictors that a client keeps, so that they need not be sent again; needs repeats = 1",
+        low=0,
+    )
+    library: str = option(
+        "task",
+        '"task", a folder of safetensors files, or "clients": each trains a predictor in round 1',
+    )
     public_library: bool = option(
-        False, "the predictors of a folder were made without the clients' data, as differential privacy needs them"
+        False,
+        "the predictors of a folder were made without the clients' data, as differential privacy "
+        "needs them",
     )
 
     def check(self) -> None:
         """Reject a cache with several messages per round."""
         if self.cache and self.repeats > 1:
             raise ValueError(
-                f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no cache; set one of them off"
+                f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no "
+                "cache; set one of them off"
             )
 
 
 class FedBoost(FedAvg):
     """FedBoost strategy.
 
-    ``library``: the predictors, or a function that builds a library from arrays stacked along the first axis; in that case the clients
-    train the predictors in the first round. ``seed``: of the predictor sampling. ``loss``: that of the clients, "log" or "squared";
-    only the gradient of the log loss is centred. Keyword arguments as in FedAvg.
+    ``library``: the predictors, or a function that builds a library from arrays stacked
+    along the first axis; in that case the clients train the predictors in the first
+    round. ``seed``: of the predictor sampling. ``loss``: that of the clients, "log" or
+    "squared"; only the gradient of the log loss is centred. Keyword arguments as in
+    FedAvg.
     """
 
     @property
     def capabilities(self) -> Capabilities:
         """A training reply is an update, except while predictors are collected."""
-        return Capabilities("other" if self.collecting else "update", "single replies", later="update")
+        return Capabilities(
+            "other" if self.collecting else "update", "single replies", later="update"
+        )
 
-    # --- privacy: the update is the gradient with respect to alpha -----------------------------------------------
+    # --- privacy: the update is the gradient with respect to alpha --------------------
 
     def privacy_fault(self) -> str:
-        """Return why noise in the sum of the gradients would not make the run private, or ""."""
+        """Return why noise in the sum of the gradients would not make the run private,
+        or "".
+        """
         o = self.options
         theirs = self.collecting or getattr(self.library, "from_clients", True)
         if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not theirs:
             return ""
         return (
-            f"FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and predictors made without the clients' data "
-            f"(of a folder, public-library says so), here they are {o.gradient!r}, {o.repeats}, {o.cache}, "
+            "FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and predictors "
+            "made without the clients' data "
+            f"(of a folder, public-library says so), here they are {o.gradient!r}, {o.repeats}, "
+            f"{o.cache}, "
             f"{'theirs' if theirs else 'not'}"
         )
 
@@ -145,7 +190,8 @@ class FedBoost(FedAvg):
         self.own_measures: Mapping[str, float] = {}
         self._draws: list[tuple[NDArray[np.int64], Floats]] = []
         self._expected: dict[int, list[str]] = {}
-        self._held: dict[int, list[str]] = {}  # hashes in each node's cache, least recently used first
+        # hashes in each node's cache, least recently used first
+        self._held: dict[int, list[str]] = {}
         self._collected: dict[str, NDArray[Any]] = {}
         self.alpha: Floats = np.zeros(0)
         self.average: Floats = np.zeros(0)
@@ -158,13 +204,29 @@ class FedBoost(FedAvg):
     def _open_library(self, library: PredictorLibrary) -> None:
         budget = self.options.budget or min(DEFAULT_BUDGET, library.q)
         if budget > library.q and self._make is None:
-            raise ValueError(f"budget = {budget}, but the library holds {library.q} predictors: choose 1..{library.q}")
-        if budget > library.q:  # the clients sent fewer predictors than expected: a failing client must not end the run
-            log(WARNING, "budget = %d, but the clients handed over %d predictors: all of them are sent", budget, library.q)
-        self.budget = min(budget, library.q)
-        if self.normalises and self.options.draw == "exact" and self.budget == 1 < library.q and self.options.sampling != "none":
             raise ValueError(
-                "budget = 1, draw = exact, centred = true: one predictor alone is compared with none: choose a budget from 2 on"
+                f"budget = {budget}, but the library holds {library.q} predictors: choose "
+                f"1..{library.q}"
+            )
+        # the clients sent fewer predictors than expected: a failing client must not end
+        # the run
+        if budget > library.q:
+            log(
+                WARNING,
+                "budget = %d, but the clients handed over %d predictors: all of them are sent",
+                budget,
+                library.q,
+            )
+        self.budget = min(budget, library.q)
+        if (
+            self.normalises
+            and self.options.draw == "exact"
+            and self.budget == 1 < library.q
+            and self.options.sampling != "none"
+        ):
+            raise ValueError(
+                "budget = 1, draw = exact, centred = true: one predictor alone is compared with "
+                "none: choose a budget from 2 on"
             )
         self.library = library
         self.alpha = np.full(library.q, 1 / library.q)
@@ -175,52 +237,87 @@ class FedBoost(FedAvg):
         """Whether the clients have yet to send the predictors."""
         return not len(self.alpha)
 
-    # --- a round -------------------------------------------------------------------------------------------------
+    # --- a round ----------------------------------------------------------------------
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Draw predictors (``repeats`` times) and send them to the sampled clients."""
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
         self.meet(grid)
         if self.collecting:
-            return self._messages(ArrayRecord(), ConfigRecord({**config, "phase": "train-predictor"}), nodes, MessageType.TRAIN)
+            return self._messages(
+                ArrayRecord(),
+                ConfigRecord({**config, "phase": "train-predictor"}),
+                nodes,
+                MessageType.TRAIN,
+            )
         gamma = inclusion(self.alpha, self.budget, self.options.sampling, self.options.floor)
         rng = generator(self.seed, "predictors", server_round=server_round)
         self._draws, messages = [], []
         for draw in range(self.options.repeats):
-            ids = draw_independent(gamma, rng) if self.options.draw == "independent" else draw_exact(gamma, self.budget, rng)
+            ids = (
+                draw_independent(gamma, rng)
+                if self.options.draw == "independent"
+                else draw_exact(gamma, self.budget, rng)
+            )
             self._draws.append((ids, gamma))
             sent = [ids, sampled_weights(self.alpha, ids, gamma)]
             if self.options.cache:
                 messages += self._to_caches(config, nodes, sent)
             else:
-                messages += self._with_predictors(ConfigRecord({**config, "draw": draw}), nodes, sent, ids)
+                messages += self._with_predictors(
+                    ConfigRecord({**config, "draw": draw}), nodes, sent, ids
+                )
         return messages
 
     def _with_predictors(
-        self, config: ConfigRecord, nodes: Sequence[int], sent: list[NDArray[Any]], ids: NDArray[np.int64]
+        self,
+        config: ConfigRecord,
+        nodes: Sequence[int],
+        sent: list[NDArray[Any]],
+        ids: NDArray[np.int64],
     ) -> list[Message]:
         predictors = compact(self.library.take(ids))
         config["predictor-arrays"] = list(predictors)
         record = to_record(["ids", "alpha", *predictors], [*sent, *predictors.values()])
         return self._messages(record, config, nodes, MessageType.TRAIN)
 
-    def _to_caches(self, config: ConfigRecord, nodes: Sequence[int], sent: list[NDArray[Any]]) -> list[Message]:
-        """Send each client only the predictors missing from its cache; a client that failed last time starts with an empty cache."""
+    def _to_caches(
+        self, config: ConfigRecord, nodes: Sequence[int], sent: list[NDArray[Any]]
+    ) -> list[Message]:
+        """Send each client only the predictors missing from its cache; a client that
+        failed last time starts with an empty cache.
+        """
         ids, messages = sent[0], []
         hashes = [self.library.hash_of(int(k)) for k in ids]
         for node in nodes:
             held = self._held.pop(node, [])
             new = np.array([i for i, key in enumerate(hashes) if key not in held], dtype=np.int64)
-            extra = {"draw": 0, "cache": self.options.cache, "cache-holds": len(held), "hashes": hashes, "new": new.tolist()}
-            messages += self._with_predictors(ConfigRecord({**config, **extra}), [node], sent, ids[new])
+            extra = {
+                "draw": 0,
+                "cache": self.options.cache,
+                "cache-holds": len(held),
+                "hashes": hashes,
+                "new": new.tolist(),
+            }
+            messages += self._with_predictors(
+                ConfigRecord({**config, **extra}), [node], sent, ids[new]
+            )
             self._expected[node] = remember(held, hashes, self.options.cache)
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the gradients and make one mirror descent step; a reply whose arrays do not match the draw is left out."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the gradients and make one mirror descent step; a reply whose arrays
+        do not match the draw is left out.
+        """
         if self.collecting:
             return self._collect([reply.content for reply in replies if not reply.has_error()])
-        used = [opened for reply in replies if not reply.has_error() and (opened := self._open(reply))]
+        used = [
+            opened for reply in replies if not reply.has_error() and (opened := self._open(reply))
+        ]
         if not used:
             return None, None
         for reply in used:
@@ -233,23 +330,38 @@ class FedBoost(FedAvg):
             ids, gamma = self._draws[reply.draw]
             gradient = reply.gradient
             if self.options.gradient == "unbiased":
-                gradient = chain_rule(gradient, gamma[ids]) - bias_correction(self.alpha[ids], reply.norms, gamma[ids])
+                gradient = chain_rule(gradient, gamma[ids]) - bias_correction(
+                    self.alpha[ids], reply.norms, gamma[ids]
+                )
             delta[ids] += share * gradient
         self.steps += 1
-        self.average += (self.alpha - self.average) / self.steps  # averages alpha_1 to alpha_T: alpha before this round's step
+        # averages alpha_1 to alpha_T: alpha before this round's step
+        self.average += (self.alpha - self.average) / self.steps
         self.alpha = MIRRORS[self.options.mirror](self.alpha, delta, self.options.step)
-        return self.model(), self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)
+        return self.model(), self.train_metrics_aggr_fn(
+            [reply.content for reply in used], self.weighted_by_key
+        )
 
     def _normalised(self, reply: Reply) -> Reply:
-        """Return the reply with gradient and log loss of the predictors that were sent at weights divided by their sum."""
+        """Return the reply with gradient and log loss of the predictors that were sent
+        at weights divided by their sum.
+        """
         ids, gamma = self._draws[reply.draw]
         sent = sampled_weights(self.alpha, ids, gamma)
         if not sent.any():  # predictors of weight 0 alone: no distribution, and no log loss
             return reply
-        return replace(reply, gradient=centred(reply.gradient, sent), loss=reply.loss + float(np.log(sent.sum())))
+        return replace(
+            reply,
+            gradient=centred(reply.gradient, sent),
+            loss=reply.loss + float(np.log(sent.sum())),
+        )
 
-    def _collect(self, contents: Sequence[RecordDict]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Build the library from the clients' predictors; those whose shapes or types differ from most are left out."""
+    def _collect(
+        self, contents: Sequence[RecordDict]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Build the library from the clients' predictors; those whose shapes or types
+        differ from most are left out.
+        """
         rows = alike_predictors(contents)
         if not rows or self._make is None:
             return None, None
@@ -262,12 +374,28 @@ class FedBoost(FedAvg):
         values = [read(array) for record in arrays_of(message.content) for array in record.values()]
         draw, loss = metrics.get("draw", 0), metrics.get("loss")
         drawn = type(draw) is int and 0 <= draw < len(self._draws)
-        fits = drawn and [(v.shape, v.dtype.kind) for v in values] == [(self._draws[draw][0].shape, "f")] * 2
+        fits = (
+            drawn
+            and [(v.shape, v.dtype.kind) for v in values] == [(self._draws[draw][0].shape, "f")] * 2
+        )
         if not fits or not isinstance(loss, int | float):
-            log(WARNING, "node %d left out: its gradient does not fit the predictors it was sent, or has no loss", node)
+            log(
+                WARNING,
+                "node %d left out: its gradient does not fit the predictors it was sent, or has no "
+                "loss",
+                node,
+            )
             return None
         gradient, norms = (v.astype(np.float64) for v in values)
-        return Reply(node, draw, gradient, norms, float(loss), float(metrics[self.weighted_by_key]), message.content)
+        return Reply(
+            node,
+            draw,
+            gradient,
+            norms,
+            float(loss),
+            float(metrics[self.weighted_by_key]),
+            message.content,
+        )
 
     def shares(self, replies: Sequence[Reply]) -> list[float]:
         """Return the weight of each reply's gradient: m_j / m, over all draws."""
@@ -278,13 +406,19 @@ class FedBoost(FedAvg):
         """Update the list of clients (AFLBoost weights them); FedBoost needs none."""
 
     def model(self) -> ArrayRecord:
-        """Return the output of the method, alpha^A (the running average), and the current alpha."""
+        """Return the output of the method, alpha^A (the running average), and the
+        current alpha.
+        """
         return to_record(["alpha", "alpha-last"], [self.average, self.alpha])
 
-    # --- evaluation: always at the full alpha ----------------------------------------------------------------------
+    # --- evaluation: always at the full alpha -----------------------------------------
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the ensemble: for densities, its mixture and the uniform one as single predictors; else all predictors."""
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the ensemble: for densities, its mixture and the uniform one as single
+        predictors; else all predictors.
+        """
         if self.fraction_evaluate == 0 or self.collecting:
             return []
         nodes = self._sample(grid, server_round, MessageType.EVALUATE)
@@ -299,23 +433,40 @@ class FedBoost(FedAvg):
         record = to_record(["alpha", *predictors], [alpha, *predictors.values()])
         return self._messages(record, ConfigRecord(extra), nodes, MessageType.EVALUATE)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the metrics; add the accuracy of the one predictor that fits all clients' training samples best."""
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Average the metrics; add the accuracy of the one predictor that fits all
+        clients' training samples best.
+        """
         valid = [reply for reply in replies if not reply.has_error()]
-        self.own_measures = best_for_all([metrics_of(reply.content) for reply in valid], self.weighted_by_key)
+        self.own_measures = best_for_all(
+            [metrics_of(reply.content) for reply in valid], self.weighted_by_key
+        )
         metrics = super().aggregate_evaluate(server_round, valid)
         return metrics and MetricRecord({**metrics, **self.own_measures})
 
-    # --- state ---------------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return alpha, its running average, the number of steps and the predictors that clients have sent."""
+        """Return alpha, its running average, the number of steps and the predictors
+        that clients have sent.
+        """
         predictors = under("library.", self._collected)
-        return {"alpha": self.alpha, "average": self.average, "steps": np.array(self.steps), **predictors}
+        return {
+            "alpha": self.alpha,
+            "average": self.average,
+            "steps": np.array(self.steps),
+            **predictors,
+        }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._collected = within("library.", state)
         if self._collected and self._make:
             self._open_library(self._make(self._collected))
-        self.alpha, self.average, self.steps = state["alpha"], state["average"].copy(), int(state["steps"])
+        self.alpha, self.average, self.steps = (
+            state["alpha"],
+            state["average"].copy(),
+            int(state["steps"]),
+        )

@@ -1,15 +1,18 @@
-"""FedDM: clients send a few synthetic images of each of their classes, made by distribution matching; one round may be enough.
+"""FedDM: clients send a few synthetic images of each of their classes, made by
+distribution matching; one round may be enough.
 
-The server pools the images of a round and trains the classifier on them, near whose weights the clients make the images of the next
-round. Until images have arrived the weights are random. The images of the clients that were sampled and replied replace those of the
-round before; a round without any leaves them.
+The server pools the images of a round and trains the classifier on them, near whose
+weights the clients make the images of the next round. Until images have arrived the
+weights are random. The images of the clients that were sampled and replied replace
+those of the round before; a round without any leaves them.
 
-Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning", CVPR
-2023, arXiv 2207.09653, Algorithm 1.
+Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for
+Communication-Efficient Federated Learning", CVPR 2023, arXiv 2207.09653, Algorithm 1.
 
-Contract. A training message holds the classifier's arrays, and its configuration ``dm-images``, ``dm-steps``, ``dm-rate``,
-``dm-radius`` and ``dm-low``. The reply holds images (n, C, H, W) and labels (n,), at most ``dm-images`` of a class, in this order, and
-``num-examples``. Evaluation: ``strategies.families.sample_sets``.
+Contract. A training message holds the classifier's arrays, and its configuration
+``dm-images``, ``dm-steps``, ``dm-rate``, ``dm-radius`` and ``dm-low``. The reply holds
+images (n, C, H, W) and labels (n,), at most ``dm-images`` of a class, in this order,
+and ``num-examples``. Evaluation: ``strategies.families.sample_sets``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,8 +43,12 @@ class FedDMOptions(Options):
 
     images: int = option(1, "images that a client makes of each of its classes", low=1)
     steps: int = option(100, "a client's steps on its images in a round", low=1)
-    rate: float = option(1.0, "learning rate of these steps, with momentum 0.5", low=0, open_low=True)
-    radius: float = option(5.0, "rho, distance from the server's weights at which images are matched", low=0)
+    rate: float = option(
+        1.0, "learning rate of these steps, with momentum 0.5", low=0, open_low=True
+    )
+    radius: float = option(
+        5.0, "rho, distance from the server's weights at which images are matched", low=0
+    )
     low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
 
     def check(self) -> None:
@@ -50,7 +57,9 @@ class FedDMOptions(Options):
 
 
 class FedDM(Synthetic):
-    """FedDM strategy. ``shape``: of an image, (C, H, W). ``classifier``: the initial arrays by name."""
+    """FedDM strategy. ``shape``: of an image, (C, H, W). ``classifier``: the initial
+    arrays by name.
+    """
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
 
@@ -71,7 +80,9 @@ class FedDM(Synthetic):
 
     def first_arrays(self) -> Arrays:
         """Return a set of noise, an image of each class."""
-        noise = generator(self.seed, "synthetic start").random((self.num_classes, *self.shape), np.float32)
+        noise = generator(self.seed, "synthetic start").random(
+            (self.num_classes, *self.shape), np.float32
+        )
         return {"x": noise * (1 - self.options.low) + self.options.low, "y": self.labels}
 
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -79,27 +90,54 @@ class FedDM(Synthetic):
         return read(arrays["x"]), read(arrays["y"])
 
     def _is_noise(self, arrays: ArrayRecord) -> bool:
-        """Return whether the set is still the one of the start, as it is if no reply of the first rounds was of use."""
+        """Return whether the set is still the one of the start, as it is if no reply of
+        the first rounds was of use.
+        """
         return np.array_equal(self.samples(arrays)[0], self.first_arrays()["x"])
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send the options of the clients' steps."""
         o = self.options
-        return {"dm-images": o.images, "dm-steps": o.steps, "dm-rate": o.rate, "dm-radius": o.radius, "dm-low": o.low}
+        return {
+            "dm-images": o.images,
+            "dm-steps": o.steps,
+            "dm-rate": o.rate,
+            "dm-radius": o.radius,
+            "dm-low": o.low,
+        }
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the classifier: random weights until images have arrived, then those that it has after training on the set."""
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the classifier: random weights until images have arrived, then those
+        that it has after training on the set.
+        """
         self._names = clients_of(grid)
-        sent = self.classifier if self._is_noise(arrays) else self.judged(arrays, server_round - 1)[0]
-        return super().configure_train(server_round, to_record(list(sent), list(sent.values())), config, grid)
+        sent = (
+            self.classifier if self._is_noise(arrays) else self.judged(arrays, server_round - 1)[0]
+        )
+        return super().configure_train(
+            server_round, to_record(list(sent), list(sent.values())), config, grid
+        )
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Pool the images, in the order of client ids."""
         valid, sets = [], []
         for reply in (reply for reply in replies if not reply.has_error()):
-            arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+            arrays = [
+                read(array) for record in arrays_of(reply.content) for array in record.values()
+            ]
             if fault := self._fault(arrays):
-                log(WARNING, "client %s left out: %s", self._names.get(reply.metadata.src_node_id, "?"), fault)
+                log(
+                    WARNING,
+                    "client %s left out: %s",
+                    self._names.get(reply.metadata.src_node_id, "?"),
+                    fault,
+                )
                 continue
             valid.append(reply.content)
             sets.append(arrays)
@@ -108,14 +146,28 @@ class FedDM(Synthetic):
         x, y = (np.concatenate(part) for part in zip(*sets, strict=True))
         metrics = self.train_metrics_aggr_fn(valid, self.weighted_by_key)
         x = np.clip(x, self.options.low, 1).astype(np.float32)
-        return to_record(["x", "y"], [x, y.astype(np.int32)]), MetricRecord({**metrics, "images": len(y)})
+        return to_record(["x", "y"], [x, y.astype(np.int32)]), MetricRecord(
+            {**metrics, "images": len(y)}
+        )
 
     def _fault(self, arrays: Sequence[NDArray[Any]]) -> str:
-        """Return what is wrong with the images and labels of a client; "" if nothing is."""
-        if len(arrays) != 2 or arrays[0].shape != (*arrays[1].shape, *self.shape) or arrays[1].dtype.kind != "i":
+        """Return what is wrong with the images and labels of a client; "" if nothing
+        is.
+        """
+        if (
+            len(arrays) != 2
+            or arrays[0].shape != (*arrays[1].shape, *self.shape)
+            or arrays[1].dtype.kind != "i"
+        ):
             return "its reply is not images like the others' with a label each"
-        counts = np.bincount(np.clip(arrays[1], -1, self.num_classes) + 1, minlength=self.num_classes + 2)
+        counts = np.bincount(
+            np.clip(arrays[1], -1, self.num_classes) + 1, minlength=self.num_classes + 2
+        )
         if counts[0] or counts[-1] or not len(arrays[1]):
             return f"its labels are not from 0 to {self.num_classes - 1}"
         most = int(counts.max())
-        return f"it sent {most} images of a class, more than {self.options.images}" if most > self.options.images else ""
+        return (
+            f"it sent {most} images of a class, more than {self.options.images}"
+            if most > self.options.images
+            else ""
+        )

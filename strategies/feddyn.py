@@ -1,20 +1,27 @@
-"""FedDyn: linear correction terms at clients and server, with which the local optima agree with the global one at the fixed point.
+"""FedDyn: linear correction terms at clients and server, with which the local optima
+agree with the global one at the fixed point.
 
-Sources: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR 2021,
-arXiv 2111.04263, Algorithm 1. With full participation it equals FedPD: Zhang, Hong, Dhople, Yin, Liu, "FedPD: A Federated Learning
-Framework with Optimal Rates and Adaptivity to Non-IID Data", 2020, arXiv 2005.11418 (see Shen, Hassani, Kale, Karbasi, "Federated
-Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, section 6). With S the clients of the round and m the number of all
-clients:
+Sources: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning
+Based on Dynamic Regularization", ICLR 2021, arXiv 2111.04263, Algorithm 1. With full
+participation it equals FedPD: Zhang, Hong, Dhople, Yin, Liu, "FedPD: A Federated
+Learning Framework with Optimal Rates and Adaptivity to Non-IID Data", 2020, arXiv
+2005.11418 (see Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting",
+AISTATS 2022, arXiv 2103.06972, section 6). With S the clients of the round and m the
+number of all clients:
 
-    client i in S:  theta_i = argmin f_i(theta) - <g_i, theta> + (alpha/2) ||theta - theta^{t-1}||^2
-                    g_i <- g_i - alpha (theta_i - theta^{t-1})
-    server:         h <- h - (alpha/m) sum_{i in S} (theta_i - theta^{t-1})
-                    theta^t = (1/|S|) sum_{i in S} theta_i - h / alpha
+    client i in S:
+        theta_i = argmin f_i(theta) - <g_i, theta> + (alpha/2) ||theta - theta^{t-1}||^2
+        g_i <- g_i - alpha (theta_i - theta^{t-1})
+    server:
+        h <- h - (alpha/m) sum_{i in S} (theta_i - theta^{t-1}) theta^t = (1/|S|) sum_{i
+        in S} theta_i - h / alpha
 
-h is the mean of all clients' g_i; the program of Shen et al. omits it and stalls unless every client takes part in every round.
-Counters and running statistics of normalisation layers are averaged.
+h is the mean of all clients' g_i; the program of Shen et al. omits it and stalls unless
+every client takes part in every round. Counters and running statistics of normalisation
+layers are averaged.
 
-Contract: FedAvg's with uniform weights; the training configuration holds ``feddyn-alpha``, and each client stores its g_i.
+Contract: FedAvg's with uniform weights; the training configuration holds
+``feddyn-alpha``, and each client stores its g_i.
 """
 
 from collections.abc import Iterable
@@ -37,7 +44,12 @@ from strategies.fedavg import FedAvg
 class FedDynOptions(Options):
     """Options of FedDyn."""
 
-    alpha: float = option(0.1, "weight of the proximal term; the smaller, the further a round goes", low=0, open_low=True)
+    alpha: float = option(
+        0.1,
+        "weight of the proximal term; the smaller, the further a round goes",
+        low=0,
+        open_low=True,
+    )
 
 
 class FedDyn(FedAvg):
@@ -53,16 +65,22 @@ class FedDyn(FedAvg):
         self._sent = ArrayRecord()
         self._num_clients = 0
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send alpha."""
         return {"feddyn-alpha": self.options.alpha}
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the model; remember it and the number of all clients."""
         self._sent, self._num_clients = arrays, len(clients_of(grid))
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update h and correct the average with it."""
         valid = [reply for reply in replies if not reply.has_error()]
         average, metrics = super().aggregate_train(server_round, valid)

@@ -1,15 +1,19 @@
-"""FedEvg: a synthetic data set that the server refines with the clients' energy signals; no network parameters are exchanged.
+"""FedEvg: a synthetic data set that the server refines with the clients' energy
+signals; no network parameters are exchanged.
 
-Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter IV, Algorithm 4.1. The server holds M labelled samples, balanced over the classes and initialised with noise.
-Every round the clients train their own classifiers and reply, for each sample, with a weight and the gradient of its energy; the server
-makes one Langevin step along the gradient of the mixture (``algorithms.synthetic.mixture``). The communication cost of a round does not
-depend on the size of the networks.
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter IV, Algorithm 4.1.
+The server holds M labelled samples, balanced over the classes and initialised with
+noise. Every round the clients train their own classifiers and reply, for each sample,
+with a weight and the gradient of its energy; the server makes one Langevin step along
+the gradient of the mixture (``algorithms.synthetic.mixture``). The communication cost
+of a round does not depend on the size of the networks.
 
-Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and its configuration the options of the client's steps:
-``evg-lambda``, ``evg-langevin-steps``, ``evg-step``, ``evg-noise``, ``evg-clip``, ``evg-weights``, ``evg-persistent``, ``evg-low``.
-The reply holds the energy gradients at x (M, ...) and ``log e`` (M,), in this order, and ``num-examples``. Evaluation:
-``strategies.families.sample_sets``.
+Contract. A training message holds ``x`` (M, ...) and ``y`` (M,), and its configuration
+the options of the client's steps: ``evg-lambda``, ``evg-langevin-steps``, ``evg-step``,
+``evg-noise``, ``evg-clip``, ``evg-weights``, ``evg-persistent``, ``evg-low``. The reply
+holds the energy gradients at x (M, ...) and ``log e`` (M,), in this order, and
+``num-examples``. Evaluation: ``strategies.families.sample_sets``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +30,15 @@ from numpy.typing import NDArray
 from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
-from algorithms.synthetic.mixture import SCHEDULES, WEIGHTS, beside_class, mixture_gradient, restarted, server_step, step_size
+from algorithms.synthetic.mixture import (
+    SCHEDULES,
+    WEIGHTS,
+    beside_class,
+    mixture_gradient,
+    restarted,
+    server_step,
+    step_size,
+)
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, rounds_of
@@ -36,9 +48,11 @@ from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0
-#: A sample lies still if its gradient is shorter than this part of the median in its class.
+#: A sample lies still if its gradient is shorter than this part of the median in its
+#: class.
 STILL = 0.75
-#: Deviation of the noise by which a sample that starts again differs from the one that it starts from.
+#: Deviation of the noise by which a sample that starts again differs from the one that
+#: it starts from.
 SPREAD = 0.1
 
 
@@ -48,18 +62,35 @@ class FedEvgOptions(Options):
 
     beta_first: float = option(10.0, "the server's step along the energy in the first round", low=0)
     beta_last: float = option(0.01, "the server's step in the last round", low=0)
-    schedule: str = option("cosine", "how that step goes from beta-first to beta-last; ddpm: late", choices=SCHEDULES)
+    schedule: str = option(
+        "cosine", "how that step goes from beta-first to beta-last; ddpm: late", choices=SCHEDULES
+    )
     delta: float = option(0.01, "noise of the server's step", low=0)
     lambda_: float = option(0.1, "weight of the cross-entropy on synthetic samples", low=0)
     langevin_steps: int = option(1, "R, a client's Langevin steps for a batch", low=1)
     langevin_step: float = option(1.0, "gamma, size of a client's Langevin steps", low=0)
     langevin_noise: float = option(0.01, "sigma, noise of a client's Langevin steps", low=0)
-    clip: float = option(3.0, "bound on the entries of the gradients in a client's Langevin steps", low=0, open_low=True)
-    weights: str = option("sign", "a client counts at a sample by e to the sign of -E, or e to -E", choices=WEIGHTS)
-    persistent: bool = option(False, "clients keep net and Adam's moments from round to round; else they draw a new net")
-    net: str = option("energy-cnn", "net of the clients; several with commas: each the next, in turn (docs/fedevg.md)")
+    clip: float = option(
+        3.0,
+        "bound on the entries of the gradients in a client's Langevin steps",
+        low=0,
+        open_low=True,
+    )
+    weights: str = option(
+        "sign", "a client counts at a sample by e to the sign of -E, or e to -E", choices=WEIGHTS
+    )
+    persistent: bool = option(
+        False, "clients keep net and Adam's moments from round to round; else they draw a new net"
+    )
+    net: str = option(
+        "energy-cnn",
+        "net of the clients; several with commas: each the next, in turn (docs/fedevg.md)",
+    )
     patience: int = option(
-        0, "rounds after which a sample that hardly moves starts again from one of its class that does; 0: never", low=0
+        0,
+        "rounds after which a sample that hardly moves starts again from one of its class that "
+        "does; 0: never",
+        low=0,
     )
     low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
 
@@ -91,10 +122,12 @@ class FedEvg(Synthetic):
         self._num_rounds = 1
         self._still = np.zeros(len(self.labels), np.int64)
 
-    # --- privacy: the update is e_i grad E_i, which includes the weights -----------------------------------------
+    # --- privacy: the update is e_i grad E_i, which includes the weights --------------
 
     def privacy_fault(self) -> str:
-        """Return "": the set depends on the clients only through the sum of their signals."""
+        """Return "": the set depends on the clients only through the sum of their
+        signals.
+        """
         return ""
 
     def zero_update(self, sent: Named) -> Named:
@@ -102,25 +135,34 @@ class FedEvg(Synthetic):
         return {"0": np.zeros_like(sent["x"])}
 
     def update_of(self, arrays: Sequence[NDArray[Any]], sent: Named) -> Named:
-        """Return a client's weighted signals; empty if they do not match the samples."""
+        """Return a client's weighted signals; empty if they do not match the
+        samples.
+        """
         return dict(zip("0", weighted_gradients(arrays, sent["x"]), strict=False))
 
     def reply_with(self, update: Named) -> Named:
         """Return the arrays of a reply with these signals and log e = 0."""
         return {**update, "1": np.zeros(len(update["0"]), np.float32)}
 
-    # --- the set -------------------------------------------------------------------------------------------------
+    # --- the set ----------------------------------------------------------------------
 
     def first_arrays(self) -> Arrays:
         """Return x ~ N(0, I), equation (4.12), and the labels."""
         rng = generator(self.seed, "synthetic start")
-        return {"x": rng.standard_normal((len(self.labels), *self.shape), np.float32), "y": self.labels}
+        return {
+            "x": rng.standard_normal((len(self.labels), *self.shape), np.float32),
+            "y": self.labels,
+        }
 
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the set, clipped to the range of images (the initial noise exceeds it)."""
+        """Return the set, clipped to the range of images (the initial noise exceeds
+        it).
+        """
         return np.clip(read(arrays["x"]), self.options.low, 1), read(arrays["y"])
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send the options of the clients' steps."""
         o = self.options
         return {
@@ -134,20 +176,32 @@ class FedEvg(Synthetic):
             "evg-low": o.low,
         }
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the set to the sampled clients."""
         self._x, self._names = read(arrays["x"]), clients_of(grid)
         self._num_rounds = rounds_of(config, server_round)
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make one step along the energy gradient of the mixture, equations (4.13) and (4.14)."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Make one step along the energy gradient of the mixture, equations (4.13) and
+        (4.14).
+        """
         valid, logs, gradients = [], [], []
         for reply in (reply for reply in replies if not reply.has_error()):
-            signals = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+            signals = [
+                read(array) for record in arrays_of(reply.content) for array in record.values()
+            ]
             if [signal.shape for signal in signals] != [self._x.shape, self._x.shape[:1]]:
                 client = self._names.get(reply.metadata.src_node_id, "?")
-                log(WARNING, "client %s left out: its signals are not one gradient and one weight a sample", client)
+                log(
+                    WARNING,
+                    "client %s left out: its signals are not one gradient and one weight a sample",
+                    client,
+                )
                 continue
             valid.append(reply.content)
             gradients.append(signals[0])
@@ -156,27 +210,35 @@ class FedEvg(Synthetic):
             return None, None
         o = self.options
         gradient = mixture_gradient(logs, gradients, [self._weight(content) for content in valid])
-        noise = generator(self.seed, "server noise", server_round=server_round).standard_normal(self._x.shape, np.float32)
+        noise = generator(self.seed, "server noise", server_round=server_round).standard_normal(
+            self._x.shape, np.float32
+        )
         beta = step_size(o.schedule, o.beta_first, o.beta_last, server_round - 1, self._num_rounds)
         x = server_step(self._x, gradient, noise, beta, o.delta, o.low, 1.0)
         moved, agreement = float(np.abs(x - self._x).mean()), float(np.mean(np.stack(logs) > 0))
         measures = {"beta": beta, "moved": moved, "agreement": agreement}
         if o.patience:
-            x, measures["restarted"] = self._restarted(x, beside_class(gradient, self.labels), server_round)
+            x, measures["restarted"] = self._restarted(
+                x, beside_class(gradient, self.labels), server_round
+            )
         metrics = self.train_metrics_aggr_fn(valid, self.weighted_by_key)
         return to_record(["x", "y"], [x, self.labels]), MetricRecord({**metrics, **measures})
 
     def _restarted(
         self, x: NDArray[np.float32], lengths: NDArray[np.float64], server_round: int
     ) -> tuple[NDArray[np.float32], float]:
-        """Return the samples after those that lay still for ``patience`` rounds in a row have started again, and their share."""
+        """Return the samples after those that lay still for ``patience`` rounds in a
+        row have started again, and their share.
+        """
         self._still = np.where(lengths < STILL, self._still + 1, 0)
         rng = generator(self.seed, "restart", server_round=server_round)
-        x, changed = restarted(x, self.labels, self._still >= self.options.patience, lengths >= 1, SPREAD, rng)
+        x, changed = restarted(
+            x, self.labels, self._still >= self.options.patience, lengths >= 1, SPREAD, rng
+        )
         self._still[changed] = 0
         return np.clip(x, self.options.low, 1), float(changed.mean())
 
-    # --- saved state ---------------------------------------------------------------------------------------------
+    # --- saved state ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return for how many rounds in a row each sample has lain still."""
@@ -188,7 +250,9 @@ class FedEvg(Synthetic):
 
 
 def weighted_gradients(signals: Sequence[NDArray[Any]], x: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return ``e_i grad E_i`` (M, ...) of a client's signals, for the private mean; empty if the signals do not match x."""
+    """Return ``e_i grad E_i`` (M, ...) of a client's signals, for the private mean;
+    empty if the signals do not match x.
+    """
     if [signal.shape for signal in signals] != [x.shape, x.shape[:1]]:
         return []
     e = np.exp(np.minimum(signals[1], LARGEST_LOG)).reshape(-1, *[1] * (x.ndim - 1))

@@ -1,19 +1,27 @@
-"""FedFW and FedFW+: federated Frank-Wolfe. Clients send atoms of a few numbers each, whatever the size of the model.
+"""FedFW and FedFW+: federated Frank-Wolfe. Clients send atoms of a few numbers each,
+whatever the size of the model.
 
-Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022: Algorithm 1 (``fedfw``), Algorithm 2
-(``fedfw-plus``) and equation (3), a baseline that fails (``naive-fw``); corrections in ``docs/fedfw.md``.
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022:
+Algorithm 1 (``fedfw``), Algorithm 2 (``fedfw-plus``) and equation (3), a baseline that
+fails (``naive-fw``); corrections in ``docs/fedfw.md``.
 
-Contract. Down: x_bar and, in the configuration, ``etas``, ``lambdas``, ``rhos`` (one of each per local step), ``lambda-0``,
-``num-clients`` n, ``variant``, ``batch-size`` and ``stochastic``. Up: the packed atoms of the local steps, one after the other, and the
-metrics ``num-examples`` and ``fresh`` = 1 if the client had no point of its own and started at this x_bar. If the configuration holds
-``resync``, the reply holds x_i after the steps instead of the atoms, and for FedFW+ y_i after it. If it holds ``dual-mean``, the
-arrays ``dual.NAME`` after those of x_bar are the mean of the clients' dual variables, which a client subtracts from its own.
+Contract. Down: x_bar and, in the configuration, ``etas``, ``lambdas``, ``rhos`` (one of
+each per local step), ``lambda-0``, ``num-clients`` n, ``variant``, ``batch-size`` and
+``stochastic``. Up: the packed atoms of the local steps, one after the other, and the
+metrics ``num-examples`` and ``fresh`` = 1 if the client had no point of its own and
+started at this x_bar. If the configuration holds ``resync``, the reply holds x_i after
+the steps instead of the atoms, and for FedFW+ y_i after it. If it holds ``dual-mean``,
+the arrays ``dual.NAME`` after those of x_bar are the mean of the clients' dual
+variables, which a client subtracts from its own.
 
-x_bar is the mean of the clients' points, and FedFW+ minimises F + <sum_i dual_i, x>, so the dual terms must sum to 0. While all
-clients reply in every round, ``(1 - eta) x_bar + eta mean(s_i)`` is the mean and sum_i y_i stays 0. Otherwise (clients are sampled,
-a reply was lost, a client joined) the server keeps copies of every client's x_i and y_i, which it updates as the clients do: x_bar is
-the mean over all of them, and the mean of the y_i is sent. A client whose reply was lost is asked for its state the next time, and
-left out of the means after ``PATIENCE`` lost replies in a row, until it answers again. Derivation: ``docs/fedfw.md``.
+x_bar is the mean of the clients' points, and FedFW+ minimises F + <sum_i dual_i, x>, so
+the dual terms must sum to 0. While all clients reply in every round, ``(1 - eta) x_bar
++ eta mean(s_i)`` is the mean and sum_i y_i stays 0. Otherwise (clients are sampled, a
+reply was lost, a client joined) the server keeps copies of every client's x_i and y_i,
+which it updates as the clients do: x_bar is the mean over all of them, and the mean of
+the y_i is sent. A client whose reply was lost is asked for its state the next time, and
+left out of the means after ``PATIENCE`` lost replies in a row, until it answers again.
+Derivation: ``docs/fedfw.md``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +40,14 @@ from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.steps import SCHEDULES, Schedule, automatic_lambda_0, dual_step, server_step, server_step_partial
+from algorithms.frank_wolfe.steps import (
+    SCHEDULES,
+    Schedule,
+    automatic_lambda_0,
+    dual_step,
+    server_step,
+    server_step_partial,
+)
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of, round_of
 from strategies.base.records import to_record
@@ -51,19 +66,30 @@ class FedFWOptions(Options):
     """Options of FedFW, FedFW+ and naive federated Frank-Wolfe."""
 
     lambda_0: float = option(0.0, "penalty on the distance from consensus; 0: the task's", low=0)
-    offset: int = option(0, "the schedule starts as if so many steps had been taken: keeps more of a good start", low=0)
+    offset: int = option(
+        0,
+        "the schedule starts as if so many steps had been taken: keeps more of a good start",
+        low=0,
+    )
     schedule: str = option(
-        "convex", "schedule of steps and penalty; non-convex: fixed steps, stochastic: averaged gradients", choices=SCHEDULES
+        "convex",
+        "schedule of steps and penalty; non-convex: fixed steps, stochastic: averaged gradients",
+        choices=SCHEDULES,
     )
     local_steps: int = option(1, "Frank-Wolfe steps a round, with the same mean point", low=1)
-    batch_size: int = option(0, 'samples of a gradient, with schedule = "stochastic"; 0: all', low=0)
-    tolerance: float = option(0.0, "stop once an evaluation finds a duality gap of at most this; 0: never", low=0)
+    batch_size: int = option(
+        0, 'samples of a gradient, with schedule = "stochastic"; 0: all', low=0
+    )
+    tolerance: float = option(
+        0.0, "stop once an evaluation finds a duality gap of at most this; 0: never", low=0
+    )
 
     def check(self) -> None:
         """Reject mini-batches with a schedule that does not average gradients."""
         if self.batch_size and self.schedule != "stochastic":
             raise ValueError(
-                f"batch-size = {self.batch_size}, schedule = {self.schedule!r}: only 'stochastic' averages gradients: choose it, or 0"
+                f"batch-size = {self.batch_size}, schedule = {self.schedule!r}: only 'stochastic' "
+                "averages gradients: choose it, or 0"
             )
 
 
@@ -90,8 +116,9 @@ class _Reply:
 class FedFW(Constrained):
     """FedFW strategy; ``variant``: fedfw, fedfw-plus or naive-fw.
 
-    ``lambda_0``: the penalty weight if it is 0 in the options; if both are, it follows from the ``curvature`` of every f_i in the
-    directions in which it is not flat (:func:`~algorithms.frank_wolfe.steps.automatic_lambda_0`).
+    ``lambda_0``: the penalty weight if it is 0 in the options; if both are, it follows
+    from the ``curvature`` of every f_i in the directions in which it is not flat
+    (:func:`~algorithms.frank_wolfe.steps.automatic_lambda_0`).
     """
 
     def __init__(
@@ -108,18 +135,21 @@ class FedFW(Constrained):
         super().__init__(domain, tolerance=self.options.tolerance, **kwargs)
         check_choice("variant", variant, VARIANTS)
         if not self.options.lambda_0 and not lambda_0 and not curvature > 0:
-            raise ValueError("lambda_0 = 0: give a penalty above 0, or the curvature from which it follows")
+            raise ValueError(
+                "lambda_0 = 0: give a penalty above 0, or the curvature from which it follows"
+            )
         self.variant = variant
         self.given_lambda_0, self.curvature = self.options.lambda_0 or lambda_0, curvature
         self.lambda_0 = self.given_lambda_0
-        self.members: list[ClientId] = []  # while all answer: the clients whose points have the mean x_bar
+        # while all answer: the clients whose points have the mean x_bar
+        self.members: list[ClientId] = []
         self.suspects: set[ClientId] = set()  # clients whose state the server does not know
         self.points: dict[ClientId, Array] = {}  # otherwise: copies of the clients' points
         self.duals: dict[ClientId, Array] = {}  # and, for FedFW+, of their dual variables
         self._lost: dict[ClientId, int] = {}  # replies lost in a row
         self._sent = _Round()
 
-    # --- a round ---------------------------------------------------------------------------------------------------
+    # --- a round ----------------------------------------------------------------------
 
     def configure_step(
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -132,9 +162,16 @@ class FedFW(Constrained):
         local = self.options.local_steps
         share = len(nodes) / len(ids)
         self.lambda_0 = self.given_lambda_0 or automatic_lambda_0(
-            self.curvature, len(ids), num_steps * local, self.options.schedule, share, self.options.offset
+            self.curvature,
+            len(ids),
+            num_steps * local,
+            self.options.schedule,
+            share,
+            self.options.offset,
         )
-        schedule = Schedule(self.lambda_0, self.options.schedule, num_steps * local, share, self.options.offset)
+        schedule = Schedule(
+            self.lambda_0, self.options.schedule, num_steps * local, share, self.options.offset
+        )
         steps = [schedule.at((step - 1) * local + k + 1) for k in range(local)]
         now.etas = [step.eta for step in steps]
         config.update(
@@ -162,11 +199,17 @@ class FedFW(Constrained):
         messages = self._messages(arrays, config, told, MessageType.TRAIN)
         if now.resync:
             asked = [node for node in nodes if ids[node] in self.suspects]
-            messages += self._messages(arrays, ConfigRecord({**config, "resync": True}), asked, MessageType.TRAIN)
+            messages += self._messages(
+                arrays, ConfigRecord({**config, "resync": True}), asked, MessageType.TRAIN
+            )
         return messages
 
-    def aggregate_step(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move x_bar along the atoms; a reply that holds no atoms of the domain is left out."""
+    def aggregate_step(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Move x_bar along the atoms; a reply that holds no atoms of the domain is left
+        out.
+        """
         now = self._sent
         valid = [reply for reply in replies if not reply.has_error()]
         used = [opened for reply in valid if (opened := self._open(reply, now))]
@@ -179,26 +222,37 @@ class FedFW(Constrained):
             self._replay(now, used)
         else:
             self._move(now, used)
-        return self.model(now.x_bar), self.train_metrics_aggr_fn([r.content for r in valid], self.weighted_by_key)
+        return self.model(now.x_bar), self.train_metrics_aggr_fn(
+            [r.content for r in valid], self.weighted_by_key
+        )
 
     def _open(self, reply: Message, now: _Round) -> _Reply | None:
         client = now.ids[reply.metadata.src_node_id]
         try:
-            arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
+            arrays = [
+                read(array) for record in arrays_of(reply.content) for array in record.values()
+            ]
             fresh = bool(metrics_of(reply.content).get("fresh", 0))
             if client in now.resync:
                 return self._state_of(client, arrays, fresh, now)
             size = self.domain.num_arrays
             if len(arrays) != size * len(now.etas):
-                raise ValueError(f"{len(arrays)} arrays, but {len(now.etas)} packed atoms have {size * len(now.etas)}")
+                raise ValueError(
+                    f"{len(arrays)} arrays, but {len(now.etas)} packed atoms have "
+                    f"{size * len(now.etas)}"
+                )
             atoms = [self.domain.unpack(arrays[k : k + size]) for k in range(0, len(arrays), size)]
             return _Reply(client, atoms, None, None, fresh)
         except ValueError as error:
             log(WARNING, "client %s left out: %s", client, error)
             return None
 
-    def _state_of(self, client: ClientId, arrays: list[NDArray[Any]], fresh: bool, now: _Round) -> _Reply:
-        """Return the state in a reply to ``resync``. Raises ``ValueError`` if it is none."""
+    def _state_of(
+        self, client: ClientId, arrays: list[NDArray[Any]], fresh: bool, now: _Round
+    ) -> _Reply:
+        """Return the state in a reply to ``resync``. Raises ``ValueError`` if it is
+        none.
+        """
         plus = self.variant == "fedfw-plus"
         half = len(arrays) // 2 if plus else len(arrays)
         point = self.domain.join(arrays[:half])
@@ -211,10 +265,12 @@ class FedFW(Constrained):
         for k, eta in enumerate(now.etas):
             server_step(now.x_bar, [reply.atoms[k] for reply in used], eta)
 
-    # --- all clients answer: their mean is enough ------------------------------------------------------------------
+    # --- all clients answer: their mean is enough -------------------------------------
 
     def _move(self, now: _Round, used: list[_Reply]) -> None:
-        """Move x_bar, the mean of the members' points; begin to keep copies when all were asked for their state."""
+        """Move x_bar, the mean of the members' points; begin to keep copies when all
+        were asked for their state.
+        """
         states = [reply for reply in used if reply.point is not None]
         if states:
             for reply in states:
@@ -224,13 +280,17 @@ class FedFW(Constrained):
             return
         self._step(now, used)
         answered = [reply.client for reply in used]
-        strangers = bool(self.members) and (answered != self.members or any(reply.fresh for reply in used))
+        strangers = bool(self.members) and (
+            answered != self.members or any(reply.fresh for reply in used)
+        )
         self.members = self.members or answered
         if strangers:
             self._missed(now, answered)
 
     def _missed(self, now: _Round, answered: list[ClientId]) -> None:
-        """Record whose state is unknown from now on: of all clients, if only the mean of their points is known."""
+        """Record whose state is unknown from now on: of all clients, if only the mean
+        of their points is known.
+        """
         if self.points:
             for client in now.asked:
                 self._lost[client] = 0 if client in answered else self._lost.get(client, 0) + 1
@@ -239,11 +299,17 @@ class FedFW(Constrained):
             log(INFO, "other clients answered than before: all are asked for their state once")
             self.suspects = set(now.ids.values())
 
-    # --- otherwise: copies of the clients' states ------------------------------------------------------------------
+    # --- otherwise: copies of the clients' states -------------------------------------
 
     def _track(self, now: _Round, arrays: ArrayRecord) -> ArrayRecord:
-        """Keep a copy of every connected client's state, return x_bar as an array record; a new client starts there, with y_i = 0."""
-        gone = [client for client in self.points if client not in now.ids.values() or self._lost.get(client, 0) >= PATIENCE]
+        """Keep a copy of every connected client's state, return x_bar as an array
+        record; a new client starts there, with y_i = 0.
+        """
+        gone = [
+            client
+            for client in self.points
+            if client not in now.ids.values() or self._lost.get(client, 0) >= PATIENCE
+        ]
         for client in gone:
             log(INFO, "client %s is left out of the mean until it answers", client)
             del self.points[client]
@@ -267,7 +333,10 @@ class FedFW(Constrained):
         """Return the mean of the dual variables after this round's dual steps."""
         moving = [self.points[client] for client in now.asked if client in self.points]
         steps = sum((point - now.x_bar for point in moving), np.zeros_like(now.x_bar))
-        return np.asarray(self._mean(self.duals) + (self.lambda_0 / max(1, len(self.duals))) * steps, now.x_bar.dtype)
+        return np.asarray(
+            self._mean(self.duals) + (self.lambda_0 / max(1, len(self.duals))) * steps,
+            now.x_bar.dtype,
+        )
 
     def _mean(self, states: dict[ClientId, Array]) -> Array:
         total = np.zeros(self.domain.shape)
@@ -276,7 +345,9 @@ class FedFW(Constrained):
         return total / max(1, len(states))
 
     def _replay(self, now: _Round, used: list[_Reply]) -> None:
-        """Apply the clients' steps to the copies of their states; x_bar stays the mean over all clients, absent ones too."""
+        """Apply the clients' steps to the copies of their states; x_bar stays the mean
+        over all clients, absent ones too.
+        """
         sent = now.x_bar.copy()
         for reply in used:
             if reply.point is None and not reply.fresh:
@@ -293,16 +364,24 @@ class FedFW(Constrained):
                 dual_step(self.duals[reply.client], self.points[reply.client], sent, self.lambda_0)
         for k, eta in enumerate(now.etas):
             points = [self.points[reply.client] for reply in moving]
-            server_step_partial(now.x_bar, points, [reply.atoms[k] for reply in moving], eta, len(self.points))
+            server_step_partial(
+                now.x_bar, points, [reply.atoms[k] for reply in moving], eta, len(self.points)
+            )
         self.suspects -= {reply.client for reply in used}
         self._missed(now, [reply.client for reply in used])
 
-    # --- state -----------------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the members, the clients with unknown state, and the copies of the states."""
+        """Return the members, the clients with unknown state, and the copies of the
+        states.
+        """
         state = super().state_dict()
-        for name, clients in (("members", self.members), ("suspects", list(self.suspects)), ("clients", list(self.points))):
+        for name, clients in (
+            ("members", self.members),
+            ("suspects", list(self.suspects)),
+            ("clients", list(self.points)),
+        ):
             if clients:
                 state[name] = pack_ids(clients)
         if self.points:
@@ -314,12 +393,23 @@ class FedFW(Constrained):
         """Restore what :meth:`state_dict` returned."""
         if self.preparation:
             super().load_state_dict(state)
-        members, suspects, clients = (unpack_ids(state[k]) if k in state else [] for k in ("members", "suspects", "clients"))
-        self.members, self.suspects = members, set(suspects)
-        self.points = {client: point.copy() for client, point in zip(clients, state.get("points", []), strict=True)}
-        if self.points and self.variant == "fedfw-plus" and "duals" not in state:
-            raise ValueError("the checkpoint is of an older version, which kept no dual variables: start again")
-        self.duals = (
-            {client: dual.copy() for client, dual in zip(clients, state["duals"], strict=True)} if "duals" in state else {}
+        members, suspects, clients = (
+            unpack_ids(state[k]) if k in state else [] for k in ("members", "suspects", "clients")
         )
-        self._lost = {client: int(lost) for client, lost in zip(clients, state.get("lost", []), strict=False)}
+        self.members, self.suspects = members, set(suspects)
+        self.points = {
+            client: point.copy()
+            for client, point in zip(clients, state.get("points", []), strict=True)
+        }
+        if self.points and self.variant == "fedfw-plus" and "duals" not in state:
+            raise ValueError(
+                "the checkpoint is of an older version, which kept no dual variables: start again"
+            )
+        self.duals = (
+            {client: dual.copy() for client, dual in zip(clients, state["duals"], strict=True)}
+            if "duals" in state
+            else {}
+        )
+        self._lost = {
+            client: int(lost) for client, lost in zip(clients, state.get("lost", []), strict=False)
+        }

@@ -1,8 +1,11 @@
-"""FedCGAN and FedCVAE: the clients' generative networks are averaged, and the server draws synthetic samples from the average.
+"""FedCGAN and FedCVAE: the clients' generative networks are averaged, and the server
+draws synthetic samples from the average.
 
-An auxiliary-classifier GAN, of which generator and discriminator are sent, and a conditional variational autoencoder; sources in
-``clients/fedcgan.py`` and ``clients/fedcvae.py``. Baselines in Hahn, "Algorithms for Collaborative Machine Learning under Statistical
-Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter IV.
+An auxiliary-classifier GAN, of which generator and discriminator are sent, and a
+conditional variational autoencoder; sources in ``clients/fedcgan.py`` and
+``clients/fedcvae.py``. Baselines in Hahn, "Algorithms for Collaborative Machine
+Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050,
+Chapter IV.
 
 Contract: FedAvg's; evaluation as in ``strategies.families.sample_sets``.
 """
@@ -30,12 +33,21 @@ class GeneratorOptions(Options):
 
 
 class FedGenerator(Synthetic):
-    """FedCGAN and FedCVAE strategy. ``net`` holds the initial weights; ``net.images(y, rng)`` draws an image for each label."""
+    """FedCGAN and FedCVAE strategy. ``net`` holds the initial weights; ``net.images(y,
+    rng)`` draws an image for each label.
+    """
 
     def __init__(
-        self, net: "nn.Module", evaluator: Evaluator, num_classes: int, samples: int = 100, seed: int = 0, **kwargs: Any
+        self,
+        net: "nn.Module",
+        evaluator: Evaluator,
+        num_classes: int,
+        samples: int = 100,
+        seed: int = 0,
+        **kwargs: Any,
     ) -> None:
-        from algorithms.common.modules import get_arrays  # imported late: reading the options must not import PyTorch
+        # imported late: reading the options must not import PyTorch
+        from algorithms.common.modules import get_arrays
 
         super().__init__(evaluator, num_classes, samples, seed, **kwargs)
         self.net = net
@@ -47,7 +59,9 @@ class FedGenerator(Synthetic):
         return dict(zip(self._names, self._first, strict=True))
 
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return images drawn from the averaged network, with the same latent codes in every round."""
+        """Return images drawn from the averaged network, with the same latent codes in
+        every round.
+        """
         import torch  # imported late, as above
 
         from algorithms.common.modules import set_arrays
@@ -57,5 +71,8 @@ class FedGenerator(Synthetic):
         device = next(self.net.parameters()).device
         net: Any = self.net
         with torch.no_grad():
-            x = net.images(torch.tensor(self.labels, device=device).long(), generator(self.seed, "synthetic codes"))
+            x = net.images(
+                torch.tensor(self.labels, device=device).long(),
+                generator(self.seed, "synthetic codes"),
+            )
         return x.cpu().numpy(), self.labels

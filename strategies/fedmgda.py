@@ -1,15 +1,19 @@
-"""FedMGDA+: the minimum-norm mixture of the clients' normalised updates, a direction that is no client's ascent if epsilon = 1.
+"""FedMGDA+: the minimum-norm mixture of the clients' normalised updates, a direction
+that is no client's ascent if epsilon = 1.
 
-Source: Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets Multi-Objective Optimization", IEEE Transactions on Network Science and
-Engineering, 2022, arXiv 2006.11489, Algorithm 1. With the unit updates g_k and the prior p0 (uniform: 1/m):
+Source: Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets Multi-Objective
+Optimization", IEEE Transactions on Network Science and Engineering, 2022, arXiv
+2006.11489, Algorithm 1. With the unit updates g_k and the prior p0 (uniform: 1/m):
 
-    lambda = argmin | sum_k lambda_k g_k |^2   over the simplex, |lambda_k - p0_k| <= epsilon
-    w      <- w + eta sum_k lambda_k g_k
+    lambda = argmin | sum_k lambda_k g_k |^2
+        over the simplex, |lambda_k - p0_k| <= epsilon
+    w  <- w + eta sum_k lambda_k g_k
 
-epsilon = 0 is the average of the directions by the prior. epsilon = 1 is the minimum-norm point of MGDA, whose inner product with
-every g_k is at least its own squared norm, so that no client loses to first order. For epsilon < 1, the default among them, this does
-not hold: a client whose update opposes the others' can still lose. A client gains nothing by inflating its update, and steps are never
-longer than eta.
+epsilon = 0 is the average of the directions by the prior. epsilon = 1 is the
+minimum-norm point of MGDA, whose inner product with every g_k is at least its own
+squared norm, so that no client loses to first order. For epsilon < 1, the default among
+them, this does not hold: a client whose update opposes the others' can still lose. A
+client gains nothing by inflating its update, and steps are never longer than eta.
 
 The wrapped strategy averages, with these weights, updates of length eta.
 
@@ -30,9 +34,17 @@ from strategies.families.reweighting import Decision, PriorOptions, Replies, Rew
 class FedMGDAOptions(PriorOptions):
     """Options of FedMGDA+."""
 
-    epsilon: float = option(0.1, "how far a client's weight may be from the prior; 1: the minimum-norm point", low=0, high=1)
+    epsilon: float = option(
+        0.1,
+        "how far a client's weight may be from the prior; 1: the minimum-norm point",
+        low=0,
+        high=1,
+    )
     server_learning_rate: float = option(
-        1.0, "eta, the length of updates, and of a step where all clients agree; 0: updates keep their own", low=0
+        1.0,
+        "eta, the length of updates, and of a step where all clients agree; 0: updates keep their "
+        "own",
+        low=0,
     )
 
 
@@ -46,7 +58,9 @@ class FedMGDA(Reweighting):
         super().__init__(strategy, prior=self.options.prior)
 
     def decide(self, replies: Replies) -> Decision:
-        """Return the weights of the shortest mixture of unit updates, and what makes the updates as long as eta."""
+        """Return the weights of the shortest mixture of unit updates, and what makes
+        the updates as long as eta.
+        """
         moves = replies.updates()
         lengths = np.linalg.norm(moves, axis=1)
         inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
@@ -56,4 +70,8 @@ class FedMGDA(Reweighting):
         eta = self.options.server_learning_rate
         if not eta:
             return Decision(weights)
-        return Decision(weights, {"step-length": eta * float(np.sqrt(max(0.0, weights @ gram @ weights)))}, eta * inverse)
+        return Decision(
+            weights,
+            {"step-length": eta * float(np.sqrt(max(0.0, weights @ gram @ weights)))},
+            eta * inverse,
+        )

@@ -1,7 +1,9 @@
-"""FedAdam, FedYogi and FedAdagrad: the server applies an adaptive optimiser to the clients' mean update as a pseudo-gradient.
+"""FedAdam, FedYogi and FedAdagrad: the server applies an adaptive optimiser to the
+clients' mean update as a pseudo-gradient.
 
-Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295,
-Algorithm 2. With the weighted mean update Delta:
+Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive
+Federated Optimization", ICLR 2021, arXiv 2003.00295, Algorithm 2. With the weighted
+mean update Delta:
 
     m <- beta_1 m + (1 - beta_1) Delta
     v <- v + Delta^2                                    FedAdagrad
@@ -11,8 +13,9 @@ Algorithm 2. With the weighted mean update Delta:
 
 m starts at 0, v at tau^2; both are saved in checkpoints. There is no bias correction.
 
-Differences from Flower's classes of these names, which start v at 0, multiply FedAdam's learning rate by a bias correction of
-round + 1, fix beta_1 = 0 for FedAdagrad, also apply the step to counters and running statistics, and cannot be saved.
+Differences from Flower's classes of these names, which start v at 0, multiply FedAdam's
+learning rate by a bias correction of round + 1, fix beta_1 = 0 for FedAdagrad, also
+apply the step to counters and running statistics, and cannot be saved.
 
 Contract: FedAvg's.
 """
@@ -38,9 +41,19 @@ Floats = NDArray[np.float64]
 class FedOptOptions(Options):
     """Options of FedAdam, FedYogi and FedAdagrad."""
 
-    server_learning_rate: float = option(0.01, "eta, of the server's steps along the mean update", low=0, open_low=True)
-    beta_1: float = option(0.9, "memory of the mean update m; the paper has 0 for FedAdagrad", low=0, high=1, open_high=True)
-    beta_2: float = option(0.99, "memory of its squares v; FedAdagrad has none", low=0, high=1, open_high=True)
+    server_learning_rate: float = option(
+        0.01, "eta, of the server's steps along the mean update", low=0, open_low=True
+    )
+    beta_1: float = option(
+        0.9,
+        "memory of the mean update m; the paper has 0 for FedAdagrad",
+        low=0,
+        high=1,
+        open_high=True,
+    )
+    beta_2: float = option(
+        0.99, "memory of its squares v; FedAdagrad has none", low=0, high=1, open_high=True
+    )
     tau: float = option(0.001, "adaptivity: the smaller, the more", low=0, open_low=True)
 
 
@@ -61,13 +74,19 @@ class FedOpt(FedAvg):
     def second_moment(self, v: Floats, square: Floats) -> Floats:
         """Return the next v (d,), given the squared mean update ``square`` (d,)."""
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the model and remember it."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the models, then make the optimiser step from the model that was sent."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the models, then make the optimiser step from the model that was
+        sent.
+        """
         average, metrics = super().aggregate_train(server_round, replies)
         return (None if average is None else self.step(self._sent, average)), metrics
 
@@ -99,7 +118,9 @@ class FedAdam(FedOpt):
 
 
 class FedYogi(FedOpt):
-    """FedYogi: v moves towards the squares by steps that do not depend on the distance."""
+    """FedYogi: v moves towards the squares by steps that do not depend on the
+    distance.
+    """
 
     def second_moment(self, v: Floats, square: Floats) -> Floats:
         """Return ``v - (1 - beta_2) Delta^2 sign(v - Delta^2)``."""

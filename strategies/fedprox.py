@@ -1,9 +1,13 @@
-"""FedProx: FedAvg with a proximal term that keeps clients near the model they were sent.
+"""FedProx: FedAvg with a proximal term that keeps clients near the model they were
+sent.
 
-Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020, arXiv 1812.06127,
-Algorithm 2. A client minimises ``F_k(w) + (mu/2) ||w - w^t||^2``: the norm is squared (several public implementations omit this).
+Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in
+Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, Algorithm 2. A client minimises
+``F_k(w) + (mu/2) ||w - w^t||^2``: the norm is squared (several public implementations
+omit this).
 
-Contract: FedAvg's; the client adds the term with the weight ``proximal-mu`` of the training configuration.
+Contract: FedAvg's; the client adds the term with the weight ``proximal-mu`` of the
+training configuration.
 """
 
 from dataclasses import dataclass
@@ -17,7 +21,9 @@ from strategies.fedavg import FedAvg
 class FedProxOptions(Options):
     """Options of FedProx."""
 
-    mu: float = option(0.01, "weight of the proximal term (mu/2) ||w - w_global||^2; 0: FedAvg", low=0)
+    mu: float = option(
+        0.01, "weight of the proximal term (mu/2) ||w - w_global||^2; 0: FedAvg", low=0
+    )
 
 
 class FedProx(FedAvg):
@@ -27,6 +33,8 @@ class FedProx(FedAvg):
         super().__init__(**kwargs)
         self.options = options or FedProxOptions()
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send mu."""
         return {"proximal-mu": self.options.mu}

@@ -1,22 +1,28 @@
-"""FFGB, FFGB.C and FFGB.L: federated functional gradient boosting. The model is a sum of weak learners fitted by the clients.
+"""FFGB, FFGB.C and FFGB.L: federated functional gradient boosting. The model is a sum
+of weak learners fitted by the clients.
 
-Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, Algorithms 1 and 2
-(FFGB); its first version (2021, arXiv 2103.06972v1), Algorithm 3 (FFGB.C, clipped) and Algorithm 4 (FFGB.L, square loss over Lipschitz
-functions). Client i makes K steps in function space from f^t, each of which adds a learner h_i^k. The result is linear in f^t and the
-learners, with known coefficients:
+Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
+2022, arXiv 2103.06972, Algorithms 1 and 2 (FFGB); its first version (2021, arXiv
+2103.06972v1), Algorithm 3 (FFGB.C, clipped) and Algorithm 4 (FFGB.L, square loss over
+Lipschitz functions). Client i makes K steps in function space from f^t, each of which
+adds a learner h_i^k. The result is linear in f^t and the learners, with known
+coefficients:
 
     f^{t+1} = mean_i g_i^{K+1} = c_t f^t - mean_i sum_k a_k h_i^k
 
-A client caches the values of f^t at its own points, so it only needs the learners that it has not received yet: their number per round
-does not grow with t.
+A client caches the values of f^t at its own points, so it only needs the learners that
+it has not received yet: their number per round does not grow with t.
 
-Contract. A training message holds the blocks of the function (``algorithms.boosting.additive.pack_blocks``) from version ``base`` to
-``version`` and, in its configuration, the names of the learners' arrays (``learner-arrays``), the step sizes (``etas``) and the
-options of the local steps (``variant``, ``loss``, ``mu``, ``residual``, ``lipschitz``, ``clip`` and ``clip-residual`` where they
-apply). The reply holds K stacked learners, their names in ``learner-arrays``, and the metrics ``num-examples`` and ``holds``: the
-version of the values that the client now caches. A client without values to which the blocks can be added reports 0 and sends no
-arrays; its next message holds the whole function. Evaluation does not change the cached values, so that training traffic does not
-depend on it.
+Contract. A training message holds the blocks of the function
+(``algorithms.boosting.additive.pack_blocks``) from version ``base`` to ``version`` and,
+in its configuration, the names of the learners' arrays (``learner-arrays``), the step
+sizes (``etas``) and the options of the local steps (``variant``, ``loss``, ``mu``,
+``residual``, ``lipschitz``, ``clip`` and ``clip-residual`` where they apply). The reply
+holds K stacked learners, their names in ``learner-arrays``, and the metrics
+``num-examples`` and ``holds``: the version of the values that the client now caches. A
+client without values to which the blocks can be added reports 0 and sends no arrays;
+its next message holds the whole function. Evaluation does not change the cached values,
+so that training traffic does not depend on it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +31,35 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.boosting.additive import Additive, Block, Learners, named, pack_blocks, shapes, stacked
-from algorithms.boosting.step_sizes import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
+from algorithms.boosting.additive import (
+    Additive,
+    Block,
+    Learners,
+    named,
+    pack_blocks,
+    shapes,
+    stacked,
+)
+from algorithms.boosting.step_sizes import (
+    LOSS_NAMES,
+    SCHEDULES,
+    clip_bounds,
+    step_sizes,
+    summed_steps,
+)
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
@@ -51,22 +79,44 @@ class FFGBOptions(Options):
     """Options of FFGB, FFGB.C and FFGB.L."""
 
     local_steps: int = option(1, "K, learners that a client adds in a round", low=1)
-    schedule: str = option("auto", "schedule of the steps; auto: decay, for ffgb-l general", choices=["auto", *SCHEDULES])
+    schedule: str = option(
+        "auto",
+        "schedule of the steps; auto: decay, for ffgb-l general",
+        choices=["auto", *SCHEDULES],
+    )
     mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2; ffgb-l has 1", low=0)
     eta_0: float = option(10.0, "decay: the step is eta-0 / (K t + k + 1)", low=0, open_low=True)
-    eta_max: float = option(0.0, "the longest step; 0: 1 for trees, else 10; 1 / mu is another bound", low=0)
+    eta_max: float = option(
+        0.0, "the longest step; 0: 1 for trees, else 10; 1 / mu is another bound", low=0
+    )
     residual: bool = option(True, "learners also fit what the one before them missed")
-    loss: str = option("cross-entropy", "loss of the clients; ffgb-l has the square", choices=LOSS_NAMES)
-    weights: str = option("uniform", "clients count alike, or by their training samples", choices=["uniform", "samples"])
-    gradient_bound: float = option(1.0, "ffgb-c: G, that of every entry of a gradient", low=0, open_low=True)
+    loss: str = option(
+        "cross-entropy", "loss of the clients; ffgb-l has the square", choices=LOSS_NAMES
+    )
+    weights: str = option(
+        "uniform",
+        "clients count alike, or by their training samples",
+        choices=["uniform", "samples"],
+    )
+    gradient_bound: float = option(
+        1.0, "ffgb-c: G, that of every entry of a gradient", low=0, open_low=True
+    )
     gamma: float = option(0.5, "ffgb-c: edge of the oracle", low=0, high=1, open_low=True)
     lipschitz: float = option(0.0, "ffgb-l: L; 0: the least that fits a client's samples", low=0)
-    at_once: int = option(0, "ffgb-l: rounds that the server makes with the learners of one message; 0: round by round", low=0)
+    at_once: int = option(
+        0,
+        "ffgb-l: rounds that the server makes with the learners of one message; 0: round by round",
+        low=0,
+    )
     learner: str = option(
-        "auto", "weak learner, net is model.name; auto: trees for tables, else net", choices=["auto", "net", "trees", "ridge"]
+        "auto",
+        "weak learner, net is model.name; auto: trees for tables, else net",
+        choices=["auto", "net", "trees", "ridge"],
     )
     oracle: str = option(
-        "auto", "fit of nets; auto: l2 for ffgb, linf for ffgb-c, else lipschitz", choices=["auto", "l2", "linf", "lipschitz"]
+        "auto",
+        "fit of nets; auto: l2 for ffgb, linf for ffgb-c, else lipschitz",
+        choices=["auto", "l2", "linf", "lipschitz"],
     )
     fit_steps: int = option(200, "nets: Adam's steps", low=1)
     fit_rate: float = option(0.005, "nets: learning rate", low=0, open_low=True)
@@ -75,48 +125,66 @@ class FFGBOptions(Options):
     ridge: float = option(1.0, "learner ridge: penalty", low=0)
     trees: int = option(1, "trees in a learner, each fitted to what the ones before it left", low=1)
     depth: int = option(3, "depth of a tree", low=1, high=12)
-    min_leaf: int = option(5, "least rows of a tree's leaf, whose value is their mean: a small leaf exposes them", low=1)
+    min_leaf: int = option(
+        5,
+        "least rows of a tree's leaf, whose value is their mean: a small leaf exposes them",
+        low=1,
+    )
     tree_rate: float = option(1.0, "what each tree counts", low=0, high=1, open_low=True)
 
     def steps_a_round(self, samples: float) -> tuple[float, int]:
-        """Return how many steps a client with so many samples takes in a round, and their batch size."""
+        """Return how many steps a client with so many samples takes in a round, and
+        their batch size.
+        """
         return float(self.local_steps * self.fit_steps), self.fit_batch
 
     def check(self) -> None:
         """Reject mu = 0 for the two schedules that divide by it."""
         if self.schedule in ("homogeneous", "general") and not self.mu:
-            raise ValueError(f"schedule = {self.schedule!r} divides by mu, which is 0: choose mu > 0, or schedule = 'decay'")
+            raise ValueError(
+                f"schedule = {self.schedule!r} divides by mu, which is 0: choose mu > 0, or "
+                "schedule = 'decay'"
+            )
 
 
 class FFGB(FedAvg):
-    """FFGB strategy; keyword arguments as in FedAvg. ``function``: the current ensemble.
+    """FFGB strategy; keyword arguments as in FedAvg. ``function``: the current
+    ensemble.
 
-    The model of a run is the arrays of the function (``Additive.to_arrays``): a run starts from such arrays if it is given them, else
-    from 0.
+    The model of a run is the arrays of the function (``Additive.to_arrays``): a run
+    starts from such arrays if it is given them, else from 0.
     """
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
 
-    def __init__(self, options: FFGBOptions | None = None, variant: str = "ffgb", **kwargs: Any) -> None:
+    def __init__(
+        self, options: FFGBOptions | None = None, variant: str = "ffgb", **kwargs: Any
+    ) -> None:
         self.options = options or FFGBOptions()
         super().__init__(weights=self.options.weights, **kwargs)
         check_choice("variant", variant, VARIANTS)
         self.variant = variant
         o, lipschitz = self.options, variant == "ffgb-l"
         if o.at_once and not lipschitz:
-            raise ValueError(f"at-once = {o.at_once}: only ffgb-l can make its rounds at once, set it to 0")
+            raise ValueError(
+                f"at-once = {o.at_once}: only ffgb-l can make its rounds at once, set it to 0"
+            )
         self.mu = 1.0 if lipschitz else o.mu
         self.schedule = o.schedule if o.schedule != "auto" else "general" if lipschitz else "decay"
         self.loss = "square" if lipschitz else o.loss
-        self.eta_max = o.eta_max or (1.0 if o.learner == "trees" else 10.0)  # where f is 0 a step of 1 is a quarter of Newton's
+        # where f is 0 a step of 1 is a quarter of Newton's
+        self.eta_max = o.eta_max or (1.0 if o.learner == "trees" else 10.0)
         self.clip: float | None = None
         self.clip_residual: float | None = None
         if variant == "ffgb-c":
             self.clip, self.clip_residual = clip_bounds(o.gradient_bound, o.gamma)
         self.function = Additive(self.clip)
-        self._record: dict[str, Array] = {}  # the blocks as arrays of the model, each converted once
+        # the blocks as arrays of the model, each converted once
+        self._record: dict[str, Array] = {}
         self._holds: dict[ClientId, int] = {}  # the version of the values that a client caches
-        self._unscored: set[ClientId] = set()  # clients that did not answer the last evaluation: they may have lost their values
+        # clients that did not answer the last evaluation: they may have lost their
+        # values
+        self._unscored: set[ClientId] = set()
         self._names: Mapping[int, ClientId] = {}
         self._learners_sent = 0
         self.models_sent: dict[str, int] = {}
@@ -131,21 +199,36 @@ class FFGB(FedAvg):
         o = self.options
         return step_sizes(self.schedule, t, o.local_steps, self.mu, o.eta_0, self.eta_max)
 
-    # --- messages -----------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send each sampled client the learners that it has not received yet, and the step sizes of the round."""
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send each sampled client the learners that it has not received yet, and the
+        step sizes of the round.
+        """
         self._open(arrays)
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
-        steps: dict[str, Any] = {"etas": self.etas(self.function.version), "mu": self.mu, "residual": self.options.residual}
+        steps: dict[str, Any] = {
+            "etas": self.etas(self.function.version),
+            "mu": self.mu,
+            "residual": self.options.residual,
+        }
         clips = {"clip-residual": self.clip_residual} if self.clip_residual is not None else {}
-        extra: dict[str, Any] = {"variant": self.variant, "lipschitz": self.options.lipschitz, **steps, **clips}
+        extra: dict[str, Any] = {
+            "variant": self.variant,
+            "lipschitz": self.options.lipschitz,
+            **steps,
+            **clips,
+        }
         config.update({"server-round": server_round, **extra})
         messages = self._blocks(config, nodes, grid, MessageType.TRAIN)
         self.models_sent = {"models-up": 0, "models-down": self._learners_sent}
         return messages
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send each client the learners that it has not received yet."""
         if self.fraction_evaluate == 0:
             return []
@@ -156,8 +239,12 @@ class FFGB(FedAvg):
         self._unscored = {self._names[node] for node in nodes}
         return messages
 
-    def _blocks(self, config: ConfigRecord, nodes: Sequence[int], grid: Grid, kind: str) -> list[Message]:
-        """Return one message per node; nodes that hold the same version share its content."""
+    def _blocks(
+        self, config: ConfigRecord, nodes: Sequence[int], grid: Grid, kind: str
+    ) -> list[Message]:
+        """Return one message per node; nodes that hold the same version share its
+        content.
+        """
         self._names = clients_of(grid)
         by_base: dict[int, list[int]] = {}
         for node in nodes:
@@ -168,17 +255,31 @@ class FFGB(FedAvg):
         for base, group in sorted(by_base.items()):
             blocks = self.function.blocks[base:]
             arrays, learner_names = pack_blocks(blocks)
-            facts: dict[str, Any] = {"base": base, "version": self.function.version, "loss": self.loss}
+            facts: dict[str, Any] = {
+                "base": base,
+                "version": self.function.version,
+                "loss": self.loss,
+            }
             facts |= {"learner-arrays": learner_names} if learner_names else {}
             facts |= {"clip": self.clip} if self.clip is not None else {}
-            record = to_record(["shrinks", "sizes", "coefficients", *(f"learner.{name}" for name in learner_names)], arrays)
+            record = to_record(
+                [
+                    "shrinks",
+                    "sizes",
+                    "coefficients",
+                    *(f"learner.{name}" for name in learner_names),
+                ],
+                arrays,
+            )
             messages += self._messages(record, ConfigRecord({**config, **facts}), group, kind)
             self._learners_sent += len(group) * sum(map(len, blocks))
         return messages
 
-    # --- replies ------------------------------------------------------------------------------------------------
+    # --- replies ----------------------------------------------------------------------
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the learners of the round to the function."""
         used: list[RecordDict] = []
         groups: list[Learners] = []
@@ -191,7 +292,9 @@ class FFGB(FedAvg):
         shares = [self._weight(content) for content in used]
         shrink, a = self._round()
         sign = 1.0 if self.variant == "ffgb-l" else -1.0
-        coefficients = np.concatenate([sign * share / sum(shares) * np.array(a) for share in shares])
+        coefficients = np.concatenate(
+            [sign * share / sum(shares) * np.array(a) for share in shares]
+        )
         self._append(Block(shrink, coefficients, stacked(groups)))
         metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         del metrics["holds"]
@@ -199,7 +302,9 @@ class FFGB(FedAvg):
         return self._model(), MetricRecord({**metrics, "learners": len(self.function)})
 
     def _round(self) -> tuple[float, list[float]]:
-        """Return the factor of f and the coefficients of a client's K learners, for one round or for all rounds made at once."""
+        """Return the factor of f and the coefficients of a client's K learners, for one
+        round or for all rounds made at once.
+        """
         shrink, a = 1.0, [0.0] * self.options.local_steps
         for t in range(self.options.at_once) if self.options.at_once else [self.function.version]:
             c, steps = summed_steps(self.etas(t), self.mu)
@@ -207,49 +312,87 @@ class FFGB(FedAvg):
         return shrink, a
 
     def _learners(self, reply: Message, others: Sequence[Learners]) -> Learners | None:
-        """Return the learners of a reply and record its client's version; ``None`` if there are none that fit."""
+        """Return the learners of a reply and record its client's version; ``None`` if
+        there are none that fit.
+        """
         client = self._names[reply.metadata.src_node_id]
         holds = metrics_of(reply.content).get("holds", -1)
         if not isinstance(holds, int) or not 0 <= holds <= self.function.version:
-            log(WARNING, "client %s left out: it says that it holds version %s of %d", client, holds, self.function.version)
+            log(
+                WARNING,
+                "client %s left out: it says that it holds version %s of %d",
+                client,
+                holds,
+                self.function.version,
+            )
             return None
         self._holds[client] = holds
         if holds < self.function.version:
-            log(WARNING, "client %s has lost its values of the function: they are built anew with its next message", client)
+            log(
+                WARNING,
+                "client %s has lost its values of the function: they are built anew with its next "
+                "message",
+                client,
+            )
             return None
-        listed = [record["learner-arrays"] for record in reply.content.config_records.values() if "learner-arrays" in record]
+        listed = [
+            record["learner-arrays"]
+            for record in reply.content.config_records.values()
+            if "learner-arrays" in record
+        ]
         names: Any = listed[0] if listed and isinstance(listed[0], list) else []
         values = [read(array) for record in arrays_of(reply.content) for array in record.values()]
         learners: dict[str, NDArray[Any]] = dict(zip(names, values, strict=False))
         known = next((block.learners for block in [*self.function.blocks[-1:]] if len(block)), None)
         wanted = shapes(others[0] if others else known or learners)
-        complete = len(names) == len(values) > 0 and {value.shape[:1] for value in values} == {(self.options.local_steps,)}
+        complete = len(names) == len(values) > 0 and {value.shape[:1] for value in values} == {
+            (self.options.local_steps,)
+        }
         if not complete or shapes(learners) != wanted:
-            log(WARNING, "client %s left out: its learners differ from those of the others, or are not local-steps many", client)
+            log(
+                WARNING,
+                "client %s left out: its learners differ from those of the others, or are not "
+                "local-steps many",
+                client,
+            )
             return None
         return learners
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Average the metrics; record which clients answered."""
         valid = [reply for reply in replies if not reply.has_error()]
         self._unscored -= {self._names[reply.metadata.src_node_id] for reply in valid}
         return super().aggregate_evaluate(server_round, valid)
 
-    # --- the model and state --------------------------------------------------------------------------------------
+    # --- the model and state ----------------------------------------------------------
 
     def _append(self, block: Block) -> None:
-        self._record |= {name: Array(*fields(array)) for name, array in named(self.function.version, block).items()}
+        self._record |= {
+            name: Array(*fields(array))
+            for name, array in named(self.function.version, block).items()
+        }
         self.function.blocks.append(block)
 
     def _model(self) -> ArrayRecord:
-        return ArrayRecord({**{name: Array(*fields(array)) for name, array in self.function.head().items()}, **self._record})
+        return ArrayRecord(
+            {
+                **{name: Array(*fields(array)) for name, array in self.function.head().items()},
+                **self._record,
+            }
+        )
 
     def _open(self, arrays: ArrayRecord) -> None:
-        """Read the function from the model if it differs from ours: at the start of a run, or when it is resumed."""
+        """Read the function from the model if it differs from ours: at the start of a
+        run, or when it is resumed.
+        """
         rounds = arrays["shrinks"].shape[0] if "shrinks" in arrays else 0
         if rounds == self.function.version:
             return
-        found: dict[str, NDArray[Any]] = {name: read(array) for name, array in arrays.items()} if rounds else {}
+        found: dict[str, NDArray[Any]] = (
+            {name: read(array) for name, array in arrays.items()} if rounds else {}
+        )
         self._holds = self._holds if rounds else {}
         blocks = Additive.from_arrays(found).blocks if rounds else []
         self.function, self._record = Additive(self.clip), {}
@@ -258,8 +401,13 @@ class FFGB(FedAvg):
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return which version of the function's values each client caches."""
-        return {"clients": pack_ids(list(self._holds)), "versions": np.array(list(self._holds.values()), np.int64)}
+        return {
+            "clients": pack_ids(list(self._holds)),
+            "versions": np.array(list(self._holds.values()), np.int64),
+        }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._holds = dict(zip(unpack_ids(state["clients"]), state["versions"].tolist(), strict=True))
+        self._holds = dict(
+            zip(unpack_ids(state["clients"]), state["versions"].tolist(), strict=True)
+        )

@@ -1,11 +1,14 @@
-"""Fine-tuning: FedAvg, whose model each client trains for some local epochs before it uses it; the baseline of personalised methods.
+"""Fine-tuning: FedAvg, whose model each client trains for some local epochs before it
+uses it; the baseline of personalised methods.
 
-Nothing else is kept or sent. Sources: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated Evaluation of On-device
-Personalization", 2019, arXiv 1910.10252; Yu, Bagdasaryan, Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020, arXiv
+Nothing else is kept or sent. Sources: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage,
+"Federated Evaluation of On-device Personalization", 2019, arXiv 1910.10252; Yu,
+Bagdasaryan, Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020, arXiv
 2002.04758.
 
-Contract: FedAvg's. The configuration of an evaluation holds ``finetune-epochs`` and ``finetune-rate``, the learning rate (0: that of
-the round), and the options of local training.
+Contract: FedAvg's. The configuration of an evaluation holds ``finetune-epochs`` and
+``finetune-rate``, the learning rate (0: that of the round), and the options of local
+training.
 """
 
 from dataclasses import dataclass
@@ -30,6 +33,8 @@ class Finetune(FedAvg):
         super().__init__(**kwargs)
         self.options = options or FinetuneOptions()
 
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def evaluate_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send how long to train before scoring, and at which rate."""
         return {"finetune-epochs": self.options.epochs, "finetune-rate": self.options.rate}

@@ -1,21 +1,28 @@
-"""Histogram boosting: gradient boosted trees grown from sums over all clients, as one site with all rows would grow them.
+"""Histogram boosting: gradient boosted trees grown from sums over all clients, as one
+site with all rows would grow them.
 
-The first two rounds agree on bins: clients count their values in cells, finer ones the second time (``algorithms.boosting.bins``).
-From then on a round grows one level of a tree: clients send the sums of gradients and curvatures, and the numbers of rows, by leaf,
-feature and bin; the server adds them up and splits every leaf as the rows together want it (``algorithms.boosting.histogram_trees``).
-A tree of depth d takes d rounds. All sums are of whole numbers, so bins and trees are, to the bit, those of the pooled rows, however
-these are dealt out.
+The first two rounds agree on bins: clients count their values in cells, finer ones the
+second time (``algorithms.boosting.bins``). From then on a round grows one level of a
+tree: clients send the sums of gradients and curvatures, and the numbers of rows, by
+leaf, feature and bin; the server adds them up and splits every leaf as the rows
+together want it (``algorithms.boosting.histogram_trees``). A tree of depth d takes d
+rounds. All sums are of whole numbers, so bins and trees are, to the bit, those of the
+pooled rows, however these are dealt out.
 
-If only some clients answer (they are sampled, or fail), a round's step is the one that the pooled rows of those would take, from the
-forest as it is; levels of one tree may rest on different clients. Without a valid reply the round is repeated.
+If only some clients answer (they are sampled, or fail), a round's step is the one that
+the pooled rows of those would take, from the forest as it is; levels of one tree may
+rest on different clients. Without a valid reply the round is repeated.
 
-Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv 1603.02754; over several sites: Ong, Zhou,
-Baracaldo, Ludwig, "Adaptive Histogram-Based Gradient Boosted Trees for Federated Learning", 2020, arXiv 2012.06670 (where each site
+Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv
+1603.02754; over several sites: Ong, Zhou, Baracaldo, Ludwig, "Adaptive Histogram-Based
+Gradient Boosted Trees for Federated Learning", 2020, arXiv 2012.06670 (where each site
 has bins of its own).
 
-Contract. A message holds the forest (``algorithms.boosting.forest.Forest``, arrays in the order of its ``NAMES``) and in its
-configuration ``loss`` and ``sums``: how many numbers are wanted. The reply of a training message holds one array of so many whole
-numbers (``Forest.sums``), of which only the total over the clients is used, and ``num-examples``.
+Contract. A message holds the forest (``algorithms.boosting.forest.Forest``, arrays in
+the order of its ``NAMES``) and in its configuration ``loss`` and ``sums``: how many
+numbers are wanted. The reply of a training message holds one array of so many whole
+numbers (``Forest.sums``), of which only the total over the clients is used, and
+``num-examples``.
 """
 
 from collections.abc import Iterable
@@ -47,16 +54,35 @@ from strategies.fedavg import FedAvg
 class HistogramBoostingOptions(Options):
     """Options of histogram boosting."""
 
-    trees: int = option(0, "the run ends after so many trees; 0: as many as its rounds allow", low=0)
+    trees: int = option(
+        0, "the run ends after so many trees; 0: as many as its rounds allow", low=0
+    )
     depth: int = option(3, "depth of a tree, which takes as many rounds", low=1, high=12)
     learning_rate: float = option(0.1, "what each tree counts", low=0, high=1, open_low=True)
-    min_leaf: int = option(20, "least rows of a leaf, of all clients together: small leaves tell of single people", low=1)
+    min_leaf: int = option(
+        20,
+        "least rows of a leaf, of all clients together: small leaves tell of single people",
+        low=1,
+    )
     l2: float = option(1.0, "lambda, added to the curvature of a leaf", low=0)
-    max_step: float = option(4.0, "longest Newton step of a leaf, before the learning rate", low=0, open_low=True)
-    bins: int = option(32, "bins of a feature, beside the one of missing values", low=2, high=65_536)
-    cells: int = option(512, "cells of a feature in which values are counted to find the bins", low=2, high=65_536)
-    loss: str = option("cross-entropy", "loss of a row; of numbers to predict the squared error", choices=LOSS_NAMES)
-    standardise: bool = option(False, "bins of what each client standardised and filled by itself, not of the values as they are")
+    max_step: float = option(
+        4.0, "longest Newton step of a leaf, before the learning rate", low=0, open_low=True
+    )
+    bins: int = option(
+        32, "bins of a feature, beside the one of missing values", low=2, high=65_536
+    )
+    cells: int = option(
+        512, "cells of a feature in which values are counted to find the bins", low=2, high=65_536
+    )
+    loss: str = option(
+        "cross-entropy",
+        "loss of a row; of numbers to predict the squared error",
+        choices=LOSS_NAMES,
+    )
+    standardise: bool = option(
+        False,
+        "bins of what each client standardised and filled by itself, not of the values as they are",
+    )
 
     @property
     def growth(self) -> Growth:
@@ -65,17 +91,24 @@ class HistogramBoostingOptions(Options):
 
 
 class HistogramBoosting(FedAvg):
-    """Histogram boosting of rows with ``num_features`` numbers; keyword arguments as in FedAvg. ``forest``: the current function.
+    """Histogram boosting of rows with ``num_features`` numbers; keyword arguments as in
+    FedAvg. ``forest``: the current function.
 
-    ``numbers``: clients have standardised numbers to predict, in place of labels; the loss is then the squared error.
+    ``numbers``: clients have standardised numbers to predict, in place of labels; the
+    loss is then the squared error.
 
-    The model of a run is the arrays of the forest (``Forest.to_arrays``): a run starts from such arrays if it is given them.
+    The model of a run is the arrays of the forest (``Forest.to_arrays``): a run starts
+    from such arrays if it is given them.
     """
 
     capabilities = Capabilities(replies="sums", aggregation="uniform average")
 
     def __init__(
-        self, num_features: int, options: HistogramBoostingOptions | None = None, numbers: bool = False, **kwargs: Any
+        self,
+        num_features: int,
+        options: HistogramBoostingOptions | None = None,
+        numbers: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(weights="uniform", **kwargs)
         check_range("num_features", num_features, 1)
@@ -89,27 +122,39 @@ class HistogramBoosting(FedAvg):
         """Whether all trees have grown."""
         return 0 < self.options.trees <= self.forest.finished
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Return the loss, and how many numbers are wanted."""
         return {"loss": self.loss, "sums": self.forest.length()}
 
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def evaluate_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Return the loss."""
         return {"loss": self.loss}
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the forest, and ask for the sums that its next step needs."""
         self._open(arrays)
         self._names = dict(clients_of(grid))
         return super().configure_train(server_round, self._model(), config, grid)
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the forest."""
         self._open(arrays)
         return super().configure_evaluate(server_round, self._model(), config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add up the sums of the replies and take the step; a reply that cannot be a sum over rows is left out."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add up the sums of the replies and take the step; a reply that cannot be a
+        sum over rows is left out.
+        """
         o = self.options
         total, used = np.zeros(self.forest.length(), np.int64), []
         for reply in replies:
@@ -117,7 +162,12 @@ class HistogramBoosting(FedAvg):
                 continue
             sums = read(next(iter(arrays_of(reply.content)[0].values()))).astype(np.int64)
             if fault := self.forest.fault(sums, self.loss):
-                log(WARNING, "client %s left out: %s", self._names.get(reply.metadata.src_node_id, "?"), fault)
+                log(
+                    WARNING,
+                    "client %s left out: %s",
+                    self._names.get(reply.metadata.src_node_id, "?"),
+                    fault,
+                )
                 continue
             total += sums
             used.append(reply.content)
@@ -132,12 +182,22 @@ class HistogramBoosting(FedAvg):
         return to_record(list(arrays), list(arrays.values()))
 
     def _open(self, arrays: ArrayRecord) -> None:
-        """Take the forest from the arrays of the run: at its start, or when it is resumed. Raises ``ValueError`` for another one."""
-        found: dict[str, NDArray[Any]] = {name: read(array) for name, array in arrays.items() if "stage" in arrays}
-        forest = Forest.from_arrays(found) if found else Forest.new(self.num_features, self.options.depth)
+        """Take the forest from the arrays of the run: at its start, or when it is
+        resumed. Raises ``ValueError`` for another one.
+        """
+        found: dict[str, NDArray[Any]] = {
+            name: read(array) for name, array in arrays.items() if "stage" in arrays
+        }
+        forest = (
+            Forest.from_arrays(found)
+            if found
+            else Forest.new(self.num_features, self.options.depth)
+        )
         if (len(forest.edges), forest.depth) != (self.num_features, self.options.depth):
             raise ValueError(
-                f"the model has {len(forest.edges)} features and trees of depth {forest.depth}, but here are {self.num_features} "
-                f"features, depth = {self.options.depth}: start anew, or with the settings of that model"
+                f"the model has {len(forest.edges)} features and trees of depth {forest.depth}, "
+                f"but here are {self.num_features} "
+                f"features, depth = {self.options.depth}: start anew, or with the settings of that "
+                "model"
             )
         self.forest = forest

@@ -1,12 +1,15 @@
-"""Local: every client trains alone, without federation; the baseline of personalised methods.
+"""Local: every client trains alone, without federation; the baseline of personalised
+methods.
 
-A federated method that samples m of N clients for a round has each of them train in rounds * m / N rounds on average. Here nobody
-waits to be drawn: every client trains in every round, for the share m / N of a round's steps, so that it has taken as many steps as a
-client of that method on average, at the end and at any evaluation. No models are exchanged in training; the server's remains the
-initial one.
+A federated method that samples m of N clients for a round has each of them train in
+rounds * m / N rounds on average. Here nobody waits to be drawn: every client trains in
+every round, for the share m / N of a round's steps, so that it has taken as many steps
+as a client of that method on average, at the end and at any evaluation. No models are
+exchanged in training; the server's remains the initial one.
 
-Contract: a training reply holds no arrays and one MetricRecord with ``num-examples``. The configuration holds ``local-share``, the
-share of a round's steps that the client is to take; what is less than a step is carried over to later rounds.
+Contract: a training reply holds no arrays and one MetricRecord with ``num-examples``.
+The configuration holds ``local-share``, the share of a round's steps that the client is
+to take; what is less than a step is carried over to later rounds.
 """
 
 from collections.abc import Iterable
@@ -22,20 +25,35 @@ from strategies.fedavg import FedAvg
 
 
 class Local(FedAvg):
-    """Strategy of local training: asks all clients for their share of the round's steps and collects metrics."""
+    """Strategy of local training: asks all clients for their share of the round's steps
+    and collects metrics.
+    """
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask every client to train for as many steps as a sampled one would on average; send no model."""
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask every client to train for as many steps as a sampled one would on
+        average; send no model.
+        """
         sampled = len(self._sample(grid, server_round, MessageType.TRAIN))
         everyone = list(clients_of(grid)) if sampled else []
         share = sampled / len(everyone) if everyone else 0.0
-        log(INFO, "configure_train: all %d nodes train, each for %.3g of a round's steps", len(everyone), share)
+        log(
+            INFO,
+            "configure_train: all %d nodes train, each for %.3g of a round's steps",
+            len(everyone),
+            share,
+        )
         config.update({"server-round": server_round, "local-share": share})
         return self._messages(ArrayRecord(), config, everyone, MessageType.TRAIN)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the metrics only."""
         contents = [message.content for message in replies if not message.has_error()]
-        return None, self.train_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
+        return None, self.train_metrics_aggr_fn(
+            contents, self.weighted_by_key
+        ) if contents else None

@@ -1,12 +1,16 @@
-"""Partial sharing by name: the arrays whose names match are averaged, the others belong to the clients.
+"""Partial sharing by name: the arrays whose names match are averaged, the others belong
+to the clients.
 
-FedPer, LG-FedAvg and FedBN are cases of it, and so are low-rank adapters alone (``share = "*lora_*"``) or biases alone
-(``"*.bias"``); the general form is that of Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, "Federated Learning with Partial Model
-Personalization", ICML 2022, arXiv 2204.03809 (there FedSim). With ``share = "*"`` it is FedAvg.
+FedPer, LG-FedAvg and FedBN are cases of it, and so are low-rank adapters alone (``share
+= "*lora_*"``) or biases alone (``"*.bias"``); the general form is that of Pillutla,
+Malik, Mohamed, Rabbat, Sanjabi, Xiao, "Federated Learning with Partial Model
+Personalization", ICML 2022, arXiv 2204.03809 (there FedSim). With ``share = "*"`` it is
+FedAvg.
 
-Contract: a training reply holds the arrays that were sent, and ``num-examples``. The configuration holds ``partial-share`` and
-``partial-keep``, patterns of names separated by commas; an array travels if its name matches one of the former and none of the latter.
-The client keeps the others.
+Contract: a training reply holds the arrays that were sent, and ``num-examples``. The
+configuration holds ``partial-share`` and ``partial-keep``, patterns of names separated
+by commas; an array travels if its name matches one of the former and none of the
+latter. The client keeps the others.
 """
 
 from dataclasses import dataclass
@@ -21,7 +25,9 @@ from strategies.families.shared_part import SharedPart
 class PartialOptions(Options):
     """Options of partial sharing by name."""
 
-    share: str = option("*", 'arrays that are averaged: names separated by commas, "*" in them stands for anything')
+    share: str = option(
+        "*", 'arrays that are averaged: names separated by commas, "*" in them stands for anything'
+    )
     keep: str = option("", "arrays that stay with the clients all the same, likewise")
 
 
@@ -37,10 +43,14 @@ class Partial(SharedPart):
         """Return whether the array of this name is shared."""
         return travels(name, self._share, self._keep)
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send the patterns."""
         return {"partial-share": self.options.share, "partial-keep": self.options.keep}
 
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def evaluate_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send the patterns."""
         return self.train_options(server_round, num_rounds)

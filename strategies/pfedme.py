@@ -1,9 +1,13 @@
-"""pFedMe: the server interpolates between its model and the average of the clients' models; clients keep personal models.
+"""pFedMe: the server interpolates between its model and the average of the clients'
+models; clients keep personal models.
 
-Source: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
+Source: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes",
+NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
 
-Contract: FedAvg's. The training configuration holds ``pfedme-lambda``, ``pfedme-inner-steps``, ``pfedme-batches`` and ``pfedme-rate``,
-that of w (0: the learning rate). The client keeps its personal theta, is evaluated with it and never sends it.
+Contract: FedAvg's. The training configuration holds ``pfedme-lambda``,
+``pfedme-inner-steps``, ``pfedme-batches`` and ``pfedme-rate``, that of w (0: the
+learning rate). The client keeps its personal theta, is evaluated with it and never
+sends it.
 """
 
 from collections.abc import Iterable
@@ -23,15 +27,24 @@ class PFedMeOptions(Options):
     """Options of pFedMe."""
 
     lambda_: float = option(
-        15.0, "weight of the pull between a client's own model theta and the one that it sends, w", low=0, open_low=True
+        15.0,
+        "weight of the pull between a client's own model theta and the one that it sends, w",
+        low=0,
+        open_low=True,
     )
     inner_steps: int = option(5, "steps of theta for one of w", low=1)
-    rate: float = option(0.0, "learning rate of w, at most 1 / lambda; 0: train.learning-rate", low=0)
-    beta: float = option(1.0, "how far the server goes towards the average; 1: all the way", low=0, open_low=True)
+    rate: float = option(
+        0.0, "learning rate of w, at most 1 / lambda; 0: train.learning-rate", low=0
+    )
+    beta: float = option(
+        1.0, "how far the server goes towards the average; 1: all the way", low=0, open_low=True
+    )
     batches: str = option(
-        "next", "of the inner steps: each the next mini-batch, or all the same (the paper), at as many times the cost",
+        "next",
+        "of the inner steps: each the next mini-batch, or all the same (the paper), at as many "
+        "times the cost",
         choices=["next", "same"],
-    )  # fmt: skip
+    )
 
 
 class PFedMe(FedAvg):
@@ -44,18 +57,24 @@ class PFedMe(FedAvg):
         self.options = options or PFedMeOptions()
         self._sent = ArrayRecord()
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send lambda, the inner steps and the learning rate."""
         o = self.options
         weights = {"pfedme-lambda": o.lambda_, "pfedme-rate": o.rate}
         return {**weights, "pfedme-inner-steps": o.inner_steps, "pfedme-batches": o.batches}
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the model and remember it."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return ``(1 - beta) w + beta average``, w being the model that was sent."""
         average, metrics = super().aggregate_train(server_round, replies)
         if average is None or self.options.beta == 1:

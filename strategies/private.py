@@ -1,26 +1,34 @@
-"""Client-level differential privacy around a strategy that averages: updates are clipped and summed, and noise is added to the sum.
+"""Client-level differential privacy around a strategy that averages: updates are
+clipped and summed, and noise is added to the sum.
 
     Private(FedAdam(), PrivacyOptions(noise_multiplier=1.0, clipping_norm=0.5))
 
-Source: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, arXiv 1710.06963,
-Algorithm 1 with the fixed denominator of section 3. With m sampled clients and the updates D_k of those that replied:
+Source: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent
+Language Models", ICLR 2018, arXiv 1710.06963, Algorithm 1 with the fixed denominator of
+section 3. With m sampled clients and the updates D_k of those that replied:
 
     D = (sum_k min(1, C / |D_k|) D_k + N(0, z^2 C^2 I)) / m
 
-The wrapped strategy is passed a single reply, the model that was sent plus D, and processes it as usual: post-processing costs no
-privacy, so FedAdam's steps are as private as the average. Adding or removing a client changes the sum by at most C, whatever the other
-clients send. There is no amplification by sampling: the seed determines the sample, and every client knows the seed. Therefore epsilon
-after T rounds is that of T Gaussian releases (``algorithms.common.privacy``).
+The wrapped strategy is passed a single reply, the model that was sent plus D, and
+processes it as usual: post-processing costs no privacy, so FedAdam's steps are as
+private as the average. Adding or removing a client changes the sum by at most C,
+whatever the other clients send. There is no amplification by sampling: the seed
+determines the sample, and every client knows the seed. Therefore epsilon after T rounds
+is that of T Gaussian releases (``algorithms.common.privacy``).
 
-The noise is drawn from the operating system's entropy, not from the run's seed: anyone who knows the seed could subtract it. Runs are
-therefore not repeatable. The server sees the updates and must be trusted; metrics are not protected.
+The noise is drawn from the operating system's entropy, not from the run's seed: anyone
+who knows the seed could subtract it. Runs are therefore not repeatable. The server sees
+the updates and must be trusted; metrics are not protected.
 
-Differences from Flower's wrappers (``DifferentialPrivacyServerSideFixedClipping``), which add the noise after the server's step, divide
-by the number of replies, fail on integer arrays, and account only for their own FedAvg.
+Differences from Flower's wrappers (``DifferentialPrivacyServerSideFixedClipping``),
+which add the noise after the server's step, divide by the number of replies, fail on
+integer arrays, and account only for their own FedAvg.
 
-Contract: that of the wrapped strategy: FedAvg or one that averages like it; or FedBoost, whose update is the gradient with respect to
-alpha; or FedEvg, whose update is ``e_i grad E_i`` at all samples: its noisy mean replaces the quotient with the mean of e_i. Counters
-are not changed. Sample counts are not used: all clients have equal weight.
+Contract: that of the wrapped strategy: FedAvg or one that averages like it; or
+FedBoost, whose update is the gradient with respect to alpha; or FedEvg, whose update is
+``e_i grad E_i`` at all samples: its noisy mean replaces the quotient with the mean of
+e_i. Counters are not changed. Sample counts are not used: all clients have equal
+weight.
 """
 
 import copy
@@ -62,25 +70,42 @@ class PrivacyOptions(Options):
     """Options of differential privacy."""
 
     noise_multiplier: float = option(
-        0.0, "z, noise in the sum of the updates, in units of clipping-norm; 0: no differential privacy", low=0
+        0.0,
+        "z, noise in the sum of the updates, in units of clipping-norm; 0: no differential privacy",
+        low=0,
     )
-    clipping_norm: float = option(1.0, "C, to which every client's update is shortened", low=0, open_low=True)
+    clipping_norm: float = option(
+        1.0, "C, to which every client's update is shortened", low=0, open_low=True
+    )
     delta: float = option(
-        1e-5, "at which epsilon is told; below 1 / number of clients", low=0, high=1, open_low=True, open_high=True
+        1e-5,
+        "at which epsilon is told; below 1 / number of clients",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
     )
-    max_epsilon: float = option(0.0, "the run ends before a round that would spend more; 0: never", low=0)
+    max_epsilon: float = option(
+        0.0, "the run ends before a round that would spend more; 0: never", low=0
+    )
 
 
 class Private(Wrapper):
-    """Wrapper around ``strategy``; raises ``ValueError`` unless its model depends only on the average of the updates."""
+    """Wrapper around ``strategy``; raises ``ValueError`` unless its model depends only
+    on the average of the updates.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
-        """Replies are those of the wrapped strategy; weights set by another wrapper would have no effect."""
+        """Replies are those of the wrapped strategy; weights set by another wrapper
+        would have no effect.
+        """
         found = declared(self.strategy)
         return Capabilities(found.replies if found else "other", "single replies")
 
-    def __init__(self, strategy: Strategy, options: PrivacyOptions, rng: np.random.Generator | None = None) -> None:
+    def __init__(
+        self, strategy: Strategy, options: PrivacyOptions, rng: np.random.Generator | None = None
+    ) -> None:
         check_range("noise-multiplier", options.noise_multiplier, 0, open_low=True)
         _check(strategy)
         self.strategy = strategy
@@ -91,7 +116,8 @@ class Private(Wrapper):
         self._asked = 0
         if self.finished:
             raise ValueError(
-                f"max-epsilon = {options.max_epsilon}: one round with noise-multiplier = {options.noise_multiplier} spends "
+                f"max-epsilon = {options.max_epsilon}: one round with noise-multiplier = "
+                f"{options.noise_multiplier} spends "
                 f"{self.epsilon(1):.3g}: choose more noise, or a larger bound"
             )
 
@@ -105,13 +131,17 @@ class Private(Wrapper):
 
     @property
     def finished(self) -> bool:
-        """Whether another round would exceed ``max_epsilon``, or the wrapped strategy is finished."""
+        """Whether another round would exceed ``max_epsilon``, or the wrapped strategy
+        is finished.
+        """
         spent = 0 < self.options.max_epsilon < self.epsilon(self.releases + 1)
         return spent or is_finished(self.strategy)
 
-    # --- the Strategy interface ----------------------------------------------------------------------------------
+    # --- the Strategy interface -------------------------------------------------------
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Let the wrapped strategy sample and send, unless the budget is spent."""
         if self.finished:
             return []
@@ -121,17 +151,27 @@ class Private(Wrapper):
         self._asked = len(messages)
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Pass the wrapped strategy one reply with the noisy average; metrics are averaged without noise."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Pass the wrapped strategy one reply with the noisy average; metrics are
+        averaged without noise.
+        """
         valid = [reply for reply in replies if not reply.has_error()]
         if not valid:
             return None, None
         own = self.strategy if isinstance(self.strategy, PrivateByItself) else None
         start = own.zero_update(self._sent) if own else self._sent
-        total = {name: np.zeros(array.shape) for name, array in start.items() if array.dtype.kind == "f"}
+        total = {
+            name: np.zeros(array.shape) for name, array in start.items() if array.dtype.kind == "f"
+        }
         for reply in valid:
-            arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
-            named = own.update_of(arrays, self._sent) if own else dict(zip(start, arrays, strict=False))
+            arrays = [
+                read(array) for record in arrays_of(reply.content) for array in record.values()
+            ]
+            named = (
+                own.update_of(arrays, self._sent) if own else dict(zip(start, arrays, strict=False))
+            )
             if _spec(named) != _spec(start):
                 continue
             update = update_of(named, start)
@@ -140,7 +180,10 @@ class Private(Wrapper):
                 total[name] += part * min(1.0, self.options.clipping_norm / norm if norm else 1.0)
         noise = self.options.noise_multiplier * self.options.clipping_norm
         moved = {
-            name: np.asarray(array + (total[name] + self._rng.normal(0, noise, array.shape)) / self._asked, array.dtype)
+            name: np.asarray(
+                array + (total[name] + self._rng.normal(0, noise, array.shape)) / self._asked,
+                array.dtype,
+            )
             if name in total
             else array
             for name, array in start.items()
@@ -148,7 +191,9 @@ class Private(Wrapper):
         self.releases += 1
         reply = self._one_reply(valid, own.reply_with(moved) if own else moved)
         arrays_, metrics = self.strategy.aggregate_train(server_round, [reply])
-        return arrays_, MetricRecord({**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]})
+        return arrays_, MetricRecord(
+            {**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]}
+        )
 
     def _one_reply(self, replies: list[Message], arrays: Named) -> Message:
         inner: Any = innermost(self.strategy)
@@ -156,14 +201,18 @@ class Private(Wrapper):
         metrics = inner.train_metrics_aggr_fn([reply.content for reply in replies], key)
         metrics.pop("draw", None)  # of FedBoost; always the first draw
         reply = copy.copy(replies[0])
-        reply.content = RecordDict({"arrays": to_record(list(arrays), list(arrays.values())), "metrics": metrics})
+        reply.content = RecordDict(
+            {"arrays": to_record(list(arrays), list(arrays.values())), "metrics": metrics}
+        )
         metrics[key] = 1.0
         return reply
 
-    # --- saved state ---------------------------------------------------------------------------------------------
+    # --- saved state ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the number of releases and the wrapped strategy's state, if it has one."""
+        """Return the number of releases and the wrapped strategy's state, if it has
+        one.
+        """
         return {"releases": np.array(self.releases), **under("strategy.", state_of(self.strategy))}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
@@ -184,6 +233,8 @@ def _check(strategy: Strategy) -> None:
     found = require_declaration(strategy, "noise-multiplier")
     if found.replies != "model" or found.aggregation == "single replies":
         raise ValueError(
-            f"noise-multiplier: of {type(strategy).__name__} only the average of updates could be made private, and its model "
-            f"depends on more: choose a method that averages (fedavg, fedprox, fedadam, propfair, superfed-mm, ...) or fedboost, or 0"
+            f"noise-multiplier: of {type(strategy).__name__} only the average of updates could be "
+            "made private, and its model "
+            "depends on more: choose a method that averages (fedavg, fedprox, fedadam, propfair, "
+            "superfed-mm, ...) or fedboost, or 0"
         )

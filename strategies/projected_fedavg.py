@@ -1,9 +1,11 @@
 """Projected FedAvg: the projection-based baseline of federated Frank-Wolfe.
 
-Clients make projected gradient steps on f_i from x_bar; the server averages the points and projects the mean.
+Clients make projected gradient steps on f_i from x_bar; the server averages the points
+and projects the mean.
 
-Contract. Down: x_bar; ``local-steps``, ``learning-rate`` and ``batch-size`` in the configuration. Up: the client's point, in arrays
-like those that were sent, and ``num-examples``. Clients are stateless.
+Contract. Down: x_bar; ``local-steps``, ``learning-rate`` and ``batch-size`` in the
+configuration. Up: the client's point, in arrays like those that were sent, and
+``num-examples``. Clients are stateless.
 """
 
 from collections.abc import Iterable
@@ -30,7 +32,9 @@ class ProjectedOptions(Options):
     learning_rate: float = option(0.0, "learning rate of the clients' steps; 0: the task's", low=0)
     local_steps: int = option(1, "projected gradient steps a round", low=1)
     batch_size: int = option(0, "samples of a gradient; 0: all", low=0)
-    tolerance: float = option(0.0, "stop once an evaluation finds a duality gap of at most this; 0: never", low=0)
+    tolerance: float = option(
+        0.0, "stop once an evaluation finds a duality gap of at most this; 0: never", low=0
+    )
 
 
 class ProjectedFedAvg(Constrained):
@@ -50,10 +54,15 @@ class ProjectedFedAvg(Constrained):
         self.options = options or ProjectedOptions()
         super().__init__(domain, tolerance=self.options.tolerance, **kwargs)
         if not domain.projects:
-            raise ValueError(f"{type(domain).__name__} has no projection: choose method = 'fedfw' or 'fedfw-plus'")
+            raise ValueError(
+                f"{type(domain).__name__} has no projection: choose method = 'fedfw' or "
+                "'fedfw-plus'"
+            )
         self.learning_rate = self.options.learning_rate or learning_rate
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
         """Send the learning rate, local steps and batch size."""
         return {
             "learning-rate": self.learning_rate,
@@ -70,15 +79,21 @@ class ProjectedFedAvg(Constrained):
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
-    def aggregate_step(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the points and project the mean, since received points may lie outside the domain."""
+    def aggregate_step(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the points and project the mean, since received points may lie
+        outside the domain.
+        """
         used, points = [], []
         for reply in replies:
             if reply.has_error():
                 continue
             try:
                 records = arrays_of(reply.content)
-                point = self.domain.join([read(array) for record in records for array in record.values()])
+                point = self.domain.join(
+                    [read(array) for record in records for array in record.values()]
+                )
                 if point.dtype.kind != "f":
                     raise ValueError(f"its point is of type {point.dtype}")
             except ValueError as error:

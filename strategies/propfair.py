@@ -1,12 +1,16 @@
-"""PropFair: clients minimise ``-log(M - F)``: maximises the product of the clients' utilities M - F (Nash bargaining).
+"""PropFair: clients minimise ``-log(M - F)``: maximises the product of the clients'
+utilities M - F (Nash bargaining).
 
-Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning", TMLR 2023, arXiv 2202.01666, Algorithm 1. A
-client's steps are taken on ``-log(1 - l / M)`` of the mini-batch loss l; the server does what the wrapped strategy does, in the paper
-FedAvg. The gradient is divided by M - l: a large M needs a learning rate M times as large for the same steps.
+Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning",
+TMLR 2023, arXiv 2202.01666, Algorithm 1. A client's steps are taken on ``-log(1 - l /
+M)`` of the mini-batch loss l; the server does what the wrapped strategy does, in the
+paper FedAvg. The gradient is divided by M - l: a large M needs a learning rate M times
+as large for the same steps.
 
     PropFair(FedAvg())        PropFair(Scaffold())        TERM(PropFair(FedAdam()))
 
-Contract: that of the wrapped strategy; the client minimises that loss with M = ``propfair-m`` of the configuration.
+Contract: that of the wrapped strategy; the client minimises that loss with M =
+``propfair-m`` of the configuration.
 """
 
 from collections.abc import Iterable
@@ -19,7 +23,13 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
-from strategies.base.capabilities import Capabilities, is_finished, load_state, require_declaration, state_of
+from strategies.base.capabilities import (
+    Capabilities,
+    is_finished,
+    load_state,
+    require_declaration,
+    state_of,
+)
 from strategies.base.wrapper import Wrapper
 
 
@@ -31,7 +41,9 @@ class PropFairOptions(Options):
 
 
 class PropFair(Wrapper):
-    """PropFair around ``strategy``, which sees nothing of it: the loss is the clients' affair."""
+    """PropFair around ``strategy``, which sees nothing of it: the loss is the clients'
+    affair.
+    """
 
     def __init__(self, strategy: Strategy, options: PropFairOptions | None = None) -> None:
         self._declared = require_declaration(strategy, "PropFair")
@@ -48,17 +60,23 @@ class PropFair(Wrapper):
         """Whether the wrapped strategy has ended the run."""
         return is_finished(self.strategy)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send M beside what the wrapped strategy sends."""
         config["propfair-m"] = self.options.m
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send M there, too: a client may train before it is scored."""
         config["propfair-m"] = self.options.m
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the wrapped strategy."""
         return self.strategy.aggregate_train(server_round, replies)
 

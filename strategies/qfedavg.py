@@ -1,21 +1,30 @@
-"""q-FedAvg: clients are weighted by their loss to the power q, and the step is shortened by a Lipschitz estimate.
+"""q-FedAvg: clients are weighted by their loss to the power q, and the step is
+shortened by a Lipschitz estimate.
 
-Source: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, arXiv 1905.10497, Algorithm 2. With
-F_k the loss of the model that was sent and L one over the local learning rate:
+Source: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning",
+ICLR 2020, arXiv 1905.10497, Algorithm 2. With F_k the loss of the model that was sent
+and L one over the local learning rate:
 
-    Delta_k = L (w - w_k)                                         client k's pseudo-gradient
-    h_k     = q F_k^(q-1) |Delta_k|^2 + L F_k^q                   its share of the Lipschitz constant of (1/(q+1)) sum F^(q+1)
-    w       <- w - sum_k F_k^q Delta_k / sum_k h_k
+    Delta_k = L (w - w_k)  client k's pseudo-gradient
+    h_k
+        = q F_k^(q-1) |Delta_k|^2 + L F_k^q                   its share of the Lipschitz
+        constant of (1/(q+1)) sum F^(q+1)
+    w  <- w - sum_k F_k^q Delta_k / sum_k h_k
 
-That is two things: the weights p ~ F^q, and a step of ``1 / (1 + q L sum_k p_k |w_k - w|^2 / F_k)`` times the mean update. The wrapped
-strategy averages updates that are that much shorter. ``step = "average"`` leaves them as they are, for strategies with a step of
-their own (FedAdam). With ``prior`` "samples" F_k counts n_k times. q = 0 is the average by the prior. L follows the local learning rate
-and its decay, which the training configuration holds.
+That is two things: the weights p ~ F^q, and a step of ``1 / (1 + q L sum_k p_k |w_k -
+w|^2 / F_k)`` times the mean update. The wrapped strategy averages updates that are that
+much shorter. ``step = "average"`` leaves them as they are, for strategies with a step
+of their own (FedAdam). With ``prior`` "samples" F_k counts n_k times. q = 0 is the
+average by the prior. L follows the local learning rate and its decay, which the
+training configuration holds.
 
-Differences from Flower's QFedAvg, which has the same formula: it keeps the first round's L while the clients' learning rate decays,
-computes the norm over counters and running statistics too, and reads ``train_loss``, which does not specify the model it refers to.
+Differences from Flower's QFedAvg, which has the same formula: it keeps the first
+round's L while the clients' learning rate decays, computes the norm over counters and
+running statistics too, and reads ``train_loss``, which does not specify the model it
+refers to.
 
-Contract: that of the wrapped strategy and ``loss-before`` (see ``strategies/families/reweighting.py``).
+Contract: that of the wrapped strategy and ``loss-before`` (see
+``strategies/families/reweighting.py``).
 """
 
 from collections.abc import Iterable
@@ -40,7 +49,9 @@ class QFedAvgOptions(FairOptions):
     q: float = option(0.1, "clients count by their loss to this power; 0: the prior", low=0)
     lipschitz: float = option(0.0, "L; 0: one over the learning rate of the round", low=0)
     step: str = option(
-        "lipschitz", "how far the mean update goes: by the estimate, or all the way", choices=["lipschitz", "average"]
+        "lipschitz",
+        "how far the mean update goes: by the estimate, or all the way",
+        choices=["lipschitz", "average"],
     )
 
 
@@ -52,18 +63,25 @@ class QFedAvg(Reweighting):
         super().__init__(strategy, prior=self.options.prior, cap=self.options.cap)
         self._lipschitz = 0.0
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Remember the learning rate; raise ``ValueError`` if it is needed and neither options nor configuration give one."""
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Remember the learning rate; raise ``ValueError`` if it is needed and neither
+        options nor configuration give one.
+        """
         if self.options.step == "lipschitz":
             if not self.options.lipschitz and "learning-rate" not in config:
                 raise ValueError(
-                    "q-FedAvg needs the clients' learning rate: put learning-rate into train_config, or set lipschitz = 1 / it"
+                    "q-FedAvg needs the clients' learning rate: put learning-rate into "
+                    "train_config, or set lipschitz = 1 / it"
                 )
             self._lipschitz = self.options.lipschitz or 1 / rate_of(config, server_round)
         return super().configure_train(server_round, arrays, config, grid)
 
     def decide(self, replies: Replies) -> Decision:
-        """Return the weights ``prior F^q`` and the step; the objective is computed with them."""
+        """Return the weights ``prior F^q`` and the step; the objective is computed with
+        them.
+        """
         weights = powers(replies.losses, self.options.q, replies.prior)
         facts = {"objective": float(weights @ replies.losses)}
         if self.options.step == "average" or self.options.q == 0:
@@ -76,5 +94,7 @@ class QFedAvg(Reweighting):
 
 def rate_of(config: ConfigRecord, server_round: int) -> float:
     """Return the local learning rate of a round from a training configuration."""
-    rate, decay, every = (float(str(config.get(key, 1.0))) for key in ("learning-rate", "lr-decay", "lr-decay-every"))
+    rate, decay, every = (
+        float(str(config.get(key, 1.0))) for key in ("learning-rate", "lr-decay", "lr-decay-every")
+    )
     return decayed(rate, decay, int(every), server_round)

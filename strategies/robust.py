@@ -1,24 +1,32 @@
-"""Robust aggregation around a strategy whose replies are models: a few clients that send anything have a bounded influence.
+"""Robust aggregation around a strategy whose replies are models: a few clients that
+send anything have a bounded influence.
 
-    Robust(FedAdam(), RobustOptions("median"))        Robust(Scaffold(), RobustOptions("multi-krum", num_malicious=2))
+    Robust(FedAdam(), RobustOptions("median"))
+    Robust(Scaffold(), RobustOptions("multi-krum", num_malicious=2))
 
 In the place of the replies the wrapped strategy is passed
 
-    median, trimmed-mean, geometric-median    one reply, with the robust mean of the models: for strategies whose model depends only on
-                                              the average of the replies
-    krum, multi-krum                          the chosen replies as they are: for any strategy that takes a part of the replies as if
-                                              the other clients had not answered
+    median, trimmed-mean, geometric-median
+        one reply, with the robust mean of the models: for strategies whose model
+        depends only on the average of the replies
+    krum, multi-krum
+        the chosen replies as they are: for any strategy that takes a part of the
+        replies as if the other clients had not answered
 
-All clients have equal weight, since the number of samples is the client's own word. Metrics are means over the same clients, with equal
-weights. Rules, promises and sources: ``algorithms.common.robust``. They look at all real arrays together, running statistics
-included; of counters (whole numbers) every rule but Krum's takes the median.
+All clients have equal weight, since the number of samples is the client's own word.
+Metrics are means over the same clients, with equal weights. Rules, promises and
+sources: ``algorithms.common.robust``. They look at all real arrays together, running
+statistics included; of counters (whole numbers) every rule but Krum's takes the median.
 
-If fewer replies are valid than the rule needs, the round changes nothing: 2 f + 1 for the trimmed mean and 2 f + 3 for Krum's rules,
-f = ``num_malicious``. Clients whose data differ look like attackers to one another: the median of unlike models is no good model, and
-Krum's rules leave out the unlike ones for good.
+If fewer replies are valid than the rule needs, the round changes nothing: 2 f + 1 for
+the trimmed mean and 2 f + 3 for Krum's rules, f = ``num_malicious``. Clients whose data
+differ look like attackers to one another: the median of unlike models is no good model,
+and Krum's rules leave out the unlike ones for good.
 
-Differences from Flower's ``FedMedian``, ``FedTrimmedAvg`` and ``MultiKrum``: these weight by ``num-examples`` what Krum has chosen,
-trim a share instead of a number, compute distances from norms (which loses all digits beside an outlier) and cannot wrap a method.
+Differences from Flower's ``FedMedian``, ``FedTrimmedAvg`` and ``MultiKrum``: these
+weight by ``num-examples`` what Krum has chosen, trim a share instead of a number,
+compute distances from norms (which loses all digits beside an outlier) and cannot wrap
+a method.
 
 Contract: that of the wrapped strategy.
 """
@@ -59,15 +67,26 @@ RULES = ("none", "median", "trimmed-mean", "geometric-median", *CHOOSING)
 class RobustOptions(Options):
     """Options of robust aggregation."""
 
-    rule: str = option("none", "in the place of the mean of the clients' models, all of equal weight", choices=RULES)
+    rule: str = option(
+        "none",
+        "in the place of the mean of the clients' models, all of equal weight",
+        choices=RULES,
+    )
     num_malicious: int = option(
-        1, "f, clients of a round that may send anything: trimmed-mean leaves out the f least and greatest values", low=0
+        1,
+        "f, clients of a round that may send anything: trimmed-mean leaves out the f least and "
+        "greatest values",
+        low=0,
     )
 
     @property
     def least(self) -> int:
         """The number of replies that a round needs."""
-        return 2 * self.num_malicious + {"trimmed-mean": 1, "krum": 3, "multi-krum": 3}[self.rule] if self.counts else 1
+        return (
+            2 * self.num_malicious + {"trimmed-mean": 1, "krum": 3, "multi-krum": 3}[self.rule]
+            if self.counts
+            else 1
+        )
 
     @property
     def counts(self) -> bool:
@@ -76,36 +95,48 @@ class RobustOptions(Options):
 
 
 class Robust(Wrapper):
-    """Wrapper around ``strategy``; raises ``ValueError`` if the rule cannot stand between it and its replies."""
+    """Wrapper around ``strategy``; raises ``ValueError`` if the rule cannot stand
+    between it and its replies.
+    """
 
     def __init__(self, strategy: Strategy, options: RobustOptions) -> None:
         found = require_declaration(strategy, "robust.rule")
         name = type(strategy).__name__
         if found.replies != "model":
             raise ValueError(
-                f"robust.rule = {options.rule!r}: the replies to {name} are not models to be compared: choose 'none'"
+                f"robust.rule = {options.rule!r}: the replies to {name} are not models to be "
+                "compared: choose 'none'"
             )
         averages = found.aggregation != "single replies"
         if not averages and not (found.subset and options.rule in CHOOSING):
             allowed = "'krum', 'multi-krum' or 'none'" if found.subset else "'none'"
             raise ValueError(
-                f"robust.rule = {options.rule!r}: {name} takes more than an average from the replies: choose {allowed}"
+                f"robust.rule = {options.rule!r}: {name} takes more than an average from the "
+                f"replies: choose {allowed}"
             )
         self.strategy = strategy
         self.options = options
 
     @property
     def capabilities(self) -> Capabilities:
-        """Replies are those of the wrapped strategy; what it makes of them depends on single ones."""
+        """Replies are those of the wrapped strategy; what it makes of them depends on
+        single ones.
+        """
         found = require_declaration(self.strategy, "robust.rule")
         return Capabilities(found.replies, "single replies", beside=found.beside)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Delegate to the wrapped strategy."""
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the wrapped strategy aggregate the chosen replies, or one reply with their robust mean."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Let the wrapped strategy aggregate the chosen replies, or one reply with
+        their robust mean.
+        """
         valid = [reply for reply in replies if not reply.has_error()]
         if len(valid) < self.options.least:
             log(
@@ -118,10 +149,14 @@ class Robust(Wrapper):
         alike = [with_weight(reply, key, 1.0) for reply in valid]
         records = [arrays_of(reply.content)[0] for reply in valid]
         if self.options.rule not in CHOOSING:
-            return self.strategy.aggregate_train(server_round, [self._one_reply(alike, robust_mean(records, self.options), key)])
+            return self.strategy.aggregate_train(
+                server_round, [self._one_reply(alike, robust_mean(records, self.options), key)]
+            )
         count = 1 if self.options.rule == "krum" else None
         chosen = robust.multi_krum(real(records), self.options.num_malicious, count)
-        left = [reply.metadata.src_node_id for place, reply in enumerate(valid) if place not in chosen]
+        left = [
+            reply.metadata.src_node_id for place, reply in enumerate(valid) if place not in chosen
+        ]
         log(INFO, "round %d: %s leaves out the nodes %s", server_round, self.options.rule, left)
         return self.strategy.aggregate_train(server_round, [alike[place] for place in chosen])
 
@@ -134,7 +169,7 @@ class Robust(Wrapper):
         reply.content = RecordDict({names[ArrayRecord]: arrays, names[MetricRecord]: metrics})
         return reply
 
-    # --- interface to the round loop and the recorder, delegated ---------------------------------------------------
+    # --- interface to the round loop and the recorder, delegated ----------------------
 
     @property
     def finished(self) -> bool:
@@ -144,7 +179,9 @@ class Robust(Wrapper):
     @property
     def last_weights(self) -> dict[int | str, float]:
         """The weights decided by the wrapped strategy; empty if it decides none."""
-        return dict(self.strategy.last_weights) if isinstance(self.strategy, DecidingWeights) else {}
+        return (
+            dict(self.strategy.last_weights) if isinstance(self.strategy, DecidingWeights) else {}
+        )
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the wrapped strategy's state."""
@@ -158,7 +195,12 @@ class Robust(Wrapper):
 def real(records: list[ArrayRecord]) -> NDArray[np.float64]:
     """Return the real arrays of models as points (n, d)."""
     rows = [[read(array) for array in record.values()] for record in records]
-    return np.stack([np.concatenate([v.reshape(-1).astype(np.float64) for v in row if v.dtype.kind == "f"]) for row in rows])
+    return np.stack(
+        [
+            np.concatenate([v.reshape(-1).astype(np.float64) for v in row if v.dtype.kind == "f"])
+            for row in rows
+        ]
+    )
 
 
 def robust_mean(records: list[ArrayRecord], options: RobustOptions) -> ArrayRecord:
@@ -167,7 +209,11 @@ def robust_mean(records: list[ArrayRecord], options: RobustOptions) -> ArrayReco
     if options.rule == "geometric-median":
         mean = robust.geometric_median(points)
     else:
-        mean = robust.median(points) if options.rule == "median" else robust.trimmed_mean(points, options.num_malicious)
+        mean = (
+            robust.median(points)
+            if options.rule == "median"
+            else robust.trimmed_mean(points, options.num_malicious)
+        )
     out, start = {}, 0
     for name, array in records[0].items():
         values = read(array)

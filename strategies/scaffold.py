@@ -1,21 +1,28 @@
 """SCAFFOLD: control variates correct the client drift of local steps.
 
-Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
-arXiv 1910.06378, Algorithm 1, option II. With S the clients of the round, N the number of all clients and K the steps of a client:
+Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled
+Averaging for Federated Learning", ICML 2020, arXiv 1910.06378, Algorithm 1, option II.
+With S the clients of the round, N the number of all clients and K the steps of a
+client:
 
-    client i in S:  y_i <- y_i - eta (g_i(y_i) - c_i + c), K times from x
-                    c_i+ = c_i - c + (x - y_i) / (K eta)
-    server:         x <- x + eta_g mean_S(y_i - x),    c <- c + (|S| / N) mean_S(c_i+ - c_i)
+    client i in S:
+        y_i <- y_i - eta (g_i(y_i) - c_i + c), K times from x c_i+ = c_i - c + (x - y_i)
+        / (K eta)
+    server:  x <- x + eta_g mean_S(y_i - x),    c <- c + (|S| / N) mean_S(c_i+ - c_i)
 
 Counters and running statistics of normalisation layers are averaged.
 
-A client could send any c_i+. Since ``c + c_i+ - c_i = (x - y_i) / (K eta)`` with K >= 1, and c itself for arrays that are not trained,
-the server shortens each of these arrays to at most ``|x - y_i| / eta + |c|``: what a client adds to c is bounded by how far it moves
-the model. (If the configuration names no ``learning-rate``, there is no such bound.)
+A client could send any c_i+. Since ``c + c_i+ - c_i = (x - y_i) / (K eta)`` with K >=
+1, and c itself for arrays that are not trained, the server shortens each of these
+arrays to at most ``|x - y_i| / eta + |c|``: what a client adds to c is bounded by how
+far it moves the model. (If the configuration names no ``learning-rate``, there is no
+such bound.)
 
-Contract: the training message holds, after the model's arrays, c: one array ``control.NAME`` for each learned array NAME of the model.
-The reply has the same names and shapes: y_i in the model's arrays and ``c + c_i+ - c_i`` in the others, so that the difference between
-the reply and the message is the client's change. Each client stores its c_i.
+Contract: the training message holds, after the model's arrays, c: one array
+``control.NAME`` for each learned array NAME of the model. The reply has the same names
+and shapes: y_i in the model's arrays and ``c + c_i+ - c_i`` in the others, so that the
+difference between the reply and the message is the client's change. Each client stores
+its c_i.
 """
 
 from collections.abc import Iterable
@@ -47,37 +54,61 @@ class ScaffoldOptions(Options):
     """Options of SCAFFOLD."""
 
     server_learning_rate: float = option(
-        1.0, "eta_g, of the clients' mean change; 1: the model becomes the mean of theirs", low=0, open_low=True
+        1.0,
+        "eta_g, of the clients' mean change; 1: the model becomes the mean of theirs",
+        low=0,
+        open_low=True,
     )
 
 
 class Scaffold(FedAvg):
     """SCAFFOLD strategy."""
 
-    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True, beside=CONTROL)
+    capabilities = Capabilities(
+        replies="model", aggregation="single replies", subset=True, beside=CONTROL
+    )
 
     def __init__(self, options: ScaffoldOptions | None = None, **kwargs: Any) -> None:
         super().__init__(weights="uniform", **kwargs)
         self.options = options or ScaffoldOptions()
-        #: c by the names of the learned arrays; empty, which means 0, before the first round.
+        #: c by the names of the learned arrays; empty, which means 0, before the first
+        #: round.
         self.c: dict[str, NDArray[Any]] = {}
         self._sent = ArrayRecord()
         self._num_clients = 0
         self._rate = 0.0  # eta of the round, if the server sends it
         self.models_sent: dict[str, int] = {}
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the model and c."""
         self._sent, self._num_clients = arrays, len(clients_of(grid))
-        self.c = {name: self.c.get(name, np.zeros_like(values)) for name, values in learned(arrays).items()}
-        both = ArrayRecord({**arrays, **{CONTROL + name: Array(*fields(values)) for name, values in self.c.items()}})
-        rate, decay, every = (float(str(config.get(key, 1))) for key in ("learning-rate", "lr-decay", "lr-decay-every"))
-        self._rate = decayed(rate, decay, int(every), server_round) if "learning-rate" in config else 0.0
+        self.c = {
+            name: self.c.get(name, np.zeros_like(values))
+            for name, values in learned(arrays).items()
+        }
+        both = ArrayRecord(
+            {
+                **arrays,
+                **{CONTROL + name: Array(*fields(values)) for name, values in self.c.items()},
+            }
+        )
+        rate, decay, every = (
+            float(str(config.get(key, 1)))
+            for key in ("learning-rate", "lr-decay", "lr-decay-every")
+        )
+        self._rate = (
+            decayed(rate, decay, int(every), server_round) if "learning-rate" in config else 0.0
+        )
         messages = list(super().configure_train(server_round, both, config, grid))
-        self.models_sent = {"models-up": 0, "models-down": 2 * len(messages)}  # c is as large as the model
+        # c is as large as the model
+        self.models_sent = {"models-up": 0, "models-down": 2 * len(messages)}
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update the model and c with the means of the clients' changes."""
         valid = [reply for reply in replies if not reply.has_error()]
         for reply in valid if self._rate else ():
@@ -87,7 +118,9 @@ class Scaffold(FedAvg):
             return None, metrics
         share = len(valid) / max(self._num_clients, len(valid))
         for name, values in self.c.items():
-            self.c[name] = np.asarray(values + share * (read(average[CONTROL + name]) - values), dtype=values.dtype)
+            self.c[name] = np.asarray(
+                values + share * (read(average[CONTROL + name]) - values), dtype=values.dtype
+            )
         model = ArrayRecord({name: average[name] for name in self._sent})
         (change,) = updates(self._sent, [model])
         self.models_sent["models-up"] = 2 * len(valid)
@@ -100,11 +133,22 @@ class Scaffold(FedAvg):
                 read(reply[CONTROL + name]),
                 np.subtract(read(reply[name]), read(self._sent[name]), dtype=np.float64),
             )
-            most = ROUNDING * (float(np.linalg.norm(change)) / self._rate + float(np.linalg.norm(c)))
+            most = ROUNDING * (
+                float(np.linalg.norm(change)) / self._rate + float(np.linalg.norm(c))
+            )
             size = float(np.linalg.norm(control.astype(np.float64)))
             if size > most:
-                log(WARNING, "node %d: its control variate of %s is shortened from %.3g to %.3g", node, name, size, most)
-                reply[CONTROL + name] = Array(*fields(np.asarray(control * (most / size), dtype=control.dtype)))
+                log(
+                    WARNING,
+                    "node %d: its control variate of %s is shortened from %.3g to %.3g",
+                    node,
+                    name,
+                    size,
+                    most,
+                )
+                reply[CONTROL + name] = Array(
+                    *fields(np.asarray(control * (most / size), dtype=control.dtype))
+                )
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return c."""

@@ -1,23 +1,33 @@
-"""SuPerFed: a federated and a personal model at each client, randomly mixed in training so that a low-loss path connects them.
+"""SuPerFed: a federated and a personal model at each client, randomly mixed in training
+so that a low-loss path connects them.
 
-Sources: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for Personalized Federated Learning", KDD 2022, arXiv 2109.07628; Hahn,
-"Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter II,
-Algorithms 2.3 and 2.4, equations (2.3)-(2.6). The server averages the federated models theta_f as FedAvg does and tells the clients
-when mixing starts: after the first L = start * num_rounds rounds, or as soon as ``start_draws`` draws a client have been made. Mixing
-"model" is SuPerFed-MM (one lambda per mini-batch), "layer" is SuPerFed-LM (one per layer and mini-batch). The proximal term is squared;
-see ``clients/superfed.py``.
+Sources: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for Personalized Federated
+Learning", KDD 2022, arXiv 2109.07628; Hahn, "Algorithms for Collaborative Machine
+Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050,
+Chapter II, Algorithms 2.3 and 2.4, equations (2.3)-(2.6). The server averages the
+federated models theta_f as FedAvg does and tells the clients when mixing starts: after
+the first L = start * num_rounds rounds, or as soon as ``start_draws`` draws a client
+have been made. Mixing "model" is SuPerFed-MM (one lambda per mini-batch), "layer" is
+SuPerFed-LM (one per layer and mini-batch). The proximal term is squared; see
+``clients/superfed.py``.
 
-Contract: FedAvg's. The client trains the received theta_f, which it returns, and a theta_l of its own, which it keeps and never sends,
-at random mixtures of the two; the training configuration holds ``proximal-mu``, ``superfed-nu``, ``superfed-init``,
-``superfed-step-scale`` and ``superfed-mixing`` ("model", "layer", or "none" before mixing starts). The evaluation configuration holds
-the same, ``superfed-catch-up``, ``superfed-lambda-choice`` and, from the second evaluation on and unless every client is to choose by
-itself, ``superfed-pooled-loss`` (the clients' pooled curve at the last evaluation, over their grid of lambda) and
-``superfed-pooled-samples`` (k of ``algorithms/personal/choice.py``).
+Contract: FedAvg's. The client trains the received theta_f, which it returns, and a
+theta_l of its own, which it keeps and never sends, at random mixtures of the two; the
+training configuration holds ``proximal-mu``, ``superfed-nu``, ``superfed-init``,
+``superfed-step-scale`` and ``superfed-mixing`` ("model", "layer", or "none" before
+mixing starts). The evaluation configuration holds the same, ``superfed-catch-up``,
+``superfed-lambda-choice`` and, from the second evaluation on and unless every client is
+to choose by itself, ``superfed-pooled-loss`` (the clients' pooled curve at the last
+evaluation, over their grid of lambda) and ``superfed-pooled-samples`` (k of
+``algorithms/personal/choice.py``).
 
-If evaluation replies hold ``lambda-grid``, ``lambda-accuracy``, ``lambda-validation-loss`` (over that grid) and ``validation-samples``,
-``pooled-accuracy`` is the mean test accuracy at the one lambda (``pooled-lambda``) that has the least validation loss over all clients.
-Where they also hold ``lambda-validation-noise``, that of the curve, ``shrunk-accuracy`` is the mean at the lambdas that the clients
-would choose by this evaluation's pooled curve, and ``shrink-samples`` is k. Where numbers are predicted, ``rmse`` takes the place of
+If evaluation replies hold ``lambda-grid``, ``lambda-accuracy``,
+``lambda-validation-loss`` (over that grid) and ``validation-samples``,
+``pooled-accuracy`` is the mean test accuracy at the one lambda (``pooled-lambda``) that
+has the least validation loss over all clients. Where they also hold
+``lambda-validation-noise``, that of the curve, ``shrunk-accuracy`` is the mean at the
+lambdas that the clients would choose by this evaluation's pooled curve, and
+``shrink-samples`` is k. Where numbers are predicted, ``rmse`` takes the place of
 ``accuracy`` in these names.
 """
 
@@ -49,32 +59,49 @@ class SuPerFedOptions(Options):
     """Options of SuPerFed."""
 
     mu: float = option(0.01, "weight of the proximal term", low=0)
-    nu: float = option(1.0, "weight of the squared cosine between federated and personal model", low=0)
+    nu: float = option(
+        1.0, "weight of the squared cosine between federated and personal model", low=0
+    )
     start: float = option(0.4, "L / T, the share of the rounds before mixing starts", low=0, high=1)
-    start_draws: float = option(0.0, "mixing starts earlier, once clients were drawn so often on average; 0: not earlier", low=0)
+    start_draws: float = option(
+        0.0,
+        "mixing starts earlier, once clients were drawn so often on average; 0: not earlier",
+        low=0,
+    )
     init: str = option(
-        "own", "where theta_l starts: from a draw of its own, or from the received model", choices=["own", "global"]
+        "own",
+        "where theta_l starts: from a draw of its own, or from the received model",
+        choices=["own", "global"],
     )
     step_scale: float = option(
         1.0,
-        "factor on both models' gradient of the loss while they are mixed; 2 makes up for E[lambda] = 1/2",
+        "factor on both models' gradient of the loss while they are mixed; 2 makes up for "
+        "E[lambda] = 1/2",
         low=0,
         open_low=True,
     )
     catch_up: int = option(
-        0, "local epochs before scoring of a client that mixing has not reached; 0: it has its first theta_l", low=0
+        0,
+        "local epochs before scoring of a client that mixing has not reached; 0: it has its first "
+        "theta_l",
+        low=0,
     )
     lambda_choice: str = option(
         "own",
-        "whose validation losses choose lambda: the client's own, these shrunk to all clients', or all clients'",
+        "whose validation losses choose lambda: the client's own, these shrunk to all clients', or "
+        "all clients'",
         choices=CHOICES,
     )
 
 
 class SuPerFed(FedAvg):
-    """SuPerFed-MM (``mixing="model"``) and SuPerFed-LM (``mixing="layer"``) strategy."""
+    """SuPerFed-MM (``mixing="model"``) and SuPerFed-LM (``mixing="layer"``)
+    strategy.
+    """
 
-    def __init__(self, options: SuPerFedOptions | None = None, mixing: str = "model", **kwargs: Any) -> None:
+    def __init__(
+        self, options: SuPerFedOptions | None = None, mixing: str = "model", **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         check_choice("mixing", mixing, ["model", "layer"])
         self.options = options or SuPerFedOptions()
@@ -84,36 +111,63 @@ class SuPerFed(FedAvg):
         self.mixed = False  # whether the last training mixed
         self.pool: Floats = np.zeros(0)  # k and the pooled curve of the last evaluation
 
-    def train_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send what clients need to train. The paper's ``t < L`` counts rounds from 0: the first L rounds do not mix."""
+    def train_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
+        """Send what clients need to train. The paper's ``t < L`` counts rounds from 0:
+        the first L rounds do not mix.
+        """
         o = self.options
         starts = server_round > int(o.start * num_rounds) or 0 < o.start_draws <= self.draws
         weights = {"proximal-mu": o.mu, "superfed-nu": o.nu, "superfed-step-scale": o.step_scale}
-        return {**weights, "superfed-init": o.init, "superfed-mixing": self.mixing if starts else "none"}
+        return {
+            **weights,
+            "superfed-init": o.init,
+            "superfed-mixing": self.mixing if starts else "none",
+        }
 
-    def evaluate_options(self, server_round: int, num_rounds: int) -> dict[str, bool | int | float | str]:
-        """Send the same, how long a client without a personal model trains one, and how clients choose lambda."""
+    def evaluate_options(
+        self, server_round: int, num_rounds: int
+    ) -> dict[str, bool | int | float | str]:
+        """Send the same, how long a client without a personal model trains one, and how
+        clients choose lambda.
+        """
         o = self.options
-        mixed = self.mixed or server_round > int(o.start * num_rounds)  # as in the round's training, which counts as a draw since
+        # as in the round's training, which counts as a draw since
+        mixed = self.mixed or server_round > int(o.start * num_rounds)
         sent = self.train_options(server_round, num_rounds)
-        own = {"superfed-mixing": self.mixing if mixed else "none", "superfed-lambda-choice": o.lambda_choice}
+        own = {
+            "superfed-mixing": self.mixing if mixed else "none",
+            "superfed-lambda-choice": o.lambda_choice,
+        }
         return {**sent, **own, "superfed-catch-up": o.catch_up}
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the model to the sampled clients; count the draws."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self.mixed = config["superfed-mixing"] != "none"
         self.draws += len(messages) / max(1, len(clients_of(grid)))
         return messages
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Send the model and, if clients are to use it, the pooled curve of the last evaluation."""
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the model and, if clients are to use it, the pooled curve of the last
+        evaluation.
+        """
         if len(self.pool) and self.options.lambda_choice != "own":
             k = math.inf if self.options.lambda_choice == "shared" else float(self.pool[0])
-            config["superfed-pooled-loss"], config["superfed-pooled-samples"] = self.pool[1:].tolist(), k
+            config["superfed-pooled-loss"], config["superfed-pooled-samples"] = (
+                self.pool[1:].tolist(),
+                k,
+            )
         return super().configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Average the metrics; add what one lambda for all clients would give."""
         valid = [reply for reply in replies if not reply.has_error()]
         curves = collected([metrics_of(reply.content) for reply in valid])
@@ -131,7 +185,10 @@ class SuPerFed(FedAvg):
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         if state:
-            self.draws, self.pool = float(state["draws"]), np.asarray(state["pool"], dtype=np.float64)
+            self.draws, self.pool = (
+                float(state["draws"]),
+                np.asarray(state["pool"], dtype=np.float64),
+            )
 
 
 CURVES = ("lambda-grid", "lambda-validation-loss")
@@ -141,8 +198,10 @@ CURVES = ("lambda-grid", "lambda-validation-loss")
 class Curves:
     """The curves of some clients over one ``grid`` of lambda.
 
-    ``scores`` (of test samples; ``name``: which leading score), ``losses`` (of validation samples): shape (clients, grid). ``samples``
-    (clients,): of validation; ``noise`` (some clients,): of their losses, as of ``algorithms.personal.choice.half_noise``.
+    ``scores`` (of test samples; ``name``: which leading score), ``losses`` (of
+    validation samples): shape (clients, grid). ``samples`` (clients,): of validation;
+    ``noise`` (some clients,): of their losses, as of
+    ``algorithms.personal.choice.half_noise``.
     """
 
     grid: tuple[float, ...]
@@ -159,24 +218,40 @@ class Curves:
 
     @property
     def k(self) -> float:
-        """The samples at which a client's own curve and the pooled one count alike; 0 if the noise is not known."""
+        """The samples at which a client's own curve and the pooled one count alike; 0
+        if the noise is not known.
+        """
         k = shrinkage(self.losses, self.samples, self.noise) if len(self.noise) else 0.0
         return 0.0 if math.isnan(k) else k
 
     def measures(self) -> dict[str, float]:
-        """Return what one lambda for all would give, and the clients' choice by their shrunk curves."""
+        """Return what one lambda for all would give, and the clients' choice by their
+        shrunk curves.
+        """
         pooled = self.pooled
         best = int(np.argmin(pooled))
-        found = {f"pooled-{self.name}": float(self.scores[:, best].mean()), "pooled-lambda": float(self.grid[best])}
+        found = {
+            f"pooled-{self.name}": float(self.scores[:, best].mean()),
+            "pooled-lambda": float(self.grid[best]),
+        }
         if not len(self.noise):
             return found
-        chosen = [least(shrunk(own, pooled, int(n), self.k)) for own, n in zip(self.losses, self.samples, strict=True)]
+        chosen = [
+            least(shrunk(own, pooled, int(n), self.k))
+            for own, n in zip(self.losses, self.samples, strict=True)
+        ]
         at_shrunk = float(self.scores[np.arange(len(chosen)), chosen].mean())
-        return {**found, f"shrunk-{self.name}": at_shrunk, "shrink-samples": min(self.k, float(self.samples.sum()))}
+        return {
+            **found,
+            f"shrunk-{self.name}": at_shrunk,
+            "shrink-samples": min(self.k, float(self.samples.sum())),
+        }
 
 
 def collected(metrics: list[dict[str, Any]]) -> Curves | None:
-    """Return the curves of the clients whose curves are complete, on the grid that most of them have; ``None`` if there is none."""
+    """Return the curves of the clients whose curves are complete, on the grid that most
+    of them have; ``None`` if there is none.
+    """
     found = {name: [one for one in metrics if _complete(one, f"lambda-{name}")] for name in LEADING}
     name = max(found, key=lambda name: len(found[name]))  # what most of them know
     whole = found[name]
@@ -184,7 +259,9 @@ def collected(metrics: list[dict[str, Any]]) -> Curves | None:
         return None
     grid = most_common([tuple(one["lambda-grid"]) for one in whole])
     whole = [one for one in whole if tuple(one["lambda-grid"]) == grid]
-    scores, losses = (np.array([one[key] for one in whole], dtype=float) for key in (f"lambda-{name}", CURVES[1]))
+    scores, losses = (
+        np.array([one[key] for one in whole], dtype=float) for key in (f"lambda-{name}", CURVES[1])
+    )
     samples = np.array([one["validation-samples"] for one in whole], dtype=float)
     noise = [one.get("lambda-validation-noise") for one in whole]
     known = [n for n in noise if isinstance(n, int | float) and math.isfinite(n) and n >= 0]
@@ -192,9 +269,17 @@ def collected(metrics: list[dict[str, Any]]) -> Curves | None:
 
 
 def _complete(metrics: Mapping[str, Any], score: str) -> bool:
-    """Return whether a client's curves are lists of finite numbers of one length, and its number of samples positive."""
-    curves, samples = [metrics.get(name) for name in (*CURVES, score)], metrics.get("validation-samples")
-    if not all(isinstance(curve, list) and curve and all(math.isfinite(value) for value in curve) for curve in curves):
+    """Return whether a client's curves are lists of finite numbers of one length, and
+    its number of samples positive.
+    """
+    curves, samples = (
+        [metrics.get(name) for name in (*CURVES, score)],
+        metrics.get("validation-samples"),
+    )
+    if not all(
+        isinstance(curve, list) and curve and all(math.isfinite(value) for value in curve)
+        for curve in curves
+    ):
         return False
     alike = len({len(curve) for curve in curves if isinstance(curve, list)}) == 1
     return alike and isinstance(samples, int | float) and math.isfinite(samples) and samples > 0

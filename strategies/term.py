@@ -1,11 +1,15 @@
-"""TERM: tilted empirical risk minimisation. Clients are weighted by exp(lambda F): a larger lambda emphasises the worst clients.
+"""TERM: tilted empirical risk minimisation. Clients are weighted by exp(lambda F): a
+larger lambda emphasises the worst clients.
 
-Source: Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021, arXiv 2007.01162: the objective
-``(1/lambda) log mean_k exp(lambda F_k)``, whose gradient weights client k by its share of ``exp(lambda F_k)``; with ``prior`` "samples"
-the mean is weighted by samples. lambda = 0 is the average by the prior. The strategy keeps no state between rounds.
+Source: Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021,
+arXiv 2007.01162: the objective ``(1/lambda) log mean_k exp(lambda F_k)``, whose
+gradient weights client k by its share of ``exp(lambda F_k)``; with ``prior`` "samples"
+the mean is weighted by samples. lambda = 0 is the average by the prior. The strategy
+keeps no state between rounds.
 
-Contract: that of the wrapped strategy; in addition the reply holds the metric ``loss-before``, the mean training loss of the model as
-it was received, which the training configuration requests by ``loss-before`` = true.
+Contract: that of the wrapped strategy; in addition the reply holds the metric
+``loss-before``, the mean training loss of the model as it was received, which the
+training configuration requests by ``loss-before`` = true.
 """
 
 from dataclasses import dataclass
@@ -32,6 +36,8 @@ class TERM(Reweighting):
         super().__init__(strategy, prior=self.options.prior, cap=self.options.cap)
 
     def decide(self, replies: Replies) -> Decision:
-        """Return the tilted weights; the objective is computed with them, since there are no earlier weights."""
+        """Return the tilted weights; the objective is computed with them, since there
+        are no earlier weights.
+        """
         weights = tilt(replies.losses, self.options.lambda_, replies.prior)
         return Decision(weights, {"objective": float(weights @ replies.losses)})

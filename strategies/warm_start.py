@@ -1,13 +1,18 @@
-"""WarmStart: a few rounds of one strategy, then another strategy from the resulting model.
+"""WarmStart: a few rounds of one strategy, then another strategy from the resulting
+model.
 
-    WarmStart(FFGBDistill(distiller), 1, FedDyn())        WarmStart(YourStrategy(), 3, flwr.serverapp.strategy.FedAdam(...))
+    WarmStart(FFGBDistill(distiller), 1, FedDyn())
+        WarmStart(YourStrategy(), 3, flwr.serverapp.strategy.FedAdam(...))
 
-Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, section 5, "FFGB as Warm
-Start": one round of functional boosting gives a good initial model for parameter averaging. Works with any two strategies whose models
-have the same arrays, from this package, from Flower or your own.
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
+2022, arXiv 2103.06972, section 5, "FFGB as Warm Start": one round of functional
+boosting gives a good initial model for parameter averaging. Works with any two
+strategies whose models have the same arrays, from this package, from Flower or your
+own.
 
-Contract: that of the strategy in charge of the round. Every configuration names it as ``warm-start-half``, "first" or "then", for
-clients that differ between the two (``clients.WarmStartClient``). Round numbers are not reset.
+Contract: that of the strategy in charge of the round. Every configuration names it as
+``warm-start-half``, "first" or "then", for clients that differ between the two
+(``clients.WarmStartClient``). Round numbers are not reset.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,7 +50,9 @@ HALF = "warm-start-half"
 class WarmStartOptions(Options):
     """Options of a warm start."""
 
-    first: str = option("ffgb-distill", "method of the first rounds; it and the other one take their own tables")
+    first: str = option(
+        "ffgb-distill", "method of the first rounds; it and the other one take their own tables"
+    )
     rounds: int = option(1, "rounds of the first method", low=1)
     then: str = option("fedavg", "method of the other rounds")
 
@@ -59,28 +66,37 @@ class WarmStart(Strategy):
             require_declaration(half, "WarmStart")
         self.first, self.rounds, self.then = first, rounds, then
         self.current = first
-        self._written: dict[str, dict[str, Any]] = {"train": {}, "evaluate": {}}  # by phase: name -> value before, None: none
+        # by phase: name -> value before, None: none
+        self._written: dict[str, dict[str, Any]] = {"train": {}, "evaluate": {}}
 
     def half(self, server_round: int) -> Strategy:
         """Return the strategy of a round and make it the current one."""
         self.current = self.first if server_round <= self.rounds else self.then
         return self.current
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Delegate to the strategy of the round."""
         with self._announced(server_round, config, "train") as strategy:
             return list(strategy.configure_train(server_round, arrays, config, grid))
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the strategy of the round."""
         return self.half(server_round).aggregate_train(server_round, replies)
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Delegate to the strategy of the round."""
         with self._announced(server_round, config, "evaluate") as strategy:
             return list(strategy.configure_evaluate(server_round, arrays, config, grid))
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Delegate to the strategy of the round."""
         return self.half(server_round).aggregate_evaluate(server_round, replies)
 
@@ -93,11 +109,13 @@ class WarmStart(Strategy):
         """Run the rounds; arguments as in :func:`strategies.base.rounds.run_rounds`."""
         return run_rounds(self, *args, **kwargs)
 
-    # --- interface to the round loop and the recorder -------------------------------------------------------------
+    # --- interface to the round loop and the recorder ---------------------------------
 
     @property
     def capabilities(self) -> Capabilities:
-        """Replies are those of the current strategy; a composition of two strategies is not an average."""
+        """Replies are those of the current strategy; a composition of two strategies is
+        not an average.
+        """
         found = declared(self.current) or Capabilities()
         return replace(found, aggregation="single replies", subset=False)
 
@@ -134,7 +152,11 @@ class WarmStart(Strategy):
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the states of both strategies."""
         halves = {"first": self.first, "then": self.then}
-        return {f"{name}.{key}": value for name, half in halves.items() for key, value in state_of(half).items()}
+        return {
+            f"{name}.{key}": value
+            for name, half in halves.items()
+            for key, value in state_of(half).items()
+        }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -143,7 +165,9 @@ class WarmStart(Strategy):
 
     @contextmanager
     def _announced(self, server_round: int, config: ConfigRecord, phase: str) -> Iterator[Strategy]:
-        """Yield the strategy of the round, named in ``config``; what the first one writes there is taken back for the second."""
+        """Yield the strategy of the round, named in ``config``; what the first one
+        writes there is taken back for the second.
+        """
         strategy, written = self.half(server_round), self._written[phase]
         if strategy is self.then:
             for name, value in written.items():

@@ -1,4 +1,6 @@
-"""Federations of FFGB clients whose stores are kept, and an oracle whose learners are tables."""
+"""Federations of FFGB clients whose stores are kept, and an oracle whose learners are
+tables.
+"""
 
 import math
 
@@ -13,7 +15,9 @@ from tests.helpers import simulate
 
 
 class Table:
-    """An oracle over points 0, 1, 2, ...: learners are tables, exact where they were fitted, ``elsewhere(target)`` at others."""
+    """An oracle over points 0, 1, 2, ...: learners are tables, exact where they were
+    fitted, ``elsewhere(target)`` at others.
+    """
 
     def __init__(self, size, gamma=1.0, elsewhere=None):
         self.size, self.gamma, self.elsewhere = size, gamma, elsewhere
@@ -35,7 +39,9 @@ def points(at, labels):
 
 
 def recursion(datas, gamma, rounds, of_learners=math.inf, of_residuals=math.inf):
-    """Algorithm 2 on points 0 to 3 with two classes, K = 2, mu = 0.1, eta_0 = 3: f after ``rounds``, with FFGB.C's two clips."""
+    """Algorithm 2 on points 0 to 3 with two classes, K = 2, mu = 0.1, eta_0 = 3: f
+    after ``rounds``, with FFGB.C's two clips.
+    """
     f = torch.zeros(4, 2)
     for t in range(rounds):
         parts = []
@@ -53,9 +59,18 @@ def recursion(datas, gamma, rounds, of_learners=math.inf, of_residuals=math.inf)
 
 
 class Federation:
-    """Clients with their stores; ``fails(client, round)``: who does not answer in training, ``forgets``: who lost its values."""
+    """Clients with their stores; ``fails(client, round)``: who does not answer in
+    training, ``forgets``: who lost its values.
+    """
 
-    def __init__(self, datas, oracle, outputs, fails=lambda client, now: False, forgets=lambda client, now: False):
+    def __init__(
+        self,
+        datas,
+        oracle,
+        outputs,
+        fails=lambda client, now: False,
+        forgets=lambda client, now: False,
+    ):
         self.datas, self.oracle, self.outputs = datas, oracle, outputs
         self.fails, self.forgets = fails, forgets
         self.states = [RecordDict() for _ in datas]
@@ -76,15 +91,28 @@ class Federation:
                 return reply
 
         objective = BINARY if self.outputs == 1 else CLASSIFICATION
-        return Watched(self.datas[number], self.oracle, self.outputs, number, MessageStore(self.states[number]), objective)
+        return Watched(
+            self.datas[number],
+            self.oracle,
+            self.outputs,
+            number,
+            MessageStore(self.states[number]),
+            objective,
+        )
 
     def run(self, strategy, rounds, clients_per_round=0, **options):
         from clients import to_client_app
         from fedapps.engines.inline import InlineGrid
 
-        app = to_client_app(lambda context: self.client(int(context.node_config["partition-id"])), writable=False)
-        grid = ClientGrid(InlineGrid(app, len(self.datas)), seed=3, clients_per_round=clients_per_round)
-        return simulate(strategy, None, len(self.datas), {}, rounds, {"seed": 5}, grid=grid, **options)
+        app = to_client_app(
+            lambda context: self.client(int(context.node_config["partition-id"])), writable=False
+        )
+        grid = ClientGrid(
+            InlineGrid(app, len(self.datas)), seed=3, clients_per_round=clients_per_round
+        )
+        return simulate(
+            strategy, None, len(self.datas), {}, rounds, {"seed": 5}, grid=grid, **options
+        )
 
     def kept(self, number):
         (version, *values) = MessageStore(self.states[number]).load("values", {}, False)

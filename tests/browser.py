@@ -1,4 +1,6 @@
-"""A real browser for tests: Chromium from the distribution, without a window, told what to do through a pipe."""
+"""A real browser for tests: Chromium from the distribution, without a window, told what
+to do through a pipe.
+"""
 
 import base64
 import contextlib
@@ -9,15 +11,27 @@ import signal
 import tempfile
 from pathlib import Path
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
-    "--disable-sync", "--disable-default-apps", "--disable-dev-shm-usage", "--remote-debugging-pipe",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+)
 
 
 class Browser:
-    """One page in a Chromium of its own. ``dark``: the colour scheme that it prefers; ``scripts``: whether they run."""
+    """One page in a Chromium of its own. ``dark``: the colour scheme that it prefers;
+    ``scripts``: whether they run.
+    """
 
     def __init__(self, width=1100, height=900, dark=False, scripts=True):
         assert CHROMIUM
@@ -27,7 +41,13 @@ class Browser:
         actions = [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4)]
         null = os.open(os.devnull, os.O_RDWR)
         actions += [(os.POSIX_SPAWN_DUP2, null, number) for number in (0, 1, 2)]
-        command = [CHROMIUM, *_FLAGS, f"--user-data-dir={self._home.name}", f"--window-size={width},{height}", "about:blank"]
+        command = [
+            CHROMIUM,
+            *_FLAGS,
+            f"--user-data-dir={self._home.name}",
+            f"--window-size={width},{height}",
+            "about:blank",
+        ]
         self._pid = os.posix_spawn(CHROMIUM, command, os.environ, file_actions=actions, setsid=True)
         for end in (theirs_in, theirs_out, null, *high):
             os.close(end)
@@ -38,8 +58,17 @@ class Browser:
         self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.do(f"{domain}.enable")
-        self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.do(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        self.do(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.do("Emulation.setScriptExecutionDisabled", value=not scripts)
 
     def __enter__(self):
@@ -58,7 +87,10 @@ class Browser:
         """Give one command of the DevTools protocol and return its answer."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": parameters}
-        self._out.write(json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0")
+        self._out.write(
+            json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode()
+            + b"\0"
+        )
         while True:
             answer = self._read()
             if answer.get("id") == self._count:
@@ -84,7 +116,9 @@ class Browser:
 
     def ask(self, expression):
         """Return the value of an expression of JavaScript; a promise is waited for."""
-        found = self.do("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        found = self.do(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -118,11 +152,21 @@ class Browser:
 
     @property
     def complaints(self):
-        """What went wrong in the page: exceptions, refused scripts, messages of errors."""
-        found = [one["params"] for one in self.told if one.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")]
+        """What went wrong in the page: exceptions, refused scripts, messages of
+        errors.
+        """
+        found = [
+            one["params"]
+            for one in self.told
+            if one.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")
+        ]
         return [one for one in found if one.get("entry", {}).get("level", "error") == "error"]
 
     @property
     def asked(self):
         """The addresses that the page asked for."""
-        return [one["params"]["request"]["url"] for one in self.told if one.get("method") == "Network.requestWillBeSent"]
+        return [
+            one["params"]["request"]["url"]
+            for one in self.told
+            if one.get("method") == "Network.requestWillBeSent"
+        ]

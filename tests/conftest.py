@@ -2,7 +2,8 @@
 
 import os
 
-# No test may reach for the network, and one thread a process keeps two busy cores from waiting for each other.
+# No test may reach for the network, and one thread a process keeps two busy cores from
+# waiting for each other.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -16,7 +17,9 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the tests with real SuperNodes, which take minutes, to `pytest -m deployment` (make test-deployment)."""
+    """Leave the tests with real SuperNodes, which take minutes, to `pytest -m
+    deployment` (make test-deployment).
+    """
     if "deployment" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("deployment")]
         config.hook.pytest_deselected(items=left_out)
@@ -31,7 +34,9 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quiet_flower():
-    """Give Flower's logger back as it was: the inline engine redirects it to a run's own file."""
+    """Give Flower's logger back as it was: the inline engine redirects it to a run's
+    own file.
+    """
     logger = logging.getLogger("flwr")
     before, propagate = list(logger.handlers), logger.propagate
     yield

@@ -1,4 +1,6 @@
-"""Clients of constrained problems on the in-process grid, for the tests of Frank-Wolfe methods."""
+"""Clients of constrained problems on the in-process grid, for the tests of Frank-Wolfe
+methods.
+"""
 
 from clients import MessageStore, to_client_app
 from clients.fedfw import FedFWClient
@@ -8,7 +10,9 @@ from tests.helpers import simulate
 
 
 class World:
-    """Clients on the in-process grid, whose points a test may look at; ``fail(client, round)``: whether it raises, and when."""
+    """Clients on the in-process grid, whose points a test may look at; ``fail(client,
+    round)``: whether it raises, and when.
+    """
 
     def __init__(self, domain, problems, kind=FedFWClient, fail=None, late=False):
         def client_fn(context):
@@ -17,11 +21,19 @@ class World:
 
         class Failing(kind):
             def fit(self, parameters, config):
-                wrong = fail and config.get("phase") != "evaluate" and fail(self.client_id, config["server-round"])
+                wrong = (
+                    fail
+                    and config.get("phase") != "evaluate"
+                    and fail(self.client_id, config["server-round"])
+                )
                 if wrong and not late:
                     raise RuntimeError("ill")
                 arrays, n, metrics = super().fit(parameters, config)
-                return (arrays, n, {**metrics, "broken": float("nan")}) if wrong else (arrays, n, metrics)
+                return (
+                    (arrays, n, {**metrics, "broken": float("nan")})
+                    if wrong
+                    else (arrays, n, metrics)
+                )
 
         self.domain, self.problems = domain, problems
         self.grid = InlineGrid(to_client_app(client_fn, writable=False), len(problems))
@@ -33,17 +45,33 @@ class World:
         client_grid = ClientGrid(self.grid, clients_per_round=sampled)
         names = [f"x{i}" for i in range(len(self.domain.split(start)))]
         initial = dict(zip(names, self.domain.split(start), strict=True))
-        result = simulate(strategy, None, len(self.problems), initial, rounds, grid=client_grid, evaluate_every=evaluate_every,
-                          callbacks=[self.rounds.append], config={"seed": 3}, **options)  # fmt: skip
+        result = simulate(
+            strategy,
+            None,
+            len(self.problems),
+            initial,
+            rounds,
+            grid=client_grid,
+            evaluate_every=evaluate_every,
+            callbacks=[self.rounds.append],
+            config={"seed": 3},
+            **options,
+        )
         return strategy.open_model(result.arrays), result
 
     @property
     def duals(self):
         """The dual variables y_i that the clients keep."""
-        return [MessageStore(context.state).load("frank-wolfe", {}, False)[1] for context in self.grid.contexts.values()]
+        return [
+            MessageStore(context.state).load("frank-wolfe", {}, False)[1]
+            for context in self.grid.contexts.values()
+        ]
 
     @property
     def points(self):
         """The points x_i that the clients keep."""
-        kept = [MessageStore(context.state).load("frank-wolfe", {}, False) for context in self.grid.contexts.values()]
+        kept = [
+            MessageStore(context.state).load("frank-wolfe", {}, False)
+            for context in self.grid.contexts.values()
+        ]
         return [self.domain.start() if state is None else state[0] for state in kept]

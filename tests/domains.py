@@ -1,4 +1,6 @@
-"""One domain of every kind and shape, small enough to enumerate: polytopes, and those with a curved boundary."""
+"""One domain of every kind and shape, small enough to enumerate: polytopes, and those
+with a curved boundary.
+"""
 
 import numpy as np
 

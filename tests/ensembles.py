@@ -1,4 +1,6 @@
-"""A library of densities and clients with frequencies, whose losses and gradients are known by hand."""
+"""A library of densities and clients with frequencies, whose losses and gradients are
+known by hand.
+"""
 
 import numpy as np
 

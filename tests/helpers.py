@@ -1,4 +1,6 @@
-"""What several tests share: runs on the in-process grid, clients whose result is known by hand, small data and nets."""
+"""What several tests share: runs on the in-process grid, clients whose result is known
+by hand, small data and nets.
+"""
 
 import contextlib
 import http.client
@@ -17,7 +19,9 @@ from fedapps.testing.problems import small_net as small_net
 
 @contextlib.contextmanager
 def scraped(port, connect=lambda port: socket.create_connection(("127.0.0.1", port), 5)):
-    """Ask a page of counters meanwhile until it is there, and yield the list that its answer is put into."""
+    """Ask a page of counters meanwhile until it is there, and yield the list that its
+    answer is put into.
+    """
     pages, ended = [], threading.Event()
 
     def ask():
@@ -52,20 +56,28 @@ def assert_same(a, b, where="", skip=lambda key: key == "seconds"):
 
 
 class EchoClient(NumPyClient):
-    """Returns its model shifted by a constant, with its own weight; what FedAvg makes of that is known by hand."""
+    """Returns its model shifted by a constant, with its own weight; what FedAvg makes
+    of that is known by hand.
+    """
 
     def __init__(self, shift, num_examples=1, metrics=None):
         self.shift, self.num_examples, self.metrics = shift, num_examples, metrics or {}
 
     def fit(self, parameters, config):
-        return [p + np.asarray(self.shift, p.dtype) for p in parameters], self.num_examples, {"loss": 1.0, **self.metrics}
+        return (
+            [p + np.asarray(self.shift, p.dtype) for p in parameters],
+            self.num_examples,
+            {"loss": 1.0, **self.metrics},
+        )
 
     def evaluate(self, parameters, config):
         return float(np.mean(parameters[0])), self.num_examples, {"accuracy": 0.5, **self.metrics}
 
 
 class LossyClient(EchoClient):
-    """An ``EchoClient`` that also reports the loss of the model it received, ``loss(server_round)`` or a number."""
+    """An ``EchoClient`` that also reports the loss of the model it received,
+    ``loss(server_round)`` or a number.
+    """
 
     def __init__(self, shift, loss, num_examples=1):
         super().__init__(shift, num_examples)
@@ -73,5 +85,9 @@ class LossyClient(EchoClient):
 
     def fit(self, parameters, config):
         arrays, n, metrics = super().fit(parameters, config)
-        asked = {"loss-before": self.loss_of(config["server-round"])} if config.get("loss-before") else {}
+        asked = (
+            {"loss-before": self.loss_of(config["server-round"])}
+            if config.get("loss-before")
+            else {}
+        )
         return arrays, n, {**metrics, **asked}

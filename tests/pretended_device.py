@@ -1,10 +1,12 @@
-"""A pretended CUDA device: tensors that say they are on it, hold their values on the CPU, and refuse to meet tensors that are not.
+"""A pretended CUDA device: tensors that say they are on it, hold their values on the
+CPU, and refuse to meet tensors that are not.
 
     with pretended_cuda(monkeypatch):
         torch.zeros(3, device="cuda") + torch.zeros(3)     # RuntimeError, as on a GPU
 
-Everything is computed by the CPU's kernels, so results are those of the CPU to the last bit; what is held by this is that nothing is
-left on the wrong device, and that what leaves the device (``.numpy()``) is fetched first. What a GPU's kernels do is not.
+Everything is computed by the CPU's kernels, so results are those of the CPU to the last
+bit; what is held by this is that nothing is left on the wrong device, and that what
+leaves the device (``.numpy()``) is fetched first. What a GPU's kernels do is not.
 """
 
 import threading
@@ -17,11 +19,16 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
-# Operations that take tensors of two devices: copies between them, and indices, which a GPU takes from the CPU too.
+# Operations that take tensors of two devices: copies between them, and indices, which a
+# GPU takes from the CPU too.
 BETWEEN = {aten.copy_.default, aten._to_copy.default, aten._foreach_copy_.default}
 INDEXED = {
-    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default, aten.index_fill_.int_Scalar
-}  # fmt: skip
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten.index_fill_.int_Scalar,
+}
 
 
 class OnCuda(torch.Tensor):
@@ -29,9 +36,15 @@ class OnCuda(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held):
-        # To PyTorch's own code it is on the CPU: the autograd engine would ask a driver about any other device.
+        # To PyTorch's own code it is on the CPU: the autograd engine would ask a driver
+        # about any other device.
         return torch.Tensor._make_wrapper_subclass(
-            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device="cpu"
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device="cpu",
         )
 
     def __init__(self, held):
@@ -64,12 +77,16 @@ class Moved(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        if func in (torch.tensor, torch.as_tensor, torch.asarray) and wanted(kwargs.get("device")) == CUDA:
+        if (
+            func in (torch.tensor, torch.as_tensor, torch.asarray)
+            and wanted(kwargs.get("device")) == CUDA
+        ):
             del kwargs["device"]
             return moved(func(*args, **kwargs), CUDA)
         if func is torch.asarray and isinstance(args[0], OnCuda):
             return args[0].to(kwargs.get("dtype") or args[0].dtype)
-        if func is torch.nn.functional.one_hot and isinstance(args[0], OnCuda):  # makes a range where PyTorch's own code sees it
+        # makes a range where PyTorch's own code sees it
+        if func is torch.nn.functional.one_hot and isinstance(args[0], OnCuda):
             return OnCuda(func(args[0].held, *args[1:], **kwargs))
         if func is torch.Tensor.tolist:
             return moved(args[0], CPU).tolist()
@@ -77,8 +94,16 @@ class Moved(TorchFunctionMode):
             return moved(args[0], CPU)
         if func is torch.Tensor.to:
             tensor, *rest = args
-            others = [one for one in (*rest, *kwargs.values()) if isinstance(one, torch.Tensor | torch.device | str)]
-            to = wanted(others[0].device if isinstance(others[0], torch.Tensor) else others[0]) if others else None
+            others = [
+                one
+                for one in (*rest, *kwargs.values())
+                if isinstance(one, torch.Tensor | torch.device | str)
+            ]
+            to = (
+                wanted(others[0].device if isinstance(others[0], torch.Tensor) else others[0])
+                if others
+                else None
+            )
             kinds = [one for one in (*rest, *kwargs.values()) if isinstance(one, torch.dtype)]
             kinds += [one.dtype for one in others if isinstance(one, torch.Tensor)]
             there = tensor if not kinds or kinds[0] == tensor.dtype else func(tensor, kinds[0])
@@ -102,7 +127,9 @@ def moved(tensor, device):
 
 
 def computed(func, args, kwargs):
-    """Compute an operation with the CPU's kernel, and put the result where it belongs."""
+    """Compute an operation with the CPU's kernel, and put the result where it
+    belongs.
+    """
     wanted = kwargs.get("device")
     if func is aten.scatter.src and isinstance(args[3], OnCuda) and not args[0].any():
         args = (
@@ -110,12 +137,17 @@ def computed(func, args, kwargs):
             *args[1:],
         )  # topk's gradient: PyTorch 2.6 makes its zeros where its own code sees the tensors
     found = []
-    tree_map_only(torch.Tensor, found.append, [*args[:1], kwargs] if func in INDEXED else [args, kwargs])
+    tree_map_only(
+        torch.Tensor, found.append, [*args[:1], kwargs] if func in INDEXED else [args, kwargs]
+    )
     there = any(isinstance(tensor, OnCuda) for tensor in found)
     if there and func not in BETWEEN:
         for tensor in found:
             if not isinstance(tensor, OnCuda) and tensor.dim():
-                raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu")
+                raise RuntimeError(
+                    f"{func}: expected all tensors to be on the same device, but found cuda:0 and "
+                    "cpu"
+                )
     if wanted is not None:
         there = torch.device(wanted).type == "cuda"
         kwargs = {**kwargs, "device": "cpu"}
@@ -125,7 +157,11 @@ def computed(func, args, kwargs):
     if func in BETWEEN and wanted is None and func is not aten._to_copy.default:
         return None if func is aten._foreach_copy_.default else args[0]
     if schema.is_mutable:
-        changed = [a for a, spec in zip(args, schema.arguments, strict=False) if spec.alias_info and spec.alias_info.is_write]
+        changed = [
+            a
+            for a, spec in zip(args, schema.arguments, strict=False)
+            if spec.alias_info and spec.alias_info.is_write
+        ]
         changed += [
             kwargs[s.name]
             for s in schema.arguments
@@ -152,7 +188,8 @@ def pretended_cuda(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "run", there_too)
     before = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # else a module keeps its own tensors, with other contents
+    # else a module keeps its own tensors, with other contents
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
         with Moved(), Pretend():
             yield CUDA

@@ -1,11 +1,19 @@
-"""Two clients with a heterogeneous quadratic each: what every method makes of them is known in closed form."""
+"""Two clients with a heterogeneous quadratic each: what every method makes of them is
+known in closed form.
+"""
 
 import torch
 
 from clients import ClientData, Split
 
 CURVATURE, TARGET = [1.0, 10.0], [0.0, 1.0]
-CONFIG = {"learning-rate": 0.02, "lr-decay": 1.0, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 10}
+CONFIG = {
+    "learning-rate": 0.02,
+    "lr-decay": 1.0,
+    "momentum": 0.0,
+    "weight-decay": 0.0,
+    "batch-size": 10,
+}
 
 
 class Scalar(torch.nn.Module):

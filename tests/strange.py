@@ -1,4 +1,6 @@
-"""What a client may send by mistake or on purpose: seeded mutations of a valid reply, of its bytes and of its structure."""
+"""What a client may send by mistake or on purpose: seeded mutations of a valid reply,
+of its bytes and of its structure.
+"""
 
 from contextlib import suppress
 
@@ -57,7 +59,9 @@ VALUES = ["", "a\nb", b"\x00\xff", True, [], ["x"], [1, 2], 2**62, 1e300]
 
 
 def mutate(content, rng):
-    """Return a copy of a message's content, changed in one to three ways. Arrays that are not changed are those of the original."""
+    """Return a copy of a message's content, changed in one to three ways. Arrays that
+    are not changed are those of the original.
+    """
     content = copied(content)
     for _ in range(rng.integers(1, 4)):
         kinds = [bytes_, header, values, structure, metrics, info]
@@ -66,7 +70,9 @@ def mutate(content, rng):
 
 
 def copied(content):
-    """Return a copy of a content that shares nothing but arrays, and lists among metrics, neither of which is changed in place."""
+    """Return a copy of a content that shares nothing but arrays, and lists among
+    metrics, neither of which is changed in place.
+    """
     content = content.copy()
     for name, record in content.items():
         content[name] = record.copy()
@@ -96,7 +102,9 @@ def _pick(items, rng):
 
 def _array(content, rng):
     """Return a record and the name of one of its arrays, or nothing."""
-    records = [record for record in content.values() if isinstance(record, ArrayRecord) and len(record)]
+    records = [
+        record for record in content.values() if isinstance(record, ArrayRecord) and len(record)
+    ]
     return (record := _pick(records, rng), _pick(list(record), rng)) if records else (None, "")
 
 
@@ -104,7 +112,9 @@ def bytes_(content, rng):
     record, name = _array(content, rng)
     if record:
         old = record[name]
-        record[name] = Array(dtype=old.dtype, shape=old.shape, stype=old.stype, data=mutate_bytes(old.data, rng))
+        record[name] = Array(
+            dtype=old.dtype, shape=old.shape, stype=old.stype, data=mutate_bytes(old.data, rng)
+        )
 
 
 def header(content, rng):
@@ -127,7 +137,9 @@ def values(content, rng):
         filling = _pick([0.0, 1.0, -1.0, 1e30, 1e-30, np.nan, np.inf, 7.0, 1e14], rng)
         with np.errstate(all="ignore"):
             new = np.full(shape, filling).astype(kind)
-            record[name] = Array(np.asarray(new if rng.random() < 0.5 else new + rng.normal(size=shape).astype(kind)))
+            record[name] = Array(
+                np.asarray(new if rng.random() < 0.5 else new + rng.normal(size=shape).astype(kind))
+            )
 
 
 def structure(content, rng):

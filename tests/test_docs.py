@@ -1,4 +1,6 @@
-"""The documentation says what is so: links lead somewhere, commands parse, options and defaults exist, example code runs."""
+"""The documentation says what is so: links lead somewhere, commands parse, options and
+defaults exist, example code runs.
+"""
 
 import functools
 import importlib
@@ -42,17 +44,39 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
-BENCHMARKS = ROOT / "benchmarks" / "README.md"  # names mistakes among its commands, which are not looked at
+# names mistakes among its commands, which are not looked at
+BENCHMARKS = ROOT / "benchmarks" / "README.md"
 STRATEGY_PAGE = ROOT / "docs" / "strategy-in-your-project.md"
 # What this page shows how to add, tests/fedapps/test_add_a_method.py tests.
 METHOD_PAGE = ROOT / "docs" / "add-a-method.md"
 PROPOSED = re.findall(r'^ +"([\w-]+)": Method\(', METHOD_PAGE.read_text(encoding="utf-8"), re.M)
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
-# What the shell blocks call: what is looked at here, and what cannot be without a network, rights or a cluster.
+# What the shell blocks call: what is looked at here, and what cannot be without a
+# network, rights or a cluster.
 LOOKED_AT = {"fedapps", ".venv/bin/fedapps", "flwr", "make", "python", ".venv/bin/python"}
 LEFT_ALONE = {
-    *("cd", "export", "source", "sleep", "for", "done", "tail", ".venv/bin/ruff", ".venv/bin/pre-commit", "python3"),
-    *("/opt/fedapps/.venv/bin/pip", "useradd", "systemctl", "tensorboard", "pip", "srun", "kubectl", "head=$(hostname)"),
+    *(
+        "cd",
+        "export",
+        "source",
+        "sleep",
+        "for",
+        "done",
+        "tail",
+        ".venv/bin/ruff",
+        ".venv/bin/pre-commit",
+        "python3",
+    ),
+    *(
+        "/opt/fedapps/.venv/bin/pip",
+        "useradd",
+        "systemctl",
+        "tensorboard",
+        "pip",
+        "srun",
+        "kubectl",
+        "head=$(hostname)",
+    ),
 }
 
 
@@ -77,11 +101,13 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# --- commands ----------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------
 
 
 def shell_lines(block):
-    """Return the commands of a shell block: continued lines joined, each variable of a ``for`` loop replaced by each of its values."""
+    """Return the commands of a shell block: continued lines joined, each variable of a
+    ``for`` loop replaced by each of its values.
+    """
     variables, lines = {}, []
     for line in block.replace("\\\n", " ").splitlines():
         if loop := re.match(r"\s*for (\w+) in (.*?); do", line):
@@ -89,21 +115,34 @@ def shell_lines(block):
             continue
         used = [name for name in variables if f"${name}" in line]
         choices = itertools.product(*(variables[name] for name in used))
-        lines += [Template(line).safe_substitute(dict(zip(used, values, strict=True))) for values in choices]
+        lines += [
+            Template(line).safe_substitute(dict(zip(used, values, strict=True)))
+            for values in choices
+        ]
     return [line.strip() for line in lines]
 
 
 def commands(page, program):
-    """Return the commands of a page that call ``program``, in blocks and in running text."""
+    """Return the commands of a page that call ``program``, in blocks and in running
+    text.
+    """
     lines = [line for block in blocks(page, "sh") for line in shell_lines(block)]
     lines += re.findall(r"`([^`\n]+)`", prose(page))
-    return [line for line in (line.removeprefix(".venv/bin/") for line in lines) if line.startswith(f"{program} ")]
+    return [
+        line
+        for line in (line.removeprefix(".venv/bin/") for line in lines)
+        if line.startswith(f"{program} ")
+    ]
 
 
 def experiment_commands():
     """Return the commands in the comments of the experiments."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "experiments").rglob("*.toml")))
-    return [re.sub(r" {2,}\(.*\)$", "", line) for line in re.findall(r"^#\s+(fedapps .*)$", text, re.M)]
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for path in sorted((ROOT / "experiments").rglob("*.toml"))
+    )
+    return [
+        re.sub(r" {2,}\(.*\)$", "", line) for line in re.findall(r"^#\s+(fedapps .*)$", text, re.M)
+    ]
 
 
 def all_commands(program, pages=PAGES):
@@ -116,10 +155,23 @@ def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
     own = any(name in line for name in ("own_method", "run.toml", "methods.toml"))
     monkeypatch.chdir(ROOT / "examples" / "own-method" if own else ROOT)
     if "visits.toml" in words:  # which its page makes first
-        (tmp_path / "visits.toml").write_text(blocks(ROOT / "docs" / "bring-your-own.md", "toml")[0])
+        (tmp_path / "visits.toml").write_text(
+            blocks(ROOT / "docs" / "bring-your-own.md", "toml")[0]
+        )
         monkeypatch.chdir(tmp_path)
     if len(words) == 2 or "--help" in words:  # the bare name of a command
-        assert words[1] in ("run", "sweep", "watch", "data", "methods", "settings", "compare", "figures", "export", "adapt")
+        assert words[1] in (
+            "run",
+            "sweep",
+            "watch",
+            "data",
+            "methods",
+            "settings",
+            "compare",
+            "figures",
+            "export",
+            "adapt",
+        )
         return
     if any(f"method={name}" in words for name in PROPOSED):
         return
@@ -175,7 +227,9 @@ def test_shell_blocks_call_what_is_looked_at_or_cannot_be(page):
         assert called <= LOOKED_AT | LEFT_ALONE
 
 
-@pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "toml", "yaml", "json")]))
+@pytest.mark.parametrize(
+    "page", named([page for page in PAGES if blocks(page, "toml", "yaml", "json")])
+)
 def test_data_in_blocks_can_be_read(page):
     for language, read in (("toml", tomllib.loads), ("yaml", yaml.safe_load), ("json", json.loads)):
         for block in blocks(page, language):
@@ -185,12 +239,14 @@ def test_data_in_blocks_can_be_read(page):
 @pytest.mark.parametrize("page", named(PAGES))
 def test_make_targets_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", prose(page))
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()] + re.findall(
+        r"`([^`\n]+)`", prose(page)
+    )
     wanted = {target for line in lines for target in re.findall(r"^make ([a-z-]+)", line)}
     assert wanted <= targets
 
 
-# --- links, options, methods ---------------------------------------------------------------------------------------------
+# --- links, options, methods ----------------------------------------------------------
 
 
 def links(page):
@@ -198,10 +254,14 @@ def links(page):
 
 
 def named_settings(page):
-    """Return (key, value) of the settings in a page's text; the value is of those in a table of options, else empty."""
+    """Return (key, value) of the settings in a page's text; the value is of those in a
+    table of options, else empty.
+    """
     tables = "|".join({key.split(".")[0] for key in default_config() if "." in key})
     return re.findall(
-        rf"`(?!model\.safetensors|train\.loss)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| `([^`]*)` \|)?", prose(page)
+        rf"`(?!model\.safetensors|train\.loss)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| "
+        r"`([^`]*)` \|)?",
+        prose(page),
     )
 
 
@@ -226,17 +286,29 @@ def test_links_lead_somewhere(page):
 
 def test_the_index_names_every_page():
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    assert [p.name for p in PAGES if p.parent.name == "docs" and p.name != "README.md" and f"({p.name})" not in index] == []
+    assert [
+        p.name
+        for p in PAGES
+        if p.parent.name == "docs" and p.name != "README.md" and f"({p.name})" not in index
+    ] == []
 
 
 def test_every_page_is_three_clicks_from_the_front_page():
     front = ROOT / "docs" / "README.md"
     reached, seen = {front}, {front}
     for _ in range(3):
-        targets = {(page.parent / link.partition("#")[0]).resolve() for page in reached for link in links(page)}
+        targets = {
+            (page.parent / link.partition("#")[0]).resolve()
+            for page in reached
+            for link in links(page)
+        }
         reached = {page for page in targets if page in PAGES} - seen
         seen |= reached
-    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in seen and page != ROOT / "README.md"] == []
+    assert [
+        str(page.relative_to(ROOT))
+        for page in PAGES
+        if page not in seen and page != ROOT / "README.md"
+    ] == []
 
 
 def test_images_are_small_and_used():
@@ -258,20 +330,26 @@ def test_settings_named_in_the_text_exist_with_their_defaults(page):
 
 def test_methods_say_their_options_in_generated_tables():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "settings.md")
-    marked = {word for words in re.findall(r"<!-- settings: (.*?) -->", text) for word in words.split()}
+    marked = {
+        word for words in re.findall(r"<!-- settings: (.*?) -->", text) for word in words.split()
+    }
     of_methods = {method.table for method in METHODS.values() if method.options}
     assert of_methods - marked == {"aflboost"}  # FedBoost's, and two of its own that are marked
     assert "| key | default | |" not in text
 
 
 def test_the_page_of_methods_lists_every_method_with_its_page():
-    rows = re.findall(r"^\| \[`([\w-]+)`\]\((.*?)\) \|", (ROOT / "docs" / "methods.md").read_text(encoding="utf-8"), re.M)
+    rows = re.findall(
+        r"^\| \[`([\w-]+)`\]\((.*?)\) \|",
+        (ROOT / "docs" / "methods.md").read_text(encoding="utf-8"),
+        re.M,
+    )
     assert [name for name, _ in rows] == list(METHODS)
     for name, page in rows:
         assert f"method={name}" in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
-# --- the example -----------------------------------------------------------------------------------------------------------
+# --- the example ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -280,17 +358,26 @@ def own_project(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
     client_app = importlib.import_module("own_project.client_app")
     monkeypatch.setattr(client_app, "load_digits", functools.cache(client_app.load_digits))
-    return lambda reference: getattr(importlib.import_module(reference.split(":")[0]), reference.split(":")[1])
+    return lambda reference: getattr(
+        importlib.import_module(reference.split(":")[0]), reference.split(":")[1]
+    )
 
 
 def run_app(server_app, client_app, run_config):
     grid = InlineGrid(client_app, 10)
-    server_app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config))
+    server_app(
+        grid,
+        Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config),
+    )
 
 
 def test_the_page_shows_the_files():
     shown = blocks(STRATEGY_PAGE, "python", "toml")
-    files = [path for path in sorted(EXAMPLE.rglob("*")) if path.suffix in (".py", ".toml") and path.name != "__init__.py"]
+    files = [
+        path
+        for path in sorted(EXAMPLE.rglob("*"))
+        if path.suffix in (".py", ".toml") and path.name != "__init__.py"
+    ]
     assert len(files) == 4
     assert [path.name for path in files if path.read_text(encoding="utf-8") not in shown] == []
 
@@ -298,23 +385,32 @@ def test_the_page_shows_the_files():
 @pytest.mark.slow
 @pytest.mark.parametrize("personal", [False, True])
 def test_the_example_runs_and_ends_as_the_page_says(personal, own_project, capsys):
-    app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"][
+        "app"
+    ]
     components, text = app["components"], prose(STRATEGY_PAGE)
     pattern = r"`round 20: accuracy (\d\.\d+)`"
     if personal:
         components = dict(re.findall(r'`(serverapp|clientapp) = "(.*?)"`', text))
         pattern = r"accuracy (\d\.\d+) for the mixed models, (\d\.\d+) for the global"
-    server_app, client_app = own_project(components["serverapp"]), own_project(components["clientapp"])
+    server_app, client_app = (
+        own_project(components["serverapp"]),
+        own_project(components["clientapp"]),
+    )
     assert isinstance(server_app, ServerApp)
     assert isinstance(client_app, ClientApp)
     run_app(server_app, client_app, app["config"])
-    last = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out.splitlines()[-1])]
+    last = [
+        float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out.splitlines()[-1])
+    ]
     said = [float(number) for number in re.search(pattern, text).groups()]
     assert last == pytest.approx(said, abs=0.01)
 
 
 def test_the_examples_client_keeps_fedproxs_contract(own_project):
-    """One gradient step of the loss with the term, by finite differences; the example takes twenty, the first without the term."""
+    """One gradient step of the loss with the term, by finite differences; the example
+    takes twenty, the first without the term.
+    """
     rng = np.random.default_rng(0)
     x, y, start, mu = rng.random((6, 64)), rng.integers(0, 10, 6), rng.normal(size=(64, 10)), 0.7
     client = own_project("own_project.client_app:SoftmaxClient")(x, y)
@@ -322,7 +418,9 @@ def test_the_examples_client_keeps_fedproxs_contract(own_project):
 
     def loss(weights):
         p = softmax(client.x @ weights)
-        return -np.log(p[np.arange(len(p)), client.y]).mean() + mu / 2 * ((weights - start) ** 2).sum()
+        return (
+            -np.log(p[np.arange(len(p)), client.y]).mean() + mu / 2 * ((weights - start) ** 2).sum()
+        )
 
     def gradient(weights):
         out = np.empty_like(weights)
@@ -343,7 +441,8 @@ def test_the_examples_client_keeps_fedproxs_contract(own_project):
 SNIPPETS = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
-    if page != METHOD_PAGE and page.name != "own-model.md"  # run by tests/fedapps/models/test_own_net.py
+    # run by tests/fedapps/models/test_own_net.py
+    if page != METHOD_PAGE and page.name != "own-model.md"
     if page.name != "bring-your-own.md"  # run by tests/fedapps/test_bring_your_own.py
     for number, code in enumerate(blocks(page, "python"))
     if code not in {path.read_text(encoding="utf-8") for path in EXAMPLE.rglob("*.py")}
@@ -355,13 +454,24 @@ SNIPPETS = [
 def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     if folder := re.search(r'"(results/superfed-mm-digits-seed0)"', code):
-        run = ["run", "method=superfed-mm", "num-rounds=2", "train.local-epochs=1", "--engine", "inline", "--out", folder[1]]
+        run = [
+            "run",
+            "method=superfed-mm",
+            "num-rounds=2",
+            "train.local-epochs=1",
+            "--engine",
+            "inline",
+            "--out",
+            folder[1],
+        ]
         assert main(run) == 0
         exec(compile(code, "snippet", "exec"), {})
         assert re.search(r"^completed 0\.\d+ True$", capsys.readouterr().out, re.M)
         return
     if "fedapps.sweep(" in code:
-        monkeypatch.setattr(execution, "run_all", lambda runs, processes: (Ended(run, run_one(run)) for run in runs))
+        monkeypatch.setattr(
+            execution, "run_all", lambda runs, processes: (Ended(run, run_one(run)) for run in runs)
+        )
         exec(compile(code, "snippet", "exec"), {})
         said = capsys.readouterr().out
         assert re.search(r"^0 +fedavg +0\.\d+ +-?0\.\d+\n1 +local +0\.\d+ +NaN$", said, re.M), said
@@ -370,22 +480,40 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
         exec(compile(code, "snippet", "exec"), {})
         assert re.search(r"^completed 0\.\d+$", capsys.readouterr().out, re.M)
         return
-    client, digits_of = own_project("own_project.client_app:SoftmaxClient"), own_project("own_project.client_app:digits_of")
+    client, digits_of = (
+        own_project("own_project.client_app:SoftmaxClient"),
+        own_project("own_project.client_app:digits_of"),
+    )
 
     class Plain(client):
-        """The example's client for strategies that send no proximal weight, or want to know the loss."""
+        """The example's client for strategies that send no proximal weight, or want to
+        know the loss.
+        """
 
         def fit(self, parameters, config):
             arrays, num_examples, metrics = super().fit(parameters, {"proximal-mu": 0.0, **config})
-            return arrays, num_examples, metrics | ({"loss-before": 1.0} if config.get("loss-before") else {})
+            return (
+                arrays,
+                num_examples,
+                metrics | ({"loss-before": 1.0} if config.get("loss-before") else {}),
+            )
 
     def client_fn(context):
         return Plain(*digits_of(context))
 
     start = ArrayRecord({"weights": Array(np.zeros((64, 10)))})
     app = own_project("own_project.client_app:to_client_app")(client_fn)
-    names = {"grid": InlineGrid(app, 10), "start": start, "initial_arrays": start, "client_fn": client_fn}
-    names |= {"SoftmaxClient": Plain, "digits_of": digits_of, "softmax": own_project("own_project.client_app:softmax")}
+    names = {
+        "grid": InlineGrid(app, 10),
+        "start": start,
+        "initial_arrays": start,
+        "client_fn": client_fn,
+    }
+    names |= {
+        "SoftmaxClient": Plain,
+        "digits_of": digits_of,
+        "softmax": own_project("own_project.client_app:softmax"),
+    }
     exec(compile(code, "snippet", "exec"), names)
     if "result" in names:
         assert list(names["result"].evaluate_metrics_clientapp.values())[-1]["accuracy"] > 0.75
@@ -394,7 +522,10 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
             if name.startswith("test_"):
                 exam()
     elif "METHOD" in names:
-        assert checked_method("method", "snippet:METHOD", names["METHOD"]).options(pull=1.0).pull == 1.0
+        assert (
+            checked_method("method", "snippet:METHOD", names["METHOD"]).options(pull=1.0).pull
+            == 1.0
+        )
     else:
         assert isinstance(names["app"], ClientApp)
     if "FairClient" in names:
@@ -421,13 +552,15 @@ def test_the_page_on_privacy_says_of_every_method_whether_it_can_be_private():
             assert said[name].startswith("yes"), name
 
 
-# --- the headline --------------------------------------------------------------------------------------------------------
+# --- the headline ---------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "finetune", "local", "superfed-mm"])
 def test_the_table_on_the_front_page_is_what_comes_out(method, tmp_path):
-    """To three points: versions of PyTorch differ in the last bits, which a round of training makes into digits."""
+    """To three points: versions of PyTorch differ in the last bits, which a round of
+    training makes into digits.
+    """
     run = [
         "run",
         str(ROOT / "experiments/default.toml"),
@@ -439,7 +572,9 @@ def test_the_table_on_the_front_page_is_what_comes_out(method, tmp_path):
     ]
     assert main(run) == 0
     summary = json.loads((tmp_path / "out/summary.json").read_text(encoding="utf-8"))
-    found = [100 * summary[f"accuracy-{key}"] for key in ("mean", "std", "worst10", "best10", "worst")]
+    found = [
+        100 * summary[f"accuracy-{key}"] for key in ("mean", "std", "worst10", "best10", "worst")
+    ]
     for page in (ROOT / "README.md", ROOT / "docs" / "reading-a-report.md"):
         (row,) = re.findall(rf"^{method} +([\d. ]+)$", blocks(page, "text")[0], re.M)
         assert [float(cell) for cell in row.split()[:5]] == pytest.approx(found, abs=3)

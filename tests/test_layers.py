@@ -1,4 +1,6 @@
-"""Imports point downwards only: fedapps -> strategies, clients -> algorithms; strategies, clients and tests never meet."""
+"""Imports point downwards only: fedapps -> strategies, clients -> algorithms;
+strategies, clients and tests never meet.
+"""
 
 import ast
 from pathlib import Path
@@ -12,14 +14,24 @@ ALLOWED = {
     "clients": {"clients", "algorithms"},
     "fedapps": {"fedapps", "strategies", "clients", "algorithms"},
 }
-# What a layer must not know: algorithms no framework, the two halves of a method no data sets.
+# What a layer must not know: algorithms no framework, the two halves of a method no
+# data sets.
 DATA_SETS = {"datasets", "flwr_datasets", "huggingface_hub", "sklearn", "torchvision"}
-FOREIGN = {"algorithms": {"flwr", "ray"} | DATA_SETS, "strategies": DATA_SETS, "clients": DATA_SETS, "fedapps": set()}
-FILES = [path.relative_to(ROOT) for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))]
+FOREIGN = {
+    "algorithms": {"flwr", "ray"} | DATA_SETS,
+    "strategies": DATA_SETS,
+    "clients": DATA_SETS,
+    "fedapps": set(),
+}
+FILES = [
+    path.relative_to(ROOT) for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))
+]
 
 
 def violations(package: str, source: str) -> list[str]:
-    """Return one line for every import in ``source`` that a module of ``package`` must not make, wherever it stands."""
+    """Return one line for every import in ``source`` that a module of ``package`` must
+    not make, wherever it stands.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -29,7 +41,11 @@ def violations(package: str, source: str) -> list[str]:
             modules = [node.module or ""]
         elif isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "import_module", "importlib.import_module"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "__import__",
+            "import_module",
+            "importlib.import_module",
+        ):
             modules = [node.args[0].value] if isinstance(node.args[0], ast.Constant) else []
         else:
             continue
@@ -47,7 +63,9 @@ def test_imports_point_downwards(path):
 
 def test_every_package_is_looked_at():
     assert {path.parts[0] for path in FILES} == set(ALLOWED)
-    assert {path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"} == set(ALLOWED)
+    assert {
+        path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"
+    } == set(ALLOWED)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +91,15 @@ def test_a_wrong_import_is_found(package, source):
 @pytest.mark.parametrize(
     ("package", "source"),
     [
-        ("fedapps", "from clients import FedAvgClient\nfrom strategies import FedAvg\nimport datasets"),
-        ("clients", "from clients.base.data import Split\nfrom algorithms.common.seeds import generator\nimport flwr"),
+        (
+            "fedapps",
+            "from clients import FedAvgClient\nfrom strategies import FedAvg\nimport datasets",
+        ),
+        (
+            "clients",
+            "from clients.base.data import Split\nfrom algorithms.common.seeds import "
+            "generator\nimport flwr",
+        ),
         ("strategies", "from flwr.app import Message\nimport algorithms.common.averaging"),
     ],
 )
@@ -82,26 +107,34 @@ def test_a_right_import_is_let_through(package, source):
     assert violations(package, source) == []
 
 
-# --- tests ------------------------------------------------------------------------------------------------------------
+# --- tests ----------------------------------------------------------------------------
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def borrowed(source: str) -> list[str]:
-    """Return one line for every import of a test module in ``source``: what tests share lives in modules that hold no tests."""
+    """Return one line for every import of a test module in ``source``: what tests share
+    lives in modules that hold no tests.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             modules = [f"{node.module or ''}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("__import__", "import_module", "importorskip")):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("__import__", "import_module", "importorskip")
+        ):
             modules = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
         else:
             continue
         for module in modules:
             parts = module.split(".")
-            ours = parts[0] in ("", "tests") or parts[0].startswith("test_") or (isinstance(node, ast.ImportFrom) and node.level)
+            ours = (
+                parts[0] in ("", "tests")
+                or parts[0].startswith("test_")
+                or (isinstance(node, ast.ImportFrom) and node.level)
+            )
             if ours and any(part.startswith("test_") for part in parts):
                 found.append(f"line {node.lineno}: {module}")
     return found
@@ -130,4 +163,10 @@ def test_an_import_of_a_test_module_is_found(source):
 
 
 def test_an_import_of_shared_helpers_is_let_through():
-    assert borrowed("from tests.helpers import blobs\nimport tests.domains\nfrom sklearn.model_selection import test_split") == []
+    assert (
+        borrowed(
+            "from tests.helpers import blobs\nimport tests.domains\nfrom sklearn.model_selection "
+            "import test_split"
+        )
+        == []
+    )

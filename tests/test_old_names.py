@@ -1,4 +1,6 @@
-"""Names that other projects import keep working for one release, with a warning that says the new one."""
+"""Names that other projects import keep working for one release, with a warning that
+says the new one.
+"""
 
 import importlib
 
@@ -10,10 +12,13 @@ from strategies.base import client_grid, rounds
 
 
 @pytest.mark.parametrize(
-    ("package", "old", "new"), [(strategies, "Cohort", "ClientGrid"), (clients, "TwoPhaseClient", "WarmStartClient")]
+    ("package", "old", "new"),
+    [(strategies, "Cohort", "ClientGrid"), (clients, "TwoPhaseClient", "WarmStartClient")],
 )
 def test_a_renamed_class_is_the_new_one(package, old, new):
-    with pytest.warns(DeprecationWarning, match=f"{package.__name__}.{old} is now {package.__name__}.{new}"):
+    with pytest.warns(
+        DeprecationWarning, match=f"{package.__name__}.{old} is now {package.__name__}.{new}"
+    ):
         assert getattr(package, old) is getattr(package, new)
     assert old not in dir(package)
 

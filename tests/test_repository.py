@@ -1,4 +1,6 @@
-"""What stands around the code agrees with it: workflows call targets that exist, on the Pythons that are allowed; versions are one."""
+"""What stands around the code agrees with it: workflows call targets that exist, on the
+Pythons that are allowed; versions are one.
+"""
 
 import re
 import shlex
@@ -14,7 +16,10 @@ from fedapps.run_command import settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-WORKFLOWS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")}
+WORKFLOWS = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in (ROOT / ".github/workflows").glob("*.yml")
+}
 COMMANDS = [
     line
     for workflow in WORKFLOWS.values()
@@ -38,7 +43,9 @@ def test_workflows_call_targets_that_exist():
 
 def test_the_suite_runs_on_every_python_that_is_said_to_work():
     tried = WORKFLOWS["tests"]["jobs"]["newest"]["strategy"]["matrix"]["python"]
-    said = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    said = [
+        line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)
+    ]
     assert tried == said
     assert PROJECT["requires-python"] == f">={tried[0]}"
 
@@ -56,7 +63,9 @@ def test_only_the_job_that_publishes_may_ask_for_an_identity():
         assert identified == (["publish"] if name == "release" else [])
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.stem
+)
 def test_issue_forms_ask_something(path):
     form = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert form["name"]

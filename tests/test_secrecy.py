@@ -1,4 +1,6 @@
-"""Nothing that another party or a disk wrote is executed, nobody else can read a run, and no log holds a sample."""
+"""Nothing that another party or a disk wrote is executed, nobody else can read a run,
+and no log holds a sample.
+"""
 
 import _pickle
 import ast
@@ -34,8 +36,13 @@ def dangers(source):
         elif isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
         elif isinstance(node, ast.Call):
-            name, options = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
-            if name in ("eval", "exec", "compile", "__import__") or name.endswith(("read_pickle", "to_pickle", "yaml.load")):
+            name, options = (
+                ast.unparse(node.func),
+                {k.arg: ast.unparse(k.value) for k in node.keywords},
+            )
+            if name in ("eval", "exec", "compile", "__import__") or name.endswith(
+                ("read_pickle", "to_pickle", "yaml.load")
+            ):
                 found.append(f"line {node.lineno}: {name}")
             if name.endswith(("np.load", "numpy.load")) and options.get("allow_pickle") != "False":
                 found.append(f"line {node.lineno}: {name} without allow_pickle=False")
@@ -43,16 +50,27 @@ def dangers(source):
                 found.append(f"line {node.lineno}: {name} without weights_only=True")
             if name.endswith("get_state_dict") and options.get("weights_only") != "True":
                 found.append(f"line {node.lineno}: {name} without weights_only=True")
-            if options.get("trust_remote_code", "False") != "False" or options.get("allow_pickle", "False") != "False":
+            if (
+                options.get("trust_remote_code", "False") != "False"
+                or options.get("allow_pickle", "False") != "False"
+            ):
                 found.append(f"line {node.lineno}: {name} trusts what it reads")
             if name == "load_state_dict_from_url" or name.endswith("hub.load"):
                 found.append(f"line {node.lineno}: {name} unpickles what it fetches")
-        found += [f"line {node.lineno}: {module}" for module in modules if module.partition(".")[0] in LOADERS]
+        found += [
+            f"line {node.lineno}: {module}"
+            for module in modules
+            if module.partition(".")[0] in LOADERS
+        ]
     return found
 
 
 def test_nothing_unpickles_or_evaluates():
-    found = {str(path): lines for path in FILES if (lines := dangers((ROOT / path).read_text(encoding="utf-8")))}
+    found = {
+        str(path): lines
+        for path in FILES
+        if (lines := dangers((ROOT / path).read_text(encoding="utf-8")))
+    }
     assert found == {}
     assert len(FILES) > 80
 
@@ -93,30 +111,52 @@ def no_pickle(monkeypatch):
     monkeypatch.setattr(pickle, "_Unpickler", refuse)
 
 
-def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(tmp_path, monkeypatch, no_pickle):
-    """Four rounds, then a resume that reads the checkpoint and the clients' personal models."""
+def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
+    tmp_path, monkeypatch, no_pickle
+):
+    """Four rounds, then a resume that reads the checkpoint and the clients' personal
+    models.
+    """
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     with pytest.raises(Unpickled):
         np.load(io.BytesIO(b"\x80\x04]\x94K\x01a."), allow_pickle=True)  # so the guard bites
     run = ["run", "--engine", "inline", "--out", str(tmp_path / "r")]
-    job = ["method=superfed-mm", "superfed.start=0", "num-rounds=4", "checkpoint-every=2", "train.local-epochs=1", "--nodes", "4"]
+    job = [
+        "method=superfed-mm",
+        "superfed.start=0",
+        "num-rounds=4",
+        "checkpoint-every=2",
+        "train.local-epochs=1",
+        "--nodes",
+        "4",
+    ]
     assert main([*run, *job, "clients-per-round=0"]) == 0
-    (tmp_path / "r" / "checkpoint" / "4").rename(tmp_path / "r" / "checkpoint" / "3")  # as if it had ended after round 3
+    # as if it had ended after round 3
+    (tmp_path / "r" / "checkpoint" / "4").rename(tmp_path / "r" / "checkpoint" / "3")
     assert main([*run, "--resume"]) == 0
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["failures"] == 0
 
 
-# --- who may read ----------------------------------------------------------------------------------------------------
+# --- who may read ---------------------------------------------------------------------
 
 
 def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
-    """Nobody else may enter it, so nothing in it can be read, whatever the files' modes; a folder that was there is left alone."""
+    """Nobody else may enter it, so nothing in it can be read, whatever the files'
+    modes; a folder that was there is left alone.
+    """
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     old = os.umask(0o022)
     try:
         (tmp_path / "shared").mkdir(mode=0o755)
         for name in ("own", "shared"):
-            job = ["method=superfed-mm", "num-rounds=2", "checkpoint-every=1", "train.local-epochs=1", "--nodes", "6"]
+            job = [
+                "method=superfed-mm",
+                "num-rounds=2",
+                "checkpoint-every=1",
+                "train.local-epochs=1",
+                "--nodes",
+                "6",
+            ]
             assert main(["run", "--engine", "inline", *job, "--out", str(tmp_path / name)]) == 0
     finally:
         os.umask(old)
@@ -124,16 +164,19 @@ def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
     stores = list((tmp_path / "shared" / "clients").iterdir())
     assert stores
-    assert {store.stat().st_mode & 0o777 for store in stores} == {0o700}  # of personal models every folder is closed
+    # of personal models every folder is closed
+    assert {store.stat().st_mode & 0o777 for store in stores} == {0o700}
 
 
-# --- what is logged --------------------------------------------------------------------------------------------------
+# --- what is logged -------------------------------------------------------------------
 
 SECRET = 918273.645546  # of the first row; every further row has one more
 
 
 def table(path, spoil=""):
-    """Write a table of two sites in which one feature of every row is the secret, or the text ``spoil``."""
+    """Write a table of two sites in which one feature of every row is the secret, or
+    the text ``spoil``.
+    """
     rng = np.random.default_rng(0)
     path.mkdir()
     with (path / "data.csv").open("w", newline="") as file:
@@ -141,20 +184,29 @@ def table(path, spoil=""):
         writer.writerow(["client", "label", "age", "income"])
         for i in range(80):
             writer.writerow(
-                [f"site-{i % 2}", int(rng.integers(2)), round(rng.normal(), 3), spoil if spoil and i == 50 else SECRET + i]
+                [
+                    f"site-{i % 2}",
+                    int(rng.integers(2)),
+                    round(rng.normal(), 3),
+                    spoil if spoil and i == 50 else SECRET + i,
+                ]
             )
 
 
 def everything(folder, captured):
     texts = [
-        path.read_bytes().decode("latin-1") for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"
+        path.read_bytes().decode("latin-1")
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".safetensors"
     ]
     return "\n".join([*texts, captured.out, captured.err])
 
 
 @pytest.mark.slow
 def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
-    """Also where clients fail in the middle of their data: what they say goes to the server."""
+    """Also where clients fail in the middle of their data: what they say goes to the
+    server.
+    """
     from clients import FedAvgClient
 
     table(tmp_path / "data")
@@ -176,7 +228,8 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
         return train(self, config)
 
     monkeypatch.setattr(FedAvgClient, "train", fails)
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)  # one report is enough: seconds of drawing
+    # one report is enough: seconds of drawing
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     assert main([*job, "--nodes", "2", "--out", str(tmp_path / "failing")]) == 0
     captured = capfd.readouterr()
     for name in ("r", "failing"):
@@ -187,9 +240,20 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
 
 
 def test_a_value_that_cannot_be_read_is_not_told(tmp_path, capfd):
-    """A name in a column of numbers: the message says which column, not what is in it."""
+    """A name in a column of numbers: the message says which column, not what is in
+    it.
+    """
     table(tmp_path / "data", spoil="Zaphod Beeblebrox")
-    job = ["run", "--engine", "inline", "task=tabular", f"tabular.source={tmp_path / 'data'}", "num-rounds=1", "--nodes", "2"]
+    job = [
+        "run",
+        "--engine",
+        "inline",
+        "task=tabular",
+        f"tabular.source={tmp_path / 'data'}",
+        "num-rounds=1",
+        "--nodes",
+        "2",
+    ]
     assert main([*job, "--out", str(tmp_path / "r")]) == 2
     said = everything(tmp_path / "r", capfd.readouterr())
     assert "column 'income' holds a str value, which is no number" in said

@@ -1,4 +1,6 @@
-"""A method in the place of FedAvg in a torch app of Flower's message API: what it costs in lines, and that every recipe runs."""
+"""A method in the place of FedAvg in a torch app of Flower's message API: what it costs
+in lines, and that every recipe runs.
+"""
 
 import ast
 import importlib
@@ -22,20 +24,27 @@ from fedapps.settings import read_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "quickstart" / "quickstart"
-APP = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+APP = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"][
+    "app"
+]
 CONFIG = APP["config"]
 PAGE = (ROOT / "docs" / "strategy-in-your-project.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def module(monkeypatch):
-    """Return a function that makes a module of a file of the example, with changes to its text."""
+    """Return a function that makes a module of a file of the example, with changes to
+    its text.
+    """
     monkeypatch.syspath_prepend(str(FOLDER.parent))
     importlib.import_module("quickstart.task")
 
     def make(name, change=lambda text: text):
         found = ModuleType(name)
-        exec(compile(change((FOLDER / f"{name}.py").read_text(encoding="utf-8")), name, "exec"), found.__dict__)
+        exec(
+            compile(change((FOLDER / f"{name}.py").read_text(encoding="utf-8")), name, "exec"),
+            found.__dict__,
+        )
         return found
 
     return make
@@ -43,7 +52,12 @@ def module(monkeypatch):
 
 def accuracies(server, client, capsys, clients=10, **config):
     grid = InlineGrid(client.app, clients, {**CONFIG, **config})
-    server.app(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={**CONFIG, **config}))
+    server.app(
+        grid,
+        Context(
+            run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={**CONFIG, **config}
+        ),
+    )
     return [float(number) for number in re.findall(r"accuracy (\d\.\d+)", capsys.readouterr().out)]
 
 
@@ -60,7 +74,10 @@ def test_a_swap_costs_few_lines(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "word"), [("app", "FedAvg"), ("scaffold", "SCAFFOLD"), ("superfed", "SuPerFed's mixture")])
+@pytest.mark.parametrize(
+    ("variant", "word"),
+    [("app", "FedAvg"), ("scaffold", "SCAFFOLD"), ("superfed", "SuPerFed's mixture")],
+)
 def test_the_example_ends_as_the_page_says(variant, word, module, capsys):
     found = accuracies(module(f"server_{variant}"), module(f"client_{variant}"), capsys)
     assert len(found) == CONFIG["num-server-rounds"]
@@ -69,7 +86,9 @@ def test_the_example_ends_as_the_page_says(variant, word, module, capsys):
 
 
 def recipes():
-    """Return (method, strategy, class) of every row of the page's table; of two classes or strategies in a row, the first."""
+    """Return (method, strategy, class) of every row of the page's table; of two classes
+    or strategies in a row, the first.
+    """
     rows = re.findall(r"^\| ([\w ,-]+?) \| `(\w+\(.*?\))`.*? \| `(\w+Loop)`(.*?) \|$", PAGE, re.M)
     return [pytest.param(*row[1:], id=row[0]) for row in rows]
 
@@ -83,27 +102,45 @@ def test_the_recipes_are_found():
 @pytest.mark.parametrize(("strategy", "loop", "remark"), recipes())
 def test_every_recipe_runs(strategy, loop, remark, module, capsys):
     """By the page: the names of one of the two variants are exchanged, nothing else."""
-    variant, old = ("scaffold", "ScaffoldLoop") if "as it was" in remark else ("superfed", "SuPerFedLoop")
+    variant, old = (
+        ("scaffold", "ScaffoldLoop") if "as it was" in remark else ("superfed", "SuPerFedLoop")
+    )
 
     def on_server(text):
         names = sorted(set(re.findall(r"[A-Z]\w+", strategy)) - {"True"})
-        made = strategy.replace("()", "(").removesuffix(")") + (", " if not strategy.endswith("()") else "")
+        made = strategy.replace("()", "(").removesuffix(")") + (
+            ", " if not strategy.endswith("()") else ""
+        )
         kind = {"scaffold": "Scaffold", "superfed": "SuPerFed"}[variant]
-        return text.replace(f"{kind}(", made).replace(f"import {kind}", f"import {', '.join(names)}")
+        return text.replace(f"{kind}(", made).replace(
+            f"import {kind}", f"import {', '.join(names)}"
+        )
 
     client = module(f"client_{variant}", lambda text: text.replace(old, loop))
-    found = accuracies(module(f"server_{variant}", on_server), client, capsys, clients=4, **{"num-server-rounds": 2})
+    found = accuracies(
+        module(f"server_{variant}", on_server),
+        client,
+        capsys,
+        clients=4,
+        **{"num-server-rounds": 2},
+    )
     assert len(found) == 2
     assert found[-1] > 0.2  # of ten classes
 
 
-# --- the contracts -----------------------------------------------------------------------------------------------------
+# --- the contracts --------------------------------------------------------------------
 
 
 def rows():
     block = PAGE.partition("<!-- contracts -->")[2].partition("<!-- /contracts -->")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block.strip().splitlines()[2:]]
-    return [(re.findall(r"`([\w-]+)`", methods), re.findall(r"`(\w+)`", kinds), text) for kinds, methods, text in cells]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in block.strip().splitlines()[2:]
+    ]
+    return [
+        (re.findall(r"`([\w-]+)`", methods), re.findall(r"`(\w+)`", kinds), text)
+        for kinds, methods, text in cells
+    ]
 
 
 def test_the_contract_of_every_method_is_listed():
@@ -122,7 +159,9 @@ def test_the_contract_of_every_method_is_listed():
 def test_every_strategy_that_is_exported_has_its_contract():
     listed = {kind for _, kinds, _ in rows() for kind in kinds}
     found = {name: getattr(strategies, name) for name in strategies.__all__}
-    kinds = {name for name, kind in found.items() if inspect.isclass(kind) and issubclass(kind, Strategy)}
+    kinds = {
+        name for name, kind in found.items() if inspect.isclass(kind) and issubclass(kind, Strategy)
+    }
     assert {name for name in kinds if not inspect.isabstract(found[name])} <= listed
 
 
@@ -136,5 +175,7 @@ def test_a_contract_names_every_option_that_is_sent(name):
         if isinstance(node, ast.FunctionDef) and node.name in ("train_options", "evaluate_options")
     ]
     dictionaries = [part for hook in hooks for part in ast.walk(hook) if isinstance(part, ast.Dict)]
-    keys = {key.value for part in dictionaries for key in part.keys if isinstance(key, ast.Constant)}
+    keys = {
+        key.value for part in dictionaries for key in part.keys if isinstance(key, ast.Constant)
+    }
     assert [key for key in sorted(keys) if f"`{key}`" not in text] == []

@@ -1,1 +1,3 @@
-"""Functional gradient boosting: weak learners, additive models, distillation into one network."""
+"""Functional gradient boosting: weak learners, additive models, distillation into one
+network.
+"""

@@ -1,7 +1,9 @@
-"""The additive model of functional boosting: ``f^{t+1} = c_t f^t + sum_j w_j h_j``, one block of learners per round.
+"""The additive model of functional boosting: ``f^{t+1} = c_t f^t + sum_j w_j h_j``, one
+block of learners per round.
 
-Given the values of f^t at some points, only the blocks from t on are needed to update them. Learners are packed as named arrays,
-stacked along their first axis; an oracle's ``predict`` evaluates them (``algorithms.boosting.weak_learners``, ``additive_values``).
+Given the values of f^t at some points, only the blocks from t on are needed to update
+them. Learners are packed as named arrays, stacked along their first axis; an oracle's
+``predict`` evaluates them (``algorithms.boosting.weak_learners``, ``additive_values``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,9 @@ Learners = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Block:
-    """One round's update of the function: multiply it by ``shrink``, then add ``coefficients`` (m,) times the m learners."""
+    """One round's update of the function: multiply it by ``shrink``, then add
+    ``coefficients`` (m,) times the m learners.
+    """
 
     shrink: float
     coefficients: NDArray[np.float64]
@@ -25,7 +29,10 @@ class Block:
     def __post_init__(self) -> None:
         sizes = {name: len(array) for name, array in self.learners.items()}
         if set(sizes.values()) - {len(self.coefficients)}:
-            raise ValueError(f"{len(self.coefficients)} coefficients for learners whose arrays hold {sizes}: one for each")
+            raise ValueError(
+                f"{len(self.coefficients)} coefficients for learners whose arrays hold {sizes}: "
+                "one for each"
+            )
 
     def __len__(self) -> int:
         """Return the number of learners."""
@@ -34,7 +41,9 @@ class Block:
 
 @dataclass
 class Additive:
-    """The additive function; 0 without blocks. ``clip``: learner outputs are clipped to [-clip, clip] before summing (FFGB.C)."""
+    """The additive function; 0 without blocks. ``clip``: learner outputs are clipped to
+    [-clip, clip] before summing (FFGB.C).
+    """
 
     clip: float | None = None
     blocks: list[Block] = field(default_factory=list)
@@ -57,55 +66,86 @@ class Additive:
         return out[::-1]
 
     def pruned(self, share: float) -> "Additive":
-        """Return the function as one block without its least important learners: their absolute weights sum to <= ``share`` of all."""
+        """Return the function as one block without its least important learners: their
+        absolute weights sum to <= ``share`` of all.
+        """
         weights = np.concatenate([np.zeros(0), *self.weights()])
         order = np.argsort(np.abs(weights), kind="stable")
         total = np.abs(weights[order]).cumsum()
         kept = np.sort(order[total > share * total[-1]]) if len(weights) else order
-        learners = {name: array[kept] for name, array in stacked([block.learners for block in self.blocks if len(block)]).items()}
+        learners = {
+            name: array[kept]
+            for name, array in stacked(
+                [block.learners for block in self.blocks if len(block)]
+            ).items()
+        }
         return Additive(self.clip, [Block(1.0, weights[kept], learners)] if len(kept) else [])
 
-    # --- as named arrays ---------------------------------------------------------------------------------------------
+    # --- as named arrays --------------------------------------------------------------
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the function as named arrays: those of :meth:`head` and those of every block."""
+        """Return the function as named arrays: those of :meth:`head` and those of every
+        block.
+        """
         out = self.head()
         for number, block in enumerate(self.blocks):
             out |= named(number, block)
         return out
 
     def head(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays that belong to no single block: ``shrinks`` (t,) and, if learners are clipped, ``clip``."""
+        """Return the arrays that belong to no single block: ``shrinks`` (t,) and, if
+        learners are clipped, ``clip``.
+        """
         out = {"shrinks": np.array([block.shrink for block in self.blocks], np.float64)}
         return out if self.clip is None else out | {"clip": np.array([self.clip])}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Additive":
-        """Rebuild the function from the arrays of :meth:`to_arrays`; raises ``ValueError`` if they are not such arrays."""
+        """Rebuild the function from the arrays of :meth:`to_arrays`; raises
+        ``ValueError`` if they are not such arrays.
+        """
         if "shrinks" not in arrays:
-            raise ValueError(f"no array 'shrinks' among {list(arrays)[:4]}: this is not the model of a boosted function")
+            raise ValueError(
+                f"no array 'shrinks' among {list(arrays)[:4]}: this is not the model of a boosted "
+                "function"
+            )
         of_blocks: list[dict[str, NDArray[Any]]] = [{} for _ in arrays["shrinks"]]
         for name, array in arrays.items():
             if name.startswith("block."):
                 _, number, rest = name.split(".", 2)
                 of_blocks[int(number)][rest] = array
         blocks = [
-            Block(float(shrink), own.pop("coefficients"), own) for shrink, own in zip(arrays["shrinks"], of_blocks, strict=True)
+            Block(float(shrink), own.pop("coefficients"), own)
+            for shrink, own in zip(arrays["shrinks"], of_blocks, strict=True)
         ]
         return cls(float(arrays["clip"][0]) if "clip" in arrays else None, blocks)
 
 
 def named(number: int, block: Block) -> dict[str, NDArray[Any]]:
-    """Return the arrays of block ``number`` under their names in :meth:`Additive.to_arrays`."""
-    return {f"block.{number:06d}.{name}": array for name, array in {"coefficients": block.coefficients, **block.learners}.items()}
+    """Return the arrays of block ``number`` under their names in
+    :meth:`Additive.to_arrays`.
+    """
+    return {
+        f"block.{number:06d}.{name}": array
+        for name, array in {"coefficients": block.coefficients, **block.learners}.items()
+    }
 
 
 def stacked(groups: Sequence[Learners]) -> dict[str, NDArray[Any]]:
-    """Concatenate groups of stacked learners; raises ``ValueError`` if their arrays differ in name, dtype or shape."""
+    """Concatenate groups of stacked learners; raises ``ValueError`` if their arrays
+    differ in name, dtype or shape.
+    """
     for group in groups[1:]:
         if shapes(group) != shapes(groups[0]):
-            raise ValueError(f"learners of arrays {shapes(group)} beside {shapes(groups[0])}: all must be of one kind")
-    return {name: np.concatenate([group[name] for group in groups]) for name in groups[0]} if groups else {}
+            raise ValueError(
+                f"learners of arrays {shapes(group)} beside {shapes(groups[0])}: all must be of "
+                "one kind"
+            )
+    return (
+        {name: np.concatenate([group[name] for group in groups]) for name in groups[0]}
+        if groups
+        else {}
+    )
 
 
 def shapes(learners: Learners) -> dict[str, tuple[Any, ...]]:
@@ -113,27 +153,41 @@ def shapes(learners: Learners) -> dict[str, tuple[Any, ...]]:
     return {name: (str(array.dtype), *array.shape[1:]) for name, array in learners.items()}
 
 
-# --- as part of a message --------------------------------------------------------------------------------------------
+# --- as part of a message -------------------------------------------------------------
 
 
 def pack_blocks(blocks: Sequence[Block]) -> tuple[list[NDArray[Any]], list[str]]:
-    """Return blocks as arrays (``shrinks``, ``sizes`` (t,), coefficients, stacked learners) and the names of the learners' arrays."""
+    """Return blocks as arrays (``shrinks``, ``sizes`` (t,), coefficients, stacked
+    learners) and the names of the learners' arrays.
+    """
     learners = stacked([block.learners for block in blocks if len(block)])
     coefficients = np.concatenate([np.zeros(0), *(block.coefficients for block in blocks)])
-    facts = [np.array([block.shrink for block in blocks], np.float64), np.array([len(block) for block in blocks], np.int64)]
+    facts = [
+        np.array([block.shrink for block in blocks], np.float64),
+        np.array([len(block) for block in blocks], np.int64),
+    ]
     return [*facts, coefficients, *learners.values()], list(learners)
 
 
 def unpack_blocks(arrays: Sequence[NDArray[Any]], names: Sequence[str]) -> list[Block]:
     """Undo :func:`pack_blocks`; raises ``ValueError`` for malformed arrays."""
     shrinks, sizes, coefficients, *rest = arrays
-    rows = shrinks.ndim == sizes.ndim == coefficients.ndim == 1 and all(array.ndim for array in rest)
+    rows = shrinks.ndim == sizes.ndim == coefficients.ndim == 1 and all(
+        array.ndim for array in rest
+    )
     kinds = shrinks.dtype.kind + sizes.dtype.kind + coefficients.dtype.kind
     if not rows or kinds != "fif" or (sizes < 0).any():
-        raise ValueError(f"packed blocks: arrays of kinds {kinds!r}, or not in rows: shrinks, sizes, coefficients, learners")
+        raise ValueError(
+            f"packed blocks: arrays of kinds {kinds!r}, or not in rows: shrinks, sizes, "
+            "coefficients, learners"
+        )
     learners, ends = dict(zip(names, rest, strict=True)), np.cumsum(sizes)
     parts = [slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)]
     return [
-        Block(float(shrink), coefficients[part], {name: array[part] for name, array in learners.items()})
+        Block(
+            float(shrink),
+            coefficients[part],
+            {name: array[part] for name, array in learners.items()},
+        )
         for shrink, part in zip(shrinks, parts, strict=True)
     ]

@@ -1,12 +1,16 @@
-"""Bins of features that nobody sees: quantiles from counts in cells, which are added up over clients.
+"""Bins of features that nobody sees: quantiles from counts in cells, which are added up
+over clients.
 
-A cell holds the values above one float32 and up to another. The first cells are the same whatever the data: one for each sign and
-power of two. Where values were counted, :func:`refine` divides cells further, in equal steps between two powers of two, more of
-them where more values are; :func:`cuts` makes bins of about as many values each of the last counts. Counts are whole numbers, so
-the bins depend on all rows together and not on who holds which. A message has at most twice as many cells per feature as asked for.
+A cell holds the values above one float32 and up to another. The first cells are the
+same whatever the data: one for each sign and power of two. Where values were counted,
+:func:`refine` divides cells further, in equal steps between two powers of two, more of
+them where more values are; :func:`cuts` makes bins of about as many values each of the
+last counts. Counts are whole numbers, so the bins depend on all rows together and not
+on who holds which. A message has at most twice as many cells per feature as asked for.
 
-Sources: quantiles from counts in cells that are fixed beforehand and therefore merge by addition: Masson, Rim, Lee, "DDSketch: A
-Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees", VLDB 2019, arXiv 1908.10693.
+Sources: quantiles from counts in cells that are fixed beforehand and therefore merge by
+addition: Masson, Rim, Lee, "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with
+Relative-Error Guarantees", VLDB 2019, arXiv 1908.10693.
 """
 
 from collections.abc import Sequence
@@ -22,7 +26,9 @@ _FRACTION = 23
 
 
 def keys(x: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return whole numbers in the order of finite float32: consecutive ones belong to consecutive floats."""
+    """Return whole numbers in the order of finite float32: consecutive ones belong to
+    consecutive floats.
+    """
     bits = (x + np.float32(0.0)).view(np.int32).astype(np.int64)  # there is one zero
     return np.where(bits >= 0, bits, -(bits & 0x7FFFFFFF))
 
@@ -34,54 +40,75 @@ def of_keys(key: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def first_edges() -> Edges:
-    """Return the edges (509,) of the cells that everybody starts with; zero and what is nearly zero have the one in the middle."""
+    """Return the edges (509,) of the cells that everybody starts with; zero and what is
+    nearly zero have the one in the middle.
+    """
     powers = np.arange(1, 255, dtype=np.int64) << _FRACTION
     return of_keys(np.concatenate([-powers[::-1], powers - 1]))
 
 
 def cells_of(x: NDArray[np.float32], edges: Sequence[Edges]) -> NDArray[np.int64]:
-    """Return the cell (n, F) of every value of x (n, F): the number of edges below it; one more than the last for a missing one."""
+    """Return the cell (n, F) of every value of x (n, F): the number of edges below it;
+    one more than the last for a missing one.
+    """
     out = np.empty(x.shape, np.int64)
     for f, own in enumerate(edges):
         column = x[:, f]
-        out[:, f] = np.where(np.isnan(column), len(own) + 1, np.searchsorted(own, column, side="left"))
+        out[:, f] = np.where(
+            np.isnan(column), len(own) + 1, np.searchsorted(own, column, side="left")
+        )
     return out
 
 
 def widths(edges: Sequence[Edges]) -> NDArray[np.int64]:
-    """Return how many cells (F,) each feature has, the one of missing values included."""
+    """Return how many cells (F,) each feature has, the one of missing values
+    included.
+    """
     return np.array([len(own) + 2 for own in edges], np.int64)
 
 
 def starts(edges: Sequence[Edges]) -> NDArray[np.int64]:
-    """Return the places (F,) of each feature's first cell where the cells of all features stand one after the other."""
+    """Return the places (F,) of each feature's first cell where the cells of all
+    features stand one after the other.
+    """
     sizes = widths(edges)
     return np.cumsum(sizes) - sizes
 
 
 def counted(x: NDArray[np.float32], edges: Sequence[Edges]) -> Counts:
-    """Return how many values of x (n, F) are in each cell, all features one after the other, missing values as a feature's last."""
-    return np.bincount((cells_of(x, edges) + starts(edges)).ravel(), minlength=int(widths(edges).sum())).astype(np.int64)
+    """Return how many values of x (n, F) are in each cell, all features one after the
+    other, missing values as a feature's last.
+    """
+    return np.bincount(
+        (cells_of(x, edges) + starts(edges)).ravel(), minlength=int(widths(edges).sum())
+    ).astype(np.int64)
 
 
 def refine(edges: Edges, counts: Counts, cells: int) -> Edges:
-    """Return the edges of about ``cells`` cells where ``counts`` (len(edges) + 1,) of values were found; others stay whole."""
+    """Return the edges of about ``cells`` cells where ``counts`` (len(edges) + 1,) of
+    values were found; others stay whole.
+    """
     found, low, high = _occupied(edges, counts)
     if not len(found):
         return edges[:0]
     total, cut = int(counts.sum()), []
     for place, below, top in zip(found, low, high, strict=True):
         parts = min(max(1, cells * int(counts[place]) // total), top - below + 1)
-        cut += [below - 1, *(below - 1 + (top - below + 1) * part // parts for part in range(1, parts + 1))]
+        cut += [
+            below - 1,
+            *(below - 1 + (top - below + 1) * part // parts for part in range(1, parts + 1)),
+        ]
     ends = keys(np.array([-LARGEST, LARGEST], np.float32))
     new = np.unique(np.array(cut, np.int64))
     return of_keys(new[(new >= ends[0]) & (new < ends[1])])
 
 
 def cuts(edges: Edges, counts: Counts, bins: int) -> Edges:
-    """Return the edges of at most ``bins`` bins with about as many values each; of few different values each has its own.
+    """Return the edges of at most ``bins`` bins with about as many values each; of few
+    different values each has its own.
 
-    ``counts`` (len(edges) + 1,). An edge is half-way between the cells of the values on its sides.
+    ``counts`` (len(edges) + 1,). An edge is half-way between the cells of the values on
+    its sides.
     """
     found, low, high = _occupied(edges, counts)
     if len(found) < 2:
@@ -97,9 +124,15 @@ def cuts(edges: Edges, counts: Counts, bins: int) -> Edges:
     return np.clip(middle, of_keys(high[last]), of_keys(low[last + 1] - 1))
 
 
-def _occupied(edges: Edges, counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _occupied(
+    edges: Edges, counts: Counts
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the cells that hold values, and the first and the last key of each."""
     ends = keys(np.array([-LARGEST, LARGEST], np.float32))
     inner = keys(edges)
     found = np.flatnonzero(counts > 0)
-    return found, np.concatenate([ends[:1], inner + 1])[found], np.concatenate([inner, ends[1:]])[found]
+    return (
+        found,
+        np.concatenate([ends[:1], inner + 1])[found],
+        np.concatenate([inner, ends[1:]])[found],
+    )

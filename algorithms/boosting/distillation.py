@@ -1,10 +1,12 @@
 """Distillation of an ensemble of networks into one network on unlabelled public points.
 
-Minimises ``sum_x || h_theta(x) - (teacher)(x) ||^2`` over the points x of a public set with Adam. The teacher is a combination of
-outputs (logits), so it can be evaluated exactly, once, network by network; only its outputs (m, classes) are kept, however many
+Minimises ``sum_x || h_theta(x) - (teacher)(x) ||^2`` over the points x of a public set
+with Adam. The teacher is a combination of outputs (logits), so it can be evaluated
+exactly, once, network by network; only its outputs (m, classes) are kept, however many
 networks there were.
 
-Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, equation (17).
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
+2022, arXiv 2103.06972, equation (17).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +23,9 @@ from algorithms.common.modules import Arrays, get_arrays, outputs_of, set_arrays
 
 
 class Distiller:
-    """Distils into ``module`` on the public points ``inputs`` (m, ...); both must be on the same device."""
+    """Distils into ``module`` on the public points ``inputs`` (m, ...); both must be on
+    the same device.
+    """
 
     def __init__(self, module: nn.Module, inputs: Tensor) -> None:
         if not len(inputs):
@@ -34,7 +38,9 @@ class Distiller:
         return outputs_of(self.module, self.inputs)
 
     def mean_outputs(self, models: Iterable[Sequence[NDArray[Any]]]) -> Tensor:
-        """Return the mean outputs (m, ...) of several networks, evaluated one after the other."""
+        """Return the mean outputs (m, ...) of several networks, evaluated one after the
+        other.
+        """
         total, count = None, 0
         for arrays in models:
             out = self.outputs(arrays)
@@ -44,9 +50,15 @@ class Distiller:
         return total.div_(count)
 
     def distil(
-        self, start: Sequence[NDArray[Any]], targets: Tensor, options: FitOptions, generator: np.random.Generator
+        self,
+        start: Sequence[NDArray[Any]],
+        targets: Tensor,
+        options: FitOptions,
+        generator: np.random.Generator,
     ) -> tuple[Arrays, float]:
-        """Fit the network to ``targets`` (m, ...) from ``start``; return its arrays and the mean loss of the last epoch."""
+        """Fit the network to ``targets`` (m, ...) from ``start``; return its arrays and
+        the mean loss of the last epoch.
+        """
         set_arrays(self.module, start)
         loss = fit_network(self.module, self.inputs, targets, options, generator)
         return get_arrays(self.module), loss

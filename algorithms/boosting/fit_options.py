@@ -1,4 +1,6 @@
-"""Options of fitting a network to given outputs. Without PyTorch: settings are read and checked before it is needed."""
+"""Options of fitting a network to given outputs. Without PyTorch: settings are read and
+checked before it is needed.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,11 @@ class FitOptions(Options):
     weight_decay: float = option(0.0, "times the parameters is added to the gradient", low=0)
     clip: float = option(5.0, "greatest norm of a step's gradient; 0: any", low=0)
     steps: int = option(0, "so many steps instead of the epochs; 0: as the epochs say", low=0)
-    loss: str = option("mse", "squared error, or divergence of the softmax of outputs and targets", choices=FIT_LOSSES)
+    loss: str = option(
+        "mse",
+        "squared error, or divergence of the softmax of outputs and targets",
+        choices=FIT_LOSSES,
+    )
 
 
 @dataclass(frozen=True)
@@ -26,13 +32,24 @@ class DistillOptions(Options):
     """How the server's network is fitted to the teacher."""
 
     distill_epochs: int = option(
-        10, "epochs of the server's fit on its unlabelled images, with Adam, gradients cut to norm 5", low=1
+        10,
+        "epochs of the server's fit on its unlabelled images, with Adam, gradients cut to norm 5",
+        low=1,
     )
     distill_batch_size: int = option(64, "batch size of the server's fit", low=1)
-    distill_learning_rate: float = option(1e-3, "learning rate of the server's fit", low=0, open_low=True)
-    distill_loss: str = option("mse", "squared error of outputs, or divergence of their softmax", choices=FIT_LOSSES)
+    distill_learning_rate: float = option(
+        1e-3, "learning rate of the server's fit", low=0, open_low=True
+    )
+    distill_loss: str = option(
+        "mse", "squared error of outputs, or divergence of their softmax", choices=FIT_LOSSES
+    )
 
     @property
     def fit(self) -> FitOptions:
         """The same as options of a fit."""
-        return FitOptions(self.distill_epochs, self.distill_batch_size, self.distill_learning_rate, loss=self.distill_loss)
+        return FitOptions(
+            self.distill_epochs,
+            self.distill_batch_size,
+            self.distill_learning_rate,
+            loss=self.distill_loss,
+        )

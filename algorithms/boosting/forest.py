@@ -1,8 +1,10 @@
-"""A sum of trees, grown level by level, and the bins of its features: what a run of histogram boosting knows, as named arrays.
+"""A sum of trees, grown level by level, and the bins of its features: what a run of
+histogram boosting knows, as named arrays.
 
-``stage`` says what is needed next: 0 and 1, counts of values in cells; 2 + d, the sums of the leaves on level d of the tree that is
-being grown. Trees have the layout of ``algorithms.boosting.trees``, with ``feature`` -1 where a node is not split: all rows there
-go left.
+``stage`` says what is needed next: 0 and 1, counts of values in cells; 2 + d, the sums
+of the leaves on level d of the tree that is being grown. Trees have the layout of
+``algorithms.boosting.trees``, with ``feature`` -1 where a node is not split: all rows
+there go left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.boosting.bins import Edges, cells_of, counted, cuts, first_edges, refine, starts, widths
+from algorithms.boosting.bins import (
+    Edges,
+    cells_of,
+    counted,
+    cuts,
+    first_edges,
+    refine,
+    starts,
+    widths,
+)
 from algorithms.boosting.histogram_trees import (
     CHANNELS,
     Floats,
@@ -34,10 +45,11 @@ COARSE, FINE, GROW = 0, 1, 2
 
 @dataclass
 class Forest:
-    """The function ``base + sum of trees``. ``edges``: of the cells, later of the bins, of each feature.
+    """The function ``base + sum of trees``. ``edges``: of the cells, later of the bins,
+    of each feature.
 
-    ``feature``, ``threshold``, ``left`` (T, 2^depth - 1) and ``value`` (T, 2^depth): the trees; the last one is unfinished above
-    stage 2.
+    ``feature``, ``threshold``, ``left`` (T, 2^depth - 1) and ``value`` (T, 2^depth):
+    the trees; the last one is unfinished above stage 2.
     """
 
     depth: int
@@ -53,31 +65,68 @@ class Forest:
     def new(cls, features: int, depth: int) -> "Forest":
         """Return the forest without bins or trees."""
         nodes = np.zeros((0, 2**depth - 1))
-        feature, threshold, left = nodes.astype(np.int32), nodes.astype(np.float32), nodes.astype(np.uint8)
-        return cls(depth, [first_edges()] * features, COARSE, 0.0, feature, threshold, left, np.zeros((0, 2**depth)))
+        feature, threshold, left = (
+            nodes.astype(np.int32),
+            nodes.astype(np.float32),
+            nodes.astype(np.uint8),
+        )
+        return cls(
+            depth,
+            [first_edges()] * features,
+            COARSE,
+            0.0,
+            feature,
+            threshold,
+            left,
+            np.zeros((0, 2**depth)),
+        )
 
-    # --- as arrays ----------------------------------------------------------------------------------------------------
+    # --- as arrays --------------------------------------------------------------------
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the forest as named arrays."""
         flat = np.concatenate([np.zeros(0, np.float32), *self.edges])
-        facts = (np.array([self.stage], np.int64), np.array([self.base]), flat, np.array([len(e) for e in self.edges], np.int64))
-        return dict(zip(NAMES, (*facts, self.feature, self.threshold, self.left, self.value), strict=True))
+        facts = (
+            np.array([self.stage], np.int64),
+            np.array([self.base]),
+            flat,
+            np.array([len(e) for e in self.edges], np.int64),
+        )
+        return dict(
+            zip(NAMES, (*facts, self.feature, self.threshold, self.left, self.value), strict=True)
+        )
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]]) -> "Forest":
-        """Undo :meth:`to_arrays`, by name or in that order. Raises ``ValueError`` for other arrays."""
+        """Undo :meth:`to_arrays`, by name or in that order. Raises ``ValueError`` for
+        other arrays.
+        """
         if isinstance(arrays, Mapping):
             if missing := [name for name in NAMES if name not in arrays]:
-                raise ValueError(f"no array {missing[0]!r} among {list(arrays)[:4]}: this is not a model of histogram boosting")
+                raise ValueError(
+                    f"no array {missing[0]!r} among {list(arrays)[:4]}: this is not a model of "
+                    "histogram boosting"
+                )
             arrays = [arrays[name] for name in NAMES]
         stage, base, flat, sizes, feature, threshold, left, value = arrays
         ends = np.cumsum(sizes)
-        edges = [np.asarray(flat[end - size : end], np.float32) for end, size in zip(ends, sizes, strict=True)]
+        edges = [
+            np.asarray(flat[end - size : end], np.float32)
+            for end, size in zip(ends, sizes, strict=True)
+        ]
         depth = value.shape[1].bit_length() - 1
-        return cls(depth, edges, int(stage[0]), float(base[0]), feature.copy(), threshold.copy(), left.copy(), value.copy())
+        return cls(
+            depth,
+            edges,
+            int(stage[0]),
+            float(base[0]),
+            feature.copy(),
+            threshold.copy(),
+            left.copy(),
+            value.copy(),
+        )
 
-    # --- evaluation ---------------------------------------------------------------------------------------------------
+    # --- evaluation -------------------------------------------------------------------
 
     @property
     def finished(self) -> int:
@@ -85,12 +134,16 @@ class Forest:
         return len(self.feature) - (self.stage > GROW)
 
     def add_to(self, values: Floats, x: NDArray[np.float32], first: int = 0) -> None:
-        """Add the finished trees from ``first`` on, one after the other, to ``values`` (n,) at x (n, F)."""
+        """Add the finished trees from ``first`` on, one after the other, to ``values``
+        (n,) at x (n, F).
+        """
         for tree in range(first, self.finished):
             values += self.value[tree, self._descend(tree, x, self.depth)]
 
     def values(self, x: NDArray[np.float32]) -> Floats:
-        """Return the values (n,) of the function at x (n, F), NaN where a value is missing."""
+        """Return the values (n,) of the function at x (n, F), NaN where a value is
+        missing.
+        """
         out = np.full(len(x), self.base)
         self.add_to(out, x)
         return out
@@ -102,7 +155,9 @@ class Forest:
             node = at + 2**level - 1
             feature = self.feature[tree, node]
             seen = x[rows, feature]
-            right = np.where(np.isnan(seen), self.left[tree, node] == 0, seen > self.threshold[tree, node])
+            right = np.where(
+                np.isnan(seen), self.left[tree, node] == 0, seen > self.threshold[tree, node]
+            )
             at = 2 * at + (right & (feature >= 0))
         return at
 
@@ -110,9 +165,11 @@ class Forest:
         """Return a number that tells the first trees, and the constant, from others."""
         parts = (self.feature, self.threshold, self.left, self.value)
         content = b"".join(np.ascontiguousarray(part[:trees]).tobytes() for part in parts)
-        return int.from_bytes(blake2b(content + np.array([self.base]).tobytes(), digest_size=7).digest(), "little")
+        return int.from_bytes(
+            blake2b(content + np.array([self.base]).tobytes(), digest_size=7).digest(), "little"
+        )
 
-    # --- what the next step needs ---------------------------------------------------------------------------------------
+    # --- what the next step needs -----------------------------------------------------
 
     def open_leaves(self) -> Ints:
         """Return the leaves that could be split next, as places on their level."""
@@ -128,18 +185,28 @@ class Forest:
         return 2 + cells if self.stage < GROW else len(self.open_leaves()) * CHANNELS * cells
 
     def sums(self, x: NDArray[np.float32], y: NDArray[Any], values: Floats, loss: str) -> Ints:
-        """Return a client's part of what is needed (:meth:`length`,), given the function's values (n,) at its rows.
+        """Return a client's part of what is needed (:meth:`length`,), given the
+        function's values (n,) at its rows.
 
-        For bins: rows, those with label 1 (of numbers: their total), counts by cell. For trees: G, H and n by leaf, feature and bin.
+        For bins: rows, those with label 1 (of numbers: their total), counts by cell.
+        For trees: G, H and n by leaf, feature and bin.
         """
         if self.stage < GROW:
-            return np.concatenate([[len(y), total_of(loss, y)], counted(x, self.edges)]).astype(np.int64)
+            return np.concatenate([[len(y), total_of(loss, y)], counted(x, self.edges)]).astype(
+                np.int64
+            )
         leaves = self.open_leaves()
         place = np.full(2 ** (self.stage - GROW), -1, np.int64)
         place[leaves] = np.arange(len(leaves))
-        tree = self._descend(len(self.feature) - 1, x, self.stage - GROW) if self.stage > GROW else np.zeros(len(x), np.int64)
+        tree = (
+            self._descend(len(self.feature) - 1, x, self.stage - GROW)
+            if self.stage > GROW
+            else np.zeros(len(x), np.int64)
+        )
         g, h = derivatives(loss, values, y)
-        return leaf_sums(cells_of(x, self.edges), self.edges, place[tree], len(leaves), g, h).ravel()
+        return leaf_sums(
+            cells_of(x, self.edges), self.edges, place[tree], len(leaves), g, h
+        ).ravel()
 
     def fault(self, sums: Ints, loss: str) -> str:
         """Return why ``sums`` cannot be those of any rows, or ""."""
@@ -150,20 +217,27 @@ class Forest:
             return fault
         if (counts < 0).any():
             return "counts below 0"
-        return "" if (np.add.reduceat(counts, starts(self.edges)) == rows).all() else "a feature has other than one value a row"
+        return (
+            ""
+            if (np.add.reduceat(counts, starts(self.edges)) == rows).all()
+            else "a feature has other than one value a row"
+        )
 
     def _by_leaf(self, sums: Ints) -> Ints:
         return sums.reshape(len(self.open_leaves()), CHANNELS, -1)
 
-    # --- the next step ------------------------------------------------------------------------------------------------
+    # --- the next step ----------------------------------------------------------------
 
     def step(self, sums: Ints, growth: Growth, loss: str, cells: int, bins: int) -> None:
-        """Take the step for which ``sums``, those of all clients, were needed: finer cells, bins, or one more level of a tree."""
+        """Take the step for which ``sums``, those of all clients, were needed: finer
+        cells, bins, or one more level of a tree.
+        """
         if self.stage >= GROW:
             self._grow(self._by_leaf(sums), growth)
             return
         ends = np.cumsum(widths(self.edges))[:-1]
-        counts = [part[:-1] for part in np.split(sums[2:], ends)]  # those of missing values do not matter here
+        # those of missing values do not matter here
+        counts = [part[:-1] for part in np.split(sums[2:], ends)]
         if self.stage == COARSE:
             self.edges = [refine(own, n, cells) for own, n in zip(self.edges, counts, strict=True)]
         else:
@@ -176,12 +250,20 @@ class Forest:
         if level == 0:
             more = ((0, 1), (0, 0))
             self.feature = np.pad(self.feature, more, constant_values=-1)
-            self.threshold, self.left = np.pad(self.threshold, more), np.pad(self.left, more, constant_values=1)
+            self.threshold, self.left = (
+                np.pad(self.threshold, more),
+                np.pad(self.left, more, constant_values=1),
+            )
             self.value = np.pad(self.value, more)
         found = best_splits(sums, self.edges, growth)
         nodes, below = leaves + 2**level - 1, 2 ** (self.depth - level - 1)
-        self.feature[-1, nodes], self.threshold[-1, nodes], self.left[-1, nodes] = found.feature, found.threshold, found.left
-        for leaf, pair in zip(leaves, found.children, strict=True):  # a leaf's value is that of all places below it
+        self.feature[-1, nodes], self.threshold[-1, nodes], self.left[-1, nodes] = (
+            found.feature,
+            found.threshold,
+            found.left,
+        )
+        # a leaf's value is that of all places below it
+        for leaf, pair in zip(leaves, found.children, strict=True):
             for side in (0, 1):
                 first = (2 * leaf + side) * below
                 self.value[-1, first : first + below] = pair[side]

@@ -1,18 +1,22 @@
-"""Trees grown from sums: gradients and curvatures by leaf, feature and bin, in whole numbers.
+"""Trees grown from sums: gradients and curvatures by leaf, feature and bin, in whole
+numbers.
 
-With the derivatives g, h of a row's loss by its value, and G, H, n the sums over the rows of a leaf and their number, a split into two
-leaves lowers the loss by about
+With the derivatives g, h of a row's loss by its value, and G, H, n the sums over the
+rows of a leaf and their number, a split into two leaves lowers the loss by about
 
     (1/2) (G_l^2 / (H_l + lambda) + G_r^2 / (H_r + lambda) - G^2 / (H + lambda)),
 
-and a leaf is given -G / (H + lambda). All that is needed of the rows are G, H and n by leaf, feature and bin. Every row's g and h are
-rounded to multiples of 2^-16, so that sums are whole numbers: they do not depend on the order or the grouping of the rows, and
+and a leaf is given -G / (H + lambda). All that is needed of the rows are G, H and n by
+leaf, feature and bin. Every row's g and h are rounded to multiples of 2^-16, so that
+sums are whole numbers: they do not depend on the order or the grouping of the rows, and
 neither do the trees, to the last bit.
 
-Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv 1603.02754, equations (5) to (7) and, for missing
-values, algorithm 3; Ke, Meng, Finley, Wang, Chen, Ma, Ye, Liu, "LightGBM: A Highly Efficient Gradient Boosting Decision Tree", NeurIPS
-2017, algorithm 1 (histograms); Shi, Ke, Chen, Zheng, Liu, "Quantized Training of Gradient Boosting Decision Trees", NeurIPS 2022,
-arXiv 2207.09682 (far coarser gradients do).
+Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv
+1603.02754, equations (5) to (7) and, for missing values, algorithm 3; Ke, Meng, Finley,
+Wang, Chen, Ma, Ye, Liu, "LightGBM: A Highly Efficient Gradient Boosting Decision Tree",
+NeurIPS 2017, algorithm 1 (histograms); Shi, Ke, Chen, Zheng, Liu, "Quantized Training
+of Gradient Boosting Decision Trees", NeurIPS 2022, arXiv 2207.09682 (far coarser
+gradients do).
 """
 
 from collections.abc import Sequence
@@ -30,8 +34,9 @@ Ints = NDArray[np.int64]
 UNIT = 2**16
 #: The loss of predicted numbers, half the squared error of a standardised target.
 NUMBER = "number"
-#: Largest |g| and h of a row, by loss: cross-entropy of a logit, square of a value whose target is -1 or 1 (gradients are cut), half
-#: the square of a standardised error (cut at eight deviations: beyond, a row draws as one whose loss is absolute).
+#: Largest |g| and h of a row, by loss: cross-entropy of a logit, square of a value
+#: whose target is -1 or 1 (gradients are cut), half the square of a standardised error
+#: (cut at eight deviations: beyond, a row draws as one whose loss is absolute).
 BOUNDS = {"cross-entropy": (1.0, 0.25), "square": (2.0, 1.0), NUMBER: (8.0, 1.0)}
 #: Splits that gain less are rounding.
 LEAST_GAIN = 1e-12
@@ -40,7 +45,9 @@ CHANNELS = 3
 
 @dataclass(frozen=True)
 class Growth:
-    """How trees grow. ``min_leaf``: least rows of a leaf; ``l2``: lambda; ``rate``: shrinkage; ``max_step``: of a leaf, before it."""
+    """How trees grow. ``min_leaf``: least rows of a leaf; ``l2``: lambda; ``rate``:
+    shrinkage; ``max_step``: of a leaf, before it.
+    """
 
     min_leaf: int = 20
     l2: float = 1.0
@@ -55,9 +62,11 @@ class Growth:
 
 @dataclass(frozen=True)
 class Splits:
-    """Splits of m leaves: ``feature`` (m,), -1 for none; ``threshold`` (m,): values up to it go left; ``left`` (m,): missing ones do.
+    """Splits of m leaves: ``feature`` (m,), -1 for none; ``threshold`` (m,): values up
+    to it go left; ``left`` (m,): missing ones do.
 
-    ``children`` (m, 2): the values of the two leaves, or twice that of a leaf that is not split.
+    ``children`` (m, 2): the values of the two leaves, or twice that of a leaf that is
+    not split.
     """
 
     feature: NDArray[np.int32]
@@ -67,7 +76,9 @@ class Splits:
 
 
 def derivatives(loss: str, values: Floats, y: NDArray[Any]) -> tuple[Ints, Ints]:
-    """Return g and h (n,) in units of 1 / UNIT, at values (n,) of rows with labels 0 or 1, or with standardised targets."""
+    """Return g and h (n,) in units of 1 / UNIT, at values (n,) of rows with labels 0 or
+    1, or with standardised targets.
+    """
     if loss == NUMBER:
         g, h = values - y, np.ones(len(y))
     elif loss == "square":
@@ -76,11 +87,15 @@ def derivatives(loss: str, values: Floats, y: NDArray[Any]) -> tuple[Ints, Ints]
         likely = 0.5 + 0.5 * np.tanh(0.5 * values)
         g, h = likely - y, likely * (1.0 - likely)
     bound = BOUNDS[loss][0]
-    return np.rint(UNIT * np.clip(g, -bound, bound)).astype(np.int64), np.rint(UNIT * h).astype(np.int64)
+    return np.rint(UNIT * np.clip(g, -bound, bound)).astype(np.int64), np.rint(UNIT * h).astype(
+        np.int64
+    )
 
 
 def total_of(loss: str, y: NDArray[Any]) -> int:
-    """Return what the start value needs of rows: how many have label 1, or the sum of their targets in units of 1 / UNIT."""
+    """Return what the start value needs of rows: how many have label 1, or the sum of
+    their targets in units of 1 / UNIT.
+    """
     if loss != NUMBER:
         return int(y.sum())
     bound = BOUNDS[NUMBER][0]
@@ -91,12 +106,17 @@ def total_fault(loss: str, rows: int, total: int) -> str:
     """Return why ``total`` cannot be that of so many rows, or ""."""
     if loss == NUMBER:
         bound = BOUNDS[NUMBER][0]
-        return "" if rows >= 0 and abs(total) <= rows * bound * UNIT else f"targets of more than {bound:g} deviations a row"
+        return (
+            ""
+            if rows >= 0 and abs(total) <= rows * bound * UNIT
+            else f"targets of more than {bound:g} deviations a row"
+        )
     return "" if 0 <= total <= rows else f"{total} rows of label 1 among {rows}, or counts below 0"
 
 
 def start_value(loss: str, rows: int, ones: int) -> float:
-    """Return the best constant for so many rows, of which ``ones`` have label 1; bounded where all have the same.
+    """Return the best constant for so many rows, of which ``ones`` have label 1;
+    bounded where all have the same.
 
     Of numbers ``ones`` is their total, and the best constant the mean.
     """
@@ -106,8 +126,11 @@ def start_value(loss: str, rows: int, ones: int) -> float:
     return 2.0 * share - 1.0 if loss == "square" else float(np.log(share / (1.0 - share)))
 
 
-def leaf_sums(cells: Ints, edges: Sequence[Edges], leaf: Ints, leaves: int, g: Ints, h: Ints) -> Ints:
-    """Return G, H and n by leaf and cell (leaves, 3, cells of all features); rows whose ``leaf`` (n,) is -1 are in none.
+def leaf_sums(
+    cells: Ints, edges: Sequence[Edges], leaf: Ints, leaves: int, g: Ints, h: Ints
+) -> Ints:
+    """Return G, H and n by leaf and cell (leaves, 3, cells of all features); rows whose
+    ``leaf`` (n,) is -1 are in none.
 
     ``cells`` (n, F): those of :func:`~algorithms.boosting.bins.cells_of`.
     """
@@ -117,7 +140,9 @@ def leaf_sums(cells: Ints, edges: Sequence[Edges], leaf: Ints, leaves: int, g: I
     features = cells.shape[1]
     out = np.zeros((CHANNELS, leaves * size), np.int64)
     for channel, values in enumerate((g, h)):  # a sum of whole numbers below 2^53 is exact
-        out[channel] = np.bincount(places, np.repeat(values[kept], features), leaves * size).astype(np.int64)
+        out[channel] = np.bincount(places, np.repeat(values[kept], features), leaves * size).astype(
+            np.int64
+        )
     out[2] = np.bincount(places, minlength=leaves * size)
     return out.reshape(CHANNELS, leaves, size).transpose(1, 0, 2)
 
@@ -138,17 +163,25 @@ def sums_fault(sums: Ints, edges: Sequence[Edges], loss: str) -> str:
 
 
 def best_splits(sums: Ints, edges: Sequence[Edges], growth: Growth) -> Splits:
-    """Return the best split of every leaf, given its sums (m, 3, cells). Ties: the first feature, its least value."""
+    """Return the best split of every leaf, given its sums (m, 3, cells). Ties: the
+    first feature, its least value.
+    """
     leaves = len(sums)
     totals = sums[:, :, : int(widths(edges)[0])].sum(2) / UNIT
     own = growth.value(totals[:, 0], totals[:, 1])
     best = np.full(leaves, LEAST_GAIN)
-    out = Splits(np.full(leaves, -1, np.int32), np.zeros(leaves, np.float32), np.ones(leaves, np.uint8), np.stack([own, own], 1))
+    out = Splits(
+        np.full(leaves, -1, np.int32),
+        np.zeros(leaves, np.float32),
+        np.ones(leaves, np.uint8),
+        np.stack([own, own], 1),
+    )
     for f, (start, cuts) in enumerate(zip(starts(edges), edges, strict=True)):
         block = sums[:, :, start : start + len(cuts) + 2].astype(np.float64)
         block[:, :2] /= UNIT
         missing, below = block[:, :, -1:], block[:, :, :-1].cumsum(2)
-        # Missing values right, then left; the last of the first kind parts them from all others.
+        # Missing values right, then left; the last of the first kind parts them from
+        # all others.
         left = np.concatenate([below, below[:, :, :-1] + missing], 2)
         right = block.sum(2, keepdims=True) - left
         gain = _gain(left, right, growth)
@@ -165,7 +198,9 @@ def best_splits(sums: Ints, edges: Sequence[Edges], growth: Growth) -> Splits:
 
 
 def _gain(left: Floats, right: Floats, growth: Growth) -> Floats:
-    """Return the gain (m, splits) of the sums (m, 3, splits) on both sides, -inf where a side is too small."""
+    """Return the gain (m, splits) of the sums (m, 3, splits) on both sides, -inf where
+    a side is too small.
+    """
 
     def score(side: Floats) -> Floats:
         g, h = side[:, 0], np.maximum(side[:, 1], 0.0) + growth.l2

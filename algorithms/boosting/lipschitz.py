@@ -1,6 +1,8 @@
-"""The Lipschitz extension of a client's labels, which FFGB.L's learners approximate, and the constant that it needs.
+"""The Lipschitz extension of a client's labels, which FFGB.L's learners approximate,
+and the constant that it needs.
 
-Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", first version, 2021, arXiv 2103.06972v1, Algorithm 4.
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", first
+version, 2021, arXiv 2103.06972v1, Algorithm 4.
 """
 
 import math
@@ -13,20 +15,32 @@ BLOCK = 4_000_000
 
 
 class LipschitzExtension:
-    """``u(x) = min_j (y_j + L ||x - x_j||)`` for x_j (n, ...) and y_j (n, outputs), for each output separately.
+    """``u(x) = min_j (y_j + L ||x - x_j||)`` for x_j (n, ...) and y_j (n, outputs), for
+    each output separately.
 
-    u is L-Lipschitz, and interpolates the labels if they are L-Lipschitz. Distances are computed in blocks, never all n x n.
+    u is L-Lipschitz, and interpolates the labels if they are L-Lipschitz. Distances are
+    computed in blocks, never all n x n.
     """
 
     def __init__(self, x: Tensor, y: Tensor, constant: float) -> None:
         self.x, self.y, self.constant = x.flatten(1), y, constant
 
     def __call__(self, points: Tensor) -> Tensor:
-        """Return u (m, outputs) at ``points`` (m, ...); differentiable with respect to them."""
+        """Return u (m, outputs) at ``points`` (m, ...); differentiable with respect to
+        them.
+        """
         flat = points.flatten(1)
         with torch.no_grad():
-            nearest = torch.cat([self._nearest(part) for part in flat.split(max(1, BLOCK // len(self.x)))])
-        distances = torch.stack([torch.linalg.vector_norm(flat - self.x[of_one], dim=1) for of_one in nearest.unbind(1)], 1)
+            nearest = torch.cat(
+                [self._nearest(part) for part in flat.split(max(1, BLOCK // len(self.x)))]
+            )
+        distances = torch.stack(
+            [
+                torch.linalg.vector_norm(flat - self.x[of_one], dim=1)
+                for of_one in nearest.unbind(1)
+            ],
+            1,
+        )
         return self.y.gather(0, nearest) + self.constant * distances
 
     def _nearest(self, points: Tensor) -> Tensor:
@@ -36,7 +50,8 @@ class LipschitzExtension:
 
 
 def least_lipschitz(x: Tensor, y: Tensor) -> tuple[float, tuple[int, int]]:
-    """Return the smallest L with ``|y_i - y_j| <= L ||x_i - x_j||`` in every output, and a pair (i, j) that attains it.
+    """Return the smallest L with ``|y_i - y_j| <= L ||x_i - x_j||`` in every output,
+    and a pair (i, j) that attains it.
 
     L is infinite if two equal points have different labels.
     """
@@ -52,12 +67,20 @@ def least_lipschitz(x: Tensor, y: Tensor) -> tuple[float, tuple[int, int]]:
 
 
 def lipschitz_constant(x: Tensor, y: Tensor, wanted: float) -> float:
-    """Return L: ``wanted``, or the smallest that fits the samples if that is 0. ``ValueError`` names the pair that violates it."""
+    """Return L: ``wanted``, or the smallest that fits the samples if that is 0.
+    ``ValueError`` names the pair that violates it.
+    """
     least, (i, j) = least_lipschitz(x, y)
     if math.isinf(least):
-        raise ValueError(f"samples {i} and {j} are the same point with different labels: no L fits them, leave one out")
+        raise ValueError(
+            f"samples {i} and {j} are the same point with different labels: no L fits them, leave "
+            "one out"
+        )
     if wanted and least > wanted * (1 + 1e-5):
-        raise ValueError(f"lipschitz = {wanted:g} is too small: samples {i} and {j} need {least:.6g}: choose that, or 0")
+        raise ValueError(
+            f"lipschitz = {wanted:g} is too small: samples {i} and {j} need {least:.6g}: choose "
+            "that, or 0"
+        )
     return wanted or least
 
 

@@ -1,10 +1,13 @@
 """Regression of a network on target outputs, with Adam.
 
-One loop serves functional boosting (a client fits a weak learner to a functional gradient) and distillation (the server fits one
-network to an ensemble's outputs). Inputs and targets stay on their device, nothing is copied or synchronised within an epoch, and the
-sample order comes from the generator passed in: the same arguments give the same network.
+One loop serves functional boosting (a client fits a weak learner to a functional
+gradient) and distillation (the server fits one network to an ensemble's outputs).
+Inputs and targets stay on their device, nothing is copied or synchronised within an
+epoch, and the sample order comes from the generator passed in: the same arguments give
+the same network.
 
-Source of the optimiser: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, arXiv 1412.6980.
+Source of the optimiser: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR
+2015, arXiv 1412.6980.
 """
 
 import math
@@ -18,7 +21,19 @@ from torch.nn import functional
 
 from algorithms.boosting.fit_options import FitOptions as FitOptions
 from algorithms.common.modules import torch_seeded
-from algorithms.common.steps import Eager, Epochs, Gradient, Number, Numbers, Problem, Runner, State, Tensors, no_surrogate, one
+from algorithms.common.steps import (
+    Eager,
+    Epochs,
+    Gradient,
+    Number,
+    Numbers,
+    Problem,
+    Runner,
+    State,
+    Tensors,
+    no_surrogate,
+    one,
+)
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
@@ -28,19 +43,25 @@ class Diverged(ValueError):
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the squared difference of two arrays (n, ...), averaged over samples and outputs."""
+    """Return the squared difference of two arrays (n, ...), averaged over samples and
+    outputs.
+    """
     return functional.mse_loss(outputs, _of_same_shape(targets, outputs))
 
 
 def divergence(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``KL(softmax(targets) || softmax(outputs))`` of logits (n, classes), averaged over samples."""
+    """Return ``KL(softmax(targets) || softmax(outputs))`` of logits (n, classes),
+    averaged over samples.
+    """
     wanted = _of_same_shape(targets, outputs).log_softmax(1)
     return functional.kl_div(outputs.log_softmax(1), wanted, reduction="batchmean", log_target=True)
 
 
 def _of_same_shape(targets: Tensor, outputs: Tensor) -> Tensor:
     if outputs.shape != targets.shape:  # broadcasting would silently fit something else
-        raise ValueError(f"outputs of shape {tuple(outputs.shape)}, but targets of shape {tuple(targets.shape)}")
+        raise ValueError(
+            f"outputs of shape {tuple(outputs.shape)}, but targets of shape {tuple(targets.shape)}"
+        )
     return targets
 
 
@@ -48,16 +69,25 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": squared_error, "
 
 
 def fit_network(
-    module: nn.Module, inputs: Tensor, targets: Tensor, options: FitOptions, generator: np.random.Generator,
+    module: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    options: FitOptions,
+    generator: np.random.Generator,
     runner: Runner = Eager,
-) -> float:  # fmt: skip
-    """Fit ``module`` in place to ``targets`` (n, ...) at ``inputs`` (n, ...); return the mean training loss of the last epoch.
+) -> float:
+    """Fit ``module`` in place to ``targets`` (n, ...) at ``inputs`` (n, ...); return
+    the mean training loss of the last epoch.
 
-    Raises ``Diverged`` if the loss or a final parameter is not finite, ``ValueError`` if targets and inputs do not match.
+    Raises ``Diverged`` if the loss or a final parameter is not finite, ``ValueError``
+    if targets and inputs do not match.
     """
     count = len(inputs)
     if not count or len(targets) != count:
-        raise ValueError(f"{count} inputs and {len(targets)} targets: give one target for each input, at least one")
+        raise ValueError(
+            f"{count} inputs and {len(targets)} targets: give one target for each input, at least "
+            "one"
+        )
     loss_of = LOSSES[options.loss]
     batches = -(-count // options.batch_size)
     steps = options.steps or options.epochs * batches
@@ -65,7 +95,9 @@ def fit_network(
 
     def epochs(steps: int) -> Epochs:
         for left in range(steps, 0, -batches):
-            order = torch.from_numpy(generator.permutation(count)[: left * options.batch_size]).to(inputs.device)
+            order = torch.from_numpy(generator.permutation(count)[: left * options.batch_size]).to(
+                inputs.device
+            )
             yield inputs[order], targets[order]
 
     problem = Problem(module, lambda x, y: loss_of(module(x), y), no_surrogate, loss_of)
@@ -74,7 +106,9 @@ def fit_network(
     state = adam.state(parameters)
 
     def go(first: int, steps: int) -> float:
-        numbers = lambda i: {"rate": options.learning_rate, "step": first + i + 1.0}  # noqa: E731
+        def numbers(i: int) -> dict[str, float]:
+            return {"rate": options.learning_rate, "step": first + i + 1.0}
+
         return runner.run(problem, adam, state, {}, numbers, epochs(steps), options.batch_size)
 
     was_training = module.training
@@ -90,18 +124,25 @@ def fit_network(
 
 @dataclass(frozen=True)
 class Adam:
-    """A step of Adam with beta = (0.9, 0.999); gradients are clipped to norm ``clip`` (0: not).
+    """A step of Adam with beta = (0.9, 0.999); gradients are clipped to norm ``clip``
+    (0: not).
 
-    ``state``: see :meth:`state`. ``numbers``: ``rate``, and ``step``, 1 for the first. One fused operation where this PyTorch has it,
-    else some over all tensors: the same numbers up to rounding.
+    ``state``: see :meth:`state`. ``numbers``: ``rate``, and ``step``, 1 for the first.
+    One fused operation where this PyTorch has it, else some over all tensors: the same
+    numbers up to rounding.
     """
 
     weight_decay: float = 0.0
     clip: float = 0.0
 
     def state(self, parameters: Tensors) -> State:
-        """Return what a step changes: parameters ``w`` and the moments of their gradients, which are zeros."""
-        return {"w": parameters, **{name: [torch.zeros_like(p) for p in parameters] for name in ("first", "second")}}
+        """Return what a step changes: parameters ``w`` and the moments of their
+        gradients, which are zeros.
+        """
+        return {
+            "w": parameters,
+            **{name: [torch.zeros_like(p) for p in parameters] for name in ("first", "second")},
+        }
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
@@ -115,7 +156,8 @@ class Adam:
         if self.clip:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1))
-        fused = getattr(torch, "_fused_adam_", None)  # what torch.optim.Adam(fused=True) calls; not a promise of PyTorch's
+        # what torch.optim.Adam(fused=True) calls; not a promise of PyTorch's
+        fused = getattr(torch, "_fused_adam_", None)
         if fused is not None and not isinstance(step, Tensor) and not isinstance(rate, Tensor):
             taken = [torch.tensor(step, device=w[0].device, dtype=torch.float32)] * len(w)
             fused(
@@ -142,5 +184,6 @@ class Adam:
 def _check_finite(loss: float, parameters: list[Tensor], options: FitOptions) -> None:
     if not np.isfinite(loss) or not all(bool(torch.isfinite(p).all()) for p in parameters):
         raise Diverged(
-            f"the fit diverged (loss {loss:g} at learning-rate = {options.learning_rate:g}): lower it, or check the inputs and targets"
+            f"the fit diverged (loss {loss:g} at learning-rate = {options.learning_rate:g}): lower "
+            "it, or check the inputs and targets"
         )

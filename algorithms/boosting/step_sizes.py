@@ -1,4 +1,5 @@
-"""Steps of boosting in function space: their sizes, what they come to, and the bounds of what is clipped. Numbers, no tensors.
+"""Steps of boosting in function space: their sizes, what they come to, and the bounds
+of what is clipped. Numbers, no tensors.
 
 Sources: as in ``algorithms.boosting.functional``.
 """
@@ -6,24 +7,34 @@ Sources: as in ``algorithms.boosting.functional``.
 import math
 from collections.abc import Sequence
 
-#: Names of ``algorithms.boosting.functional.LOSSES``, for those who choose one and do not compute it.
+#: Names of ``algorithms.boosting.functional.LOSSES``, for those who choose one and do
+#: not compute it.
 LOSS_NAMES = ("cross-entropy", "square")
 SCHEDULES = ("decay", "homogeneous", "general")
 
 
-def step_sizes(schedule: str, t: int, local_steps: int, mu: float, eta_0: float, eta_max: float) -> list[float]:
-    """Return eta^{k,t} for k = 1..K of round t = 0, 1, ...; never above ``eta_max``, and mu eta never above 1.
+def step_sizes(
+    schedule: str, t: int, local_steps: int, mu: float, eta_0: float, eta_max: float
+) -> list[float]:
+    """Return eta^{k,t} for k = 1..K of round t = 0, 1, ...; never above ``eta_max``,
+    and mu eta never above 1.
 
-    decay: eta_0 / (K t + k + 1), as in the experiments; homogeneous: 2 / (mu (K t + k + 1)), for equal marginals of the features;
-    general: 4 / (mu (K t + k + 1)).
+    decay: eta_0 / (K t + k + 1), as in the experiments; homogeneous: 2 / (mu (K t + k +
+    1)), for equal marginals of the features; general: 4 / (mu (K t + k + 1)).
     """
-    top = {"decay": eta_0, "homogeneous": 2 / mu if mu else math.inf, "general": 4 / mu if mu else math.inf}[schedule]
+    top = {
+        "decay": eta_0,
+        "homogeneous": 2 / mu if mu else math.inf,
+        "general": 4 / mu if mu else math.inf,
+    }[schedule]
     limit = min(eta_max, 1 / mu if mu else math.inf)
     return [min(limit, top / (local_steps * t + k + 1)) for k in range(1, local_steps + 1)]
 
 
 def summed_steps(etas: Sequence[float], mu: float) -> tuple[float, list[float]]:
-    """Return (c, a) with ``g^{K+1} = c f - sum_k a_k h^k``, what K steps ``g <- g - eta_k (h^k + mu g)`` from f come to."""
+    """Return (c, a) with ``g^{K+1} = c f - sum_k a_k h^k``, what K steps ``g <- g -
+    eta_k (h^k + mu g)`` from f come to.
+    """
     shrink, coefficients = 1.0, [0.0] * len(etas)
     for k in reversed(range(len(etas))):
         coefficients[k] = etas[k] * shrink
@@ -32,5 +43,7 @@ def summed_steps(etas: Sequence[float], mu: float) -> tuple[float, list[float]]:
 
 
 def clip_bounds(gradient_bound: float, gamma: float) -> tuple[float, float]:
-    """Return (G^2, G^1) = ((2 - gamma) G / gamma, (1 - gamma) G / gamma): what gradients up to G and an edge gamma allow."""
+    """Return (G^2, G^1) = ((2 - gamma) G / gamma, (1 - gamma) G / gamma): what
+    gradients up to G and an edge gamma allow.
+    """
     return (2 - gamma) * gradient_bound / gamma, (1 - gamma) * gradient_bound / gamma

@@ -1,9 +1,13 @@
-"""Regression trees as arrays of fixed shape, and an oracle that boosts a few of them: weak learners for tabular data.
+"""Regression trees as arrays of fixed shape, and an oracle that boosts a few of them:
+weak learners for tabular data.
 
-A tree of depth d is laid out as a full binary tree: ``feature`` and ``threshold`` (2^d - 1,) of the inner nodes, node i with children
-2 i + 1 (x[feature] <= threshold) and 2 i + 2, and ``value`` (2^d, outputs) of the leaves. Below a node that was not split, all leaves
-are equal. The trees are CART's: the split that leaves the least squared error, over all features and all values half-way between two
-neighbours. Fitted here in NumPy, so that a small device needs neither a tree library (four seconds to import) nor PyTorch.
+A tree of depth d is laid out as a full binary tree: ``feature`` and ``threshold`` (2^d
+- 1,) of the inner nodes, node i with children 2 i + 1 (x[feature] <= threshold) and 2 i
++ 2, and ``value`` (2^d, outputs) of the leaves. Below a node that was not split, all
+leaves are equal. The trees are CART's: the split that leaves the least squared error,
+over all features and all values half-way between two neighbours. Fitted here in NumPy,
+so that a small device needs neither a tree library (four seconds to import) nor
+PyTorch.
 """
 
 from collections.abc import Mapping
@@ -21,7 +25,8 @@ EQUAL = 1e-7
 
 
 def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int, min_leaf: int = 1) -> Tree:
-    """Return the regression tree of this depth for x (n, features) and y (n, outputs). Ties: the first feature, its least value.
+    """Return the regression tree of this depth for x (n, features) and y (n, outputs).
+    Ties: the first feature, its least value.
 
     Leaves have at least ``min_leaf`` rows, as far as there are so many.
     """
@@ -44,10 +49,14 @@ def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int, min_lea
     return features, thresholds, values
 
 
-def _best_split(x: NDArray[np.float32], y: NDArray[np.float64], min_leaf: int) -> tuple[int, np.float32] | None:
-    """Return feature and threshold of the split with the least squared error, None if none is left with so many rows on each side.
+def _best_split(
+    x: NDArray[np.float32], y: NDArray[np.float64], min_leaf: int
+) -> tuple[int, np.float32] | None:
+    """Return feature and threshold of the split with the least squared error, None if
+    none is left with so many rows on each side.
 
-    With the outputs centred, the error falls by ``|S_l|^2 / n_l + |S_r|^2 / n_r``, S being the sums on both sides, S_r = -S_l.
+    With the outputs centred, the error falls by ``|S_l|^2 / n_l + |S_r|^2 / n_r``, S
+    being the sums on both sides, S_r = -S_l.
     """
     y = y - y.mean(0)
     if len(x) < 2 * min_leaf or not (np.square(y).sum() > len(x) * np.finfo(np.float64).eps):
@@ -68,22 +77,29 @@ def _best_split(x: NDArray[np.float32], y: NDArray[np.float64], min_leaf: int) -
 
 
 def _float32_below(threshold: float) -> np.float32:
-    """Return the threshold rounded down: that leaves every decision on float32 inputs as it was."""
+    """Return the threshold rounded down: that leaves every decision on float32 inputs
+    as it was.
+    """
     near = np.float32(threshold)
     return near if float(near) <= threshold else np.nextafter(near, np.float32(-np.inf))
 
 
 class TreeOracle:
-    """L2 oracle: boosts ``trees`` trees, each fitted to the residual of the ones before it and scaled by ``rate``.
+    """L2 oracle: boosts ``trees`` trees, each fitted to the residual of the ones before
+    it and scaled by ``rate``.
 
     ``min_leaf``: the least rows of a leaf.
     """
 
-    def __init__(self, trees: int = 1, depth: int = 3, rate: float = 1.0, min_leaf: int = 1) -> None:
+    def __init__(
+        self, trees: int = 1, depth: int = 3, rate: float = 1.0, min_leaf: int = 1
+    ) -> None:
         self.trees, self.depth, self.rate, self.min_leaf = trees, depth, rate, min_leaf
 
     def fit(self, x: Values, target: Target, rng: np.random.Generator) -> Learner:
-        """Return the arrays ``feature``, ``threshold`` (trees, 2^d - 1) and ``value`` (trees, 2^d, outputs)."""
+        """Return the arrays ``feature``, ``threshold`` (trees, 2^d - 1) and ``value``
+        (trees, 2^d, outputs).
+        """
         points, rest = (np.asarray(on_cpu(part)) for part in (x.reshape(len(x), -1), target.values))
         found = []
         rest = rest.astype(np.float64)
@@ -95,11 +111,15 @@ class TreeOracle:
         return {"feature": features, "threshold": thresholds, "value": values}
 
     def predict(self, learners: Mapping[str, Values], x: Values) -> Values:
-        """Return the values (m, n, outputs) of m learners, each the sum of its trees."""
+        """Return the values (m, n, outputs) of m learners, each the sum of its
+        trees.
+        """
 
         def some(group: Mapping[str, Values], points: Values) -> Values:
             m, trees = group["feature"].shape[:2]
-            feature, threshold, value = (group[name].reshape(m * trees, *group[name].shape[2:]) for name in NAMES)
+            feature, threshold, value = (
+                group[name].reshape(m * trees, *group[name].shape[2:]) for name in NAMES
+            )
             values = walk(feature, threshold, value, points)
             return values.reshape(m, trees, *values.shape[1:]).sum(axis=1)
 
@@ -108,7 +128,9 @@ class TreeOracle:
 
 
 def walk(feature: Values, threshold: Values, value: Values, x: Values) -> Values:
-    """Return the values (m, n, outputs) of m trees at x (n, features), descending one level at a time for all trees and points."""
+    """Return the values (m, n, outputs) of m trees at x (n, features), descending one
+    level at a time for all trees and points.
+    """
     xp = module_of(x)
     trees, inner = feature.shape
     rows, tree = xp.arange(len(x), device=x.device), xp.arange(trees, device=x.device)[:, None]

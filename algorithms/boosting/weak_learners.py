@@ -1,10 +1,12 @@
-"""Weak-learning oracles: they fit a learner to a function given at a client's points, and evaluate many learners at once.
+"""Weak-learning oracles: they fit a learner to a function given at a client's points,
+and evaluate many learners at once.
 
-An oracle is any object with ``fit`` and ``predict`` whose learners pack to named arrays of a fixed shape. Here: networks fitted by the
-L2, the L-infinity and the Lipschitz oracle, and ridge regression; trees are in ``algorithms.boosting.trees``.
+An oracle is any object with ``fit`` and ``predict`` whose learners pack to named arrays
+of a fixed shape. Here: networks fitted by the L2, the L-infinity and the Lipschitz
+oracle, and ridge regression; trees are in ``algorithms.boosting.trees``.
 
-Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, appendix B,
-equations (20) and (21).
+Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
+2022, arXiv 2103.06972, appendix B, equations (20) and (21).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,19 +26,23 @@ from algorithms.boosting.regression import Adam, Diverged, fit_network
 from algorithms.common.checks import check_choice, check_range
 from algorithms.common.steps import Eager, Runner
 
-# The L-infinity oracle minimises the mean squared error over this fraction of the points, the worst ones.
+# The L-infinity oracle minimises the mean squared error over this fraction of the
+# points, the worst ones.
 WORST = 0.1
 
 
 @dataclass(frozen=True)
 class NetOptions:
-    """``kind``: "l2" (least squares), "linf" (the worst tenth of the points), "lipschitz" (those, and the gradients by the inputs).
+    """``kind``: "l2" (least squares), "linf" (the worst tenth of the points),
+    "lipschitz" (those, and the gradients by the inputs).
 
     ``fit``: Adam's steps, rate and batch. ``sobolev``: weight of the gradients.
     """
 
     kind: str = "l2"
-    fit: FitOptions = field(default_factory=lambda: FitOptions(steps=200, learning_rate=0.005, clip=0.0))
+    fit: FitOptions = field(
+        default_factory=lambda: FitOptions(steps=200, learning_rate=0.005, clip=0.0)
+    )
     sobolev: float = 0.1
 
     def __post_init__(self) -> None:
@@ -45,13 +51,18 @@ class NetOptions:
 
 
 class NetOracle:
-    """Fits a newly initialised network; ``model_fn``: seed -> module. ``runner`` takes the steps of the L2 oracle."""
+    """Fits a newly initialised network; ``model_fn``: seed -> module. ``runner`` takes
+    the steps of the L2 oracle.
+    """
 
-    def __init__(self, model_fn: Callable[[int], nn.Module], options: NetOptions | None = None) -> None:
+    def __init__(
+        self, model_fn: Callable[[int], nn.Module], options: NetOptions | None = None
+    ) -> None:
         self.model_fn, self.options = model_fn, options or NetOptions()
         self.runner: Runner = Eager
         if self.options.kind == "l2":
-            #: Takes them compiled; a client lets it be the ``runner`` where its message says so.
+            #: Takes them compiled; a client lets it be the ``runner`` where its message
+            #: says so.
             self.compiler: Runner | None = None
         self.fitted = model_fn(0)  # what a fit works in: compiled steps belong to a module
         self.module = model_fn(0).eval()  # a template: all networks have its architecture
@@ -67,7 +78,10 @@ class NetOracle:
             fit_network(module, x, target.values, self.options.fit, rng, self.runner)
         else:
             self._fit_worst(module, x, target, rng)
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
+        return {
+            name: tensor.detach().cpu().numpy().copy()
+            for name, tensor in module.state_dict().items()
+        }
 
     def compiled(self, wanted: bool) -> None:
         """Let the steps of fits be compiled, or not."""
@@ -91,18 +105,28 @@ class NetOracle:
         """Return the size of the largest layer output for one point."""
         if self._width is None:
             sizes = [x[0].numel()]
-            hooks = [m.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel())) for m in self.module.modules()]
+            hooks = [
+                m.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
+                for m in self.module.modules()
+            ]
             self.module(x[:1])
             for hook in hooks:
                 hook.remove()
             self._width = max(sizes)
         return self._width
 
-    def _fit_worst(self, module: nn.Module, x: Tensor, target: Target, rng: np.random.Generator) -> None:
-        """Minimise the mean squared error over the worst points (a smoothed maximum), with "lipschitz" also that of the gradients."""
+    def _fit_worst(
+        self, module: nn.Module, x: Tensor, target: Target, rng: np.random.Generator
+    ) -> None:
+        """Minimise the mean squared error over the worst points (a smoothed maximum),
+        with "lipschitz" also that of the gradients.
+        """
         function = target.function if self.options.kind == "lipschitz" else None
         if self.options.kind == "lipschitz" and function is None:
-            raise ValueError("oracle = 'lipschitz' needs the target as a function, which only ffgb-l has: choose l2 or linf")
+            raise ValueError(
+                "oracle = 'lipschitz' needs the target as a function, which only ffgb-l has: "
+                "choose l2 or linf"
+            )
         options, module = self.options.fit, module.train()
         parameters = [p for p in module.parameters() if p.requires_grad]
         adam = Adam(options.weight_decay, options.clip)
@@ -114,20 +138,34 @@ class NetOracle:
             if function is not None:
                 points = points_between(x, options.batch_size, rng)
                 loss = loss + self.options.sobolev * gradient_gap(module, function, points, rng)
-            adam.descend(state, list(torch.autograd.grad(loss, parameters)), options.learning_rate, step + 1.0)
+            adam.descend(
+                state,
+                list(torch.autograd.grad(loss, parameters)),
+                options.learning_rate,
+                step + 1.0,
+            )
         if not all(bool(torch.isfinite(p).all()) for p in [loss, *parameters]):
-            raise Diverged(f"the fit diverged (loss {float(loss):g} at learning-rate = {options.learning_rate:g}): lower it")
+            raise Diverged(
+                f"the fit diverged (loss {float(loss):g} at learning-rate = "
+                f"{options.learning_rate:g}): lower it"
+            )
 
 
 def points_between(x: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """Return ``count`` random points on the segments between random pairs of the points x (n, ...)."""
+    """Return ``count`` random points on the segments between random pairs of the points
+    x (n, ...).
+    """
     i, j = (torch.from_numpy(rng.integers(len(x), size=count)).to(x.device) for _ in range(2))
     share = torch.from_numpy(rng.random(count)).to(x).reshape(-1, *[1] * (x.ndim - 1))
     return torch.lerp(x[i], x[j], share)
 
 
-def gradient_gap(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return the mean over x of ``||v' (D function - D module)||^2``, v ~ N(0, I): unbiased for that of the whole Jacobians."""
+def gradient_gap(
+    module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
+) -> Tensor:
+    """Return the mean over x of ``||v' (D function - D module)||^2``, v ~ N(0, I):
+    unbiased for that of the whole Jacobians.
+    """
     points = x.detach().requires_grad_()
     outputs = module(points)
     v = torch.from_numpy(rng.normal(size=outputs.shape[1])).to(outputs)
@@ -147,11 +185,16 @@ class RidgeOracle:
         points, values = x.flatten(1).double(), target.values.double()
         x0, y0 = points.mean(0), values.mean(0)
         centred = points - x0
-        gram = centred.T @ centred + self.penalty * torch.eye(points.shape[1], dtype=torch.float64, device=x.device)
+        gram = centred.T @ centred + self.penalty * torch.eye(
+            points.shape[1], dtype=torch.float64, device=x.device
+        )
         weight = torch.linalg.solve(gram, centred.T @ (values - y0))
         bias = y0 - x0 @ weight
         if not bool(torch.isfinite(weight).all()):
-            raise Diverged("ridge regression came to values that are not finite: choose ridge > 0, or check the inputs")
+            raise Diverged(
+                "ridge regression came to values that are not finite: choose ridge > 0, or check "
+                "the inputs"
+            )
         return {"weight": weight.float().cpu().numpy(), "bias": bias.float().cpu().numpy()}
 
     def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -160,10 +203,15 @@ class RidgeOracle:
 
 
 def combined(oracle: Oracle, learners: list[Learner]) -> Callable[[Tensor], Tensor]:
-    """Return the sum of the learners as a function of the points; differentiable if the learners are."""
+    """Return the sum of the learners as a function of the points; differentiable if the
+    learners are.
+    """
 
     def values(x: Tensor) -> Tensor:
-        stacks = {name: torch.tensor(np.stack([h[name] for h in learners]), device=x.device) for name in learners[0]}
+        stacks = {
+            name: torch.tensor(np.stack([h[name] for h in learners]), device=x.device)
+            for name in learners[0]
+        }
         total: Tensor = oracle.predict(stacks, x).sum(0)
         return total
 

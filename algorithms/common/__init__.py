@@ -1,1 +1,3 @@
-"""Building blocks shared by the methods: checks, seeds, wire format, averaging, metrics, mirror descent."""
+"""Building blocks shared by the methods: checks, seeds, wire format, averaging,
+metrics, mirror descent.
+"""

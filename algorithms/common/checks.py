@@ -1,4 +1,6 @@
-"""Checks of option values; error messages state the rule, the value and the remedy in one line."""
+"""Checks of option values; error messages state the rule, the value and the remedy in
+one line.
+"""
 
 import difflib
 import math
@@ -14,7 +16,9 @@ def check_range(
     open_low: bool = False,
     open_high: bool = False,
 ) -> None:
-    """Raise ``ValueError`` unless ``value`` is a finite number in [low, high]; an open end excludes the bound itself."""
+    """Raise ``ValueError`` unless ``value`` is a finite number in [low, high]; an open
+    end excludes the bound itself.
+    """
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
     if not (math.isfinite(value) and above and below):
@@ -24,13 +28,19 @@ def check_range(
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ``ValueError`` unless ``value`` is one of ``choices``; the message suggests the closest one."""
+    """Raise ``ValueError`` unless ``value`` is one of ``choices``; the message suggests
+    the closest one.
+    """
     options = list(choices)
     if value not in options:
-        raise ValueError(f"{name} = {value!r}: {nearest(value, options)}choose one of {', '.join(options)}")
+        raise ValueError(
+            f"{name} = {value!r}: {nearest(value, options)}choose one of {', '.join(options)}"
+        )
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Return "did you mean 'X'? " for the option closest to a misspelt word, or "" if none is close."""
+    """Return "did you mean 'X'? " for the option closest to a misspelt word, or "" if
+    none is close.
+    """
     close = difflib.get_close_matches(word, list(options), n=1)
     return f"did you mean {close[0]!r}? " if close else ""

@@ -1,8 +1,10 @@
-"""Sums of real numbers that do not depend on the order or the grouping of the terms: fixed point in 64-bit integers.
+"""Sums of real numbers that do not depend on the order or the grouping of the terms:
+fixed point in 64-bit integers.
 
-A term v is split into three integers, ``v = a + b 2^-31 + c 2^-62`` with 0 <= b < 2^31 and 0 <= c <= 2^31, c rounded. Integers are
-added without rounding, so a sum of sums is the sum: one worker and sixteen give the same bits. A term above 2^-10 in size is exact, a
-smaller one is off by 2^-63 at most; 2^31 terms below 2^31 fit.
+A term v is split into three integers, ``v = a + b 2^-31 + c 2^-62`` with 0 <= b < 2^31
+and 0 <= c <= 2^31, c rounded. Integers are added without rounding, so a sum of sums is
+the sum: one worker and sixteen give the same bits. A term above 2^-10 in size is exact,
+a smaller one is off by 2^-63 at most; 2^31 terms below 2^31 fit.
 """
 
 import numpy as np
@@ -21,9 +23,14 @@ class ExactSum:
         self.parts: NDArray[np.int64] = np.zeros((3, size), np.int64)
 
     def add(self, values: Floats) -> None:
-        """Add a vector (n,). Raises ``OverflowError`` if a number in it is not finite or 2^31 or more in size."""
+        """Add a vector (n,). Raises ``OverflowError`` if a number in it is not finite
+        or 2^31 or more in size.
+        """
         if not (np.abs(values) < LARGEST).all():
-            raise OverflowError(f"a sum in fixed point takes numbers below {LARGEST:g}, not {np.abs(values).max():.3g}")
+            raise OverflowError(
+                f"a sum in fixed point takes numbers below {LARGEST:g}, not "
+                f"{np.abs(values).max():.3g}"
+            )
         rest = values
         for part in self.parts[:2]:
             whole = np.floor(rest)
@@ -32,10 +39,15 @@ class ExactSum:
         self.parts[2] += np.rint(rest).astype(np.int64)
 
     def merge(self, parts: ArrayLike) -> None:
-        """Add another sum's parts (3, n). Raises ``ValueError`` if they are none of this size."""
+        """Add another sum's parts (3, n). Raises ``ValueError`` if they are none of
+        this size.
+        """
         other = np.asarray(parts)
         if other.shape != self.parts.shape or other.dtype != np.int64:
-            raise ValueError(f"parts of shape {other.shape} and type {other.dtype}: must be {self.parts.shape} of int64")
+            raise ValueError(
+                f"parts of shape {other.shape} and type {other.dtype}: must be {self.parts.shape} "
+                "of int64"
+            )
         self.parts += other
 
     def value(self) -> Floats:

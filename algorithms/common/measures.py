@@ -1,12 +1,15 @@
 """Metrics of a classifier, and of fairness across clients.
 
-Accuracy and calibration are computed over a client's whole test set, never as a mean over mini-batches: the calibration error of a
-batch of ten is larger. Fairness metrics take one number per client (higher is better, as for accuracy) and count every client once,
-whatever its number of samples.
+Accuracy and calibration are computed over a client's whole test set, never as a mean
+over mini-batches: the calibration error of a batch of ten is larger. Fairness metrics
+take one number per client (higher is better, as for accuracy) and count every client
+once, whatever its number of samples.
 
-Source of the calibration errors: Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", ICML 2017,
-arXiv 1706.04599, equations (3) and (5). Source of the parity gap: Hahn, "Algorithms for Collaborative Machine Learning under
-Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III (Tables 3.8, 3.9).
+Source of the calibration errors: Guo, Pleiss, Sun, Weinberger, "On Calibration of
+Modern Neural Networks", ICML 2017, arXiv 1706.04599, equations (3) and (5). Source of
+the parity gap: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III (Tables 3.8,
+3.9).
 """
 
 import math
@@ -24,24 +27,31 @@ _LOWER = frozenset({"loss", "rmse", "mae", "mse"})
 
 
 def leading_of(scores: Iterable[str]) -> str:
-    """Return the name of the leading score among those of a model. Raises ``KeyError`` without one."""
+    """Return the name of the leading score among those of a model. Raises ``KeyError``
+    without one.
+    """
     names = set(scores)
     for name in LEADING:
         if name in names:
             return name
-    raise KeyError(f"no leading score among {', '.join(sorted(names))}: a task has one of {', '.join(LEADING)}")
+    raise KeyError(
+        f"no leading score among {', '.join(sorted(names))}: a task has one of {', '.join(LEADING)}"
+    )
 
 
 def lower_is_better(name: str) -> bool:
-    """Return whether less is better of a measure by its name: ``rmse-mean``, ``global-loss``."""
+    """Return whether less is better of a measure by its name: ``rmse-mean``,
+    ``global-loss``.
+    """
     return not _LOWER.isdisjoint(name.split("-"))
 
 
 def topk_accuracy(scores: FloatArray, labels: IntArray, k: int = 1) -> float:
     """Return the fraction of samples whose label is among their ``k`` highest scores.
 
-    ``scores`` is (n, C), ``labels`` (n,). Ties rank in class order, as in argmax, so a constant classifier gains nothing from them.
-    A row with NaN counts as wrong. With ``k >= C`` every other row counts as correct.
+    ``scores`` is (n, C), ``labels`` (n,). Ties rank in class order, as in argmax, so a
+    constant classifier gains nothing from them. A row with NaN counts as wrong. With
+    ``k >= C`` every other row counts as correct.
     """
     scores, labels = _checked(scores, labels)
     if k < 1:
@@ -52,15 +62,19 @@ def topk_accuracy(scores: FloatArray, labels: IntArray, k: int = 1) -> float:
 
 
 def auroc(scores: FloatArray, labels: IntArray) -> float:
-    """Return the area under the ROC curve of ``scores`` (n,) for ``labels`` (n,) in {0, 1}.
+    """Return the area under the ROC curve of ``scores`` (n,) for ``labels`` (n,) in {0,
+    1}.
 
-    This is the fraction of (1, 0) pairs in which the 1 has the higher score, ties counting half: (R - p (p + 1) / 2) / (p q) with R
-    the rank sum of the p ones among all p + q samples (Mann-Whitney), equal scores sharing their mean rank. Raises ``ValueError`` for
-    NaN, and if all labels are equal, where the area is undefined.
+    This is the fraction of (1, 0) pairs in which the 1 has the higher score, ties
+    counting half: (R - p (p + 1) / 2) / (p q) with R the rank sum of the p ones among
+    all p + q samples (Mann-Whitney), equal scores sharing their mean rank. Raises
+    ``ValueError`` for NaN, and if all labels are equal, where the area is undefined.
     """
     s, y = np.asarray(scores, np.float64), np.asarray(labels)
     if s.ndim != 1 or y.shape != s.shape or not np.isin(y, (0, 1)).all() or np.isnan(s).any():
-        raise ValueError(f"need scores (n,) without NaN and labels (n,) of 0 and 1, got {s.shape} and {y.shape}")
+        raise ValueError(
+            f"need scores (n,) without NaN and labels (n,) of 0 and 1, got {s.shape} and {y.shape}"
+        )
     positives = int(y.sum())
     negatives = len(y) - positives
     if not positives or not negatives:
@@ -71,11 +85,15 @@ def auroc(scores: FloatArray, labels: IntArray) -> float:
     return float((ranks - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def calibration_errors(probabilities: FloatArray, labels: IntArray, bins: int = 15) -> tuple[float, float]:
-    """Return the expected and the maximum calibration error (ECE, MCE) of ``probabilities`` (n, C).
+def calibration_errors(
+    probabilities: FloatArray, labels: IntArray, bins: int = 15
+) -> tuple[float, float]:
+    """Return the expected and the maximum calibration error (ECE, MCE) of
+    ``probabilities`` (n, C).
 
-    Samples fall into ``bins`` equally wide intervals (lo, hi] of their top-1 probability. A bin's error is
-    |accuracy - mean confidence|; ECE weights bins by their number of samples, MCE is the maximum over non-empty bins.
+    Samples fall into ``bins`` equally wide intervals (lo, hi] of their top-1
+    probability. A bin's error is |accuracy - mean confidence|; ECE weights bins by
+    their number of samples, MCE is the maximum over non-empty bins.
     """
     probabilities, labels = _checked(probabilities, labels)
     if bins < 1:
@@ -91,29 +109,36 @@ def calibration_errors(probabilities: FloatArray, labels: IntArray, bins: int = 
 
 
 def confidence_bin(confidence: FloatArray, bins: int) -> IntArray:
-    """Return the bin 0..bins-1 of each top-1 probability (n,): equally wide intervals (lo, hi]."""
+    """Return the bin 0..bins-1 of each top-1 probability (n,): equally wide intervals
+    (lo, hi].
+    """
     edges = np.linspace(0.0, 1.0, bins + 1)
     # Rounding may lift a probability just above 1: it belongs to the last bin.
     return np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
 
 
 def tail_size(n: int, share: float) -> int:
-    """Return how many of ``n`` clients the worst ``share`` are: ceil(share n), at least one."""
+    """Return how many of ``n`` clients the worst ``share`` are: ceil(share n), at least
+    one.
+    """
     if not 0 < share <= 1:
         raise ValueError(f"share = {share}: must be above 0 and at most 1")
-    # 0.07 * 100 is slightly more than 7 in floating point: subtract possible rounding error before ceil.
+    # 0.07 * 100 is slightly more than 7 in floating point: subtract possible rounding
+    # error before ceil.
     return max(1, math.ceil(share * n - 1e-9))
 
 
 def gini(values: FloatArray) -> float:
     """Return the Gini coefficient of non-negative ``values`` (n,).
 
-    Half the mean absolute difference over all ordered pairs, divided by the mean: 0 if all values are equal (also if all are zero),
-    1 - 1/n if one client has everything.
+    Half the mean absolute difference over all ordered pairs, divided by the mean: 0 if
+    all values are equal (also if all are zero), 1 - 1/n if one client has everything.
     """
     values = _clients(values)
     if (values < 0).any():
-        raise ValueError(f"the Gini coefficient needs values of at least 0, the least is {values.min():g}")
+        raise ValueError(
+            f"the Gini coefficient needs values of at least 0, the least is {values.min():g}"
+        )
     total = values.sum()
     if total == 0:
         return 0.0
@@ -124,27 +149,37 @@ def gini(values: FloatArray) -> float:
 
 
 def worst_share(values: FloatArray, share: float = 0.1) -> float:
-    """Return the mean of the lowest ``share`` of ``values`` (n,): of ceil(share n) values, at least one."""
+    """Return the mean of the lowest ``share`` of ``values`` (n,): of ceil(share n)
+    values, at least one.
+    """
     values = _clients(values)
     return float(np.sort(values)[: tail_size(len(values), share)].mean())
 
 
 def best_share(values: FloatArray, share: float = 0.1) -> float:
-    """Return the mean of the highest ``share`` of ``values`` (n,): of ceil(share n) values, at least one."""
+    """Return the mean of the highest ``share`` of ``values`` (n,): of ceil(share n)
+    values, at least one.
+    """
     values = _clients(values)
     return float(np.sort(values)[-tail_size(len(values), share) :].mean())
 
 
 def parity_gap(values: FloatArray) -> float:
-    """Return the accuracy parity gap of ``values`` (n,): best minus worst client, each client being a group of its own."""
+    """Return the accuracy parity gap of ``values`` (n,): best minus worst client, each
+    client being a group of its own.
+    """
     values = _clients(values)
     return float(values.max() - values.min())
 
 
-def describe_clients(values: FloatArray, name: str, share: float = 0.1, loss: bool = False) -> dict[str, float]:
-    """Summarise one value per client as ``name-mean``, ``-std`` (population), ``-worst10``, ``-best10`` and ``-worst``.
+def describe_clients(
+    values: FloatArray, name: str, share: float = 0.1, loss: bool = False
+) -> dict[str, float]:
+    """Summarise one value per client as ``name-mean``, ``-std`` (population),
+    ``-worst10``, ``-best10`` and ``-worst``.
 
-    ``share``: of the clients in a tail, which names it (0.2: ``-worst20``). ``loss``: the highest values are the worst.
+    ``share``: of the clients in a tail, which names it (0.2: ``-worst20``). ``loss``:
+    the highest values are the worst.
     """
     values = _clients(values)
     sign = -1.0 if loss else 1.0
@@ -158,10 +193,14 @@ def describe_clients(values: FloatArray, name: str, share: float = 0.1, loss: bo
     }
 
 
-def _checked(scores: FloatArray, labels: IntArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _checked(
+    scores: FloatArray, labels: IntArray
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     s, y = np.asarray(scores, np.float64), np.asarray(labels, np.int64)
     if s.ndim != 2 or y.shape != s.shape[:1] or len(y) == 0:
-        raise ValueError(f"need scores (n, C) and labels (n,) with n > 0, got {s.shape} and {y.shape}")
+        raise ValueError(
+            f"need scores (n, C) and labels (n,) with n > 0, got {s.shape} and {y.shape}"
+        )
     return s, y
 
 

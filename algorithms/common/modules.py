@@ -1,4 +1,6 @@
-"""Torch modules as lists of arrays (the form in which models are sent), their batched evaluation, and their random numbers."""
+"""Torch modules as lists of arrays (the form in which models are sent), their batched
+evaluation, and their random numbers.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,28 +20,42 @@ def get_arrays(model: nn.Module) -> Arrays:
 
 
 def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
-    """Copy arrays into the parameters and buffers; raises ``ValueError`` if their number or shapes do not match the model."""
+    """Copy arrays into the parameters and buffers; raises ``ValueError`` if their
+    number or shapes do not match the model.
+    """
     state = model.state_dict()
     if len(arrays) != len(state):
-        raise ValueError(f"{len(arrays)} arrays for a model with {len(state)}: server and client build different models")
+        raise ValueError(
+            f"{len(arrays)} arrays for a model with {len(state)}: server and client build "
+            "different models"
+        )
     for (name, tensor), array in zip(state.items(), arrays, strict=True):
         if tuple(array.shape) != tuple(tensor.shape):
-            raise ValueError(f"array {name!r} has shape {array.shape}, but the client's model has {tuple(tensor.shape)}")
+            raise ValueError(
+                f"array {name!r} has shape {array.shape}, but the client's model has "
+                f"{tuple(tensor.shape)}"
+            )
         if tensor.device.type == "cpu":
-            np.copyto(tensor.numpy(), array)  # torch.from_numpy would warn: arrays from messages are read-only
+            # torch.from_numpy would warn: arrays from messages are read-only
+            np.copyto(tensor.numpy(), array)
         else:
             tensor.copy_(torch.tensor(array))
 
 
 @contextmanager
 def torch_seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Within the context, layers draw (dropout, initial weights) from ``seed``; then torch's generators are as they were.
+    """Within the context, layers draw (dropout, initial weights) from ``seed``; then
+    torch's generators are as they were.
 
-    ``device``: where the layers are, if not on the CPU. ``torch.manual_seed`` seeds every kind of device there might be: that takes
-    milliseconds, and loads PyTorch's compiler the first time.
+    ``device``: where the layers are, if not on the CPU. ``torch.manual_seed`` seeds
+    every kind of device there might be: that takes milliseconds, and loads PyTorch's
+    compiler the first time.
     """
     gpu = device if device is not None and device.type == "cuda" else None
-    before, there = torch.default_generator.get_state(), None if gpu is None else torch.cuda.get_rng_state(gpu)
+    before, there = (
+        torch.default_generator.get_state(),
+        None if gpu is None else torch.cuda.get_rng_state(gpu),
+    )
     try:
         torch.default_generator.manual_seed(seed)
         if gpu is not None:
@@ -53,7 +69,9 @@ def torch_seeded(seed: int, device: torch.device | None = None) -> Iterator[None
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, x: Tensor, batch_size: int = 1024) -> Tensor:
-    """Return the model's outputs (n, ...) for ``x`` (n, ...) in evaluation mode, computed in batches."""
+    """Return the model's outputs (n, ...) for ``x`` (n, ...) in evaluation mode,
+    computed in batches.
+    """
     was_training = model.training
     model.eval()
     out = torch.cat([model(part) for part in x.split(batch_size)])
@@ -62,22 +80,34 @@ def outputs_of(model: nn.Module, x: Tensor, batch_size: int = 1024) -> Tensor:
 
 
 def normalisation(model: nn.Module) -> list[str]:
-    """Return the names of the arrays of normalisation layers (batch, layer, group, instance), statistics and counters included."""
+    """Return the names of the arrays of normalisation layers (batch, layer, group,
+    instance), statistics and counters included.
+    """
     kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-    inside = [f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, kinds)]
-    return [name for name in model.state_dict() if any(name.startswith(prefix) for prefix in inside)]
+    inside = [
+        f"{name}." if name else ""
+        for name, module in model.named_modules()
+        if isinstance(module, kinds)
+    ]
+    return [
+        name for name in model.state_dict() if any(name.startswith(prefix) for prefix in inside)
+    ]
 
 
 def has_running_statistics(model: nn.Module) -> bool:
-    """Return whether the model has statistics of inputs, those of batch normalisation, among its buffers."""
+    """Return whether the model has statistics of inputs, those of batch normalisation,
+    among its buffers.
+    """
     return bool(_with_statistics(model))
 
 
 @torch.no_grad()
 def estimate_statistics(model: nn.Module, x: Tensor, batch_size: int = 1024) -> None:
-    """Set the running statistics of normalisation layers to the means over ``x`` (n, ...) at the model's parameters.
+    """Set the running statistics of normalisation layers to the means over ``x`` (n,
+    ...) at the model's parameters.
 
-    Where parameters are a mixture of two models', the statistics of neither are its own. With a single sample they stay as they are.
+    Where parameters are a mixture of two models', the statistics of neither are its
+    own. With a single sample they stay as they are.
     """
     layers, was_training = _with_statistics(model), model.training
     if not layers or len(x) < 2:
@@ -88,7 +118,8 @@ def estimate_statistics(model: nn.Module, x: Tensor, batch_size: int = 1024) -> 
         layer.reset_running_stats()
         layer.momentum = None  # the mean over all batches
         layer.train()
-    for part in x.chunk(-(-len(x) // batch_size)):  # of about the same size: none of a single sample
+    # of about the same size: none of a single sample
+    for part in x.chunk(-(-len(x) // batch_size)):
         model(part)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
@@ -96,5 +127,7 @@ def estimate_statistics(model: nn.Module, x: Tensor, batch_size: int = 1024) -> 
 
 
 def _with_statistics(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
-    modules = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    modules = [
+        module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)
+    ]
     return [module for module in modules if module.running_mean is not None]

@@ -1,4 +1,5 @@
-"""Options, each declared once: a field of a frozen dataclass with its type, default, bounds and one line of help.
+"""Options, each declared once: a field of a frozen dataclass with its type, default,
+bounds and one line of help.
 
     @dataclass(frozen=True)
     class FedProxOptions(Options):
@@ -6,7 +7,8 @@
 
         mu: float = option(0.01, "weight of the proximal term", low=0)
 
-The checks, the block of settings in ``pyproject.toml`` and the tables of the documentation all follow from these fields.
+The checks, the block of settings in ``pyproject.toml`` and the tables of the
+documentation all follow from these fields.
 """
 
 import math
@@ -19,7 +21,9 @@ from algorithms.common.checks import check_choice, check_range
 
 @dataclass(frozen=True)
 class Declared:
-    """What :func:`option` declares for a field besides type and default; an open end excludes the bound itself."""
+    """What :func:`option` declares for a field besides type and default; an open end
+    excludes the bound itself.
+    """
 
     help: str
     low: float = -math.inf
@@ -30,14 +34,19 @@ class Declared:
 
     @property
     def allowed(self) -> str:
-        """The allowed values as text: ``"a | b"``, ``"[0, 1)"``, ``"from 1"``; "" if any value is allowed."""
+        """The allowed values as text: ``"a | b"``, ``"[0, 1)"``, ``"from 1"``; "" if
+        any value is allowed.
+        """
         if self.choices:
             return " | ".join(self.choices)
         if self.low == -math.inf and self.high == math.inf:
             return ""
         if self.high == math.inf:
             return f"{'above' if self.open_low else 'from'} {self.low:g}"
-        return f"{'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}"
+        return (
+            f"{'(' if self.open_low else '['}{self.low:g}, "
+            f"{self.high:g}{')' if self.open_high else ']'}"
+        )
 
 
 def option(
@@ -50,20 +59,29 @@ def option(
     open_high: bool = False,
     choices: Iterable[str] = (),
 ) -> Any:
-    """Return a dataclass field with its declaration. ``help``: one line, which need not repeat bounds and choices."""
+    """Return a dataclass field with its declaration. ``help``: one line, which need not
+    repeat bounds and choices.
+    """
     declared = Declared(help, low, high, open_low, open_high, tuple(choices))
     return field(default=default, metadata={"option": declared})
 
 
 def with_choices(kind: type, name: str, choices: Iterable[str]) -> Any:
-    """Return the option ``name`` of ``kind`` once more, for a subclass that knows what values there are."""
+    """Return the option ``name`` of ``kind`` once more, for a subclass that knows what
+    values there are.
+    """
     (part,) = (part for part in fields(kind) if part.name == name)
-    return field(default=part.default, metadata={"option": replace(part.metadata["option"], choices=tuple(choices))})
+    return field(
+        default=part.default,
+        metadata={"option": replace(part.metadata["option"], choices=tuple(choices))},
+    )
 
 
 @dataclass(frozen=True)
 class Options:
-    """Base of dataclasses of options. ``ValueError`` names the option, its value and what is allowed."""
+    """Base of dataclasses of options. ``ValueError`` names the option, its value and
+    what is allowed.
+    """
 
     def __post_init__(self) -> None:
         """Check every option by itself, then :meth:`check` them together."""
@@ -86,5 +104,7 @@ class Options:
 
 
 def kebab(name: str) -> str:
-    """Return a field's name as a key: ``num_rounds`` -> ``num-rounds``, ``lambda_`` -> ``lambda``."""
+    """Return a field's name as a key: ``num_rounds`` -> ``num-rounds``, ``lambda_`` ->
+    ``lambda``.
+    """
     return name.rstrip("_").replace("_", "-")

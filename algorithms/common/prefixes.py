@@ -1,4 +1,6 @@
-"""Named values of several owners in one mapping: the names of each begin with a prefix of its own."""
+"""Named values of several owners in one mapping: the names of each begin with a prefix
+of its own.
+"""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -12,5 +14,11 @@ def under(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def within(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return those values whose names begin with the prefix, under the names that follow it."""
-    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    """Return those values whose names begin with the prefix, under the names that
+    follow it.
+    """
+    return {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }

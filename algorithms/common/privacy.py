@@ -1,13 +1,16 @@
-"""Privacy accounting of the Gaussian mechanism: epsilon after repeated releases with bounded sensitivity to one client's data.
+"""Privacy accounting of the Gaussian mechanism: epsilon after repeated releases with
+bounded sensitivity to one client's data.
 
-A release with noise of standard deviation z times the sensitivity is 1/z-GDP, and T of them together are sqrt(T)/z-GDP (Dong et al.).
-mu-GDP is (epsilon, delta)-differential privacy if and only if
-``delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)`` (Balle and Wang, Theorem 8). Both steps are exact, so no
-accountant that composes by moments reports a smaller epsilon.
+A release with noise of standard deviation z times the sensitivity is 1/z-GDP, and T of
+them together are sqrt(T)/z-GDP (Dong et al.). mu-GDP is (epsilon, delta)-differential
+privacy if and only if ``delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 -
+epsilon/mu)`` (Balle and Wang, Theorem 8). Both steps are exact, so no accountant that
+composes by moments reports a smaller epsilon.
 
-Sources: Dong, Roth, Su, "Gaussian Differential Privacy", Journal of the Royal Statistical Society B, 2022, arXiv 1905.02383; Balle,
-Wang, "Improving the Gaussian Mechanism for Differential Privacy: Analytical Calibration and Optimal Denoising", ICML 2018,
-arXiv 1805.06530.
+Sources: Dong, Roth, Su, "Gaussian Differential Privacy", Journal of the Royal
+Statistical Society B, 2022, arXiv 1905.02383; Balle, Wang, "Improving the Gaussian
+Mechanism for Differential Privacy: Analytical Calibration and Optimal Denoising", ICML
+2018, arXiv 1805.06530.
 """
 
 import math
@@ -16,15 +19,21 @@ from algorithms.common.checks import check_range
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return the smallest delta for which mu-GDP implies (epsilon, delta)-differential privacy."""
-    from scipy.special import log_ndtr  # imported here: SciPy is slow to import, and most runs do not need it
+    """Return the smallest delta for which mu-GDP implies (epsilon, delta)-differential
+    privacy.
+    """
+    # imported here: SciPy is slow to import, and most runs do not need it
+    from scipy.special import log_ndtr
 
-    log_tail = epsilon + log_ndtr(-mu / 2 - epsilon / mu)  # in logarithms: e^epsilon alone overflows
+    # in logarithms: e^epsilon alone overflows
+    log_tail = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return max(0.0, math.exp(log_ndtr(mu / 2 - epsilon / mu)) - math.exp(log_tail))
 
 
 def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Return epsilon at ``delta`` after ``releases`` releases, each with noise of ``noise_multiplier`` times the sensitivity."""
+    """Return epsilon at ``delta`` after ``releases`` releases, each with noise of
+    ``noise_multiplier`` times the sensitivity.
+    """
     check_range("noise-multiplier", noise_multiplier, 0, open_low=True)
     check_range("delta", delta, 0, 1, open_low=True, open_high=True)
     if not releases:

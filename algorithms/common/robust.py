@@ -1,22 +1,33 @@
-"""Means of points of which some are arbitrary: coordinate-wise median and trimmed mean, (Multi-)Krum, geometric median.
+"""Means of points of which some are arbitrary: coordinate-wise median and trimmed mean,
+(Multi-)Krum, geometric median.
 
-All take points (n, d) as rows, of equal weight, and do not depend on their order. f of the n points are outliers, of any size; the
-others are called sound. What each promises, for any outliers:
+All take points (n, d) as rows, of equal weight, and do not depend on their order. f of
+the n points are outliers, of any size; the others are called sound. What each promises,
+for any outliers:
 
-    median, n > 2 f           every coordinate lies between the least and the greatest of the sound points
-    trimmed mean, n > 2 f     the same; with f = 0 it is the mean
-    Multi-Krum, n >= 2 f + 3  within (1 + sqrt((n - f - 2) / (n - 2 f - 1))) D of every sound point, D their greatest distance
-    geometric median, n > 2 f within 2 sum_i |x_i - c| / (n - 2 f), over sound x_i, of any point c
+    median, n > 2 f
+        every coordinate lies between the least and the greatest of the sound points
+    trimmed mean, n > 2 f
+        the same; with f = 0 it is the mean
+    Multi-Krum, n >= 2 f + 3
+        within (1 + sqrt((n - f - 2) / (n - 2 f - 1))) D of every sound point, D their
+        greatest distance
+    geometric median, n > 2 f
+        within 2 sum_i |x_i - c| / (n - 2 f), over sound x_i, of any point c
 
-Krum's: a sound point has n - f - 1 sound points within D, so its score is at most (n - f - 2) D^2, and so is the score of each of the
-n - f points of least score. At least n - 2 f - 1 of the n - f - 2 neighbours of such a point are sound, so the nearest of these is
-within sqrt((n - f - 2) / (n - 2 f - 1)) D. The geometric median's: it minimises sum |z - x_i|, so sum_i |z - x_i| <= sum_i |c - x_i|;
-the triangle inequality on either kind of point leaves (n - 2 f) |z - c| <= 2 sum_i |x_i - c| over the sound ones.
+Krum's: a sound point has n - f - 1 sound points within D, so its score is at most (n -
+f - 2) D^2, and so is the score of each of the n - f points of least score. At least n -
+2 f - 1 of the n - f - 2 neighbours of such a point are sound, so the nearest of these
+is within sqrt((n - f - 2) / (n - 2 f - 1)) D. The geometric median's: it minimises sum
+|z - x_i|, so sum_i |z - x_i| <= sum_i |c - x_i|; the triangle inequality on either kind
+of point leaves (n - 2 f) |z - c| <= 2 sum_i |x_i - c| over the sound ones.
 
-Sources: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018,
-arXiv 1803.01498 (median, trimmed mean); Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine
-Tolerant Gradient Descent", NeurIPS 2017 (Krum); Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning", IEEE
-Transactions on Signal Processing 2022, arXiv 1912.13445 (geometric median by the smoothed Weiszfeld algorithm).
+Sources: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
+Towards Optimal Statistical Rates", ICML 2018, arXiv 1803.01498 (median, trimmed mean);
+Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine
+Tolerant Gradient Descent", NeurIPS 2017 (Krum); Pillutla, Kakade, Harchaoui, "Robust
+Aggregation for Federated Learning", IEEE Transactions on Signal Processing 2022, arXiv
+1912.13445 (geometric median by the smoothed Weiszfeld algorithm).
 """
 
 from typing import Any
@@ -32,12 +43,16 @@ SMOOTHING = 1e-8  # distances below this fraction of the typical one count as it
 
 
 def median(points: Points) -> Floats:
-    """Return the median of each coordinate, of an even number the mean of the two in the middle; ``points``: (n, d)."""
+    """Return the median of each coordinate, of an even number the mean of the two in
+    the middle; ``points``: (n, d).
+    """
     return np.asarray(np.median(_checked(points, 1), axis=0))
 
 
 def trimmed_mean(points: Points, f: int) -> Floats:
-    """Return the mean of each coordinate without its ``f`` least and ``f`` greatest values."""
+    """Return the mean of each coordinate without its ``f`` least and ``f`` greatest
+    values.
+    """
     x = _checked(points, 2 * f + 1, f)
     if not f:
         return np.asarray(x.mean(axis=0))
@@ -45,9 +60,11 @@ def trimmed_mean(points: Points, f: int) -> Floats:
 
 
 def multi_krum(points: Points, f: int, count: int | None = None) -> NDArray[np.int64]:
-    """Return the positions of the ``count`` (default n - f) points of least score, ascending; Krum is ``count`` = 1.
+    """Return the positions of the ``count`` (default n - f) points of least score,
+    ascending; Krum is ``count`` = 1.
 
-    A point's score is the sum of its squared distances to the n - f - 2 points nearest to it.
+    A point's score is the sum of its squared distances to the n - f - 2 points nearest
+    to it.
     """
     x = _checked(points, 2 * f + 3, f)
     n = len(x)
@@ -67,10 +84,12 @@ def geometric_median(points: Points) -> Floats:
 
 
 def median_weights(points: Points) -> Floats:
-    """Return the weights (n,), summing to 1, by which the geometric median is a mean of the points (n, d).
+    """Return the weights (n,), summing to 1, by which the geometric median is a mean of
+    the points (n, d).
 
-    Weiszfeld's steps only need the distances between points. They start at the point with the least sum of distances, and positions are
-    relative to it: outliers of any size then leave the sound points their precision.
+    Weiszfeld's steps only need the distances between points. They start at the point
+    with the least sum of distances, and positions are relative to it: outliers of any
+    size then leave the sound points their precision.
     """
     x = _checked(points, 1)
     apart = distances(x)
@@ -96,7 +115,9 @@ def median_weights(points: Points) -> Floats:
 
 
 def distances(points: Floats) -> Floats:
-    """Return the distances (n, n) between points, from their differences: outliers cost the others no digits."""
+    """Return the distances (n, n) between points, from their differences: outliers cost
+    the others no digits.
+    """
     out = np.zeros((len(points), len(points)))
     for i, point in enumerate(points[:-1]):
         out[i, i + 1 :] = out[i + 1 :, i] = np.linalg.norm(points[i + 1 :] - point, axis=1)
@@ -106,5 +127,8 @@ def distances(points: Floats) -> Floats:
 def _checked(points: Points, least: int, f: int = 0) -> Floats:
     x = np.asarray(points, np.float64)
     if x.ndim != 2 or f < 0 or len(x) < least or not np.isfinite(x).all():
-        raise ValueError(f"need at least {least} finite points as rows (n, d) for f = {f} >= 0, got the shape {x.shape}")
+        raise ValueError(
+            f"need at least {least} finite points as rows (n, d) for f = {f} >= 0, got the shape "
+            f"{x.shape}"
+        )
     return x

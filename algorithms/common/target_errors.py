@@ -1,19 +1,24 @@
-"""Errors of predicted numbers: a client's RMSE, MAE and R², and those of all clients' samples together, from sums.
+"""Errors of predicted numbers: a client's RMSE, MAE and R², and those of all clients'
+samples together, from sums.
 
 Of the n samples of a client, four numbers a target are enough:
 
-    E = sum (f_i - y_i)^2,    A = sum |f_i - y_i|,    m = mean y_i,    S = sum (y_i - m)^2,
+    E = sum (f_i - y_i)^2,
+        A = sum |f_i - y_i|,    m = mean y_i,    S = sum (y_i - m)^2,
 
 since E and A of several clients add up, and with N = sum n_k and M = sum n_k m_k / N
 
     sum over all samples of (y_i - M)^2  =  sum_k [S_k + n_k (m_k - M)^2].
 
-Then RMSE = sqrt(E / N), MAE = A / N and R² = 1 - E / S are to rounding those of the pooled samples. They are no means over clients: the
-root of a mean of squares is none of roots, and R² measures against the mean M of all, where each client's own measures against m_k. Of
-several targets E and A are taken over all of them (each in its own units), R² is the mean of the targets' own.
+Then RMSE = sqrt(E / N), MAE = A / N and R² = 1 - E / S are to rounding those of the
+pooled samples. They are no means over clients: the root of a mean of squares is none of
+roots, and R² measures against the mean M of all, where each client's own measures
+against m_k. Of several targets E and A are taken over all of them (each in its own
+units), R² is the mean of the targets' own.
 
-Source of the last identity: Chan, Golub, LeVeque, "Algorithms for Computing the Sample Variance: Analysis and Recommendations", The
-American Statistician 37(3), 1983, equation (2.1).
+Source of the last identity: Chan, Golub, LeVeque, "Algorithms for Computing the Sample
+Variance: Analysis and Recommendations", The American Statistician 37(3), 1983, equation
+(2.1).
 """
 
 import math
@@ -28,26 +33,49 @@ CHANNELS = 4
 
 
 def error_sums(predicted: Floats, targets: Floats) -> Floats:
-    """Return E, A, m and S (targets, 4) of predictions and targets, both (n, targets), n > 0."""
+    """Return E, A, m and S (targets, 4) of predictions and targets, both (n, targets),
+    n > 0.
+    """
     if predicted.shape != targets.shape or targets.ndim != 2 or not len(targets):
-        raise ValueError(f"predictions {predicted.shape} and targets {targets.shape}: must be (n, targets), n > 0, and alike")
+        raise ValueError(
+            f"predictions {predicted.shape} and targets {targets.shape}: must be (n, targets), n > "
+            "0, and alike"
+        )
     errors = predicted - targets
-    centre = targets[0] + (targets - targets[0]).mean(0)  # to the bit the value of a constant, whose S is 0
-    return np.stack([np.square(errors).sum(0), np.abs(errors).sum(0), centre, np.square(targets - centre).sum(0)], 1)
+    # to the bit the value of a constant, whose S is 0
+    centre = targets[0] + (targets - targets[0]).mean(0)
+    return np.stack(
+        [
+            np.square(errors).sum(0),
+            np.abs(errors).sum(0),
+            centre,
+            np.square(targets - centre).sum(0),
+        ],
+        1,
+    )
 
 
 def pooled(parts: Sequence[tuple[int, Floats]]) -> tuple[int, Floats]:
-    """Return the number and the sums (targets, 4) of the samples of several clients together, given those of each."""
-    counts, sums = np.array([n for n, _ in parts], np.float64), np.stack([part for _, part in parts])
+    """Return the number and the sums (targets, 4) of the samples of several clients
+    together, given those of each.
+    """
+    counts, sums = (
+        np.array([n for n, _ in parts], np.float64),
+        np.stack([part for _, part in parts]),
+    )
     weights = counts[:, None] / counts.sum()
     first = sums[0, :, 2]
     centre = first + (weights * (sums[:, :, 2] - first)).sum(0)
     spread = sums[:, :, 3].sum(0) + (counts[:, None] * np.square(sums[:, :, 2] - centre)).sum(0)
-    return int(counts.sum()), np.stack([sums[:, :, 0].sum(0), sums[:, :, 1].sum(0), centre, spread], 1)
+    return int(counts.sum()), np.stack(
+        [sums[:, :, 0].sum(0), sums[:, :, 1].sum(0), centre, spread], 1
+    )
 
 
 def errors_of(count: int, sums: Floats) -> dict[str, float]:
-    """Return ``rmse``, ``mae`` and, unless a target is constant, ``r2`` of so many samples with these sums (targets, 4)."""
+    """Return ``rmse``, ``mae`` and, unless a target is constant, ``r2`` of so many
+    samples with these sums (targets, 4).
+    """
     squared, absolute, _, spread = sums.T
     samples = count * len(sums)
     out = {"rmse": math.sqrt(squared.sum() / samples), "mae": float(absolute.sum() / samples)}

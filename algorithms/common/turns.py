@@ -1,11 +1,14 @@
-"""Tasks that take turns, each in a thread of its own, and can meet: what several of them ask for is then done for all at once.
+"""Tasks that take turns, each in a thread of its own, and can meet: what several of
+them ask for is then done for all at once.
 
-    for outcome in in_turns([lambda: client.fit(...), ...]):    # one runs at a time, until it is done or meets
-        ...
-    meet("key", request, serve)                                 # in a task: returns what ``serve`` finds for its request
+    for outcome in in_turns([lambda: client.fit(...), ...]):
+        # one runs at a time, until it is done or meets ...
+    meet("key", request, serve)
+        # in a task: returns what ``serve`` finds for its request
 
-One task runs at any time, so that tasks may share what they do not leave half done when they meet. What a task works in until after
-it has met must be its own: ``seat()`` tells tasks that take turns apart.
+One task runs at any time, so that tasks may share what they do not leave half done when
+they meet. What a task works in until after it has met must be its own: ``seat()`` tells
+tasks that take turns apart.
 """
 
 import contextvars
@@ -14,21 +17,26 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-#: Requests -> for each of them what it is answered, or the exception that its task shall raise.
+#: Requests -> for each of them what it is answered, or the exception that its task
+#: shall raise.
 Serve = Callable[[list[Any]], Sequence[Any]]
 _here = threading.local()
 
 
 def seat() -> int:
-    """Return the number of the running task among those that take turns with it, from 0; 0 where none do."""
+    """Return the number of the running task among those that take turns with it, from
+    0; 0 where none do.
+    """
     task: _Task | None = getattr(_here, "task", None)
     return task.number if task else 0
 
 
 def meet(key: Hashable, request: Any, serve: Serve) -> Any:
-    """Wait until the other tasks are done or meet, too; return what ``serve`` finds for this request among those of the same key.
+    """Wait until the other tasks are done or meet, too; return what ``serve`` finds for
+    this request among those of the same key.
 
-    Where no tasks take turns nothing is waited for. Raises the exception that ``serve`` has for the request.
+    Where no tasks take turns nothing is waited for. Raises the exception that ``serve``
+    has for the request.
     """
     task: _Task | None = getattr(_here, "task", None)
     found = task.wait(key, request, serve) if task else _served(serve, [request])[0]
@@ -74,7 +82,9 @@ def _served(serve: Serve, requests: list[Any]) -> Sequence[Any]:
 
 
 class Left(BaseException):
-    """Ends a task that waits while whoever ran the tasks has gone on; no error of the task, which must not catch it."""
+    """Ends a task that waits while whoever ran the tasks has gone on; no error of the
+    task, which must not catch it.
+    """
 
 
 class _Task:
@@ -91,7 +101,9 @@ class _Task:
         self.error: BaseException | None = None
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
         context = contextvars.copy_context()
-        self.thread = threading.Thread(target=context.run, args=(self._run,), daemon=True, name=f"task {number}")
+        self.thread = threading.Thread(
+            target=context.run, args=(self._run,), daemon=True, name=f"task {number}"
+        )
 
     def go(self) -> None:
         """Let the task run until it is done or meets."""
@@ -108,7 +120,9 @@ class _Task:
         self._turn.release()
 
     def wait(self, key: Hashable, request: Any, serve: Serve) -> Any:
-        """In the task's thread: give the turn back, and return the answer when it is this task's turn again."""
+        """In the task's thread: give the turn back, and return the answer when it is
+        this task's turn again.
+        """
         self.key, self.request, self.serve, self.meeting = key, request, serve, True
         self._back.release()
         self._turn.acquire()

@@ -1,11 +1,14 @@
-"""Optimal mixture of fixed distributions under the log loss: the reference optimum for a learned ensemble.
+"""Optimal mixture of fixed distributions under the log loss: the reference optimum for
+a learned ensemble.
 
-``min_alpha -sum_y f(y) log(sum_k alpha_k h_k(y))`` over the simplex is convex. Expectation maximisation multiplies every weight by
-``g_k = sum_y f(y) h_k(y) / h_alpha(y)``; it needs no step size and never leaves the simplex. The loss exceeds the optimum by at most
-``log max_k g_k``, which certifies the result.
+``min_alpha -sum_y f(y) log(sum_k alpha_k h_k(y))`` over the simplex is convex.
+Expectation maximisation multiplies every weight by ``g_k = sum_y f(y) h_k(y) /
+h_alpha(y)``; it needs no step size and never leaves the simplex. The loss exceeds the
+optimum by at most ``log max_k g_k``, which certifies the result.
 
-Source: Cover, "An Algorithm for Maximizing Expected Log Investment Return", IEEE Transactions on Information Theory, 1984,
-DOI 10.1109/TIT.1984.1056869 (log-optimal portfolios, the same problem).
+Source: Cover, "An Algorithm for Maximizing Expected Log Investment Return", IEEE
+Transactions on Information Theory, 1984, DOI 10.1109/TIT.1984.1056869 (log-optimal
+portfolios, the same problem).
 """
 
 from typing import Any
@@ -21,8 +24,9 @@ def best_mixture(
 ) -> tuple[NDArray[np.float64], float, float]:
     """Return (alpha (q,), its loss, an upper bound on the loss minus the optimum).
 
-    ``outputs`` (q, m) > 0: the probability each predictor assigns to each outcome; ``weights`` (m,): the frequencies of the outcomes,
-    summing to 1. Stops when the bound is at most ``tolerance``, or after ``max_steps``.
+    ``outputs`` (q, m) > 0: the probability each predictor assigns to each outcome;
+    ``weights`` (m,): the frequencies of the outcomes, summing to 1. Stops when the
+    bound is at most ``tolerance``, or after ``max_steps``.
     """
     alpha = np.full(len(outputs), 1 / len(outputs))
     mixture, bound = alpha @ outputs, np.inf

@@ -1,1 +1,3 @@
-"""Client weights for fair aggregation: online portfolios and the weight rules they are compared with."""
+"""Client weights for fair aggregation: online portfolios and the weight rules they are
+compared with.
+"""

@@ -2,24 +2,34 @@
 
 For every group g a client sends, over its own test samples,
 
-    actual_c, predicted_c, hits_c    samples of class c, samples that the model assigns to c, samples that are both
-    number_b, right_b, confidence_b  by bin of the top-1 probability: samples, right ones, the sum of that probability
+    actual_c, predicted_c, hits_c
+        samples of class c, samples that the model assigns to c, samples that are both
+    number_b, right_b, confidence_b
+        by bin of the top-1 probability: samples, right ones, the sum of that
+        probability
 
-which is a row of 3 C + 3 B numbers. The rows of all clients are added, and the measures follow from the sum: they are those of the
-samples of all clients together, in which a sample counts once. With n = sum_c actual_c,
+which is a row of 3 C + 3 B numbers. The rows of all clients are added, and the measures
+follow from the sum: they are those of the samples of all clients together, in which a
+sample counts once. With n = sum_c actual_c,
 
-    accuracy   sum_c hits_c / n
-    selected   predicted_c / n                             P(prediction is c | group)
-    tpr        hits_c / actual_c                           P(prediction is c | group, class is c)
-    fpr        (predicted_c - hits_c) / (n - actual_c)     P(prediction is c | group, class is not c)
-    ece        sum_b |right_b - confidence_b| / n
+    accuracy  sum_c hits_c / n
+    selected  predicted_c / n                             P(prediction is c | group)
+    tpr
+        hits_c / actual_c                           P(prediction is c | group, class is
+        c)
+    fpr
+        (predicted_c - hits_c) / (n - actual_c)     P(prediction is c | group, class is
+        not c)
+    ece  sum_b |right_b - confidence_b| / n
 
-Of two classes c = 1 is meant. Of more, tpr and fpr are means over the classes, each against the rest; ``selected`` would have the
-mean 1 / C in every group and is left out. A gap is the highest minus the lowest value among the groups that have one; those of rates
-are means over classes of the gap of a class.
+Of two classes c = 1 is meant. Of more, tpr and fpr are means over the classes, each
+against the rest; ``selected`` would have the mean 1 / C in every group and is left out.
+A gap is the highest minus the lowest value among the groups that have one; those of
+rates are means over classes of the gap of a class.
 
-Sources: demographic parity as in Dwork, Hardt, Pitassi, Reingold, Zemel, "Fairness Through Awareness", ITCS 2012, arXiv 1104.3913;
-equalised odds from Hardt, Price, Srebro, "Equality of Opportunity in Supervised Learning", NIPS 2016, arXiv 1610.02413.
+Sources: demographic parity as in Dwork, Hardt, Pitassi, Reingold, Zemel, "Fairness
+Through Awareness", ITCS 2012, arXiv 1104.3913; equalised odds from Hardt, Price,
+Srebro, "Equality of Opportunity in Supervised Learning", NIPS 2016, arXiv 1610.02413.
 """
 
 from collections.abc import Sequence
@@ -50,7 +60,9 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Groups:
-    """What the numbers of a reply mean: the names of the groups, and the number of classes."""
+    """What the numbers of a reply mean: the names of the groups, and the number of
+    classes.
+    """
 
     names: tuple[str, ...]
     classes: int
@@ -79,7 +91,9 @@ class Groups:
         n = parts.actual.sum(1)
         if (parts.predicted.sum(1) != n).any() or (parts.number.sum(1) != n).any():
             return "classes, predictions and bins have different numbers of samples"
-        if (parts.hits > np.minimum(parts.actual, parts.predicted)).any() or (parts.right > parts.number).any():
+        if (parts.hits > np.minimum(parts.actual, parts.predicted)).any() or (
+            parts.right > parts.number
+        ).any():
             return "more samples are right than there are"
         if (parts.right.sum(1) != parts.hits.sum(1)).any():
             return "classes and bins have different numbers of right samples"
@@ -95,7 +109,8 @@ def group_sums(
     members: npt.NDArray[np.bool_],
     classes: int,
 ) -> Floats:
-    """Return the sums (G, 3 C + 3 B) of samples with these classes (n,), predicted classes (n,) and top-1 probabilities (n,).
+    """Return the sums (G, 3 C + 3 B) of samples with these classes (n,), predicted
+    classes (n,) and top-1 probabilities (n,).
 
     ``members`` (n, G): whether a sample is of a group; it may be of none.
     """
@@ -110,9 +125,11 @@ def group_sums(
 
 
 def group_measures(sums: Floats, groups: Groups) -> list[dict[str, float]]:
-    """Return the measures of every group; what is undefined for lack of samples is not among them.
+    """Return the measures of every group; what is undefined for lack of samples is not
+    among them.
 
-    ``samples`` and ``right`` are counts, and with two classes ``tp``, ``fp``, ``fn`` and ``tn``, for groups too small for rates.
+    ``samples`` and ``right`` are counts, and with two classes ``tp``, ``fp``, ``fn``
+    and ``tn``, for groups too small for rates.
     """
     parts = groups.parts(sums)
     rates = _rates(parts)
@@ -122,8 +139,17 @@ def group_measures(sums: Floats, groups: Groups) -> list[dict[str, float]]:
         n, right = parts.actual[g].sum(), parts.hits[g].sum()
         row = {"samples": float(n), "right": float(right)}
         if groups.classes == 2:
-            tp, fp, fn = parts.hits[g, 1], parts.predicted[g, 1] - parts.hits[g, 1], parts.actual[g, 1] - parts.hits[g, 1]
-            row |= {"tp": float(tp), "fp": float(fp), "fn": float(fn), "tn": float(n - tp - fp - fn)}
+            tp, fp, fn = (
+                parts.hits[g, 1],
+                parts.predicted[g, 1] - parts.hits[g, 1],
+                parts.actual[g, 1] - parts.hits[g, 1],
+            )
+            row |= {
+                "tp": float(tp),
+                "fp": float(fp),
+                "fn": float(fn),
+                "tn": float(n - tp - fp - fn),
+            }
         if n:
             row |= {"accuracy": float(right / n), "ece": float(ece[g] / n)}
         for name, rate in rates.items():
@@ -137,14 +163,18 @@ def group_measures(sums: Floats, groups: Groups) -> list[dict[str, float]]:
 def group_gaps(sums: Floats, groups: Groups) -> dict[str, float]:
     """Return the gaps between the groups, as far as two of them have the samples.
 
-    ``group-accuracy-worst``, ``group-accuracy-gap``, ``demographic-parity-gap`` (of ``selected``), ``group-tpr-gap``,
-    ``group-fpr-gap``, ``equalised-odds-gap`` (by class the larger one of these two) and ``group-ece-worst``.
+    ``group-accuracy-worst``, ``group-accuracy-gap``, ``demographic-parity-gap`` (of
+    ``selected``), ``group-tpr-gap``, ``group-fpr-gap``, ``equalised-odds-gap`` (by
+    class the larger one of these two) and ``group-ece-worst``.
     """
     table = group_measures(sums, groups)
     accuracies = [row["accuracy"] for row in table if "accuracy" in row]
     if len(accuracies) < 2:
         return {}
-    out = {"group-accuracy-worst": min(accuracies), "group-accuracy-gap": max(accuracies) - min(accuracies)}
+    out = {
+        "group-accuracy-worst": min(accuracies),
+        "group-accuracy-gap": max(accuracies) - min(accuracies),
+    }
     selected, tpr, fpr = (_gaps(rate) for rate in _rates(groups.parts(sums)).values())
     gaps = {
         "demographic-parity-gap": selected,
@@ -152,12 +182,18 @@ def group_gaps(sums: Floats, groups: Groups) -> dict[str, float]:
         "group-fpr-gap": fpr,
         "equalised-odds-gap": np.fmax(tpr, fpr),
     }
-    out |= {name: float(np.nanmean(by_class)) for name, by_class in gaps.items() if not np.isnan(by_class).all()}
+    out |= {
+        name: float(np.nanmean(by_class))
+        for name, by_class in gaps.items()
+        if not np.isnan(by_class).all()
+    }
     return out | {"group-ece-worst": max(row["ece"] for row in table if "ece" in row)}
 
 
 def add_up(reported: Sequence[object], groups: Groups) -> Floats:
-    """Return the sum (G, 3 C + 3 B) of what clients report, without :meth:`Groups.fault`."""
+    """Return the sum (G, 3 C + 3 B) of what clients report, without
+    :meth:`Groups.fault`.
+    """
     total = np.zeros(groups.shape)
     for sums in reported:
         total += np.asarray(sums, np.float64).reshape(groups.shape)
@@ -165,7 +201,9 @@ def add_up(reported: Sequence[object], groups: Groups) -> Floats:
 
 
 def _rates(parts: Sums) -> dict[str, Floats]:
-    """Return the rates (G, C), or (G, 1) of class 1 of two; NaN where there is no sample to divide by."""
+    """Return the rates (G, C), or (G, 1) of class 1 of two; NaN where there is no
+    sample to divide by.
+    """
     n, c = parts.actual.sum(1, keepdims=True), slice(1 if parts.actual.shape[1] == 2 else 0, None)
     rates = {
         "selected": _ratio(parts.predicted, n),
@@ -182,7 +220,9 @@ def _ratio(upper: Floats, lower: Floats) -> Floats:
 
 
 def _gaps(rate: Floats) -> Floats:
-    """Return the gap (C,) between the groups; NaN for a class where fewer than two groups have the rate."""
+    """Return the gap (C,) between the groups; NaN for a class where fewer than two
+    groups have the rate.
+    """
     known = ~np.isnan(rate)
     gap = np.where(known, rate, -np.inf).max(0) - np.where(known, rate, np.inf).min(0)
     out: Floats = np.where(known.sum(0) > 1, gap, np.nan)

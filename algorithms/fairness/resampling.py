@@ -1,25 +1,32 @@
-"""How far the worst client and the gap between clients are due to chance: the clients' test samples are drawn again.
+"""How far the worst client and the gap between clients are due to chance: the clients'
+test samples are drawn again.
 
-Client k has right_k of its n_k test samples right, a_k = right_k / n_k. Drawing its samples anew with replacement leaves
+Client k has right_k of its n_k test samples right, a_k = right_k / n_k. Drawing its
+samples anew with replacement leaves
 
     Binomial(n_k, a_k)
 
-right ones: that is the bootstrap, and as the right samples are all that matters, no sample is needed. A statistic of the a_k (their
-mean, the mean of the worst tenth, the minimum, the maximum minus the minimum) has over many draws the percentile interval. The clients
-are fixed: the interval says what other test samples of the *same* clients would show, not what other clients would.
+right ones: that is the bootstrap, and as the right samples are all that matters, no
+sample is needed. A statistic of the a_k (their mean, the mean of the worst tenth, the
+minimum, the maximum minus the minimum) has over many draws the percentile interval. The
+clients are fixed: the interval says what other test samples of the *same* clients would
+show, not what other clients would.
 
-An extreme of noisy numbers is biased: the worst of many equally good clients looks bad and the best one good, the more so the fewer
-samples they have. A draw adds noise a second time, so the intervals of ``worst`` and ``gap`` lie too far out where clients are about
-equal, and never hold a true gap of 0. Hence the comparison with chance: if all clients had the same accuracy p = sum right / sum n,
-their samples would show
+An extreme of noisy numbers is biased: the worst of many equally good clients looks bad
+and the best one good, the more so the fewer samples they have. A draw adds noise a
+second time, so the intervals of ``worst`` and ``gap`` lie too far out where clients are
+about equal, and never hold a true gap of 0. Hence the comparison with chance: if all
+clients had the same accuracy p = sum right / sum n, their samples would show
 
     Binomial(n_k, p) / n_k,
 
-whose mean statistic over the draws is ``chance``. ``p`` is the share of such draws that are at least as extreme as what was measured,
-(1 + number) / (1 + draws): where it is small, the clients differ; where it is not, the samples do not say so.
+whose mean statistic over the draws is ``chance``. ``p`` is the share of such draws that
+are at least as extreme as what was measured, (1 + number) / (1 + draws): where it is
+small, the clients differ; where it is not, the samples do not say so.
 
-Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 7(1), 1979; the p-value's 1 + is that of
-Davison and Hinkley, "Bootstrap Methods and their Application", 1997, Section 4.2.
+Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics
+7(1), 1979; the p-value's 1 + is that of Davison and Hinkley, "Bootstrap Methods and
+their Application", 1997, Section 4.2.
 """
 
 from dataclasses import dataclass
@@ -32,7 +39,8 @@ from algorithms.common.measures import tail_size
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-#: Draws, and the numbers drawn in all from which on there are fewer, down to a tenth: many clients make up for them.
+#: Draws, and the numbers drawn in all from which on there are fewer, down to a tenth:
+#: many clients make up for them.
 DRAWS, NUMBERS = 1000, 2_000_000
 LEVEL = 0.95
 #: Numbers drawn at a time.
@@ -41,7 +49,9 @@ BLOCK = 1_000_000
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A statistic as measured, its percentile interval, and what equal clients would show (not for the mean, which has no bias)."""
+    """A statistic as measured, its percentile interval, and what equal clients would
+    show (not for the mean, which has no bias).
+    """
 
     value: float
     low: float
@@ -51,7 +61,9 @@ class Uncertain:
 
 
 def statistics(accuracies: Floats, share: float = 0.1) -> dict[str, Floats]:
-    """Return mean, mean of the worst ``share``, ``worst`` and ``gap`` of accuracies (K, B) over the K clients, (B,) each."""
+    """Return mean, mean of the worst ``share``, ``worst`` and ``gap`` of accuracies (K,
+    B) over the K clients, (B,) each.
+    """
     count = tail_size(len(accuracies), share)
     low = accuracies.min(0)
     tail = np.partition(accuracies, count - 1, axis=0)[:count].mean(0)
@@ -59,9 +71,15 @@ def statistics(accuracies: Floats, share: float = 0.1) -> dict[str, Floats]:
 
 
 def uncertainty(
-    right: Counts, samples: Counts, rng: np.random.Generator, share: float = 0.1, draws: int = 0, level: float = LEVEL
+    right: Counts,
+    samples: Counts,
+    rng: np.random.Generator,
+    share: float = 0.1,
+    draws: int = 0,
+    level: float = LEVEL,
 ) -> dict[str, Uncertain]:
-    """Return the :func:`statistics` with their uncertainty, given the clients' right and all test samples (K,).
+    """Return the :func:`statistics` with their uncertainty, given the clients' right
+    and all test samples (K,).
 
     ``draws``: 0 for ``DRAWS`` or, of more than 2,000 clients, fewer.
 
@@ -72,7 +90,10 @@ def uncertainty(
     if (samples < 1).any() or (right < 0).any() or (right > samples).any():
         raise ValueError("every client needs a test sample, and right ones from 0 to all of them")
     draws = draws or min(DRAWS, max(DRAWS // 10, NUMBERS // len(right)))
-    measured = {name: float(value[0]) for name, value in statistics((right / samples)[:, None], share).items()}
+    measured = {
+        name: float(value[0])
+        for name, value in statistics((right / samples)[:, None], share).items()
+    }
     again = _drawn(right / samples, samples, rng, share, draws)
     equal = _drawn(np.full(len(right), right.sum() / samples.sum()), samples, rng, share, draws)
     out = {}
@@ -88,10 +109,17 @@ def uncertainty(
     return out
 
 
-def _drawn(accuracies: Floats, samples: Counts, rng: np.random.Generator, share: float, draws: int) -> dict[str, Floats]:
+def _drawn(
+    accuracies: Floats, samples: Counts, rng: np.random.Generator, share: float, draws: int
+) -> dict[str, Floats]:
     block = max(1, BLOCK // len(samples))
     parts = []
     for start in range(0, draws, block):
-        size = (len(samples), min(block, draws - start))  # client by client, so that NumPy prepares each distribution once
-        parts.append(statistics(rng.binomial(samples[:, None], accuracies[:, None], size) / samples[:, None], share))
+        # client by client, so that NumPy prepares each distribution once
+        size = (len(samples), min(block, draws - start))
+        parts.append(
+            statistics(
+                rng.binomial(samples[:, None], accuracies[:, None], size) / samples[:, None], share
+            )
+        )
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

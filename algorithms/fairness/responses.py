@@ -1,10 +1,12 @@
-"""AAggFF's responses: client losses mapped to [C1, C2] by a distribution function; and the decision loss of client weights.
+"""AAggFF's responses: client losses mapped to [C1, C2] by a distribution function; and
+the decision loss of client weights.
 
-``r_i = C1 + (C2 - C1) CDF(F_i / mean F)`` is bounded whatever the losses are and depends on their ratios only; the decision loss is
-``-log(1 + <p, r>)``.
+``r_i = C1 + (C2 - C1) CDF(F_i / mean F)`` is bounded whatever the losses are and
+depends on their ratios only; the decision loss is ``-log(1 + <p, r>)``.
 
-Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter III, Definitions 3.3 (3.3) and 3.4 (3.8), section 5.1 and Table 3.3.
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III, Definitions 3.3
+(3.3) and 3.4 (3.8), section 5.1 and Table 3.3.
 """
 
 import math
@@ -24,7 +26,8 @@ def _frechet(x: Array) -> Array:
 
 
 def _normal(x: Array) -> Array:
-    # erf, not erfc: with erfc the function would decrease, and the clients with the smallest losses would gain weight.
+    # erf, not erfc: with erfc the function would decrease, and the clients with the
+    # smallest losses would gain weight.
     return np.array([0.5 * (1 + math.erf(value)) for value in (x - 1) / math.sqrt(2)])
 
 
@@ -40,44 +43,62 @@ CDFS: dict[str, Callable[[Array], Array]] = {
 
 
 def respond(losses: ArrayLike, cdf: str, low: float, high: float) -> Array:
-    """Return the responses (n,) in [low, high] of ``losses`` (n,), non-negative and finite, by the distribution named ``cdf`` (3.8).
+    """Return the responses (n,) in [low, high] of ``losses`` (n,), non-negative and
+    finite, by the distribution named ``cdf`` (3.8).
 
-    Equal losses give equal responses, also if all are 0. Raises ``ValueError`` for an unknown distribution, ``low >= high``, no
-    losses, or a loss that is negative or not finite.
+    Equal losses give equal responses, also if all are 0. Raises ``ValueError`` for an
+    unknown distribution, ``low >= high``, no losses, or a loss that is negative or not
+    finite.
     """
     check_choice("cdf", cdf, CDFS)
     check_bounds(low, high)
     values = check_losses(losses)
     top = values.max()
-    # Divided by the largest first: the mean of losses near the largest float would overflow.
+    # Divided by the largest first: the mean of losses near the largest float would
+    # overflow.
     relative = values / top if top > 0 else np.ones_like(values)
-    return np.asarray(np.clip(low + (high - low) * CDFS[cdf](relative / relative.mean()), low, high))
+    return np.asarray(
+        np.clip(low + (high - low) * CDFS[cdf](relative / relative.mean()), low, high)
+    )
 
 
 def decision_loss(p: ArrayLike, r: ArrayLike) -> float:
-    """Return ``-log(1 + <p, r>)``, the loss of the decision ``p`` (n,) under the responses ``r`` (n,) (3.3)."""
+    """Return ``-log(1 + <p, r>)``, the loss of the decision ``p`` (n,) under the
+    responses ``r`` (n,) (3.3).
+    """
     return -math.log1p(float(np.dot(p, r)))
 
 
 def decision_gradient(p: ArrayLike, r: ArrayLike) -> Array:
-    """Return the gradient (n,) of :func:`decision_loss` in ``p``: ``-r / (1 + <p, r>)``."""
+    """Return the gradient (n,) of :func:`decision_loss` in ``p``: ``-r / (1 + <p,
+    r>)``.
+    """
     return np.asarray(-np.asarray(r, np.float64) / (1 + np.dot(p, r)))
 
 
 def check_bounds(low: float, high: float) -> None:
-    """Raise ``ValueError`` unless ``0 <= low < high``, the bounds C1 and C2 of the responses."""
+    """Raise ``ValueError`` unless ``0 <= low < high``, the bounds C1 and C2 of the
+    responses.
+    """
     check_range("low (C1)", low, 0)
     check_range("high (C2)", high, 0, open_low=True)
     if low >= high:
-        raise ValueError(f"low (C1) = {low:g} and high (C2) = {high:g}: responses need a range, choose C1 < C2")
+        raise ValueError(
+            f"low (C1) = {low:g} and high (C2) = {high:g}: responses need a range, choose C1 < C2"
+        )
 
 
 def check_losses(losses: ArrayLike) -> Array:
-    """Return ``losses`` as float64 (n,), n > 0; raise ``ValueError`` unless all are finite and non-negative."""
+    """Return ``losses`` as float64 (n,), n > 0; raise ``ValueError`` unless all are
+    finite and non-negative.
+    """
     values = np.asarray(losses, np.float64)
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"losses have shape {values.shape}: must be one row, at least one entry")
     bad = ~(np.isfinite(values) & (values >= 0))
     if bad.any():
-        raise ValueError(f"losses hold {values[bad][0]:g}: must be finite and non-negative; leave that client out")
+        raise ValueError(
+            f"losses hold {values[bad][0]:g}: must be finite and non-negative; leave that client "
+            "out"
+        )
     return values

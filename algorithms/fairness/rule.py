@@ -1,8 +1,10 @@
 """What weight rules with a memory have in common: an interface, a prior and a cap.
 
-Every rule is relative to a prior (K,), uniform unless it is set: weights start there and return there where nothing is learned, and a
-client that counts as two in the prior moves like two clients with the same responses. A cap bounds every weight by a multiple of the
-prior, so that a client that reports an inflated loss gains no more than that. Clients are identified by positions 0..K-1.
+Every rule is relative to a prior (K,), uniform unless it is set: weights start there
+and return there where nothing is learned, and a client that counts as two in the prior
+moves like two clients with the same responses. A cap bounds every weight by a multiple
+of the prior, so that a client that reports an inflated loss gains no more than that.
+Clients are identified by positions 0..K-1.
 """
 
 import math
@@ -36,13 +38,19 @@ class WeightRule(Protocol):
         """Replace the prior; the weights keep their ratios to it."""
 
     def decide(self, sampled: ArrayLike, values: ArrayLike) -> Array:
-        """Update with the values (m,) of the clients at positions ``sampled`` (m,); return their new weights (m,), which sum to 1."""
+        """Update with the values (m,) of the clients at positions ``sampled`` (m,);
+        return their new weights (m,), which sum to 1.
+        """
 
     def add(self, n: int) -> None:
-        """Append ``n`` new clients, each with the mean prior and the mean weight of the present ones."""
+        """Append ``n`` new clients, each with the mean prior and the mean weight of the
+        present ones.
+        """
 
     def drop(self, positions: ArrayLike) -> None:
-        """Remove clients; the weights of the others keep their proportions, and their positions close the gaps."""
+        """Remove clients; the weights of the others keep their proportions, and their
+        positions close the gaps.
+        """
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the state for a checkpoint."""
@@ -52,7 +60,9 @@ class WeightRule(Protocol):
 
 
 class Relative:
-    """What the rules have in common: a ``prior`` (K,) and a ``cap``, the largest multiple of it that a weight may be; 0: none."""
+    """What the rules have in common: a ``prior`` (K,) and a ``cap``, the largest
+    multiple of it that a weight may be; 0: none.
+    """
 
     def __init__(self, count: int, cap: float) -> None:
         check_count(count)
@@ -66,7 +76,9 @@ class Relative:
         return len(self.prior)
 
     def capped(self, p: Array) -> Array:
-        """Return the weights (K,) closest to ``p`` in relative entropy that are within the cap."""
+        """Return the weights (K,) closest to ``p`` in relative entropy that are within
+        the cap.
+        """
         return bounded(p, self.cap * self.prior) if self.cap else p
 
     def set_prior(self, prior: Array) -> None:
@@ -93,7 +105,9 @@ class Weights(Relative):
         self.prior, self.p = join(self.prior, n), join(self.p, n)
 
     def drop(self, positions: ArrayLike) -> None:
-        """Remove clients; the weights of the others keep their proportions, within the cap."""
+        """Remove clients; the weights of the others keep their proportions, within the
+        cap.
+        """
         stay = staying(positions, self.count)
         self.prior = normalise(self.prior[stay])
         # Where all the weight leaves, the prior is left.
@@ -104,18 +118,24 @@ class Weights(Relative):
         return {"p": self.p.copy()}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned, K included; the prior is uniform if K differs."""
+        """Restore what :meth:`state_dict` returned, K included; the prior is uniform if
+        K differs.
+        """
         self.p = np.array(state["p"], np.float64)
         if len(self.p) != self.count:
             self.prior = np.full(len(self.p), 1 / len(self.p))
 
 
 def join(p: Array, n: int) -> Array:
-    """Return ``p`` (K,) extended by ``n`` entries of its mean and renormalised: (K + n,)."""
+    """Return ``p`` (K,) extended by ``n`` entries of its mean and renormalised: (K +
+    n,).
+    """
     return normalise(np.append(p, np.full(n, p.mean())))
 
 
 def check_cap(cap: float) -> None:
-    """Raise ``ValueError`` unless ``cap`` is 0 (none) or at least 1: weights all below their prior cannot sum to 1."""
+    """Raise ``ValueError`` unless ``cap`` is 0 (none) or at least 1: weights all below
+    their prior cannot sum to 1.
+    """
     if not (cap == 0 or 1 <= cap < math.inf):
         raise ValueError(f"cap = {cap:g}: choose 0 (none) or a multiple of the prior from 1 on")

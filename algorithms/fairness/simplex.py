@@ -1,9 +1,12 @@
-"""Weights on the simplex with upper bounds, and checks of what is said about clients by their positions.
+"""Weights on the simplex with upper bounds, and checks of what is said about clients by
+their positions.
 
-A bound on every weight, ``w <= limits``, goes with each of the two projections that weight rules use: in relative entropy, which
-scales what is below its bound (:func:`bounded`), and the Euclidean one in the metric of a prior, which shifts it (:func:`shifted`).
-Both fix the weights above their bounds and repeat with the others: that only raises the others, so a fixed weight stays above its
-bound, and the end is the exact projection.
+A bound on every weight, ``w <= limits``, goes with each of the two projections that
+weight rules use: in relative entropy, which scales what is below its bound
+(:func:`bounded`), and the Euclidean one in the metric of a prior, which shifts it
+(:func:`shifted`). Both fix the weights above their bounds and repeat with the others:
+that only raises the others, so a fixed weight stays above its bound, and the end is the
+exact projection.
 """
 
 from collections.abc import Callable
@@ -19,10 +22,12 @@ EXCESS = 1e-12
 
 
 def bounded(weights: ArrayLike, limits: ArrayLike) -> Array:
-    """Return the weights (n,) closest in relative entropy to ``weights`` (n,) on the simplex, with w <= ``limits`` (n,).
+    """Return the weights (n,) closest in relative entropy to ``weights`` (n,) on the
+    simplex, with w <= ``limits`` (n,).
 
-    ``min(c w, limits)`` with c such that the sum is 1. If all others are 0, the rest is shared in proportion to the limits. Raises
-    ``ValueError`` if the limits sum to less than 1.
+    ``min(c w, limits)`` with c such that the sum is 1. If all others are 0, the rest is
+    shared in proportion to the limits. Raises ``ValueError`` if the limits sum to less
+    than 1.
     """
     p, most = normalise(np.asarray(weights, np.float64)), np.asarray(limits, np.float64)
 
@@ -34,9 +39,11 @@ def bounded(weights: ArrayLike, limits: ArrayLike) -> Array:
 
 
 def share(ratios: Array, masses: Array, cap: float) -> float:
-    """Return c with ``sum masses min(c ratios, cap) = 1``: the one number on which all of :func:`bounded` depends.
+    """Return c with ``sum masses min(c ratios, cap) = 1``: the one number on which all
+    of :func:`bounded` depends.
 
-    ``ratios`` (n,) > 0: of weights to ``masses`` (n,), which sum to 1. ``cap``: at least 1, or 0 for none.
+    ``ratios`` (n,) > 0: of weights to ``masses`` (n,), which sum to 1. ``cap``: at
+    least 1, or 0 for none.
     """
     scale = 1 / float(masses @ ratios)
     full = np.zeros(0, bool)
@@ -53,9 +60,11 @@ def share(ratios: Array, masses: Array, cap: float) -> float:
 
 
 def shifted(values: ArrayLike, prior: ArrayLike, limits: ArrayLike | None = None) -> Array:
-    """Return ``argmin sum (w - values)^2 / prior`` (n,) over the simplex with w <= ``limits`` (n,), ``prior`` (n,) > 0 with sum 1.
+    """Return ``argmin sum (w - values)^2 / prior`` (n,) over the simplex with w <=
+    ``limits`` (n,), ``prior`` (n,) > 0 with sum 1.
 
-    ``w = prior max(values / prior - tau, 0)``, cut at the limits. A uniform prior gives the Euclidean projection. By sorting.
+    ``w = prior max(values / prior - tau, 0)``, cut at the limits. A uniform prior gives
+    the Euclidean projection. By sorting.
     """
     weights = np.asarray(prior, np.float64)
     ratios = np.asarray(values, np.float64) / weights
@@ -63,7 +72,8 @@ def shifted(values: ArrayLike, prior: ArrayLike, limits: ArrayLike | None = None
     def share(free: NDArray[np.bool_], mass: float) -> Array:
         u, q = ratios[free], weights[free]
         top = int(u.argmax())
-        # Whatever is further below the largest than this ends at 0: cut first, so that large values lose nothing to rounding.
+        # Whatever is further below the largest than this ends at 0: cut first, so that
+        # large values lose nothing to rounding.
         u = np.maximum(u - u[top], -mass / q[top])
         order = np.argsort(-u)
         sums = np.cumsum(q[order])
@@ -75,8 +85,12 @@ def shifted(values: ArrayLike, prior: ArrayLike, limits: ArrayLike | None = None
     return start if limits is None else _filled(start, np.asarray(limits, np.float64), share)
 
 
-def _filled(start: Array, limits: Array, share: Callable[[NDArray[np.bool_], float], Array]) -> Array:
-    """Return ``start`` with the weights above their limits fixed there, and what they lose given to the others by ``share``."""
+def _filled(
+    start: Array, limits: Array, share: Callable[[NDArray[np.bool_], float], Array]
+) -> Array:
+    """Return ``start`` with the weights above their limits fixed there, and what they
+    lose given to the others by ``share``.
+    """
     if limits.sum() < 1 - EXCESS:
         raise ValueError(f"limits sum to {limits.sum():g}: must be at least 1")
     w, full = start, np.zeros(len(start), bool)
@@ -89,10 +103,14 @@ def _filled(start: Array, limits: Array, share: Callable[[NDArray[np.bool_], flo
     return w
 
 
-def minimise_on_simplex(hessian: Array, linear: Array, low: ArrayLike = 0.0, high: ArrayLike | None = None) -> Array:
-    """Return ``argmin p'Hp/2 - b'p`` over ``sum p = 1, low <= p <= high``, H (n, n) positive definite and b (n,).
+def minimise_on_simplex(
+    hessian: Array, linear: Array, low: ArrayLike = 0.0, high: ArrayLike | None = None
+) -> Array:
+    """Return ``argmin p'Hp/2 - b'p`` over ``sum p = 1, low <= p <= high``, H (n, n)
+    positive definite and b (n,).
 
-    Raises ``ValueError`` if no such p exists or H is not positive definite. About n^3 operations.
+    Raises ``ValueError`` if no such p exists or H is not positive definite. About n^3
+    operations.
     """
     n = len(linear)
     least = np.broadcast_to(np.asarray(low, np.float64), n)
@@ -103,19 +121,24 @@ def minimise_on_simplex(hessian: Array, linear: Array, low: ArrayLike = 0.0, hig
     import quadprog  # imported here: only the servers of AAggFF-S and FedMGDA+ need it
 
     found = quadprog.solve_qp(hessian, linear, np.hstack(rows), np.concatenate(bounds), 1)[0]
-    # Correct rounding errors: the lower bounds then hold exactly, the sum to machine precision.
+    # Correct rounding errors: the lower bounds then hold exactly, the sum to machine
+    # precision.
     above = np.maximum(found - least, 0.0)
     return least + above * ((1 - least.sum()) / above.sum()) if above.any() else least.copy()
 
 
 def normalise(p: Array) -> Array:
-    """Return the non-negative ``p`` (K,) divided by its sum; uniform weights if it is all zeros."""
+    """Return the non-negative ``p`` (K,) divided by its sum; uniform weights if it is
+    all zeros.
+    """
     total = p.sum()
     return p / total if total > 0 else np.full(len(p), 1 / len(p))
 
 
 def staying(positions: ArrayLike, count: int) -> Positions:
-    """Return the positions that remain without ``positions``; raise ``ValueError`` if one is unknown or none remains."""
+    """Return the positions that remain without ``positions``; raise ``ValueError`` if
+    one is unknown or none remains.
+    """
     leaving = check_positions(positions, count)
     if len(leaving) == count:
         raise ValueError(f"all {count} clients leave: at least one must stay, make a new rule")
@@ -129,23 +152,36 @@ def check_count(count: int) -> None:
 
 
 def check_positions(positions: ArrayLike, count: int) -> Positions:
-    """Return ``positions`` (m,) as int64; raise ``ValueError`` if one is not in 0..``count`` - 1 or is repeated."""
+    """Return ``positions`` (m,) as int64; raise ``ValueError`` if one is not in
+    0..``count`` - 1 or is repeated.
+    """
     row = np.asarray(positions)
     if row.ndim != 1 or (len(row) > 0 and not np.issubdtype(row.dtype, np.integer)):
-        raise ValueError(f"positions of shape {row.shape} and type {row.dtype}: must be one row of integers")
+        raise ValueError(
+            f"positions of shape {row.shape} and type {row.dtype}: must be one row of integers"
+        )
     ordered = np.sort(row)
     if len(row) > 0 and (ordered[0] < 0 or ordered[-1] >= count):
-        raise ValueError(f"positions reach from {ordered[0]} to {ordered[-1]}: must lie in 0..{count - 1}")
+        raise ValueError(
+            f"positions reach from {ordered[0]} to {ordered[-1]}: must lie in 0..{count - 1}"
+        )
     if (ordered[1:] == ordered[:-1]).any():
         raise ValueError("a position is named twice: each client responds once a round")
     return row.astype(np.int64)
 
 
 def check_values(sampled: ArrayLike, values: ArrayLike, count: int) -> tuple[Positions, Array]:
-    """Return a round's positions (m,) and values (m,), m > 0; raise ``ValueError`` unless each position has one finite value."""
+    """Return a round's positions (m,) and values (m,), m > 0; raise ``ValueError``
+    unless each position has one finite value.
+    """
     positions, row = check_positions(sampled, count), np.asarray(values, np.float64)
     if row.shape != positions.shape or len(row) == 0:
-        raise ValueError(f"values of shape {row.shape} for {len(positions)} clients: must be one each, at least one")
+        raise ValueError(
+            f"values of shape {row.shape} for {len(positions)} clients: must be one each, at least "
+            "one"
+        )
     if not np.isfinite(row).all():
-        raise ValueError(f"{np.count_nonzero(~np.isfinite(row))} values are not finite: leave those clients out")
+        raise ValueError(
+            f"{np.count_nonzero(~np.isfinite(row))} values are not finite: leave those clients out"
+        )
     return positions, row

@@ -1,1 +1,3 @@
-"""Federated Frank-Wolfe: domains and their linear minimisation oracles, atoms, objectives, steps."""
+"""Federated Frank-Wolfe: domains and their linear minimisation oracles, atoms,
+objectives, steps.
+"""

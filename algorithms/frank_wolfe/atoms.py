@@ -1,7 +1,9 @@
-"""Atoms: extreme points of a domain, as returned by a linear minimisation oracle and as sent in messages.
+"""Atoms: extreme points of a domain, as returned by a linear minimisation oracle and as
+sent in messages.
 
-An atom takes a few numbers however large the point is: one entry, a permutation, two vectors. It can be added to a point without
-building its dense array, multiplied with a gradient, and packed into arrays for a message. The domain unpacks and validates these
+An atom takes a few numbers however large the point is: one entry, a permutation, two
+vectors. It can be added to a point without building its dense array, multiplied with a
+gradient, and packed into arrays for a message. The domain unpacks and validates these
 (``Domain.unpack``), because messages are untrusted.
 """
 
@@ -20,8 +22,11 @@ Float64 = NDArray[np.float64]
 
 @cache
 def _rank_one_update(dtype: np.dtype[Any]) -> Any:
-    """Return BLAS's rank-one update for ``dtype``: one pass over the memory (np.outer would build the matrix first)."""
-    from scipy.linalg import blas  # imported here: SciPy is slow to import, and most runs do not need it
+    """Return BLAS's rank-one update for ``dtype``: one pass over the memory (np.outer
+    would build the matrix first).
+    """
+    # imported here: SciPy is slow to import, and most runs do not need it
+    from scipy.linalg import blas
 
     return {np.dtype(np.float32): blas.sger, np.dtype(np.float64): blas.dger}.get(dtype)
 
@@ -33,7 +38,9 @@ class Atom(ABC):
 
     @abstractmethod
     def add_to(self, x: Array, weight: float) -> None:
-        """Add ``weight`` times this point to ``x``, in place, touching the non-zero entries only."""
+        """Add ``weight`` times this point to ``x``, in place, touching the non-zero
+        entries only.
+        """
 
     @abstractmethod
     def inner(self, gradient: Any) -> float:
@@ -57,7 +64,9 @@ class Atom(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Entry(Atom):
-    """A point with one non-zero entry, ``value`` at the flat ``index``: 12 bytes whatever the shape."""
+    """A point with one non-zero entry, ``value`` at the flat ``index``: 12 bytes
+    whatever the shape.
+    """
 
     index: int
     value: float
@@ -78,7 +87,9 @@ class Entry(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries(Atom):
-    """A point with few non-zero entries: ``values`` (k,) at the distinct flat ``indices`` (k,)."""
+    """A point with few non-zero entries: ``values`` (k,) at the distinct flat
+    ``indices`` (k,).
+    """
 
     indices: NDArray[np.int32]
     values: Float64
@@ -98,7 +109,9 @@ class Entries(Atom):
 
 
 class SignedEntries(Entries):
-    """Entries of equal magnitude: of the values only the signs are sent, one bit each (1: positive)."""
+    """Entries of equal magnitude: of the values only the signs are sent, one bit each
+    (1: positive).
+    """
 
     def pack(self) -> list[Array]:
         """Return the indices as int32 (k,) and the signs as packed bits."""
@@ -107,7 +120,9 @@ class SignedEntries(Entries):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corner(Atom):
-    """A corner of the box [``lower``, ``upper``], both of the shape of ``high``: upper where ``high`` is true, else lower."""
+    """A corner of the box [``lower``, ``upper``], both of the shape of ``high``: upper
+    where ``high`` is true, else lower.
+    """
 
     high: NDArray[np.bool_]
     lower: Float64
@@ -161,7 +176,9 @@ class DensePoint(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOne(Atom):
-    """The p x q matrix ``scale * u v'`` with unit vectors ``u`` (p,) and ``v`` (q,): p + q numbers; the scale is the domain's."""
+    """The p x q matrix ``scale * u v'`` with unit vectors ``u`` (p,) and ``v`` (q,): p
+    + q numbers; the scale is the domain's.
+    """
 
     u: Array
     v: Array
@@ -200,7 +217,9 @@ class SymmetricRankOne(RankOne):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Permutation(Atom):
-    """The permutation matrix with ones at ``[i, columns[i]]``, ``columns`` (q,) int32."""
+    """The permutation matrix with ones at ``[i, columns[i]]``, ``columns`` (q,)
+    int32.
+    """
 
     columns: NDArray[np.int32]
 
@@ -224,7 +243,9 @@ class Permutation(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts(Atom):
-    """Atom of a product domain: one atom per factor; a point is one row that concatenates those of the factors."""
+    """Atom of a product domain: one atom per factor; a point is one row that
+    concatenates those of the factors.
+    """
 
     atoms: Sequence[Atom]
     slices: Sequence[slice]
@@ -237,7 +258,8 @@ class Parts(Atom):
     def add_to(self, x: Array, weight: float) -> None:
         """Add every part to its piece of ``x``."""
         for atom, piece in zip(self.atoms, self.slices, strict=True):
-            atom.add_to(x[piece].reshape(atom.shape), weight)  # a slice of a row is contiguous, so the reshaped array is a view
+            # a slice of a row is contiguous, so the reshaped array is a view
+            atom.add_to(x[piece].reshape(atom.shape), weight)
 
     def inner(self, gradient: Any) -> float:
         """Return the sum over the parts."""

@@ -1,14 +1,18 @@
-"""Centring of a matrix to be completed, from sums over clients: the mean, or mean and biases of rows and columns.
+"""Centring of a matrix to be completed, from sums over clients: the mean, or mean and
+biases of rows and columns.
 
-What varies little is best said by few numbers: a low-rank matrix that has to explain the level of the ratings has little left for
-anything else. The model of an entry is ``rows[i] + columns[j] + scale * X[i, j]``; X is what the method learns, and ``scale``, the
-deviation of what is left, gives its entries unit size whatever the data.
+What varies little is best said by few numbers: a low-rank matrix that has to explain
+the level of the ratings has little left for anything else. The model of an entry is
+``rows[i] + columns[j] + scale * X[i, j]``; X is what the method learns, and ``scale``,
+the deviation of what is left, gives its entries unit size whatever the data.
 
-Four questions (``STAGES``) are asked one after the other. All answers are sums over a client's observations, so a sum over clients is
-all that the server needs to see. The last one is about test observations: the errors of predictors that are not learnt.
+Four questions (``STAGES``) are asked one after the other. All answers are sums over a
+client's observations, so a sum over clients is all that the server needs to see. The
+last one is about test observations: the errors of predictors that are not learnt.
 
-Source: Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems", Computer 2009, DOI 10.1109/MC.2009.263
-(biases). They are damped, as if ``DAMPING`` more observations of every row and column were at the mean.
+Source: Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender
+Systems", Computer 2009, DOI 10.1109/MC.2009.263 (biases). They are damped, as if
+``DAMPING`` more observations of every row and column were at the mean.
 """
 
 import math
@@ -36,11 +40,18 @@ class Table(NamedTuple):
 
 
 def answer(
-    stage: str, told: Sequence[Array], train: Table, test: Table, shape: tuple[int, int], limits: tuple[float, float]
+    stage: str,
+    told: Sequence[Array],
+    train: Table,
+    test: Table,
+    shape: tuple[int, int],
+    limits: tuple[float, float],
 ) -> list[Float64]:
-    """Return a client's sums for a stage, of the shapes that :meth:`Centering.shapes` says. Raises ``ValueError`` for another stage.
+    """Return a client's sums for a stage, of the shapes that :meth:`Centering.shapes`
+    says. Raises ``ValueError`` for another stage.
 
-    ``told``: :meth:`Centering.told`. ``limits``: predictions other than 0 are clipped to this range.
+    ``told``: :meth:`Centering.told`. ``limits``: predictions other than 0 are clipped
+    to this range.
     """
     check_choice("stage", stage, STAGES)
     rows, columns, values = train
@@ -52,8 +63,16 @@ def answer(
     in_rows = np.bincount(rows, rest, shape[0]).astype(np.float64, copy=False)
     if stage == "rows":
         return [in_rows, np.array([rest @ rest])]
-    ones = [np.bincount(at, minlength=size).astype(np.float64) for at, size in zip((rows, columns), shape, strict=True)]
-    return [in_rows, ones[0], np.bincount(columns, rest, shape[1]).astype(np.float64, copy=False), ones[1]]
+    ones = [
+        np.bincount(at, minlength=size).astype(np.float64)
+        for at, size in zip((rows, columns), shape, strict=True)
+    ]
+    return [
+        in_rows,
+        ones[0],
+        np.bincount(columns, rest, shape[1]).astype(np.float64, copy=False),
+        ones[1],
+    ]
 
 
 def _squared_errors(told: Sequence[Array], test: Table, limits: tuple[float, float]) -> list[float]:
@@ -66,14 +85,17 @@ def _squared_errors(told: Sequence[Array], test: Table, limits: tuple[float, flo
 
 
 class Centering:
-    """The server's half: asks the stages in turn, adds up, and gives the constants of the model and the errors of the predictors."""
+    """The server's half: asks the stages in turn, adds up, and gives the constants of
+    the model and the errors of the predictors.
+    """
 
     def __init__(self, shape: tuple[int, int], kind: str = "bias") -> None:
         check_choice("center", kind, CENTERS)
         self.shape, self.kind = shape, kind
         self._done = 0
         self._mean, self._scale, self._deviation = 0.0, 1.0, 1.0
-        self._rows, self._columns = np.zeros(shape[0]), np.zeros(shape[1])  # means of rows and columns, less the mean
+        # means of rows and columns, less the mean
+        self._rows, self._columns = np.zeros(shape[0]), np.zeros(shape[1])
         self._row_biases, self._counts = np.zeros(shape[0]), np.zeros(shape[0])
         self._errors = np.zeros(len(PREDICTORS))
 
@@ -87,19 +109,33 @@ class Centering:
         mean = np.array([self._mean])
         if self.stage == "rows":
             return [mean, self._columns]
-        return [mean] if self.stage != "errors" else [mean, self._rows, self._columns, self._row_biases, self._columns]
+        return (
+            [mean]
+            if self.stage != "errors"
+            else [mean, self._rows, self._columns, self._row_biases, self._columns]
+        )
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the arrays of an answer."""
         p, q = self.shape
-        sizes = {"moments": [3], "sides": [p, p, q, q], "rows": [p, 1], "errors": [len(PREDICTORS) + 1]}
+        sizes = {
+            "moments": [3],
+            "sides": [p, p, q, q],
+            "rows": [p, 1],
+            "errors": [len(PREDICTORS) + 1],
+        }
         return [(size,) for size in sizes[self.stage]]
 
     def take(self, sums: Sequence[Array]) -> None:
-        """Take the sums of the clients' answers. Raises ``ValueError`` if they are those of no observation."""
+        """Take the sums of the clients' answers. Raises ``ValueError`` if they are
+        those of no observation.
+        """
         stage = self.stage
         if stage in ("moments", "errors") and not sums[0][-1] > 0:
-            raise ValueError(f"centring: the clients have no {'training' if stage == 'moments' else 'test'} observations")
+            raise ValueError(
+                f"centring: the clients have no {'training' if stage == 'moments' else 'test'} "
+                "observations"
+            )
         if stage == "moments":
             total, squares, count = (float(value) for value in sums[0])
             self._mean = total / count
@@ -109,14 +145,17 @@ class Centering:
             self._rows, self._columns = sums[0] / (sums[1] + DAMPING), sums[2] / (sums[3] + DAMPING)
         elif stage == "rows":
             n, b = self._counts, sums[0] / (self._counts + DAMPING)
-            left = float(sums[1][0]) - 2 * float(b @ sums[0]) + float(b @ (n * b))  # sum of (rest - b)^2
+            # sum of (rest - b)^2
+            left = float(sums[1][0]) - 2 * float(b @ sums[0]) + float(b @ (n * b))
             self._row_biases, self._scale = b, math.sqrt(max(left, 0.0) / max(float(n.sum()), 1.0))
         else:
             self._errors = np.sqrt(sums[0][:-1] / sums[0][-1])
         self._done += 1
 
     def constants(self) -> dict[str, Float64]:
-        """Return ``rows`` (p,), ``columns`` (q,) and ``scale`` (1,), which predict with X; nothing if nothing is centred."""
+        """Return ``rows`` (p,), ``columns`` (q,) and ``scale`` (1,), which predict with
+        X; nothing if nothing is centred.
+        """
         if self.kind == "none":
             return {}
         biased = self.kind == "bias"
@@ -126,20 +165,35 @@ class Centering:
         return {"rows": rows, "columns": columns, "scale": np.array([scale])}
 
     def metrics(self) -> dict[str, float]:
-        """Return the root mean squared test errors of the predictors that are not learnt."""
-        return {f"test-rmse-of-{name}": float(error) for name, error in zip(PREDICTORS, self._errors, strict=True)}
+        """Return the root mean squared test errors of the predictors that are not
+        learnt.
+        """
+        return {
+            f"test-rmse-of-{name}": float(error)
+            for name, error in zip(PREDICTORS, self._errors, strict=True)
+        }
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return what is known so far."""
         numbers = np.array([self._done, self._mean, self._scale, self._deviation])
         return {
-            "numbers": numbers, "rows": self._rows, "columns": self._columns, "row-biases": self._row_biases,
-            "counts": self._counts, "errors": self._errors,
-        }  # fmt: skip
+            "numbers": numbers,
+            "rows": self._rows,
+            "columns": self._columns,
+            "row-biases": self._row_biases,
+            "counts": self._counts,
+            "errors": self._errors,
+        }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        done, self._mean, self._scale, self._deviation = (float(value) for value in state["numbers"])
+        done, self._mean, self._scale, self._deviation = (
+            float(value) for value in state["numbers"]
+        )
         self._done = int(done)
-        self._rows, self._columns, self._row_biases = state["rows"], state["columns"], state["row-biases"]
+        self._rows, self._columns, self._row_biases = (
+            state["rows"],
+            state["columns"],
+            state["row-biases"],
+        )
         self._counts, self._errors = state["counts"], state["errors"]

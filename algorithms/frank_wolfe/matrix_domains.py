@@ -1,10 +1,13 @@
-"""Domains of matrices: per-column l1 balls, nuclear-norm ball, spectrahedron, Birkhoff polytope.
+"""Domains of matrices: per-column l1 balls, nuclear-norm ball, spectrahedron, Birkhoff
+polytope.
 
-The oracles of the nuclear-norm ball and the spectrahedron need one singular vector pair or eigenvector, found with Lanczos' method
-instead of a full decomposition. They take the gradient as an array or as an operator, which is never made dense.
+The oracles of the nuclear-norm ball and the spectrahedron need one singular vector pair
+or eigenvector, found with Lanczos' method instead of a full decomposition. They take
+the gradient as an array or as an operator, which is never made dense.
 
-Sources: Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex Optimization", ICML 2013, section 4; Dadras, Prakhya,
-Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, section 5.
+Sources: Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex Optimization",
+ICML 2013, section 4; Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm",
+FL-NeurIPS 2022, section 5.
 """
 
 import math
@@ -17,19 +20,30 @@ from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from algorithms.common.mirror import project_simplex
-from algorithms.frank_wolfe.atoms import Array, Atom, Entries, Float64, Permutation, RankOne, SymmetricRankOne
+from algorithms.frank_wolfe.atoms import (
+    Array,
+    Atom,
+    Entries,
+    Float64,
+    Permutation,
+    RankOne,
+    SymmetricRankOne,
+)
 from algorithms.frank_wolfe.domain import Domain, as_gradient, as_point, check_packed, check_shape
 from algorithms.frank_wolfe.lanczos import generic_vector, smallest_eigenvector
 from algorithms.frank_wolfe.vector_domains import project_l1
 
-# Weight of the generic vector that is added to the last atom (weight 1) to start an iteration: the last atom alone could be
-# orthogonal to the wanted vector, and would remain so.
+# Weight of the generic vector that is added to the last atom (weight 1) to start an
+# iteration: the last atom alone could be orthogonal to the wanted vector, and would
+# remain so.
 FRESH = 0.3
 UNIT_TOLERANCE = 1e-4  # how far the norm of a received vector, in float32 or less, may be from 1
 
 
 class Operator(Protocol):
-    """A p x q matrix given by its matrix-vector products (``scipy.sparse.linalg.LinearOperator`` is one)."""
+    """A p x q matrix given by its matrix-vector products
+    (``scipy.sparse.linalg.LinearOperator`` is one).
+    """
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,10 +77,17 @@ class DenseOperator:
 
 
 def as_operator(domain: Domain, gradient: Any) -> Operator:
-    """Return the gradient as an operator; raises ``ValueError`` unless it has the domain's shape."""
-    operator: Operator = gradient if hasattr(gradient, "matvec") else DenseOperator(_floating(gradient))
+    """Return the gradient as an operator; raises ``ValueError`` unless it has the
+    domain's shape.
+    """
+    operator: Operator = (
+        gradient if hasattr(gradient, "matvec") else DenseOperator(_floating(gradient))
+    )
     if tuple(operator.shape) != domain.shape:
-        raise ValueError(f"a gradient of shape {tuple(operator.shape)} for {type(domain).__name__} of shape {domain.shape}")
+        raise ValueError(
+            f"a gradient of shape {tuple(operator.shape)} for {type(domain).__name__} of shape "
+            f"{domain.shape}"
+        )
     return operator
 
 
@@ -83,7 +104,9 @@ def _begin(size: int, last: Array | None) -> Float64:
 
 
 def _scale(probe: Array) -> float:
-    """Return the largest entry of ``probe``, the product of a matrix with a generic vector: 0 only for a zero matrix."""
+    """Return the largest entry of ``probe``, the product of a matrix with a generic
+    vector: 0 only for a zero matrix.
+    """
     scale = float(np.abs(probe).max())
     if not math.isfinite(scale):
         raise ValueError("the gradient has entries that are not finite")
@@ -101,12 +124,17 @@ def _unit(domain: Domain, *vectors: Array) -> None:
     for vector in vectors:
         norm = float(np.linalg.norm(vector))
         if not abs(norm - 1) <= UNIT_TOLERANCE:
-            raise ValueError(f"a packed atom of {type(domain).__name__} has a vector of norm {norm:g}: it must be 1")
+            raise ValueError(
+                f"a packed atom of {type(domain).__name__} has a vector of norm {norm:g}: it must "
+                "be 1"
+            )
 
 
 @dataclass(frozen=True)
 class GroupL1(Domain):
-    """d x L matrices with ``sum |column| <= radius`` in every column (a class, a group). Atom: one entry per column."""
+    """d x L matrices with ``sum |column| <= radius`` in every column (a class, a
+    group). Atom: one entry per column.
+    """
 
     shape: tuple[int, int]
     radius: float
@@ -118,24 +146,35 @@ class GroupL1(Domain):
         check_range("radius", self.radius, 0, open_low=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Entries:
-        """Return in every column the entry with the largest ``|gradient|``, with the opposite sign."""
+        """Return in every column the entry with the largest ``|gradient|``, with the
+        opposite sign.
+        """
         g = as_gradient(self, gradient)
         return self._entries(np.abs(g).argmax(axis=0), g)
 
     def _entries(self, rows: NDArray[np.integer[Any]], g: Array) -> Entries:
         flat = rows * self.shape[1] + np.arange(self.shape[1])
-        return Entries(flat.astype(np.int32), np.where(g.flat[flat] < 0, self.radius, -self.radius), self.shape)
+        return Entries(
+            flat.astype(np.int32), np.where(g.flat[flat] < 0, self.radius, -self.radius), self.shape
+        )
 
     def unpack(self, arrays: Sequence[Array]) -> Entries:
         """Read one index and one value of magnitude ``radius`` per column."""
         d, columns = self.shape
         flat, values = check_packed(self, arrays, ("i", columns), ("f", columns))
-        if flat.min() < 0 or flat.max() >= d * columns or (flat % columns != np.arange(columns)).any():
+        if (
+            flat.min() < 0
+            or flat.max() >= d * columns
+            or (flat % columns != np.arange(columns)).any()
+        ):
             raise ValueError(
-                f"a packed atom of GroupL1: give one index below {d * columns} in each of {columns} columns, in order"
+                f"a packed atom of GroupL1: give one index below {d * columns} in each of "
+                f"{columns} columns, in order"
             )
         if not np.allclose(np.abs(values), self.radius, rtol=1e-9, atol=0):
-            raise ValueError(f"a packed atom of GroupL1 has other values than plus or minus {self.radius:g}")
+            raise ValueError(
+                f"a packed atom of GroupL1 has other values than plus or minus {self.radius:g}"
+            )
         return Entries(flat.astype(np.int32), values.astype(np.float64), self.shape)
 
     def project(self, x: Array) -> Float64:
@@ -144,7 +183,12 @@ class GroupL1(Domain):
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
         """Check the l1 norm of every column."""
-        return bool((np.abs(as_point(self, x)).sum(axis=0, dtype=np.float64) <= self.radius * (1 + tolerance)).all())
+        return bool(
+            (
+                np.abs(as_point(self, x)).sum(axis=0, dtype=np.float64)
+                <= self.radius * (1 + tolerance)
+            ).all()
+        )
 
     @property
     def diameter(self) -> float:
@@ -158,9 +202,11 @@ class GroupL1(Domain):
 
 @dataclass(frozen=True)
 class NuclearBall(Domain):
-    """p x q matrices whose singular values sum to at most ``radius``. Atom: ``-radius u v'``, p + q numbers.
+    """p x q matrices whose singular values sum to at most ``radius``. Atom: ``-radius u
+    v'``, p + q numbers.
 
-    ``tolerance``: relative residual of the singular pair at which the oracle's iteration stops; ``max_steps`` bounds its length.
+    ``tolerance``: relative residual of the singular pair at which the oracle's
+    iteration stops; ``max_steps`` bounds its length.
     """
 
     shape: tuple[int, int]
@@ -177,9 +223,11 @@ class NuclearBall(Domain):
         check_range("max_steps", self.max_steps, 1)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> RankOne:
-        """Return ``-radius u v'`` with the top singular pair of the gradient (array or operator), in the gradient's precision.
+        """Return ``-radius u v'`` with the top singular pair of the gradient (array or
+        operator), in the gradient's precision.
 
-        Works on the smaller of G G' and G' G: ``||G' u||`` is then at least the square root of the eigenvalue found.
+        Works on the smaller of G G' and G' G: ``||G' u||`` is then at least the square
+        root of the eigenvalue found.
         """
         g = as_operator(self, gradient)
         p, q = self.shape
@@ -189,18 +237,25 @@ class NuclearBall(Domain):
         if scale == 0:
             u, v = first_axis(p), first_axis(q)
         else:
-            last = None if not isinstance(warm, RankOne) or warm.shape != self.shape else (warm.u if p <= q else warm.v)
+            last = (
+                None
+                if not isinstance(warm, RankOne) or warm.shape != self.shape
+                else (warm.u if p <= q else warm.v)
+            )
 
             def product(vector: Float64) -> Float64:
                 image = np.asarray(there(vector), np.float64) / scale
                 norm = float(np.linalg.norm(image)) or 1.0
                 return np.asarray(back(image / norm), np.float64) * (-norm / scale)
 
-            _, near, _ = smallest_eigenvector(product, _begin(min(p, q), last), self.tolerance, self.max_steps)
+            _, near, _ = smallest_eigenvector(
+                product, _begin(min(p, q), last), self.tolerance, self.max_steps
+            )
             far = np.asarray(there(near), np.float64) / scale
             far /= np.linalg.norm(far)
             u, v = (near, far) if p <= q else (far, near)
-        kind = getattr(g, "dtype", probe.dtype)  # a product with a float64 vector may be float64 although the entries are not
+        # a product with a float64 vector may be float64 although the entries are not
+        kind = getattr(g, "dtype", probe.dtype)
         return RankOne(u.astype(kind), v.astype(kind), -self.radius)
 
     def unpack(self, arrays: Sequence[Array]) -> RankOne:
@@ -210,14 +265,19 @@ class NuclearBall(Domain):
         return RankOne(u, v, -self.radius)
 
     def project(self, x: Array) -> Float64:
-        """Project the singular values; needs the full decomposition that Frank-Wolfe avoids."""
+        """Project the singular values; needs the full decomposition that Frank-Wolfe
+        avoids.
+        """
         u, sizes, vt = np.linalg.svd(np.asarray(as_point(self, x), np.float64), full_matrices=False)
         return np.asarray((u * project_l1(sizes, self.radius)) @ vt)
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
         """Check the nuclear norm; as slow as the projection."""
         point = np.asarray(as_point(self, x), np.float64)
-        return bool(np.isfinite(point).all() and np.linalg.norm(point, "nuc") <= self.radius * (1 + tolerance))
+        return bool(
+            np.isfinite(point).all()
+            and np.linalg.norm(point, "nuc") <= self.radius * (1 + tolerance)
+        )
 
     @property
     def diameter(self) -> float:
@@ -231,7 +291,9 @@ class NuclearBall(Domain):
 
 @dataclass(frozen=True)
 class Spectrahedron(Domain):
-    """Positive semidefinite q x q matrices with trace ``radius``. Atom: ``radius v v'``, q numbers."""
+    """Positive semidefinite q x q matrices with trace ``radius``. Atom: ``radius v
+    v'``, q numbers.
+    """
 
     shape: tuple[int, int]
     radius: float = 1.0
@@ -246,17 +308,26 @@ class Spectrahedron(Domain):
         check_range("max_steps", self.max_steps, 1)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> SymmetricRankOne:
-        """Return ``radius v v'``, v being the eigenvector of the smallest eigenvalue of the gradient's symmetric part."""
+        """Return ``radius v v'``, v being the eigenvector of the smallest eigenvalue of
+        the gradient's symmetric part.
+        """
         g = as_operator(self, gradient)
         q = self.shape[0]
         last = warm.v if isinstance(warm, RankOne) and warm.shape == self.shape else None
         scale = 1.0
 
         def product(vector: Float64) -> Float64:
-            return (np.asarray(g.matvec(vector), np.float64) / scale + np.asarray(g.rmatvec(vector), np.float64) / scale) / 2
+            return (
+                np.asarray(g.matvec(vector), np.float64) / scale
+                + np.asarray(g.rmatvec(vector), np.float64) / scale
+            ) / 2
 
         scale = _scale(probe := product(generic_vector(q))) or 1.0
-        v = smallest_eigenvector(product, _begin(q, last), self.tolerance, self.max_steps)[1] if probe.any() else first_axis(q)
+        v = (
+            smallest_eigenvector(product, _begin(q, last), self.tolerance, self.max_steps)[1]
+            if probe.any()
+            else first_axis(q)
+        )
         return self._atom(v.astype(np.asarray(g.matvec(v)).dtype))
 
     def _atom(self, v: Array) -> SymmetricRankOne:
@@ -272,13 +343,17 @@ class Spectrahedron(Domain):
         """Project the eigenvalues of the symmetric part."""
         point = np.asarray(as_point(self, x), np.float64)
         values, vectors = np.linalg.eigh((point + point.T) / 2)
-        return np.asarray((vectors * (self.radius * project_simplex(values / self.radius))) @ vectors.T)
+        return np.asarray(
+            (vectors * (self.radius * project_simplex(values / self.radius))) @ vectors.T
+        )
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
         """Check symmetry, trace and the smallest eigenvalue."""
         point, slack = np.asarray(as_point(self, x), np.float64), tolerance * self.radius
         symmetric = bool(np.isfinite(point).all() and np.abs(point - point.T).max() <= slack)
-        return symmetric and bool(abs(np.trace(point) - self.radius) <= slack and np.linalg.eigvalsh(point)[0] >= -slack)
+        return symmetric and bool(
+            abs(np.trace(point) - self.radius) <= slack and np.linalg.eigvalsh(point)[0] >= -slack
+        )
 
     @property
     def diameter(self) -> float:
@@ -292,7 +367,9 @@ class Spectrahedron(Domain):
 
 @dataclass(frozen=True)
 class Birkhoff(Domain):
-    """Doubly stochastic q x q matrices: non-negative, rows and columns sum to 1. Atom: a permutation, q numbers."""
+    """Doubly stochastic q x q matrices: non-negative, rows and columns sum to 1. Atom:
+    a permutation, q numbers.
+    """
 
     shape: tuple[int, int]
     projects = False
@@ -303,7 +380,8 @@ class Birkhoff(Domain):
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Permutation:
         """Return the optimal assignment of columns to rows."""
-        from scipy.optimize import linear_sum_assignment  # imported here: SciPy is slow to import, and most runs do not need it
+        # imported here: SciPy is slow to import, and most runs do not need it
+        from scipy.optimize import linear_sum_assignment
 
         return Permutation(linear_sum_assignment(as_gradient(self, gradient))[1].astype(np.int32))
 
@@ -311,7 +389,9 @@ class Birkhoff(Domain):
         """Read a permutation."""
         (columns,) = check_packed(self, arrays, ("i", self.shape[0]))
         if not np.array_equal(np.sort(columns), np.arange(self.shape[0])):
-            raise ValueError(f"a packed atom of Birkhoff is no permutation of 0..{self.shape[0] - 1}")
+            raise ValueError(
+                f"a packed atom of Birkhoff is no permutation of 0..{self.shape[0] - 1}"
+            )
         return Permutation(columns.astype(np.int32))
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:

@@ -1,10 +1,13 @@
-"""The oracle of the nuclear-norm ball and the spectrahedron, taken apart into products with one vector at a time.
+"""The oracle of the nuclear-norm ball and the spectrahedron, taken apart into products
+with one vector at a time.
 
-Whoever holds parts of a gradient G = sum_i G_i can add up the products of the parts; between two products only a normalisation is done,
-here. So the oracle runs where nobody sees a gradient, not even of a part.
+Whoever holds parts of a gradient G = sum_i G_i can add up the products of the parts;
+between two products only a normalisation is done, here. So the oracle runs where nobody
+sees a gradient, not even of a part.
 
-Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning Low-Rank Matrices with the Trace Norm", Machine
-Learning 107, 2018, DOI 10.1007/s10994-018-5713-5, Algorithm 2.
+Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning
+Low-Rank Matrices with the Trace Norm", Machine Learning 107, 2018, DOI
+10.1007/s10994-018-5713-5, Algorithm 2.
 """
 
 from typing import Any
@@ -16,37 +19,52 @@ from algorithms.common.checks import check_range
 from algorithms.frank_wolfe.atoms import Atom, Float64, RankOne, SymmetricRankOne
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.lanczos import generic_vector
-from algorithms.frank_wolfe.matrix_domains import NuclearBall, Spectrahedron, as_operator, first_axis
+from algorithms.frank_wolfe.matrix_domains import (
+    NuclearBall,
+    Spectrahedron,
+    as_operator,
+    first_axis,
+)
 
 RIGHT, LEFT = "right", "left"
-# Weight of a generic vector that is added to the last one (weight 1) after a step. A step along an exact singular pair of G leaves it
-# one: an iteration that begins there would never see that another has become the largest.
+# Weight of a generic vector that is added to the last one (weight 1) after a step. A
+# step along an exact singular pair of G leaves it one: an iteration that begins there
+# would never see that another has become the largest.
 FRESH = 0.1
 
 
 def product(domain: Domain, gradient: Any, side: str, vector: NDArray[Any]) -> Float64:
-    """Return ``G v`` (``right``) or ``G' u`` (``left``) of a gradient, an array or an operator, in double precision."""
+    """Return ``G v`` (``right``) or ``G' u`` (``left``) of a gradient, an array or an
+    operator, in double precision.
+    """
     g = as_operator(domain, gradient)
     return np.asarray(g.matvec(vector) if side == RIGHT else g.rmatvec(vector), np.float64)
 
 
 class PowerIteration:
-    """Asks for one product after the other (``side``, ``vector``), and turns every ``iterations``-th iteration into an atom.
+    """Asks for one product after the other (``side``, ``vector``), and turns every
+    ``iterations``-th iteration into an atom.
 
-    Of a spectrahedron the eigenvector of the smallest eigenvalue of G is wanted: that of the largest of ``c I - G``. c is the largest
-    ``||G v||`` seen: were it below the mean of the extreme eigenvalues, the iteration would run to the other end of the spectrum, and c
-    grow on the way. Raises ``ValueError`` for another domain.
+    Of a spectrahedron the eigenvector of the smallest eigenvalue of G is wanted: that
+    of the largest of ``c I - G``. c is the largest ``||G v||`` seen: were it below the
+    mean of the extreme eigenvalues, the iteration would run to the other end of the
+    spectrum, and c grow on the way. Raises ``ValueError`` for another domain.
     """
 
     def __init__(self, domain: Domain, iterations: int = 1) -> None:
         if not isinstance(domain, NuclearBall | Spectrahedron):
-            raise ValueError(f"{type(domain).__name__} has no power iteration: choose a nuclear-norm ball, or method = 'fedfw'")
+            raise ValueError(
+                f"{type(domain).__name__} has no power iteration: choose a nuclear-norm ball, or "
+                "method = 'fedfw'"
+            )
         check_range("power-iterations", iterations, 1)
         self.domain, self.iterations = domain, iterations
         self.symmetric = isinstance(domain, Spectrahedron)
         self.side = RIGHT
         self.vector: Float64 = generic_vector(domain.shape[1])
-        self.value = 0.0  # -<G, atom> of the last atom: radius times the singular value, or less the eigenvalue
+        # -<G, atom> of the last atom: radius times the singular value, or less the
+        # eigenvalue
+        self.value = 0.0
         self._other: Float64 = np.zeros(0)  # u, while G'u is asked for
         self._done = 0
         self._shift = 0.0
@@ -57,7 +75,9 @@ class PowerIteration:
         return self.domain.shape[0 if self.side == RIGHT else 1]
 
     def take(self, total: Float64) -> Atom | None:
-        """Take the product with the sum; return an atom if it completes ``iterations`` iterations, otherwise ``None``."""
+        """Take the product with the sum; return an atom if it completes ``iterations``
+        iterations, otherwise ``None``.
+        """
         norm = float(np.linalg.norm(total))
         if self.symmetric:
             return self._take_symmetric(total, norm)
@@ -76,7 +96,8 @@ class PowerIteration:
         self._shift = max(norm, self._shift)
         moved = self._shift * v - total
         size = float(np.linalg.norm(moved))
-        # No length: v is an eigenvector with eigenvalue c, the wrong end of the spectrum.
+        # No length: v is an eigenvector with eigenvalue c, the wrong end of the
+        # spectrum.
         self.vector = moved / size if size > 1e-12 * self._shift else generic_vector(len(v))
         return self._every(SymmetricRankOne(v, v, self._radius))
 

@@ -1,4 +1,6 @@
-"""Product of several domains, one for every layer of a net. The base class is in ``algorithms/frank_wolfe/domain.py``."""
+"""Product of several domains, one for every layer of a net. The base class is in
+``algorithms/frank_wolfe/domain.py``.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +16,11 @@ from algorithms.frank_wolfe.domain import Domain, as_point, check_shape
 
 @dataclass(frozen=True)
 class Product(Domain):
-    """Product of ``domains``, one per layer of a net. A point is one row: the flattened arrays of the layers, concatenated.
+    """Product of ``domains``, one per layer of a net. A point is one row: the flattened
+    arrays of the layers, concatenated.
 
-    ``split`` and ``join`` convert between this row and the layers' arrays. Atom: one atom per factor.
+    ``split`` and ``join`` convert between this row and the layers' arrays. Atom: one
+    atom per factor.
     """
 
     domains: tuple[Domain, ...]
@@ -56,13 +60,18 @@ class Product(Domain):
     def split(self, x: Array) -> list[Array]:
         """Return the layers' arrays, as views."""
         row = as_point(self, x)
-        return [row[piece].reshape(domain.shape) for domain, piece in zip(self.domains, self.slices, strict=True)]
+        return [
+            row[piece].reshape(domain.shape)
+            for domain, piece in zip(self.domains, self.slices, strict=True)
+        ]
 
     def join(self, arrays: Sequence[Array]) -> Array:
         """Return the row that holds the layers' arrays."""
         if len(arrays) != len(self.domains):
             raise ValueError(f"{len(arrays)} arrays for a Product of {len(self.domains)} domains")
-        return np.concatenate([as_point(domain, x).ravel() for domain, x in zip(self.domains, arrays, strict=True)])
+        return np.concatenate(
+            [as_point(domain, x).ravel() for domain, x in zip(self.domains, arrays, strict=True)]
+        )
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Parts:
         """Return an atom of every factor."""
@@ -73,17 +82,31 @@ class Product(Domain):
     def unpack(self, arrays: Sequence[Array]) -> Parts:
         """Unpack an atom of every factor."""
         if len(arrays) != self.num_arrays:
-            raise ValueError(f"a packed atom of {len(arrays)} arrays for a Product whose atoms have {self.num_arrays}")
+            raise ValueError(
+                f"a packed atom of {len(arrays)} arrays for a Product whose atoms have "
+                f"{self.num_arrays}"
+            )
         rest = iter(arrays)
-        return Parts([domain.unpack([next(rest) for _ in range(domain.num_arrays)]) for domain in self.domains], self.slices)
+        return Parts(
+            [
+                domain.unpack([next(rest) for _ in range(domain.num_arrays)])
+                for domain in self.domains
+            ],
+            self.slices,
+        )
 
     def project(self, x: Array) -> Float64:
         """Project onto every factor."""
-        return self.join([domain.project(part) for domain, part in zip(self.domains, self.split(x), strict=True)])
+        return self.join(
+            [domain.project(part) for domain, part in zip(self.domains, self.split(x), strict=True)]
+        )
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
         """Check every factor."""
-        return all(domain.contains(part, tolerance) for domain, part in zip(self.domains, self.split(x), strict=True))
+        return all(
+            domain.contains(part, tolerance)
+            for domain, part in zip(self.domains, self.split(x), strict=True)
+        )
 
     @property
     def diameter(self) -> float:

@@ -1,10 +1,13 @@
-"""Federated Frank-Wolfe: step sizes and penalties, the client step, the server step, and convergence measures.
+"""Federated Frank-Wolfe: step sizes and penalties, the client step, the server step,
+and convergence measures.
 
-Clients minimise ``F(x) = (1/n) sum_i f_i(x)`` over a domain, each with its own iterate x_i and the consensus penalty
-``(lambda/2) ||x_i - x_bar||^2``; they send the atom of each step. All functions work on one array and any domain
+Clients minimise ``F(x) = (1/n) sum_i f_i(x)`` over a domain, each with its own iterate
+x_i and the consensus penalty ``(lambda/2) ||x_i - x_bar||^2``; they send the atom of
+each step. All functions work on one array and any domain
 (``algorithms/frank_wolfe/domain.py``).
 
-Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, Algorithms 1 and 2, Theorems 1 and 2.
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022,
+Algorithms 1 and 2, Theorems 1 and 2.
 """
 
 import math
@@ -20,12 +23,15 @@ from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.scratch import scratch
 
 SCHEDULES = ("convex", "non-convex", "stochastic")
-#: The last penalty, in units of the curvature of f_i / n, if it is chosen automatically.
+#: The last penalty, in units of the curvature of f_i / n, if it is chosen
+#: automatically.
 PULL = 1.0
 
 
 class Step(NamedTuple):
-    """The parameters of one round: step size, penalty, and the weight of a new gradient in the averaged one."""
+    """The parameters of one round: step size, penalty, and the weight of a new gradient
+    in the averaged one.
+    """
 
     eta: float
     lambda_: float
@@ -37,12 +43,16 @@ class Schedule:
     """Step sizes and penalties by round.
 
     - convex (Theorem 1): ``eta = 2/(t+1)``, ``lambda = lambda_0 sqrt(t+1)``;
-    - non-convex (Theorem 2): ``eta = T^(-2/3)``, ``lambda = lambda_0 T^(1/3)`` for T = ``rounds``;
-    - stochastic: ``eta = 9/(t+8)``, ``lambda = lambda_0 sqrt(t+8)``, ``rho = 4/(t+7)^(2/3)``.
+    - non-convex (Theorem 2): ``eta = T^(-2/3)``, ``lambda = lambda_0 T^(1/3)`` for T =
+      ``rounds``;
+    - stochastic: ``eta = 9/(t+8)``, ``lambda = lambda_0 sqrt(t+8)``, ``rho =
+      4/(t+7)^(2/3)``.
 
-    With a fraction p = ``participation`` of the clients in a round, t - 1 is replaced by p (t - 1), the expected number of steps a
-    client has taken: ``eta = 2/(p(t-1)+2)``, ``lambda = lambda_0 sqrt(p(t-1)+2)``. ``offset`` is added to that number: the first step
-    of the convex schedule is then 2/(offset + 2) instead of 1, which forgets the start.
+    With a fraction p = ``participation`` of the clients in a round, t - 1 is replaced
+    by p (t - 1), the expected number of steps a client has taken: ``eta =
+    2/(p(t-1)+2)``, ``lambda = lambda_0 sqrt(p(t-1)+2)``. ``offset`` is added to that
+    number: the first step of the convex schedule is then 2/(offset + 2) instead of 1,
+    which forgets the start.
     """
 
     lambda_0: float
@@ -64,19 +74,31 @@ class Schedule:
             return Step(self.rounds ** (-2 / 3), self.lambda_0 * self.rounds ** (1 / 3))
         steps = self.offset + self.participation * (t - 1)
         if self.kind == "stochastic":
-            return Step(9 / (steps + 9), self.lambda_0 * math.sqrt(steps + 9), 4 / (steps + 8) ** (2 / 3))
+            return Step(
+                9 / (steps + 9), self.lambda_0 * math.sqrt(steps + 9), 4 / (steps + 8) ** (2 / 3)
+            )
         return Step(2 / (steps + 2), self.lambda_0 * math.sqrt(steps + 2))
 
 
 def automatic_lambda_0(
-    curvature: float, num_clients: int, num_steps: int, kind: str = "convex", participation: float = 1.0, offset: int = 0
+    curvature: float,
+    num_clients: int,
+    num_steps: int,
+    kind: str = "convex",
+    participation: float = 1.0,
+    offset: int = 0,
 ) -> float:
-    """Return the lambda_0 with which the penalty ends at the curvature of f_i / n (times ``PULL``).
+    """Return the lambda_0 with which the penalty ends at the curvature of f_i / n
+    (times ``PULL``).
 
-    The clients agree once the penalty matches what pulls them apart, the curvature of f_i / n: one that never gets there leaves every
-    client at a solution of its own, a much larger one leaves all of them near the start. On generated ratings 0.3 and 3 are worse.
+    The clients agree once the penalty matches what pulls them apart, the curvature of
+    f_i / n: one that never gets there leaves every client at a solution of its own, a
+    much larger one leaves all of them near the start. On generated ratings 0.3 and 3
+    are worse.
     """
-    last = Schedule(1.0, kind, max(1, num_steps), participation, offset).at(max(1, num_steps)).lambda_
+    last = (
+        Schedule(1.0, kind, max(1, num_steps), participation, offset).at(max(1, num_steps)).lambda_
+    )
     return PULL * curvature / num_clients / last
 
 
@@ -91,11 +113,14 @@ def client_step(
     dual: Array | None = None,
     warm: Atom | None = None,
 ) -> Atom:
-    """Take one step of Algorithm 1, lines 3-5, on ``x`` in place and return the atom, which is all the server needs.
+    """Take one step of Algorithm 1, lines 3-5, on ``x`` in place and return the atom,
+    which is all the server needs.
 
-    ``gradient``: of f_i at x, not divided by n; an array or an object with ``add_to`` (a sparse gradient). ``dual``: the term of
-    Algorithm 2 (FedFW+), ``y_i`` less the mean of all y (:func:`dual_step`); ``None`` is Algorithm 1. ``warm``: the client's last atom.
-    Raises ``ValueError`` as ``domain.lmo`` does, for a bad gradient; x is then unchanged.
+    ``gradient``: of f_i at x, not divided by n; an array or an object with ``add_to``
+    (a sparse gradient). ``dual``: the term of Algorithm 2 (FedFW+), ``y_i`` less the
+    mean of all y (:func:`dual_step`); ``None`` is Algorithm 1. ``warm``: the client's
+    last atom. Raises ``ValueError`` as ``domain.lmo`` does, for a bad gradient; x is
+    then unchanged.
     """
     pull = np.subtract(x, x_bar, out=scratch(x, x_bar))
     pull *= step.lambda_
@@ -111,10 +136,12 @@ def client_step(
 
 
 def dual_step(y: Array, x: Array, x_bar: Array, lambda_0: float) -> None:
-    """Set y_i to ``y_i + lambda_0 (x_i - x_bar)``, in place: Algorithm 2's dual step, before the gradient.
+    """Set y_i to ``y_i + lambda_0 (x_i - x_bar)``, in place: Algorithm 2's dual step,
+    before the gradient.
 
-    It is taken once a round, at the first local step, where x_bar is the mean of the clients' points: later in the round it is not,
-    and dual variables never forget the difference (``docs/fedfw.md``).
+    It is taken once a round, at the first local step, where x_bar is the mean of the
+    clients' points: later in the round it is not, and dual variables never forget the
+    difference (``docs/fedfw.md``).
     """
     change = np.subtract(x, x_bar, out=scratch(x, x_bar))
     change *= lambda_0
@@ -128,7 +155,9 @@ def move(x: Array, atom: Atom, eta: float) -> None:
 
 
 def server_step(x_bar: Array, atoms: Sequence[Atom], eta: float) -> None:
-    """Set x_bar to ``(1 - eta) x_bar + eta mean(atoms)``, in place: the mean of the x_i if every client sent its atom."""
+    """Set x_bar to ``(1 - eta) x_bar + eta mean(atoms)``, in place: the mean of the x_i
+    if every client sent its atom.
+    """
     if not atoms:
         raise ValueError("no atoms: a server's step needs one from every client")
     x_bar *= 1 - eta
@@ -136,11 +165,15 @@ def server_step(x_bar: Array, atoms: Sequence[Atom], eta: float) -> None:
         atom.add_to(x_bar, eta / len(atoms))
 
 
-def server_step_partial(x_bar: Array, points: Sequence[Array], atoms: Sequence[Atom], eta: float, num_clients: int) -> None:
-    """Update x_bar in place under partial participation: it stays the mean of all ``num_clients`` x_i, absent ones being unchanged.
+def server_step_partial(
+    x_bar: Array, points: Sequence[Array], atoms: Sequence[Atom], eta: float, num_clients: int
+) -> None:
+    """Update x_bar in place under partial participation: it stays the mean of all
+    ``num_clients`` x_i, absent ones being unchanged.
 
-    ``points``: the server's copies of the x_i of the clients that sent ``atoms``, in the same order; they are updated in place too,
-    so that they stay equal to what these clients hold.
+    ``points``: the server's copies of the x_i of the clients that sent ``atoms``, in
+    the same order; they are updated in place too, so that they stay equal to what these
+    clients hold.
     """
     for point, atom in zip(points, atoms, strict=True):
         x_bar -= (eta / num_clients) * point
@@ -149,16 +182,19 @@ def server_step_partial(x_bar: Array, points: Sequence[Array], atoms: Sequence[A
 
 
 def average_gradient(average: Array, gradient: Array, rho: float) -> None:
-    """Set ``average`` to ``(1 - rho) average + rho gradient``, in place: the estimator of the stochastic schedule."""
+    """Set ``average`` to ``(1 - rho) average + rho gradient``, in place: the estimator
+    of the stochastic schedule.
+    """
     average *= 1 - rho
     average += np.multiply(gradient, rho, out=scratch(gradient, gradient))
 
 
 def duality_gap(domain: Domain, x: Array, gradient: Any, warm: Atom | None = None) -> float:
-    """Return ``<g, x - lmo(g)>``, an upper bound on F(x) - min F for convex F; 0 exactly at stationary points.
+    """Return ``<g, x - lmo(g)>``, an upper bound on F(x) - min F for convex F; 0
+    exactly at stationary points.
 
-    ``gradient``: of F at x, an array or an object with ``inner`` (a sparse gradient). With an iterative oracle the gap is slightly
-    underestimated.
+    ``gradient``: of F at x, an array or an object with ``inner`` (a sparse gradient).
+    With an iterative oracle the gap is slightly underestimated.
     """
     here = gradient.inner(x) if hasattr(gradient, "inner") else float(np.vdot(gradient, x))
     return float(here - domain.lmo(gradient, warm).inner(gradient))

@@ -1,8 +1,9 @@
 """Domains of arrays of any shape: l1 ball, simplex, box, l2 ball, k-sparse polytope.
 
-Sources: oracles: Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex Optimization", ICML 2013, section 4. Projections:
-Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient Projections onto the l1-Ball for Learning in High Dimensions", ICML 2008,
-DOI 10.1145/1390156.1390191.
+Sources: oracles: Jaggi, "Revisiting Frank-Wolfe: Projection-Free Sparse Convex
+Optimization", ICML 2013, section 4. Projections: Duchi, Shalev-Shwartz, Singer,
+Chandra, "Efficient Projections onto the l1-Ball for Learning in High Dimensions", ICML
+2008, DOI 10.1145/1390156.1390191.
 """
 
 import math
@@ -14,17 +15,29 @@ import numpy as np
 
 from algorithms.common.checks import check_range
 from algorithms.common.mirror import project_simplex
-from algorithms.frank_wolfe.atoms import Array, Atom, Corner, DensePoint, Entry, Float64, SignedEntries
+from algorithms.frank_wolfe.atoms import (
+    Array,
+    Atom,
+    Corner,
+    DensePoint,
+    Entry,
+    Float64,
+    SignedEntries,
+)
 from algorithms.frank_wolfe.domain import Domain, as_gradient, as_point, check_packed, check_shape
 
 
 def project_l1(x: Array, radius: float) -> Float64:
-    """Return the projection of x (any shape) onto ``sum |x| <= radius``: the magnitudes projected on the simplex, with x's signs."""
+    """Return the projection of x (any shape) onto ``sum |x| <= radius``: the magnitudes
+    projected on the simplex, with x's signs.
+    """
     point = np.array(x, np.float64)
     sizes = np.abs(point).ravel()
     if sizes.sum() <= radius:
         return point
-    return np.asarray(np.copysign(radius * project_simplex(sizes / radius).reshape(point.shape), point))
+    return np.asarray(
+        np.copysign(radius * project_simplex(sizes / radius).reshape(point.shape), point)
+    )
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,8 @@ class L1Ball(Domain):
         g = as_point(self, gradient)
         index = int(np.abs(g).argmax())
         slope = float(g.flat[index])
-        if not math.isfinite(slope):  # argmax returns NaN before any number and inf before finite numbers
+        # argmax returns NaN before any number and inf before finite numbers
+        if not math.isfinite(slope):
             as_gradient(self, g)
         return Entry(index, self.radius if slope < 0 else -self.radius, self.shape)
 
@@ -59,7 +73,9 @@ class L1Ball(Domain):
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
         """Check the l1 norm."""
-        return bool(np.abs(as_point(self, x)).sum(dtype=np.float64) <= self.radius * (1 + tolerance))
+        return bool(
+            np.abs(as_point(self, x)).sum(dtype=np.float64) <= self.radius * (1 + tolerance)
+        )
 
     @property
     def diameter(self) -> float:
@@ -72,12 +88,18 @@ class L1Ball(Domain):
 
 
 def _entry(domain: Domain, index: int, value: float, allowed: Sequence[float]) -> Entry:
-    """Return an entry read from a message; raises ``ValueError`` unless it is an extreme point."""
+    """Return an entry read from a message; raises ``ValueError`` unless it is an
+    extreme point.
+    """
     if not 0 <= index < math.prod(domain.shape):
-        raise ValueError(f"a packed atom names entry {index} of a {type(domain).__name__} of shape {domain.shape}")
+        raise ValueError(
+            f"a packed atom names entry {index} of a {type(domain).__name__} of shape "
+            f"{domain.shape}"
+        )
     if not any(math.isclose(value, one) for one in allowed):
         raise ValueError(
-            f"a packed atom has the value {value:g}: an extreme point has one of {', '.join(f'{v:g}' for v in allowed)}"
+            f"a packed atom has the value {value:g}: an extreme point has one of "
+            f"{', '.join(f'{v:g}' for v in allowed)}"
         )
     return Entry(index, value, domain.shape)
 
@@ -111,7 +133,9 @@ class Simplex(Domain):
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
         """Check the smallest entry and the sum."""
         point, slack = as_point(self, x), tolerance * self.radius
-        return bool(point.min() >= -slack and abs(point.sum(dtype=np.float64) - self.radius) <= slack)
+        return bool(
+            point.min() >= -slack and abs(point.sum(dtype=np.float64) - self.radius) <= slack
+        )
 
     @property
     def diameter(self) -> float:
@@ -125,7 +149,9 @@ class Simplex(Domain):
 
 @dataclass(frozen=True, eq=False)
 class Box(Domain):
-    """``lower <= x <= upper``, the bounds being numbers or arrays of the domain's shape. Atom: one bit per entry."""
+    """``lower <= x <= upper``, the bounds being numbers or arrays of the domain's
+    shape. Atom: one bit per entry.
+    """
 
     shape: tuple[int, ...]
     lower: Any
@@ -136,7 +162,10 @@ class Box(Domain):
         for name in ("lower", "upper"):
             bound = np.asarray(getattr(self, name), np.float64)
             if bound.shape not in ((), self.shape) or not np.isfinite(bound).all():
-                raise ValueError(f"{name} of shape {bound.shape}: give one finite number, or one for each entry of {self.shape}")
+                raise ValueError(
+                    f"{name} of shape {bound.shape}: give one finite number, or one for each entry "
+                    f"of {self.shape}"
+                )
             object.__setattr__(self, name, np.broadcast_to(bound, self.shape))
         if (wrong := int((self.lower > self.upper).sum())) > 0:
             raise ValueError(f"lower > upper in {wrong} entries: a box needs lower <= upper")
@@ -151,7 +180,11 @@ class Box(Domain):
         (bits,) = check_packed(self, arrays, ("u", (count + 7) // 8))
         if bits.itemsize > 1:
             raise ValueError("a packed atom of Box holds bytes")
-        return Corner(np.unpackbits(bits, count=count).astype(bool).reshape(self.shape), self.lower, self.upper)
+        return Corner(
+            np.unpackbits(bits, count=count).astype(bool).reshape(self.shape),
+            self.lower,
+            self.upper,
+        )
 
     def project(self, x: Array) -> Float64:
         """Clip to the bounds."""
@@ -159,7 +192,10 @@ class Box(Domain):
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:
         """Check the bounds."""
-        point, slack = as_point(self, x), tolerance * max(1.0, float(np.abs([self.lower, self.upper]).max()))
+        point, slack = (
+            as_point(self, x),
+            tolerance * max(1.0, float(np.abs([self.lower, self.upper]).max())),
+        )
         return bool((point >= self.lower - slack).all() and (point <= self.upper + slack).all())
 
     @property
@@ -174,7 +210,9 @@ class Box(Domain):
 
 @dataclass(frozen=True)
 class L2Ball(Domain):
-    """``||x|| <= radius`` (Frobenius norm for more than one axis). Atom: a point on the sphere, dense."""
+    """``||x|| <= radius`` (Frobenius norm for more than one axis). Atom: a point on the
+    sphere, dense.
+    """
 
     shape: tuple[int, ...]
     radius: float
@@ -191,15 +229,22 @@ class L2Ball(Domain):
             point = np.zeros(self.shape)
             point.flat[0] = -self.radius
             return DensePoint(point)
-        scaled = np.asarray(g, np.float64) / largest  # so that the squares neither overflow nor underflow
+        # so that the squares neither overflow nor underflow
+        scaled = np.asarray(g, np.float64) / largest
         return DensePoint(np.asarray(scaled * (-self.radius / np.linalg.norm(scaled.ravel()))))
 
     def unpack(self, arrays: Sequence[Array]) -> DensePoint:
         """Read a point on the sphere."""
-        values = [np.asarray(array).reshape(-1) if np.shape(array) == self.shape else array for array in arrays]
+        values = [
+            np.asarray(array).reshape(-1) if np.shape(array) == self.shape else array
+            for array in arrays
+        ]
         (flat,) = check_packed(self, values, ("f", math.prod(self.shape)))
         if not math.isclose(np.linalg.norm(flat), self.radius, rel_tol=1e-6):
-            raise ValueError(f"a packed atom has the norm {np.linalg.norm(flat):g}: an extreme point has {self.radius:g}")
+            raise ValueError(
+                f"a packed atom has the norm {np.linalg.norm(flat):g}: an extreme point has "
+                f"{self.radius:g}"
+            )
         return DensePoint(flat.reshape(self.shape))
 
     def project(self, x: Array) -> Float64:
@@ -224,7 +269,8 @@ class L2Ball(Domain):
 
 @dataclass(frozen=True)
 class KSparse(Domain):
-    """The convex hull of all points with at most k non-zero entries, each in [-size, size]: ``|x| <= size, sum |x| <= k size``.
+    """The convex hull of all points with at most k non-zero entries, each in [-size,
+    size]: ``|x| <= size, sum |x| <= k size``.
 
     Atom: k entries of plus or minus ``size``, as indices and signs.
     """
@@ -240,32 +286,54 @@ class KSparse(Domain):
         check_range("k", self.k, 1, math.prod(self.shape))
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> SignedEntries:
-        """Return the k entries with the largest ``|gradient|``, with the opposite signs."""
+        """Return the k entries with the largest ``|gradient|``, with the opposite
+        signs.
+        """
         g = as_gradient(self, gradient).ravel()
         sizes = np.abs(g)
-        least = np.partition(sizes, -self.k)[-self.k]  # the k-th largest: take all above it, then the first ones equal to it
+        # the k-th largest: take all above it, then the first ones equal to it
+        least = np.partition(sizes, -self.k)[-self.k]
         above = np.flatnonzero(sizes > least)
-        indices = np.sort(np.concatenate([above, np.flatnonzero(sizes == least)[: self.k - len(above)]])).astype(np.int32)
+        indices = np.sort(
+            np.concatenate([above, np.flatnonzero(sizes == least)[: self.k - len(above)]])
+        ).astype(np.int32)
         return SignedEntries(indices, np.where(g[indices] < 0, self.size, -self.size), self.shape)
 
     def unpack(self, arrays: Sequence[Array]) -> SignedEntries:
         """Read k ascending indices and their signs."""
         indices, bits = check_packed(self, arrays, ("i", self.k), ("u", (self.k + 7) // 8))
         rising = self.k == 1 or bool((indices[1:] > indices[:-1]).all())
-        if bits.itemsize > 1 or not rising or not 0 <= indices[0] <= indices[-1] < math.prod(self.shape):
-            raise ValueError(f"a packed atom of KSparse: give {self.k} rising indices below {math.prod(self.shape)}, and bits")
+        if (
+            bits.itemsize > 1
+            or not rising
+            or not 0 <= indices[0] <= indices[-1] < math.prod(self.shape)
+        ):
+            raise ValueError(
+                f"a packed atom of KSparse: give {self.k} rising indices below "
+                f"{math.prod(self.shape)}, and bits"
+            )
         positive = np.unpackbits(bits, count=self.k).astype(bool)
-        return SignedEntries(indices.astype(np.int32), np.where(positive, self.size, -self.size), self.shape)
+        return SignedEntries(
+            indices.astype(np.int32), np.where(positive, self.size, -self.size), self.shape
+        )
 
     def project(self, x: Array) -> Float64:
-        """Soft-threshold all entries by the same amount and clip at ``size``; the amount is the root of a decreasing function."""
+        """Soft-threshold all entries by the same amount and clip at ``size``; the
+        amount is the root of a decreasing function.
+        """
         point = np.asarray(as_point(self, x), np.float64)
         sizes, total = np.abs(point), self.k * self.size
         shrink = 0.0
         if np.minimum(sizes, self.size).sum() > total:
-            from scipy.optimize import brentq  # imported here: SciPy is slow to import, and most runs do not need it
+            # imported here: SciPy is slow to import, and most runs do not need it
+            from scipy.optimize import brentq
 
-            shrink = brentq(lambda theta: np.clip(sizes - theta, 0, self.size).sum() - total, 0, sizes.max(), xtol=1e-15)
+            shrink = brentq(
+                lambda theta: np.clip(sizes - theta, 0, self.size).sum() - total,
+                0,
+                sizes.max(),
+                xtol=1e-15,
+            )
         return np.asarray(np.copysign(np.clip(sizes - shrink, 0, self.size), point))
 
     def contains(self, x: Array, tolerance: float = 1e-6) -> bool:

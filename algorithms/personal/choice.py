@@ -1,16 +1,23 @@
-"""Which mixing weight a client uses: its own validation losses, those of all clients, or its own shrunk towards those of all.
+"""Which mixing weight a client uses: its own validation losses, those of all clients,
+or its own shrunk towards those of all.
 
-A client has the mean losses ``c_i`` of its n_i validation samples at the weights of a grid: its curve. Only differences along the grid
-matter for the least loss, so that every curve is taken less its mean. Where a client has a dozen samples, its curve is mostly noise.
-Let ``c_i = p + d_i + e_i``, with the clients' common curve p, the client's own deviation d_i with variance tau^2, and the noise e_i of
-n_i samples with variance sigma^2 / n_i (variances are sums over the grid). The best linear estimate of the client's true curve is then
+A client has the mean losses ``c_i`` of its n_i validation samples at the weights of a
+grid: its curve. Only differences along the grid matter for the least loss, so that
+every curve is taken less its mean. Where a client has a dozen samples, its curve is
+mostly noise. Let ``c_i = p + d_i + e_i``, with the clients' common curve p, the
+client's own deviation d_i with variance tau^2, and the noise e_i of n_i samples with
+variance sigma^2 / n_i (variances are sums over the grid). The best linear estimate of
+the client's true curve is then
 
-    p + w_i (c_i - p),    w_i = tau^2 / (tau^2 + sigma^2 / n_i) = n_i / (n_i + k),    k = sigma^2 / tau^2
+    p + w_i (c_i - p),
+        w_i = tau^2 / (tau^2 + sigma^2 / n_i) = n_i / (n_i + k),    k = sigma^2 / tau^2
 
-k is the number of samples at which a client's own curve and the common one count alike. sigma^2 is estimated from the two halves a, b
-of every client's samples, whose curves differ by noise alone: ``E |c_a - c_b|^2 = sigma^2 (1 / n_a + 1 / n_b)``; tau^2 from what is
-left of the spread of the clients' curves, as in a one-way analysis of variance with groups of unequal sizes:
-``E sum_i n_i |c_i - p|^2 = (m - 1) sigma^2 + (N - sum_i n_i^2 / N) tau^2`` for m clients with N samples and p their weighted mean.
+k is the number of samples at which a client's own curve and the common one count alike.
+sigma^2 is estimated from the two halves a, b of every client's samples, whose curves
+differ by noise alone: ``E |c_a - c_b|^2 = sigma^2 (1 / n_a + 1 / n_b)``; tau^2 from
+what is left of the spread of the clients' curves, as in a one-way analysis of variance
+with groups of unequal sizes: ``E sum_i n_i |c_i - p|^2 = (m - 1) sigma^2 + (N - sum_i
+n_i^2 / N) tau^2`` for m clients with N samples and p their weighted mean.
 """
 
 import math
@@ -24,43 +31,61 @@ MOST = 3.0
 
 
 def least(losses: Floats, accuracies: Floats | None = None) -> int:
-    """Return where the loss is least; of several places, the most accurate, and of these the first (the most federated)."""
+    """Return where the loss is least; of several places, the most accurate, and of
+    these the first (the most federated).
+    """
     order = np.where(np.isnan(losses), math.inf, losses)
-    return min(range(len(order)), key=lambda i: (order[i], 0.0 if accuracies is None else -accuracies[i]))
+    return min(
+        range(len(order)), key=lambda i: (order[i], 0.0 if accuracies is None else -accuracies[i])
+    )
 
 
 def shrunk(own: Floats, pooled: Floats, samples: int, k: float) -> Floats:
-    """Return ``w own + (1 - w) pooled`` with ``w = samples / (samples + k)``; both curves less their means. k may be infinite."""
+    """Return ``w own + (1 - w) pooled`` with ``w = samples / (samples + k)``; both
+    curves less their means. k may be infinite.
+    """
     weight = 0.0 if math.isinf(k) else samples / (samples + k)
     return weight * centred(own) + (1 - weight) * centred(pooled)
 
 
 def pooled_curve(losses: Floats, samples: Floats) -> Floats:
-    """Return the mean of the curves ``losses`` (clients, grid), bounded, weighted by the clients' ``samples`` (clients,)."""
+    """Return the mean of the curves ``losses`` (clients, grid), bounded, weighted by
+    the clients' ``samples`` (clients,).
+    """
     return np.asarray(samples @ bounded(losses) / samples.sum())
 
 
 def bounded(losses: Floats) -> Floats:
-    """Return the curves ``losses`` (clients, grid) less their means, none longer than ``MOST`` times the median one.
+    """Return the curves ``losses`` (clients, grid) less their means, none longer than
+    ``MOST`` times the median one.
 
     A client that lies, or whose losses have exploded, must not choose for all.
     """
     curves = centred(losses)
     norms = np.linalg.norm(curves, axis=1)
     most = MOST * np.median(norms)
-    return np.asarray(curves * np.divide(most, norms, out=np.ones(len(norms)), where=(norms > most) & (most > 0))[:, None])
+    return np.asarray(
+        curves
+        * np.divide(most, norms, out=np.ones(len(norms)), where=(norms > most) & (most > 0))[
+            :, None
+        ]
+    )
 
 
 def half_noise(first: Floats, second: Floats, samples: tuple[int, int]) -> float:
-    """Return an unbiased estimate of sigma^2 from the curves of two halves with so many samples."""
+    """Return an unbiased estimate of sigma^2 from the curves of two halves with so many
+    samples.
+    """
     a, b = samples
     return float(a * b / (a + b) * ((centred(first) - centred(second)) ** 2).sum())
 
 
 def shrinkage(losses: Floats, samples: Floats, noise: Floats) -> float:
-    """Return k of the module docstring, infinite where the clients' curves differ by no more than noise.
+    """Return k of the module docstring, infinite where the clients' curves differ by no
+    more than noise.
 
-    ``losses``: shape (clients, grid); ``samples``, ``noise`` (clients,): of each client, the latter as of :func:`half_noise`.
+    ``losses``: shape (clients, grid); ``samples``, ``noise`` (clients,): of each
+    client, the latter as of :func:`half_noise`.
     """
     clients, total = len(samples), samples.sum()
     middle = np.median(noise)

@@ -1,10 +1,13 @@
-"""SuPerFed's mixed model, and the cosine penalty that keeps its two endpoints apart (mode connectivity).
+"""SuPerFed's mixed model, and the cosine penalty that keeps its two endpoints apart
+(mode connectivity).
 
-The mixed model is ``theta(lambda) = (1 - lambda) theta_f + lambda theta_l``, theta_f being the federated and theta_l the personal
-model. The printed denominator of the cosine repeats one norm; ``||theta_f|| ||theta_l||`` is meant.
+The mixed model is ``theta(lambda) = (1 - lambda) theta_f + lambda theta_l``, theta_f
+being the federated and theta_l the personal model. The printed denominator of the
+cosine repeats one norm; ``||theta_f|| ||theta_l||`` is meant.
 
-Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter II, equations (2.3)-(2.6).
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter II, equations
+(2.3)-(2.6).
 """
 
 from typing import Any
@@ -18,7 +21,8 @@ EPSILON = 1e-12
 def draw_lambda(rng: np.random.Generator, mixing: str, num_layers: int) -> NDArray[np.float64]:
     """Return one mixing weight per layer, shape (num_layers,).
 
-    ``mixing``: "model" (SuPerFed-MM) draws one weight from U(0, 1) for all layers, "layer" (SuPerFed-LM) one for each independently.
+    ``mixing``: "model" (SuPerFed-MM) draws one weight from U(0, 1) for all layers,
+    "layer" (SuPerFed-LM) one for each independently.
     """
     if mixing == "model":
         return np.full(num_layers, rng.random())
@@ -28,20 +32,26 @@ def draw_lambda(rng: np.random.Generator, mixing: str, num_layers: int) -> NDArr
 
 
 def layer_of(names: list[str]) -> list[int]:
-    """Return the layer index of every parameter name; a layer is the module that owns the parameter, in order of appearance."""
+    """Return the layer index of every parameter name; a layer is the module that owns
+    the parameter, in order of appearance.
+    """
     layers: dict[str, int] = {}
     return [layers.setdefault(name.rpartition(".")[0], len(layers)) for name in names]
 
 
 def cosine_squared(inner: float, norm_f: float, norm_l: float) -> float:
-    """Return ``cos^2 = <f, l>^2 / (||f||^2 ||l||^2 + 1e-12)`` from the inner product and the two squared norms."""
+    """Return ``cos^2 = <f, l>^2 / (||f||^2 ||l||^2 + 1e-12)`` from the inner product
+    and the two squared norms.
+    """
     return inner * inner / (norm_f * norm_l + EPSILON)
 
 
 def cosine_squared_gradient(inner: Any, norm_f: Any, norm_l: Any) -> tuple[Any, Any, Any]:
-    """Return (a, b, c) with ``d cos^2 / d f = a l - b f`` and ``d cos^2 / d l = a f - c l``.
+    """Return (a, b, c) with ``d cos^2 / d f = a l - b f`` and ``d cos^2 / d l = a f - c
+    l``.
 
-    Arguments as in :func:`cosine_squared`, or tensors of one number. This saves a second backward pass.
+    Arguments as in :func:`cosine_squared`, or tensors of one number. This saves a
+    second backward pass.
     """
     denominator = norm_f * norm_l + EPSILON
     ratio = inner / denominator

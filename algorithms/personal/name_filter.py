@@ -5,13 +5,17 @@ from fnmatch import fnmatchcase
 
 
 def patterns(text: str) -> list[str]:
-    """Return the comma-separated patterns of a setting, without blanks and empty ones."""
+    """Return the comma-separated patterns of a setting, without blanks and empty
+    ones.
+    """
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def travels(name: str, share: Sequence[str], keep: Sequence[str]) -> bool:
-    """Return whether an array of this name is shared: it matches one of ``share``, and none of ``keep``.
+    """Return whether an array of this name is shared: it matches one of ``share``, and
+    none of ``keep``.
 
-    A pattern is a name, in which ``*`` stands for any characters, ``?`` for one and ``[ab]`` for one of these.
+    A pattern is a name, in which ``*`` stands for any characters, ``?`` for one and
+    ``[ab]`` for one of these.
     """
     return any(fnmatchcase(name, p) for p in share) and not any(fnmatchcase(name, p) for p in keep)

@@ -1,8 +1,10 @@
-"""Outputs of a net at many points of the line between two sets of its parameters, without computing its first layer at each of them.
+"""Outputs of a net at many points of the line between two sets of its parameters,
+without computing its first layer at each of them.
 
-A linear layer whose input does not depend on the parameters is linear in them too: at ``(1 - lambda) f + lambda p`` its output is
-``(1 - lambda) W_f x + lambda W_p x``, so that two products serve all lambda. In a fully connected net that is most of the work: of
-TwoNN's 199,210 weights 157,000.
+A linear layer whose input does not depend on the parameters is linear in them too: at
+``(1 - lambda) f + lambda p`` its output is ``(1 - lambda) W_f x + lambda W_p x``, so
+that two products serve all lambda. In a fully connected net that is most of the work:
+of TwoNN's 199,210 weights 157,000.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 
 from algorithms.common.modules import outputs_of
 
-#: Numbers of the first layer's outputs that are held at once, at both ends; a net with more is computed as usual.
+#: Numbers of the first layer's outputs that are held at once, at both ends; a net with
+#: more is computed as usual.
 HELD = 32_000_000
 #: Inputs that are computed at once.
 BATCH = 1024
@@ -24,18 +27,27 @@ class SharedFirstLayer:
     ``at``: indices of the first layer's parameters, which need not be written.
     """
 
-    def __init__(self, model: nn.Module, layer: nn.Linear, at: list[int], inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, layer: nn.Linear, at: list[int], inputs: Sequence[Tensor]
+    ) -> None:
         self.model, self.layer, self.at = model, layer, at
         self.inputs = [x.split(BATCH) for x in inputs]
         self.ends: list[list[tuple[Tensor, Tensor]]] = []
 
     @classmethod
     def of(
-        cls, model: nn.Module, mixed: list[Tensor], federated: list[Tensor], personal: list[Tensor], inputs: Sequence[Tensor]
+        cls,
+        model: nn.Module,
+        mixed: list[Tensor],
+        federated: list[Tensor],
+        personal: list[Tensor],
+        inputs: Sequence[Tensor],
     ) -> "SharedFirstLayer | None":
-        """Return the net prepared for the line, or ``None`` if its first layer is not linear, or not on its own.
+        """Return the net prepared for the line, or ``None`` if its first layer is not
+        linear, or not on its own.
 
-        ``mixed``: the net's trainable parameters, in order, which are overwritten; ``federated``, ``personal``: the ends of the line.
+        ``mixed``: the net's trainable parameters, in order, which are overwritten;
+        ``federated``, ``personal``: the ends of the line.
         """
         model.eval()  # once: to tell all modules of a small net takes as long as its outputs
         layer = _first_linear(model, inputs[0][:1])
@@ -47,7 +59,8 @@ class SharedFirstLayer:
             return None
         shared, one = cls(model, layer, at, inputs), inputs[0][:1]
         half = [torch.lerp(f, p, 0.5) for f, p in zip(federated, personal, strict=True)]
-        # A net may use the layer's weights elsewhere as well, or other parameters before it: compare at one sample.
+        # A net may use the layer's weights elsewhere as well, or other parameters
+        # before it: compare at one sample.
         torch._foreach_copy_(mixed, half)
         wanted = outputs_of(model, one)
         torch._foreach_copy_(mixed, federated)
@@ -58,18 +71,29 @@ class SharedFirstLayer:
         found = shared._with(lambda _: torch.lerp(*ends, 0.5), one)
         if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
             return None
-        shared.ends = [[shared._ends(part, federated, personal) for part in parts] for parts in shared.inputs]
+        shared.ends = [
+            [shared._ends(part, federated, personal) for part in parts] for parts in shared.inputs
+        ]
         return shared
 
     def outputs(self, value: float) -> list[Tensor]:
-        """Return the outputs (n, ...) for each of the inputs at lambda = ``value``; the other parameters hold it already."""
+        """Return the outputs (n, ...) for each of the inputs at lambda = ``value``; the
+        other parameters hold it already.
+        """
         return [
-            torch.cat([self._forward(part, ends, value) for part, ends in zip(parts, of_parts, strict=True)])
+            torch.cat(
+                [
+                    self._forward(part, ends, value)
+                    for part, ends in zip(parts, of_parts, strict=True)
+                ]
+            )
             for parts, of_parts in zip(self.inputs, self.ends, strict=True)
         ]
 
     @torch.no_grad()
-    def _ends(self, x: Tensor, federated: list[Tensor], personal: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _ends(
+        self, x: Tensor, federated: list[Tensor], personal: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Return the first layer's outputs at both ends of the line."""
 
         def stop(given: Tensor) -> Tensor:
@@ -88,7 +112,9 @@ class SharedFirstLayer:
 
     @torch.no_grad()
     def _with(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return the model's outputs with another function in the place of its first layer."""
+        """Return the model's outputs with another function in the place of its first
+        layer.
+        """
         self.layer.forward = forward  # type: ignore[method-assign, assignment]
         try:
             out: Tensor = self.model(x)
@@ -102,7 +128,9 @@ class _Reached(Exception):
 
 
 def _first_linear(model: nn.Module, x: Tensor) -> nn.Linear | None:
-    """Return the first module with parameters that the net calls, if it is a linear layer that is called once."""
+    """Return the first module with parameters that the net calls, if it is a linear
+    layer that is called once.
+    """
     called: list[nn.Module] = []
     leaves = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     hooks = [m.register_forward_pre_hook(lambda module, _: called.append(module)) for m in leaves]

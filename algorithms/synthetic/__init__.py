@@ -1,1 +1,3 @@
-"""Synthetic samples: energies that refine them, and the Fréchet distance between two sets."""
+"""Synthetic samples: energies that refine them, and the Fréchet distance between two
+sets.
+"""

@@ -1,8 +1,10 @@
-"""Distribution matching: synthetic samples whose mean features and outputs are those of real samples of their class.
+"""Distribution matching: synthetic samples whose mean features and outputs are those of
+real samples of their class.
 
-Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning", CVPR
-2023, arXiv 2207.09653, equations (5) and (6); one-shot and central: Zhao, Bilen, "Dataset Condensation with Distribution Matching",
-WACV 2023, arXiv 2110.04181.
+Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for
+Communication-Efficient Federated Learning", CVPR 2023, arXiv 2207.09653, equations (5)
+and (6); one-shot and central: Zhao, Bilen, "Dataset Condensation with Distribution
+Matching", WACV 2023, arXiv 2110.04181.
 """
 
 from collections.abc import Mapping
@@ -12,11 +14,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
-def matching_loss(net: nn.Module, weights: Mapping[str, Tensor], real: list[Tensor], made: list[Tensor]) -> Tensor:
-    """Return the squared distance between the mean features, and between the mean outputs, of real and synthetic samples.
+def matching_loss(
+    net: nn.Module, weights: Mapping[str, Tensor], real: list[Tensor], made: list[Tensor]
+) -> Tensor:
+    """Return the squared distance between the mean features, and between the mean
+    outputs, of real and synthetic samples.
 
-    It is summed over the classes: ``real[c]`` (n_c, ...) and ``made[c]`` (m_c, ...) are samples of one class each. ``net`` is evaluated
-    at ``weights``; its features are the outputs of its ``body``. Gradients flow to ``made``.
+    It is summed over the classes: ``real[c]`` (n_c, ...) and ``made[c]`` (m_c, ...) are
+    samples of one class each. ``net`` is evaluated at ``weights``; its features are the
+    outputs of its ``body``. Gradients flow to ``made``.
     """
     with torch.no_grad():
         wanted = _means(net, weights, real)
@@ -24,7 +30,9 @@ def matching_loss(net: nn.Module, weights: Mapping[str, Tensor], real: list[Tens
 
 
 def nearby(net: nn.Module, radius: float) -> dict[str, Tensor]:
-    """Return the net's parameters moved by a random direction of length ``radius``, drawn from torch's generator."""
+    """Return the net's parameters moved by a random direction of length ``radius``,
+    drawn from torch's generator.
+    """
     parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
     direction = {name: torch.randn_like(tensor) for name, tensor in parameters.items()}
     length = torch.sqrt(torch.stack([(tensor**2).sum() for tensor in direction.values()]).sum())
@@ -32,7 +40,9 @@ def nearby(net: nn.Module, radius: float) -> dict[str, Tensor]:
 
 
 class _Both(nn.Module):
-    """Returns features and outputs side by side, flat; of a net without ``body`` and ``classifier`` only the outputs."""
+    """Returns features and outputs side by side, flat; of a net without ``body`` and
+    ``classifier`` only the outputs.
+    """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -48,6 +58,12 @@ class _Both(nn.Module):
 
 
 def _means(net: nn.Module, weights: Mapping[str, Tensor], samples: list[Tensor]) -> Tensor:
-    """Return the mean of features and outputs (classes, d) of each class, in one pass."""
-    out = functional_call(_Both(net), {f"net.{name}": tensor for name, tensor in weights.items()}, (torch.cat(samples),))
+    """Return the mean of features and outputs (classes, d) of each class, in one
+    pass.
+    """
+    out = functional_call(
+        _Both(net),
+        {f"net.{name}": tensor for name, tensor in weights.items()},
+        (torch.cat(samples),),
+    )
     return torch.stack([part.mean(0) for part in out.split([len(part) for part in samples])])

@@ -1,6 +1,8 @@
-"""The server's part of energies: how clients' signals mix, and how far the samples move. NumPy alone.
+"""The server's part of energies: how clients' signals mix, and how far the samples
+move. NumPy alone.
 
-Source: Hahn 2024 (dissertation), Chapter IV, equations 4.11, 4.13 and 4.14; see ``algorithms.synthetic.energies``.
+Source: Hahn 2024 (dissertation), Chapter IV, equations 4.11, 4.13 and 4.14; see
+``algorithms.synthetic.energies``.
 """
 
 import math
@@ -17,19 +19,29 @@ Numbers = NDArray[np.float32]
 
 
 def log_weights(energies: NDArray[np.floating], kind: str = "sign") -> Numbers:
-    """Return ``log e``: ``sgn(-E)``, so that e is 1/e, 1 or e, or ``-E`` itself ("exponential")."""
+    """Return ``log e``: ``sgn(-E)``, so that e is 1/e, 1 or e, or ``-E`` itself
+    ("exponential").
+    """
     check_choice("weights", kind, WEIGHTS)
     return np.asarray(np.sign(-energies) if kind == "sign" else -energies, np.float32)
 
 
 def mixture_gradient(
-    logs: Sequence[NDArray[np.floating]], gradients: Sequence[NDArray[np.floating]], shares: Sequence[float]
+    logs: Sequence[NDArray[np.floating]],
+    gradients: Sequence[NDArray[np.floating]],
+    shares: Sequence[float],
 ) -> NDArray[np.float64]:
     """Return the gradient (m, ...) of the mixture's energy, equation (4.13).
 
-    Of client i: ``logs[i]`` (m,) = log e_i, ``gradients[i]`` (m, ...), ``shares[i]`` = w_i > 0. Sums run in the order given.
+    Of client i: ``logs[i]`` (m,) = log e_i, ``gradients[i]`` (m, ...), ``shares[i]`` =
+    w_i > 0. Sums run in the order given.
     """
-    exponents = np.stack([np.asarray(log, np.float64) + math.log(share) for log, share in zip(logs, shares, strict=True)])
+    exponents = np.stack(
+        [
+            np.asarray(log, np.float64) + math.log(share)
+            for log, share in zip(logs, shares, strict=True)
+        ]
+    )
     weights = np.exp(exponents - exponents.max(0))  # of the largest 1: only ratios count
     weights /= weights.sum(0)
     total = np.zeros(np.shape(gradients[0]))
@@ -38,11 +50,16 @@ def mixture_gradient(
     return total
 
 
-def beside_class(gradient: NDArray[np.floating], labels: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return the length of each sample's gradient (m, ...) in units of the median length in its class; 1 where that is 0.
+def beside_class(
+    gradient: NDArray[np.floating], labels: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Return the length of each sample's gradient (m, ...) in units of the median
+    length in its class; 1 where that is 0.
 
-    Nets that have learnt to tell noise from data are flat far from the data: what is still noise then hardly moves, and is told by that
-    from the others of its class. The sign of the energy says nothing of the kind: it is one for a whole class, and says who knows it.
+    Nets that have learnt to tell noise from data are flat far from the data: what is
+    still noise then hardly moves, and is told by that from the others of its class. The
+    sign of the energy says nothing of the kind: it is one for a whole class, and says
+    who knows it.
     """
     lengths = np.sqrt((np.asarray(gradient, np.float64).reshape(len(labels), -1) ** 2).sum(1))
     medians = np.array([np.median(lengths[labels == label]) for label in labels])
@@ -57,9 +74,11 @@ def restarted(
     spread: float,
     rng: np.random.Generator,
 ) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Return samples (m, ...) of which each ``stale`` one is a ``good`` one of its label plus N(0, spread^2), and which changed.
+    """Return samples (m, ...) of which each ``stale`` one is a ``good`` one of its
+    label plus N(0, spread^2), and which changed.
 
-    Where no sample of the label is good, the stale ones stay. Two sets of draws are made whatever is stale.
+    Where no sample of the label is good, the stale ones stay. Two sets of draws are
+    made whatever is stale.
     """
     out, changed = x.copy(), np.zeros(len(x), bool)
     picks, noise = rng.random(len(x)), rng.standard_normal(x.shape, np.float32)
@@ -71,7 +90,13 @@ def restarted(
 
 
 def server_step(
-    x: Numbers, gradient: NDArray[np.floating], noise: NDArray[np.floating], beta: float, delta: float, low: float, high: float
+    x: Numbers,
+    gradient: NDArray[np.floating],
+    noise: NDArray[np.floating],
+    beta: float,
+    delta: float,
+    low: float,
+    high: float,
 ) -> Numbers:
     """Return the samples of the next round, equation (4.14), clipped to [low, high]."""
     return np.asarray(np.clip(x - beta * gradient + delta * noise, low, high), np.float32)
@@ -80,8 +105,9 @@ def server_step(
 def step_size(schedule: str, first: float, last: float, t: int, num_rounds: int) -> float:
     """Return beta of round t = 0 .. num_rounds - 1, from ``first`` to ``last``.
 
-    cosine: half a period between the two. ddpm: the noise variances of Nichol and Dhariwal's cosine schedule, stretched between the
-    two: nearly constant until the last rounds, as the paper's program does.
+    cosine: half a period between the two. ddpm: the noise variances of Nichol and
+    Dhariwal's cosine schedule, stretched between the two: nearly constant until the
+    last rounds, as the paper's program does.
     """
     check_choice("schedule", schedule, SCHEDULES)
     if num_rounds < 2:

@@ -1,1 +1,3 @@
-"""Foundations of all clients: the adapter to Flower, persistent state, data, local training, evaluation."""
+"""Foundations of all clients: the adapter to Flower, persistent state, data, local
+training, evaluation.
+"""

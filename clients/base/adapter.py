@@ -1,12 +1,17 @@
-"""Adapter from NumPyClients to ClientApps of Flower's Message API, which current strategies need.
+"""Adapter from NumPyClients to ClientApps of Flower's Message API, which current
+strategies need.
 
-    app = to_client_app(client_fn)          # client_fn(context) -> NumPyClient, as in older Flower apps
+    app = to_client_app(client_fn)
+        # client_fn(context) -> NumPyClient, as in older Flower apps
 
-Replies carry the array names of the server's model, so that ``result.arrays.to_torch_state_dict()`` works. Metrics keep their types:
-numbers and lists of numbers are sent in the MetricRecord ``metrics``; strings (and lists of strings), bytes and booleans in the
-ConfigRecord ``info``. The app also answers ``query.identity`` with the client's stable id, which ``strategies.ClientGrid`` asks for;
-``answer_identity(app)`` lets a message-API app of your own answer it too. ``evaluate.newcomer`` scores a client that takes no part in
-training (``clients.base.newcomers``).
+Replies carry the array names of the server's model, so that
+``result.arrays.to_torch_state_dict()`` works. Metrics keep their types: numbers and
+lists of numbers are sent in the MetricRecord ``metrics``; strings (and lists of
+strings), bytes and booleans in the ConfigRecord ``info``. The app also answers
+``query.identity`` with the client's stable id, which ``strategies.ClientGrid`` asks
+for; ``answer_identity(app)`` lets a message-API app of your own answer it too.
+``evaluate.newcomer`` scores a client that takes no part in training
+(``clients.base.newcomers``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +36,16 @@ def to_client_app(
     writable: bool = True,
     check: Callable[[Context], None] | None = None,
 ) -> ClientApp:
-    """Return a ClientApp whose ``train`` and ``evaluate`` call ``fit`` and ``evaluate`` of ``client_fn(context)``.
+    """Return a ClientApp whose ``train`` and ``evaluate`` call ``fit`` and ``evaluate``
+    of ``client_fn(context)``.
 
-    ``client_fn`` may also return ``numpy_client.to_client()``, as in apps for older Flower versions. ``mods`` wrap training only:
-    Flower's clipping and privacy mods reject evaluation messages. ``writable=False`` passes the server's arrays without a copy, for
-    clients that do not modify them in place. ``check(context)`` raises if a client cannot take part, for example because of its data:
-    it is called before the first round, and its error message goes into the logs of this client and of the server.
+    ``client_fn`` may also return ``numpy_client.to_client()``, as in apps for older
+    Flower versions. ``mods`` wrap training only: Flower's clipping and privacy mods
+    reject evaluation messages. ``writable=False`` passes the server's arrays without a
+    copy, for clients that do not modify them in place. ``check(context)`` raises if a
+    client cannot take part, for example because of its data: it is called before the
+    first round, and its error message goes into the logs of this client and of the
+    server.
     """
     app = ClientApp()
 
@@ -45,26 +54,43 @@ def to_client_app(
         names, arrays, config = _open(message.content, writable)
         new_arrays, num_examples, metrics = _numpy_client(client_fn(context)).fit(arrays, config)
         content = _metric_records(num_examples, metrics)
-        if len(names) != len(new_arrays):  # the reply is not a model: a method with a wire format of its own
+        # the reply is not a model: a method with a wire format of its own
+        if len(names) != len(new_arrays):
             names = [str(i) for i in range(len(new_arrays))]
-        content["arrays"] = ArrayRecord({n: Array(*fields(np.asarray(a))) for n, a in zip(names, new_arrays, strict=True)})
+        content["arrays"] = ArrayRecord(
+            {n: Array(*fields(np.asarray(a))) for n, a in zip(names, new_arrays, strict=True)}
+        )
         return Message(content=content, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         _, arrays, config = _open(message.content, writable)
         loss, num_examples, metrics = _numpy_client(client_fn(context)).evaluate(arrays, config)
-        return Message(content=_metric_records(num_examples, {"loss": float(loss), **metrics}), reply_to=message)
+        return Message(
+            content=_metric_records(num_examples, {"loss": float(loss), **metrics}),
+            reply_to=message,
+        )
 
     @app.evaluate("newcomer")
     def newcomer(message: Message, context: Context) -> Message:
         content = message.content
         arrays, more = content["arrays"], content.get("train-arrays", content["arrays"])
-        _, received, config = _open(RecordDict({"arrays": arrays, "config": content["config"]}), writable)
-        _, train_received, train_config = _open(RecordDict({"arrays": more, "config": content["train-config"]}), writable)
-        own = Context(context.run_id, context.node_id, context.node_config, RecordDict(), context.run_config)  # to be dropped
+        _, received, config = _open(
+            RecordDict({"arrays": arrays, "config": content["config"]}), writable
+        )
+        _, train_received, train_config = _open(
+            RecordDict({"arrays": more, "config": content["train-config"]}), writable
+        )
+        # to be dropped
+        own = Context(
+            context.run_id, context.node_id, context.node_config, RecordDict(), context.run_config
+        )
         epochs = [int(number) for number in content.config_records["new"]["epochs"]]  # type: ignore[union-attr]
-        client, evaluated, trained = _numpy_client(client_fn(own)), (received, config), (train_received, train_config)
+        client, evaluated, trained = (
+            _numpy_client(client_fn(own)),
+            (received, config),
+            (train_received, train_config),
+        )
         number, metrics = newcomer_metrics(client, evaluated, trained, epochs)
         return Message(content=_metric_records(number, metrics), reply_to=message)
 
@@ -72,9 +98,11 @@ def to_client_app(
 
 
 def answer_identity(app: ClientApp, check: Callable[[Context], None] | None = None) -> ClientApp:
-    """Let ``app`` answer the question who its client is, so that sampling follows client ids and a run can be repeated; return it.
+    """Let ``app`` answer the question who its client is, so that sampling follows
+    client ids and a run can be repeated; return it.
 
-    The answer is ``client-id`` or ``partition-id`` of the node's configuration. ``check``: as in :func:`to_client_app`.
+    The answer is ``client-id`` or ``partition-id`` of the node's configuration.
+    ``check``: as in :func:`to_client_app`.
     """
 
     @app.query("identity")
@@ -85,7 +113,8 @@ def answer_identity(app: ClientApp, check: Callable[[Context], None] | None = No
         if check is not None:
             try:
                 check(context)
-            except Exception as error:  # whatever is wrong with a site's data must be reported to the server
+            # whatever is wrong with a site's data must be reported to the server
+            except Exception as error:
                 log(ERROR, "client %s cannot take part: %s", answer["client-id"], error)
                 answer["fault"] = str(error) or type(error).__name__
         return Message(content=RecordDict({"config": answer}), reply_to=message)
@@ -94,7 +123,9 @@ def answer_identity(app: ClientApp, check: Callable[[Context], None] | None = No
 
 
 def client_id(context: Context) -> int | str:
-    """Return the client's stable id: ``client-id`` or ``partition-id`` of the node configuration, else the node id."""
+    """Return the client's stable id: ``client-id`` or ``partition-id`` of the node
+    configuration, else the node id.
+    """
     for key in ("client-id", "partition-id"):
         value = context.node_config.get(key)
         if isinstance(value, int | str):
@@ -103,16 +134,23 @@ def client_id(context: Context) -> int | str:
 
 
 def _open(content: RecordDict, writable: bool) -> tuple[list[str], list[Any], dict[str, Any]]:
-    records = list(content.values())  # Flower's typed views of a message cost more than all work of a small client
+    # Flower's typed views of a message cost more than all work of a small client
+    records = list(content.values())
     (arrays,) = (record for record in records if isinstance(record, ArrayRecord))
     (config,) = (record for record in records if isinstance(record, ConfigRecord))
-    return list(arrays), [read(array).copy() if writable else read(array) for array in arrays.values()], dict(config)
+    return (
+        list(arrays),
+        [read(array).copy() if writable else read(array) for array in arrays.values()],
+        dict(config),
+    )
 
 
 def _numpy_client(client: NumPyClient | Client) -> NumPyClient:
     inner = getattr(client, "numpy_client", client)
     if not isinstance(inner, NumPyClient):
-        raise TypeError(f"client_fn returned {type(client).__name__}: return a flwr.client.NumPyClient")
+        raise TypeError(
+            f"client_fn returned {type(client).__name__}: return a flwr.client.NumPyClient"
+        )
     return inner
 
 
@@ -121,7 +159,9 @@ def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict
     for name, value in metrics.items():
         if isinstance(value, np.generic | np.ndarray):
             value = value.tolist()
-        if isinstance(value, bool | str | bytes) or (isinstance(value, list) and value and all(type(v) is str for v in value)):
+        if isinstance(value, bool | str | bytes) or (
+            isinstance(value, list) and value and all(type(v) is str for v in value)
+        ):
             info[name] = value
         elif isinstance(value, int | float):
             numbers[name] = value
@@ -130,5 +170,8 @@ def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict
             numbers[name] = [v if whole else float(v) for v in value]
         else:
             kind = type(value).__name__
-            raise TypeError(f"metric {name!r} is a {kind}: return a number, a flat list of numbers, text, bytes or a boolean")
+            raise TypeError(
+                f"metric {name!r} is a {kind}: return a number, a flat list of numbers, text, "
+                "bytes or a boolean"
+            )
     return RecordDict({"metrics": numbers, **({"info": info} if info else {})})

@@ -1,11 +1,15 @@
-"""Local steps of several clients at once: what they change stacked on a new first axis, and ``torch.func.vmap`` over the step.
+"""Local steps of several clients at once: what they change stacked on a new first axis,
+and ``torch.func.vmap`` over the step.
 
-On a GPU a step of a small net costs what its operations cost to start, whoever they are for: a block of clients takes one step in
-about the time of one client. Clients meet here (``algorithms.common.turns``) after they have received their model and before they
-send theirs; each has a module, a state, mini-batches and numbers of its own. In every step they take their own next mini-batch, at
-their own rates; a smaller one is filled up, by samples that weigh nothing, and a client that has no more leaves the block. What vmap
-costs in every step is saved where many are of the same sizes: they are traced, once, and the operations called as they were. Whatever
-cannot be taken together is taken eagerly, client by client, with one line in the log.
+On a GPU a step of a small net costs what its operations cost to start, whoever they are
+for: a block of clients takes one step in about the time of one client. Clients meet
+here (``algorithms.common.turns``) after they have received their model and before they
+send theirs; each has a module, a state, mini-batches and numbers of its own. In every
+step they take their own next mini-batch, at their own rates; a smaller one is filled
+up, by samples that weigh nothing, and a client that has no more leaves the block. What
+vmap costs in every step is saved where many are of the same sizes: they are traced,
+once, and the operations called as they were. Whatever cannot be taken together is taken
+eagerly, client by client, with one line in the log.
 """
 
 import logging
@@ -26,9 +30,11 @@ from algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step
 from algorithms.common.turns import meet
 from clients.base.lanes import Lane, cannot, filled, gpus, numbers_of, tried_sizes
 
-#: Steps between two copies of a block's state, to which it returns when a client's samples raise.
+#: Steps between two copies of a block's state, to which it returns when a client's
+#: samples raise.
 SLAB = 16
-#: Steps of the same sizes after which they are traced, which takes as long as it saves in some 150.
+#: Steps of the same sizes after which they are traced, which takes as long as it saves
+#: in some 150.
 TRACED_AFTER = 200
 
 logger = logging.getLogger("flwr")
@@ -36,7 +42,9 @@ logger = logging.getLogger("flwr")
 
 @dataclass
 class Blocks:
-    """Runs the steps of clients that take turns block by block. ``taken``: sizes of the blocks, for whoever wants to know."""
+    """Runs the steps of clients that take turns block by block. ``taken``: sizes of the
+    blocks, for whoever wants to know.
+    """
 
     agreed: dict[Hashable, bool] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
@@ -44,10 +52,18 @@ class Blocks:
     traces: "Traces" = field(default_factory=lambda: Traces())
 
     def run(
-        self, problem: Problem, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], epochs: Epochs,
+        self,
+        problem: Problem,
+        step: Step,
+        state: State,
+        constants: State,
+        numbers: Callable[[int], Numbers],
+        epochs: Epochs,
         batch_size: int,
-    ) -> float:  # fmt: skip
-        """As ``Runner.run``, together with the other clients that take the same step."""
+    ) -> float:
+        """As ``Runner.run``, together with the other clients that take the same
+        step.
+        """
         if reason := cannot(problem):
             self._tell(reason)
             return Eager.run(problem, step, state, constants, numbers, epochs, batch_size)
@@ -57,18 +73,23 @@ class Blocks:
 
     def _serve(self, lanes: "list[Lane]") -> "list[float | Exception]":
         modules = {id(lane.problem.module) for lane in lanes}
-        if len(modules) < len(lanes):  # each has overwritten the others' parameters before it came here
+        # each has overwritten the others' parameters before it came here
+        if len(modules) < len(lanes):
             raise RuntimeError(
-                "clients that take turns train in the same module: give each its own, or choose train.compile = 'off'"
+                "clients that take turns train in the same module: give each its own, or choose "
+                "train.compile = 'off'"
             )
         if torch.get_num_threads() != lanes[0].threads:
             torch.set_num_threads(lanes[0].threads)
         if len(lanes) > 1:
-            # Who draws mini-batches seeds PyTorch's generators and sets them back, which several do in any order.
+            # Who draws mini-batches seeds PyTorch's generators and sets them back,
+            # which several do in any order.
             with torch.random.fork_rng(devices=gpus(lanes[0])):
                 try:
                     self._together(lanes)
-                except Exception as error:  # for example of a GPU without memory for a block: what was taken is taken
+                # for example of a GPU without memory for a block: what was taken is
+                # taken
+                except Exception as error:
                     self._tell(_line(error))
                 for lane in lanes:
                     lane.eagerly()
@@ -76,7 +97,9 @@ class Blocks:
         return [lane.outcome() for lane in lanes]
 
     def _together(self, lanes: "list[Lane]") -> None:
-        """Take the steps of the lanes until at most one is left that has more to take."""
+        """Take the steps of the lanes until at most one is left that has more to
+        take.
+        """
         if not any(self._agrees(lane) for lane in lanes):
             return
         drawn = [lane for lane in lanes if lane.draw(1)]
@@ -97,7 +120,9 @@ class Blocks:
         block.keep([])
 
     def _agrees(self, lane: "Lane") -> bool:
-        """Return whether a step with samples filled up is the eager one; tried once for each kind of step. The lane stays as it is."""
+        """Return whether a step with samples filled up is the eager one; tried once for
+        each kind of step. The lane stays as it is.
+        """
         if lane.key not in self.agreed and lane.draw(1):
             try:
                 with torch.random.fork_rng(devices=gpus(lane)):
@@ -150,21 +175,35 @@ class Block:
         self._read()
 
     def take(self, x: Tensor, y: Tensor, weights: Tensor, numbers: Numbers) -> Tensor:
-        """Take a step with the mini-batches of all lanes; return their mean losses (lanes,)."""
-        return self.traces.take(self.lanes[0].key, self.step, (self.state, self.constants, self.others, x, y, weights, numbers))
+        """Take a step with the mini-batches of all lanes; return their mean losses
+        (lanes,).
+        """
+        return self.traces.take(
+            self.lanes[0].key,
+            self.step,
+            (self.state, self.constants, self.others, x, y, weights, numbers),
+        )
 
     def _read(self) -> None:
         """Stack what the lanes hold."""
 
         def stacked(of: Callable[[Lane], State]) -> dict[str, Tensors]:
             return {
-                name: [torch.stack(list(same)) for same in zip(*(of(lane)[name] for lane in self.lanes), strict=True)]
+                name: [
+                    torch.stack(list(same))
+                    for same in zip(*(of(lane)[name] for lane in self.lanes), strict=True)
+                ]
                 for name in of(self.lanes[0])
             }
 
         self.state = stacked(lambda lane: lane.state)
-        self.constants, self.others = stacked(lambda lane: lane.constants), stacked(lambda lane: lane.others)
-        self.totals = torch.zeros(len(self.lanes), dtype=self.lanes[0].dtype, device=self.lanes[0].device)
+        self.constants, self.others = (
+            stacked(lambda lane: lane.constants),
+            stacked(lambda lane: lane.others),
+        )
+        self.totals = torch.zeros(
+            len(self.lanes), dtype=self.lanes[0].dtype, device=self.lanes[0].device
+        )
 
     def _write(self) -> None:
         """Write what the steps have changed to where the clients keep it."""
@@ -182,14 +221,18 @@ class Block:
             self._read()
 
     def steps(self, count: int) -> None:
-        """Take the next ``count`` steps of all lanes. Raises what their samples raise, and leaves everything as it was."""
+        """Take the next ``count`` steps of all lanes. Raises what their samples raise,
+        and leaves everything as it was.
+        """
         tensors = [self.totals, *(t for tensors in self.state.values() for t in tensors)]
         before = [t.clone() for t in tensors]
         ahead = [[lane.ahead[i] for lane in self.lanes] for i in range(count)]
         numbers = numbers_of([[values for *_, values in step] for step in ahead], self.lanes[0])
         try:
             for i, step in enumerate(ahead):
-                x, y, weights, sizes = filled([x for x, _, _ in step], [y for _, y, _ in step], self.lanes[0].dtype)
+                x, y, weights, sizes = filled(
+                    [x for x, _, _ in step], [y for _, y, _ in step], self.lanes[0].dtype
+                )
                 of_step = {name: values[i] for name, values in numbers.items()}
                 self.totals += self.take(x, y, weights, of_step) * sizes
         except Exception:
@@ -209,19 +252,35 @@ class Block:
 
 
 def _stepper(lane: Lane) -> Callable[..., Tensor]:
-    """Return the step of one client as a function of tensors; it changes the state in place and returns the loss."""
-    module, moving, criterion = lane.problem.module, list(lane.problem.moving), lane.problem.criterion
+    """Return the step of one client as a function of tensors; it changes the state in
+    place and returns the loss.
+    """
+    module, moving, criterion = (
+        lane.problem.module,
+        list(lane.problem.moving),
+        lane.problem.criterion,
+    )
     surrogate, step = lane.problem.surrogate, lane.step
     assert criterion is not None
 
     def of_sample(outputs: Tensor, y: Tensor) -> Tensor:
         return criterion(outputs[None], y[None])
 
-    def one(state: State, constants: State, others: State, x: Tensor, y: Tensor, weights: Tensor, numbers: Numbers) -> Tensor:
+    def one(
+        state: State,
+        constants: State,
+        others: State,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        numbers: Numbers,
+    ) -> Tensor:
         fixed = {name: t for name, (t,) in others.items()}
 
         def loss(parameters: Tensors) -> tuple[Tensor, Tensor]:
-            outputs = functional_call(module, {**dict(zip(moving, parameters, strict=True)), **fixed}, (x,))
+            outputs = functional_call(
+                module, {**dict(zip(moving, parameters, strict=True)), **fixed}, (x,)
+            )
             value = (vmap(of_sample)(outputs, y) * weights).sum()
             return surrogate(value), value
 
@@ -236,9 +295,13 @@ def _stepper(lane: Lane) -> Callable[..., Tensor]:
 
 
 class Singly(TorchFunctionMode):
-    """Calls operations on lists of tensors one tensor at a time, and clips beside the tensor: vmap has no rules for the others."""
+    """Calls operations on lists of tensors one tensor at a time, and clips beside the
+    tensor: vmap has no rules for the others.
+    """
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         name = getattr(func, "__name__", "")
         if name == "clamp_":
             return args[0].copy_(args[0].clamp(*args[1:], **(kwargs or {})))
@@ -251,7 +314,9 @@ class Singly(TorchFunctionMode):
 
 
 def _check(lane: Lane, expected: list[tuple[Tensor, list[Tensor]]]) -> None:
-    """Raise ``ValueError``, or what PyTorch raises, if the step of a block is not the eager one. Changes nothing."""
+    """Raise ``ValueError``, or what PyTorch raises, if the step of a block is not the
+    eager one. Changes nothing.
+    """
     if not expected:
         raise ValueError("the net changes its buffers in training")
     x, y, numbers = lane.ahead[0]
@@ -259,18 +324,27 @@ def _check(lane: Lane, expected: list[tuple[Tensor, list[Tensor]]]) -> None:
     block = Block([lane, lane], Traces())
     before = [t[0].clone() for tensors in block.state.values() for t in tensors]
     of_step = {name: values[0] for name, values in numbers_of([[numbers, numbers]], lane).items()}
-    xs, ys, weights, _ = filled([x[:n] for n in sizes], [y[:n] for n in sizes], lane.dtype, len(y) + 1)
+    xs, ys, weights, _ = filled(
+        [x[:n] for n in sizes], [y[:n] for n in sizes], lane.dtype, len(y) + 1
+    )
     losses = block.take(xs, ys, weights, of_step)
     found = [t for tensors in block.state.values() for t in tensors]
     for i, (loss, after) in enumerate(expected):
-        for b, e, o in zip([torch.zeros_like(loss), *before], [loss, *after], [losses[i], *(t[i] for t in found)], strict=True):
+        for b, e, o in zip(
+            [torch.zeros_like(loss), *before],
+            [loss, *after],
+            [losses[i], *(t[i] for t in found)],
+            strict=True,
+        ):
             moved = float((e - b).double().norm())
             if (
                 not math.isnan(moved)
-                and not float((e - o).double().norm()) <= 1e-3 * moved + 1e-5 * float(e.double().norm()) + 1e-12
+                and not float((e - o).double().norm())
+                <= 1e-3 * moved + 1e-5 * float(e.double().norm()) + 1e-12
             ):
                 raise ValueError(
-                    f"the steps of {type(lane.problem.module).__name__} taken together do not agree with the eager ones"
+                    f"the steps of {type(lane.problem.module).__name__} taken together do not "
+                    "agree with the eager ones"
                 )
 
 

@@ -1,10 +1,14 @@
-"""Local steps as compiled code: four steps unrolled in one graph, and a graph of a single step for what is left of an epoch.
+"""Local steps as compiled code: four steps unrolled in one graph, and a graph of a
+single step for what is left of an epoch.
 
-The step that runs eagerly (``algorithms.common.steps``) is traced down to PyTorch's basic operations, its backward pass included, and
-compiled ahead of time by ``torch.export`` and AOTInductor into a library that a process loads in milliseconds. Libraries are kept in a
-folder under a name that covers everything they depend on, so that the processes of a run and later runs share them; two processes
-that want the same one do not both compile it. The first time that a process uses a library, it takes the same steps eagerly, too:
-a library that does not agree to rounding is not used. Whatever cannot be compiled runs eagerly, with one line in the log.
+The step that runs eagerly (``algorithms.common.steps``) is traced down to PyTorch's
+basic operations, its backward pass included, and compiled ahead of time by
+``torch.export`` and AOTInductor into a library that a process loads in milliseconds.
+Libraries are kept in a folder under a name that covers everything they depend on, so
+that the processes of a run and later runs share them; two processes that want the same
+one do not both compile it. The first time that a process uses a library, it takes the
+same steps eagerly, too: a library that does not agree to rounding is not used. Whatever
+cannot be compiled runs eagerly, with one line in the log.
 """
 
 import hashlib
@@ -32,10 +36,13 @@ from algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step
 
 #: Steps of a graph. More make no graph faster that was measured, and longer to compile.
 UNROLLED = 4
-#: Of the compiler: random numbers are PyTorch's own; what the processor can do is what it says, without a test program; loops run on
-#: one thread (matrix products on all), since an index out of range, which is one client's failure, would end the process on others.
+#: Of the compiler: random numbers are PyTorch's own; what the processor can do is what
+#: it says, without a test program; loops run on one thread (matrix products on all),
+#: since an index out of range, which is one client's failure, would end the process on
+#: others.
 OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": True, "cpp.threads": 1}
-#: The oldest PyTorch that was seen to do it; 2.6's compiler fails at some of these graphs.
+#: The oldest PyTorch that was seen to do it; 2.6's compiler fails at some of these
+#: graphs.
 OLDEST = (2, 14)
 #: Change this when the way in which steps are traced changes.
 FORMAT = 2
@@ -50,7 +57,9 @@ class CannotCompile(RuntimeError):
 
 @dataclass
 class Graph:
-    """``steps`` steps of a problem as a library; ``run``: inputs -> outputs, ``None`` until it is loaded."""
+    """``steps`` steps of a problem as a library; ``run``: inputs -> outputs, ``None``
+    until it is loaded.
+    """
 
     module: Callable[[], nn.Module | None]
     run: Run | None
@@ -58,9 +67,11 @@ class Graph:
 
 @dataclass
 class Compiler:
-    """Runs local steps compiled; keeps libraries in ``folder``, which only this user may write to.
+    """Runs local steps compiled; keeps libraries in ``folder``, which only this user
+    may write to.
 
-    ``build`` (default: True): compile what the folder does not hold. ``built``: seconds of each compilation of this process.
+    ``build`` (default: True): compile what the folder does not hold. ``built``: seconds
+    of each compilation of this process.
     """
 
     folder: Path
@@ -70,9 +81,15 @@ class Compiler:
     told: set[str] = field(default_factory=set)
 
     def run(
-        self, problem: Problem, step: Step, state: State, constants: State, numbers: Callable[[int], Numbers], epochs: Epochs,
+        self,
+        problem: Problem,
+        step: Step,
+        state: State,
+        constants: State,
+        numbers: Callable[[int], Numbers],
+        epochs: Epochs,
         batch_size: int,
-    ) -> float:  # fmt: skip
+    ) -> float:
         """As ``Runner.run``."""
         training = _Training(problem, step, state, constants)
         done, losses = 0, list[Tensor]()
@@ -86,21 +103,37 @@ class Compiler:
                 values = [numbers(i) for i in range(done, done + count)]
                 xs, ys = x[start:end], y[start:end]
                 if many:
-                    xs, ys = xs.unflatten(0, (UNROLLED, batch_size)), ys.unflatten(0, (UNROLLED, batch_size))
+                    xs, ys = (
+                        xs.unflatten(0, (UNROLLED, batch_size)),
+                        ys.unflatten(0, (UNROLLED, batch_size)),
+                    )
                 losses.append(self._take(training, xs, ys, values, batch_size if many else 0))
                 start, done = end, done + count
         training.write()
         return float(torch.stack(losses).sum()) if losses else 0.0
 
-    def _take(self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int) -> Tensor:
-        """Take the steps of ``numbers``; return the sum of the losses of all samples. ``batch_size`` 0: a single step of any size."""
+    def _take(
+        self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int
+    ) -> Tensor:
+        """Take the steps of ``numbers``; return the sum of the losses of all samples.
+        ``batch_size`` 0: a single step of any size.
+        """
         graph = self._graph(training, x, y, numbers, batch_size)
         if graph.run is None:
             return training.eagerly(x, y, numbers, bool(batch_size))
         return training.take(graph.run(training.inputs(x, y, numbers)))
 
-    def _graph(self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int) -> Graph:
-        key = (training.key, batch_size, x.shape[1 + bool(batch_size) :], x.dtype, y.shape[1 + bool(batch_size) :], y.dtype)
+    def _graph(
+        self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int
+    ) -> Graph:
+        key = (
+            training.key,
+            batch_size,
+            x.shape[1 + bool(batch_size) :],
+            x.dtype,
+            y.shape[1 + bool(batch_size) :],
+            y.dtype,
+        )
         graph = self.graphs.get(key)
         if graph is None or graph.module() is not training.problem.module:
             run: Run | None = None
@@ -109,7 +142,8 @@ class Compiler:
             except Exception as error:
                 self._tell(error)
             if run is not None:
-                expected = _eager_end(training, x, y, numbers, bool(batch_size))  # what it raises is this client's own failure
+                # what it raises is this client's own failure
+                expected = _eager_end(training, x, y, numbers, bool(batch_size))
                 try:
                     _check(training, run, expected, x, y, numbers)
                 except Exception as error:
@@ -118,20 +152,29 @@ class Compiler:
             graph = self.graphs[key] = Graph(weakref.ref(training.problem.module), run)
         return graph
 
-    def _library(self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Run:
-        """Return a library from the folder, compiled if need be. Raises ``CannotCompile`` and whatever PyTorch raises."""
+    def _library(
+        self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
+    ) -> Run:
+        """Return a library from the folder, compiled if need be. Raises
+        ``CannotCompile`` and whatever PyTorch raises.
+        """
         if x.device.type != "cpu":
             raise CannotCompile("only steps on the CPU are compiled")
         if training.problem.criterion is None:
             raise CannotCompile("the client has a loss of its own")
         if any(isinstance(module, nn.RNNBase) for module in training.problem.module.modules()):
-            raise CannotCompile("recurrent nets are not: their time is that of PyTorch's own recurrent layers")
+            raise CannotCompile(
+                "recurrent nets are not: their time is that of PyTorch's own recurrent layers"
+            )
         facts = training.facts(x, y, numbers, many)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (status := self.folder.stat()).st_uid != os.getuid() or status.st_mode & 0o022:
             raise CannotCompile(f"{self.folder} is not this user's alone")
         if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
-            raise CannotCompile(f"that takes PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and this is {torch.__version__}")
+            raise CannotCompile(
+                f"that takes PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and this is "
+                f"{torch.__version__}"
+            )
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{name}.pt2"
         if not path.exists():
@@ -161,17 +204,25 @@ class _Training:
         self.moving = list(problem.moving)
         named = {**dict(problem.module.named_parameters()), **dict(problem.module.named_buffers())}
         self.others = {name: t.detach() for name, t in named.items() if name not in problem.moving}
-        self.kept = [name for name, _ in problem.module.named_buffers() if name in self.others]  # which training changes
+        # which training changes
+        self.kept = [name for name, _ in problem.module.named_buffers() if name in self.others]
         self.now = {name: [t.contiguous() for t in tensors] for name, tensors in state.items()}
         self.others_now = dict(self.others)
         self.numbers: list[Numbers] = []
         self.values: list[Tensor] = []
         self.dtype = self.eager.place[0].dtype
         self.key = (
-            id(problem.module), step, problem.criterion, problem.surrogate, tuple(self.moving),
-            tuple((name, tuple(t.shape for t in tensors)) for name, tensors in (*state.items(), *constants.items())),
+            id(problem.module),
+            step,
+            problem.criterion,
+            problem.surrogate,
+            tuple(self.moving),
+            tuple(
+                (name, tuple(t.shape for t in tensors))
+                for name, tensors in (*state.items(), *constants.items())
+            ),
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
 
     @property
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -183,7 +234,9 @@ class _Training:
         """Return the inputs of a graph."""
         if numbers != self.numbers:  # mostly they stay the same for all of a round
             self.numbers = numbers
-            self.values = [torch.tensor([n[name] for n in numbers], dtype=self.dtype) for name in numbers[0]]
+            self.values = [
+                torch.tensor([n[name] for n in numbers], dtype=self.dtype) for name in numbers[0]
+            ]
         lists = [*self.now.values(), *self.constants.values()]
         return [
             *(t for tensors in lists for t in tensors),
@@ -218,12 +271,18 @@ class _Training:
         self.write()
         return self.eager_steps(self.state, x, y, numbers, many)
 
-    def eager_steps(self, state: State, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Tensor:
-        """Take steps one by one in ``state``; return the sum of the losses of all samples."""
+    def eager_steps(
+        self, state: State, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
+    ) -> Tensor:
+        """Take steps one by one in ``state``; return the sum of the losses of all
+        samples.
+        """
         total = torch.zeros((), device=y.device)
         for i, values in enumerate(numbers):
             xi, yi = (x[i], y[i]) if many else (x, y)
-            total = total + self.eager.step(self.step, {**state, **self.constants}, values, xi, yi) * len(yi)
+            total = total + self.eager.step(
+                self.step, {**state, **self.constants}, values, xi, yi
+            ) * len(yi)
         return total
 
     def facts(self, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> dict[str, Any]:
@@ -233,44 +292,82 @@ class _Training:
         return {
             "format": FORMAT,
             "torch": torch.__version__,
-            "machine": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor(), torch.get_num_threads()],
+            "machine": [
+                platform.machine(),
+                torch.backends.cpu.get_cpu_capability(),
+                _processor(),
+                torch.get_num_threads(),
+            ],
             "steps": len(numbers),
             "step": [repr(self.step), _source(type(self.step)), _source(Problem), _source(Graph)],
-            "module": [repr(module), [[n, _plain(m), _source(type(m))] for n, m in module.named_modules()]],
+            "module": [
+                repr(module),
+                [[n, _plain(m), _source(type(m))] for n, m in module.named_modules()],
+            ],
             "criterion": _described(self.criterion),
             "surrogate": _described(self.problem.surrogate),
             "moving": self.moving,
-            "tensors": [[n, [_form(t) for t in ts]] for n, ts in (*self.now.items(), *self.constants.items())],
+            "tensors": [
+                [n, [_form(t) for t in ts]]
+                for n, ts in (*self.now.items(), *self.constants.items())
+            ],
             "others": [[n, _form(t)] for n, t in self.others.items()],
             "kept": self.kept,
-            "samples": [shape if many else [shape[0][1:], shape[1][1:]], str(x.dtype), str(y.dtype)],
-            "numbers": [[n, len(v) if isinstance(v, Sequence) else 0] for n, v in numbers[0].items()],
+            "samples": [
+                shape if many else [shape[0][1:], shape[1][1:]],
+                str(x.dtype),
+                str(y.dtype),
+            ],
+            "numbers": [
+                [n, len(v) if isinstance(v, Sequence) else 0] for n, v in numbers[0].items()
+            ],
         }
 
-    def traced(self, steps: int, many: bool, names: list[str]) -> Callable[[list[Tensor]], list[Tensor]]:
-        """Return the function inputs -> outputs of ``steps`` steps, which changes no input; ``names``: of the numbers."""
+    def traced(
+        self, steps: int, many: bool, names: list[str]
+    ) -> Callable[[list[Tensor]], list[Tensor]]:
+        """Return the function inputs -> outputs of ``steps`` steps, which changes no
+        input; ``names``: of the numbers.
+        """
         module = _Loss(self.problem.module, self.criterion)
 
         def graph(inputs: list[Tensor]) -> list[Tensor]:
             left = iter(inputs)
-            state = {name: [next(left).clone() for _ in tensors] for name, tensors in self.state.items()}
-            constants = {name: [next(left) for _ in tensors] for name, tensors in self.constants.items()}
-            others = {name: next(left).clone() if name in self.kept else next(left) for name in self.others}
+            state = {
+                name: [next(left).clone() for _ in tensors] for name, tensors in self.state.items()
+            }
+            constants = {
+                name: [next(left) for _ in tensors] for name, tensors in self.constants.items()
+            }
+            others = {
+                name: next(left).clone() if name in self.kept else next(left)
+                for name in self.others
+            }
             x, y = next(left), next(left)
             numbers = {name: next(left) for name in names}
             total = torch.zeros((), dtype=self.dtype)
             for i in range(steps):
                 xi, yi = (x[i], y[i]) if many else (x, y)
 
-                def gradient(at: Tensors, xi: Tensor = xi, yi: Tensor = yi) -> tuple[Tensor, Tensors]:
+                def gradient(
+                    at: Tensors, xi: Tensor = xi, yi: Tensor = yi
+                ) -> tuple[Tensor, Tensors]:
                     leaves = [t.detach().requires_grad_() for t in at]
                     tensors = {**dict(zip(self.moving, leaves, strict=True)), **others}
-                    loss = functional_call(module, {f"net.{name}": t for name, t in tensors.items()}, (xi, yi))
-                    return loss.detach(), list(torch.autograd.grad(self.problem.surrogate(loss), leaves))
+                    loss = functional_call(
+                        module, {f"net.{name}": t for name, t in tensors.items()}, (xi, yi)
+                    )
+                    return loss.detach(), list(
+                        torch.autograd.grad(self.problem.surrogate(loss), leaves)
+                    )
 
                 of_step = {name: values[i] for name, values in numbers.items()}
                 total = total + self.step(gradient, {**state, **constants}, of_step) * yi.shape[0]
-            return [*(t for tensors in state.values() for t in tensors), *(others[name] for name in self.kept), total]
+            return [
+                *(t for tensors in state.values() for t in tensors),
+                *(others[name] for name in self.kept),
+                total,
+            ]
 
         return graph
 
@@ -288,7 +385,9 @@ class _Loss(nn.Module):
 
 
 def trace(training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> Any:
-    """Return the steps as a graph of basic operations (a ``GraphModule``); the size of a single mini-batch stays open."""
+    """Return the steps as a graph of basic operations (a ``GraphModule``); the size of
+    a single mini-batch stays open.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -299,15 +398,22 @@ def trace(training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], man
 
     def fake(place: int, tensor: Tensor) -> Tensor:
         free = not many and place in (samples, samples + 1)
-        sizes = [DimDynamic.DYNAMIC if free and axis == 0 else DimDynamic.STATIC for axis in range(tensor.dim())]
-        return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+        sizes = [
+            DimDynamic.DYNAMIC if free and axis == 0 else DimDynamic.STATIC
+            for axis in range(tensor.dim())
+        ]
+        return mode.from_tensor(
+            tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)
+        )
 
     with mode:
         function = training.traced(len(numbers), many, list(numbers[0]))
         return make_fx(function)([fake(place, tensor) for place, tensor in enumerate(inputs)])
 
 
-def _build(path: Path, training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> None:
+def _build(
+    path: Path, training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
+) -> None:
     """Compile the steps into ``path``."""
     if not many and len(y) < 2:  # a size of 0 or 1 would be taken for a constant
         x, y = torch.cat([x, x]), torch.cat([y, y])
@@ -326,15 +432,21 @@ def _build(path: Path, training: _Training, x: Tensor, y: Tensor, numbers: list[
     level = logging.getLogger("torch").level
     logging.getLogger("torch").setLevel(logging.ERROR)  # notes on GPUs that are not there
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=".", dir=path.parent, ignore_cleanup_errors=True
+    ) as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         try:
             program = torch.export.export(Steps(), (inputs,), dynamic_shapes=(sizes,), strict=False)
-            made = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/steps.pt2", inductor_configs=OPTIONS)
+            made = torch._inductor.aoti_compile_and_package(
+                program, package_path=f"{folder}/steps.pt2", inductor_configs=OPTIONS
+            )
             os.replace(made, path)
         finally:
             logging.getLogger("torch").setLevel(level)
-            os.environ.pop("TORCHINDUCTOR_CACHE_DIR") if before is None else os.environ.update(TORCHINDUCTOR_CACHE_DIR=before)
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR") if before is None else os.environ.update(
+                TORCHINDUCTOR_CACHE_DIR=before
+            )
 
 
 def _load(path: Path) -> Run:
@@ -351,8 +463,12 @@ def _load(path: Path) -> Run:
     return flat
 
 
-def _eager_end(training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool) -> list[Tensor]:
-    """Return where eager steps end: copies of the state and of the buffers. Leaves tensors and random numbers as they are."""
+def _eager_end(
+    training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
+) -> list[Tensor]:
+    """Return where eager steps end: copies of the state and of the buffers. Leaves
+    tensors and random numbers as they are.
+    """
     training.write()
     places = [*training.eager.place, *training.others.values()]
     own = [t.clone() for t in places]
@@ -367,40 +483,65 @@ def _eager_end(training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers]
     return [*(t for tensors in copies.values() for t in tensors), *kept]
 
 
-def _check(training: _Training, run: Run, expected: list[Tensor], x: Tensor, y: Tensor, numbers: list[Numbers]) -> None:
-    """Raise ``CannotCompile`` if eager steps end elsewhere. Leaves tensors and random numbers as they are."""
+def _check(
+    training: _Training,
+    run: Run,
+    expected: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    numbers: list[Numbers],
+) -> None:
+    """Raise ``CannotCompile`` if eager steps end elsewhere. Leaves tensors and random
+    numbers as they are.
+    """
     with torch.random.fork_rng(devices=[]):
         outputs = run(training.inputs(x, y, numbers))
-    before = [*(t for tensors in training.state.values() for t in tensors), *(training.others[name] for name in training.kept)]
+    before = [
+        *(t for tensors in training.state.values() for t in tensors),
+        *(training.others[name] for name in training.kept),
+    ]
     for b, e, o in zip(before, expected, outputs, strict=False):
         if not e.is_floating_point():
             agree = torch.equal(e, o)
         else:
             moved = float((e - b).double().norm())
-            agree = math.isnan(moved) or float((e - o).double().norm()) <= 1e-3 * moved + 1e-5 * float(e.double().norm()) + 1e-12
+            agree = (
+                math.isnan(moved)
+                or float((e - o).double().norm())
+                <= 1e-3 * moved + 1e-5 * float(e.double().norm()) + 1e-12
+            )
         if not agree:
             module = type(training.problem.module).__name__
             raise CannotCompile(f"the compiled steps of {module} do not agree with the eager ones")
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------
 
 
 def _described(function: Callable[..., Any]) -> Any:
     if isinstance(function, partial):
         return [_described(function.func), repr(function.args), repr(function.keywords)]
     kind = function if inspect.isroutine(function) else type(function)
-    return ["" if inspect.isroutine(function) else repr(function), kind.__module__, kind.__qualname__, _source(kind)]
+    return [
+        "" if inspect.isroutine(function) else repr(function),
+        kind.__module__,
+        kind.__qualname__,
+        _source(kind),
+    ]
 
 
 def _plain(module: nn.Module) -> list[str]:
-    """Return the numbers and words that a module keeps, on which its output may depend."""
+    """Return the numbers and words that a module keeps, on which its output may
+    depend.
+    """
     kinds = (bool, int, float, str, tuple, type(None))
     return [f"{k}={v!r}" for k, v in sorted(vars(module).items()) if isinstance(v, kinds)]
 
 
 def _source(thing: Any) -> str:
-    """Return the hash of the file in which a class or function is written; PyTorch's own go by its version."""
+    """Return the hash of the file in which a class or function is written; PyTorch's
+    own go by its version.
+    """
     if thing.__module__.startswith("torch."):
         return ""
     try:
@@ -417,12 +558,14 @@ def _form(tensor: Tensor) -> list[Any]:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return hashlib.sha256("".join(sorted({line for line in lines if line.startswith("flags")})).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            "".join(sorted({line for line in lines if line.startswith("flags")})).encode()
+        ).hexdigest()[:16]
     except OSError:
         return platform.processor()
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------
 
 
 @contextmanager

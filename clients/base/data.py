@@ -1,4 +1,6 @@
-"""A client's data: its samples as tensors, or arrays, split into training, validation and test sets."""
+"""A client's data: its samples as tensors, or arrays, split into training, validation
+and test sets.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,11 +14,13 @@ if TYPE_CHECKING:  # a client with trees has its samples as arrays, and does wit
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a client's samples: inputs ``x`` (n, ...) and labels ``y`` (n,), or (n, length) for sequences, int64.
+    """One part of a client's samples: inputs ``x`` (n, ...) and labels ``y`` (n,), or
+    (n, length) for sequences, int64.
 
     Where numbers are predicted, ``y`` is (n, targets), float32.
 
-    ``groups`` (n, G), bool, if measures by group are wanted: whether a sample is of a group; it may be of none.
+    ``groups`` (n, G), bool, if measures by group are wanted: whether a sample is of a
+    group; it may be of none.
     """
 
     x: "torch.Tensor"
@@ -29,12 +33,15 @@ class Split:
 
     def to(self, device: "torch.device") -> "Split":
         """Return the split on a device."""
-        return Split(self.x.to(device), self.y.to(device), self.groups)  # which only the measures need, in NumPy
+        # which only the measures need, in NumPy
+        return Split(self.x.to(device), self.y.to(device), self.groups)
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """A client's samples. ``validation`` is for model selection (of a mixing weight, for example); ``test`` for evaluation only."""
+    """A client's samples. ``validation`` is for model selection (of a mixing weight,
+    for example); ``test`` for evaluation only.
+    """
 
     train: Split
     validation: Split
@@ -47,7 +54,9 @@ class ClientData:
         return sum(part.x.nbytes + part.y.nbytes for part in parts.values())
 
     def to(self, device: "torch.device") -> "ClientData":
-        """Return all splits on a device; a split that is used in two places stays shared."""
+        """Return all splits on a device; a split that is used in two places stays
+        shared.
+        """
         parts = (self.train, self.validation, self.test)
         moved = {id(part): part.to(device) for part in parts}
         return ClientData(*(moved[id(part)] for part in parts))
@@ -69,7 +78,8 @@ class ArraySplit:
         """Return the same as tensors."""
         import torch
 
-        return Split(*(None if part is None else torch.from_numpy(part) for part in (self.x, self.y, self.groups)))  # type: ignore[arg-type]
+        groups = None if self.groups is None else torch.from_numpy(self.groups)
+        return Split(torch.from_numpy(self.x), torch.from_numpy(self.y), groups)
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,9 @@ class ArrayData:
     test: ArraySplit
 
     def tensors(self) -> ClientData:
-        """Return the same as tensors; a split that is used in two places stays shared."""
+        """Return the same as tensors; a split that is used in two places stays
+        shared.
+        """
         parts = (self.train, self.validation, self.test)
         made = {id(part): part.tensors() for part in parts}
         return ClientData(*(made[id(part)] for part in parts))

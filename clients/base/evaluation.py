@@ -1,9 +1,12 @@
-"""Losses and metrics of clients: for classification, binary classification with one logit, and next-token prediction.
+"""Losses and metrics of clients: for classification, binary classification with one
+logit, and next-token prediction.
 
 Those for numbers to predict: ``regression.py``.
 
-Metrics are computed over the whole set, never as a mean over mini-batches. ``test-samples`` is the number of samples that the accuracy
-is a mean over; where the samples have groups, ``group-sums`` is the list of ``algorithms.fairness.groups``, flattened.
+Metrics are computed over the whole set, never as a mean over mini-batches.
+``test-samples`` is the number of samples that the accuracy is a mean over; where the
+samples have groups, ``group-sums`` is the list of ``algorithms.fairness.groups``,
+flattened.
 """
 
 from collections.abc import Callable
@@ -27,7 +30,9 @@ IGNORED = -100
 
 
 def score(model: nn.Module, data: Split) -> Scores:
-    """Return accuracy, top5, ece, mce (15 bins) and loss (mean cross-entropy) over all samples of ``data``."""
+    """Return accuracy, top5, ece, mce (15 bins) and loss (mean cross-entropy) over all
+    samples of ``data``.
+    """
     logits = outputs_of(model, data.x)
     labels = data.y.cpu().numpy()
     probabilities = logits.softmax(1).cpu().double().numpy()
@@ -52,11 +57,14 @@ def _by_group(data: Split, predicted: IntArray, confidence: FloatArray, classes:
 
 @dataclass(frozen=True)
 class Objective:
-    """A client's objective: ``loss(outputs, y)`` is minimised in training (a mean over samples), ``score(model, data)`` evaluates.
+    """A client's objective: ``loss(outputs, y)`` is minimised in training (a mean over
+    samples), ``score(model, data)`` evaluates.
 
-    ``score`` returns at least ``loss`` and a leading score (``algorithms.common.measures.LEADING``), over all samples of a split.
-    ``by_sample``: the loss is the mean of the losses of single samples, all with the same weight: mini-batches may be filled up by
-    samples that do not count (``clients.base.blocks``).
+    ``score`` returns at least ``loss`` and a leading score
+    (``algorithms.common.measures.LEADING``), over all samples of a split.
+    ``by_sample``: the loss is the mean of the losses of single samples, all with the
+    same weight: mini-batches may be filled up by samples that do not count
+    (``clients.base.blocks``).
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -67,36 +75,51 @@ class Objective:
 CLASSIFICATION = Objective(functional.cross_entropy, score, by_sample=True)
 
 
-# --- one logit -------------------------------------------------------------------------------------------------------
+# --- one logit ------------------------------------------------------------------------
 
 
 def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the mean cross-entropy for logits ``outputs`` (n, 1) or (n,) of label 1, that is of the softmax over (0, logit)."""
+    """Return the mean cross-entropy for logits ``outputs`` (n, 1) or (n,) of label 1,
+    that is of the softmax over (0, logit).
+    """
     logits = outputs.reshape(-1)
     return functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
 
 
 def score_binary(model: nn.Module, data: Split) -> Scores:
-    """Return accuracy, loss and auroc over all samples (:func:`clients.base.scores.binary_scores`)."""
+    """Return accuracy, loss and auroc over all samples
+    (:func:`clients.base.scores.binary_scores`).
+    """
     logits = outputs_of(model, data.x).reshape(-1)
     groups = None if data.groups is None else data.groups.numpy()
-    return binary_scores(logits.cpu().double().numpy(), data.y.cpu().numpy(), float(binary_loss(logits, data.y)), groups)
+    return binary_scores(
+        logits.cpu().double().numpy(),
+        data.y.cpu().numpy(),
+        float(binary_loss(logits, data.y)),
+        groups,
+    )
 
 
 BINARY = Objective(binary_loss, score_binary, by_sample=True)
 
 
-# --- the next token --------------------------------------------------------------------------------------------------
+# --- the next token -------------------------------------------------------------------
 
 
 def token_loss(outputs: Tensor, y: Tensor, special: int) -> Tensor:
-    """Return the mean cross-entropy of logits ``outputs`` (n, length, vocabulary) over the targets ``y`` (n, length) >= ``special``."""
-    return functional.cross_entropy(outputs.flatten(0, 1), y.masked_fill(y < special, IGNORED).flatten(), ignore_index=IGNORED)
+    """Return the mean cross-entropy of logits ``outputs`` (n, length, vocabulary) over
+    the targets ``y`` (n, length) >= ``special``.
+    """
+    return functional.cross_entropy(
+        outputs.flatten(0, 1), y.masked_fill(y < special, IGNORED).flatten(), ignore_index=IGNORED
+    )
 
 
 @torch.no_grad()
 def score_tokens(model: nn.Module, data: Split, special: int, batch_size: int = 64) -> Scores:
-    """Return accuracy, loss (per token) and perplexity = exp(loss) over all targets >= ``special``."""
+    """Return accuracy, loss (per token) and perplexity = exp(loss) over all targets >=
+    ``special``.
+    """
     was_training = model.training
     model.eval()
     count = right = 0
@@ -109,12 +132,20 @@ def score_tokens(model: nn.Module, data: Split, special: int, batch_size: int = 
         loss += float(token_loss(outputs, y, special)) * number if number else 0.0
     model.train(was_training)
     if not count:
-        raise ValueError(f"no target of at least {special} among {data.y.numel()}: nothing to score")
-    return {"accuracy": right / count, "loss": loss / count, "perplexity": exp(min(loss / count, 700))}
+        raise ValueError(
+            f"no target of at least {special} among {data.y.numel()}: nothing to score"
+        )
+    return {
+        "accuracy": right / count,
+        "loss": loss / count,
+        "perplexity": exp(min(loss / count, 700)),
+    }
 
 
 def next_token(special: int) -> Objective:
-    """Return the objective of next-token prediction; tokens below ``special`` (padding, unknown) are not predicted."""
+    """Return the objective of next-token prediction; tokens below ``special`` (padding,
+    unknown) are not predicted.
+    """
     return Objective(partial(token_loss, special=special), partial(score_tokens, special=special))
 
 

@@ -1,8 +1,10 @@
 """Losses and scores for numbers to predict.
 
-Targets (n, targets) are standardised by one scale that all clients share, as the model's outputs are; losses are in these units.
-Scores are in the targets' own units, over the whole set (``algorithms.common.target_errors``): ``rmse``, ``mae``, ``r2``, unless the
-targets of the set are constant, and the list ``error-sums``, from which the server knows the scores of all clients' samples together.
+Targets (n, targets) are standardised by one scale that all clients share, as the
+model's outputs are; losses are in these units. Scores are in the targets' own units,
+over the whole set (``algorithms.common.target_errors``): ``rmse``, ``mae``, ``r2``,
+unless the targets of the set are constant, and the list ``error-sums``, from which the
+server knows the scores of all clients' samples together.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +21,9 @@ from clients.base.scores import Scores, regression_scores
 
 
 def mean_loss(outputs: Tensor, y: Tensor, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Return the mean loss of outputs (n, targets), or (n,) of one target, for the targets ``y`` (n, targets)."""
+    """Return the mean loss of outputs (n, targets), or (n,) of one target, for the
+    targets ``y`` (n, targets).
+    """
     return of(outputs.reshape(y.shape), y)
 
 
@@ -31,8 +35,12 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def score(model: nn.Module, data: Split, loss: Callable[[Tensor, Tensor], Tensor], scale: Sequence[float]) -> Scores:
-    """Return loss, rmse, mae, r2 and error-sums over all samples of ``data``; ``scale`` (targets,): units of a standardised 1."""
+def score(
+    model: nn.Module, data: Split, loss: Callable[[Tensor, Tensor], Tensor], scale: Sequence[float]
+) -> Scores:
+    """Return loss, rmse, mae, r2 and error-sums over all samples of ``data``; ``scale``
+    (targets,): units of a standardised 1.
+    """
     outputs = outputs_of(model, data.x).reshape(data.y.shape)
     units = np.array(scale, np.float64)
     predicted, targets = (part.cpu().double().numpy() * units for part in (outputs, data.y))
@@ -40,6 +48,8 @@ def score(model: nn.Module, data: Split, loss: Callable[[Tensor, Tensor], Tensor
 
 
 def regression(loss: str = "squared", scale: Sequence[float] = (1.0,)) -> Objective:
-    """Return the objective of predicting numbers. ``loss``: squared, huber (beyond a standardised error of 1 absolute) or absolute."""
+    """Return the objective of predicting numbers. ``loss``: squared, huber (beyond a
+    standardised error of 1 absolute) or absolute.
+    """
     of = LOSSES[loss]
     return Objective(of, partial(score, loss=of, scale=tuple(scale)), by_sample=True)

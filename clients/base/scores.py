@@ -1,4 +1,6 @@
-"""Scores of clients that need no PyTorch, and the names under which a client reports two models."""
+"""Scores of clients that need no PyTorch, and the names under which a client reports
+two models.
+"""
 
 from typing import Any
 
@@ -15,7 +17,9 @@ ERROR_SUMS = "error-sums"
 
 
 def as_global(scores: Scores) -> dict[str, float]:
-    """Return leading score and loss under the names for the global model (personalised methods report both models)."""
+    """Return leading score and loss under the names for the global model (personalised
+    methods report both models).
+    """
     name = leading_of(scores)
     return {f"global-{name}": scores[name], "global-loss": scores["loss"]}
 
@@ -26,18 +30,32 @@ def higher_is_better(scores: Scores) -> float:
     return -float(scores[name]) if lower_is_better(name) else float(scores[name])
 
 
-def regression_scores(predicted: NDArray[np.float64], targets: NDArray[np.float64], loss: float) -> Scores:
-    """Return loss, rmse, mae, r2 and error-sums of predictions and targets (n, targets), in the targets' own units."""
+def regression_scores(
+    predicted: NDArray[np.float64], targets: NDArray[np.float64], loss: float
+) -> Scores:
+    """Return loss, rmse, mae, r2 and error-sums of predictions and targets (n,
+    targets), in the targets' own units.
+    """
     sums = error_sums(predicted, targets)
-    return {**errors_of(len(targets), sums), "loss": loss, "test-samples": len(targets), ERROR_SUMS: sums.ravel().tolist()}
+    return {
+        **errors_of(len(targets), sums),
+        "loss": loss,
+        "test-samples": len(targets),
+        ERROR_SUMS: sums.ravel().tolist(),
+    }
 
 
 def binary_scores(
-    logits: NDArray[np.float64], labels: NDArray[np.int64], loss: float, groups: NDArray[np.bool_] | None
+    logits: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    loss: float,
+    groups: NDArray[np.bool_] | None,
 ) -> Scores:
-    """Return accuracy, loss and auroc of logits (n,) of label 1; auroc is omitted if it is undefined (a single class, or NaN).
+    """Return accuracy, loss and auroc of logits (n,) of label 1; auroc is omitted if it
+    is undefined (a single class, or NaN).
 
-    A logit of 0 predicts class 0, as ties go to the first class elsewhere. A NaN logit counts as wrong.
+    A logit of 0 predicts class 0, as ties go to the first class elsewhere. A NaN logit
+    counts as wrong.
     """
     right = ((logits > 0) == (labels == 1)) & ~np.isnan(logits)
     out: Scores = {"accuracy": float(right.mean()), "loss": loss, "test-samples": len(labels)}
@@ -46,4 +64,8 @@ def binary_scores(
     if groups is None:
         return out
     likely = 0.5 + 0.5 * np.tanh(0.5 * np.abs(logits))  # the probability of the predicted class
-    return out | {"group-sums": group_sums(labels, (logits > 0).astype(np.int64), likely, groups, 2).ravel().tolist()}
+    return out | {
+        "group-sums": group_sums(labels, (logits > 0).astype(np.int64), likely, groups, 2)
+        .ravel()
+        .tolist()
+    }

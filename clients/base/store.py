@@ -1,8 +1,11 @@
-"""Client state that persists between rounds (a personal model, dual variables): an interface and two implementations.
+"""Client state that persists between rounds (a personal model, dual variables): an
+interface and two implementations.
 
-``MessageStore`` keeps it in Flower's ``context.state``: it needs no setup, but in a simulation the whole state is transferred with
-every message, and a restart of the SuperNode loses it. ``DiskStore`` keeps it in safetensors files on the client's disk, written
-atomically, one version per round, so that a run resumed from a checkpoint finds the client's state at that checkpoint.
+``MessageStore`` keeps it in Flower's ``context.state``: it needs no setup, but in a
+simulation the whole state is transferred with every message, and a restart of the
+SuperNode loses it. ``DiskStore`` keeps it in safetensors files on the client's disk,
+written atomically, one version per round, so that a run resumed from a checkpoint finds
+the client's state at that checkpoint.
 """
 
 import os
@@ -23,17 +26,23 @@ from clients.base.options import Config
 
 
 class Store(Protocol):
-    """Stores named lists of arrays for one client. ``config`` is the configuration of the message being answered."""
+    """Stores named lists of arrays for one client. ``config`` is the configuration of
+    the message being answered.
+    """
 
     def load(self, name: str, config: Config, before: bool) -> Arrays | None:
-        """Return the arrays saved last, or ``None``; with ``before`` (for training) only those of earlier rounds."""
+        """Return the arrays saved last, or ``None``; with ``before`` (for training)
+        only those of earlier rounds.
+        """
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
         """Save arrays under ``name`` for the message's round."""
 
 
 class MessageStore:
-    """Stores arrays in Flower's ``context.state``; keeps the last version only, whatever its round."""
+    """Stores arrays in Flower's ``context.state``; keeps the last version only,
+    whatever its round.
+    """
 
     def __init__(self, state: RecordDict) -> None:
         self.state = state
@@ -41,26 +50,36 @@ class MessageStore:
     def load(self, name: str, config: Config, before: bool) -> Arrays | None:
         """Return the arrays saved last, or ``None``."""
         record = self.state.get(f"store.{name}")
-        return [read(array).copy() for array in record.values()] if isinstance(record, ArrayRecord) else None
+        return (
+            [read(array).copy() for array in record.values()]
+            if isinstance(record, ArrayRecord)
+            else None
+        )
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
         """Save arrays into the context."""
-        self.state[f"store.{name}"] = ArrayRecord({str(i): Array(*fields(array)) for i, array in enumerate(arrays)})
+        self.state[f"store.{name}"] = ArrayRecord(
+            {str(i): Array(*fields(array)) for i, array in enumerate(arrays)}
+        )
 
 
 class DiskStore:
     """Stores arrays in ``folder``, as ``NAME.ROUND.RUN.safetensors``.
 
-    ``run``: an id that differs between an interrupted run and its continuation. Versions of other runs are used only if they are from
-    before this run's first round (``first-round`` in the configuration), so that what an interrupted run did after its last checkpoint
-    is discarded. Two versions are kept at most: the newest, and the one that belongs to the last checkpoint (``checkpoint-round``).
+    ``run``: an id that differs between an interrupted run and its continuation.
+    Versions of other runs are used only if they are from before this run's first round
+    (``first-round`` in the configuration), so that what an interrupted run did after
+    its last checkpoint is discarded. Two versions are kept at most: the newest, and the
+    one that belongs to the last checkpoint (``checkpoint-round``).
     """
 
     def __init__(self, folder: Path, run: str | int) -> None:
         self.folder, self.run = folder, str(run)
 
     def load(self, name: str, config: Config, before: bool) -> Arrays | None:
-        """Return the newest valid version, or ``None``. Raises ``ValueError`` if its file cannot be read."""
+        """Return the newest valid version, or ``None``. Raises ``ValueError`` if its
+        file cannot be read.
+        """
         now = int(config.get("server-round", 0))
         versions = self._versions(name, config)
         rounds = [r for r in versions if (r < now if before else r <= now)]
@@ -70,11 +89,15 @@ class DiskStore:
         try:
             tensors = load_file(path)
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} cannot be read ({error}): delete it to start this client's state anew") from error
+            raise ValueError(
+                f"{path} cannot be read ({error}): delete it to start this client's state anew"
+            ) from error
         return [tensors[str(i)] for i in range(len(tensors))]
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
-        """Write this round's version, then delete all others but the one that a resume from the last checkpoint needs."""
+        """Write this round's version, then delete all others but the one that a resume
+        from the last checkpoint needs.
+        """
         now = int(config.get("server-round", 0))
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a personal model is private
         path = self.folder / f"{name}.{now}.{self.run}.safetensors"
@@ -89,7 +112,9 @@ class DiskStore:
                 old.unlink(missing_ok=True)
 
     def _versions(self, name: str, config: Config) -> dict[int, Path]:
-        """Return round -> file of the versions valid for this run; its own take precedence over another run's."""
+        """Return round -> file of the versions valid for this run; its own take
+        precedence over another run's.
+        """
         first = int(config.get("first-round", 1))
         pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.(.+)\.safetensors")
         found: dict[int, Path] = {}

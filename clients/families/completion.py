@@ -1,7 +1,8 @@
-"""A client's part of a matrix to be completed: squared error on its observations, sums for the centring, errors on test observations.
+"""A client's part of a matrix to be completed: squared error on its observations, sums
+for the centring, errors on test observations.
 
-Constants that the server has found (``algorithms/frank_wolfe/centering.py``) come with every message after the point; without any the
-observations are used as they are.
+Constants that the server has found (``algorithms/frank_wolfe/centering.py``) come with
+every message after the point; without any the observations are used as they are.
 """
 
 import math
@@ -18,24 +19,38 @@ ANY = (-math.inf, math.inf)
 
 
 class CompletionProblem:
-    """``f_i(X) = sum (X - z)^2`` over the training observations, z being what is left of them after the constants.
+    """``f_i(X) = sum (X - z)^2`` over the training observations, z being what is left
+    of them after the constants.
 
-    ``clip``: predictions are clipped to the range of the client's training observations before they are scored.
+    ``clip``: predictions are clipped to the range of the client's training observations
+    before they are scored.
     """
 
-    def __init__(self, train: Table, test: Table, shape: tuple[int, int], clip: bool = True) -> None:
+    def __init__(
+        self, train: Table, test: Table, shape: tuple[int, int], clip: bool = True
+    ) -> None:
         self.train, self.test, self.shape = train, test, shape
         self.limits = (float(train.values.min()), float(train.values.max())) if clip else ANY
         self.num_examples = len(train.values)
-        self._plain = self._objective = MatrixCompletion(train.rows, train.columns, train.values, shape)
+        self._plain = self._objective = MatrixCompletion(
+            train.rows, train.columns, train.values, shape
+        )
         self._constants: Sequence[Array] = ()
 
     def given(self, constants: Sequence[Array]) -> "CompletionProblem":
-        """Return the problem with these constants: ``rows`` (p,), ``columns`` (q,), ``scale`` (1,), or none."""
+        """Return the problem with these constants: ``rows`` (p,), ``columns`` (q,),
+        ``scale`` (1,), or none.
+        """
         sizes = [array.shape for array in constants]
         if constants and sizes != [(self.shape[0],), (self.shape[1],), (1,)]:
-            raise ValueError(f"constants of shapes {sizes}: rows, columns and a scale of a {self.shape} matrix are expected")
-        if not (len(constants) == len(self._constants) and all(map(np.array_equal, constants, self._constants))):
+            raise ValueError(
+                f"constants of shapes {sizes}: rows, columns and a scale of a {self.shape} matrix "
+                "are expected"
+            )
+        if not (
+            len(constants) == len(self._constants)
+            and all(map(np.array_equal, constants, self._constants))
+        ):
             self._constants = [array.copy() for array in constants]
             self._objective = self._plain
             if constants:
@@ -61,7 +76,9 @@ class CompletionProblem:
         raise ValueError("matrix completion has no samples to draw: set batch-size = 0")
 
     def score(self, x: Array) -> Mapping[str, float]:
-        """Return the mean squared errors on training and test observations, in the units of the data."""
+        """Return the mean squared errors on training and test observations, in the
+        units of the data.
+        """
         return {"mse": self._error(x, self.train), "test-mse": self._error(x, self.test)}
 
     def _error(self, x: Array, table: Table) -> float:

@@ -1,13 +1,19 @@
-"""Data of clients in ensemble methods: a histogram of outcomes for densities, or labelled samples for torch classifiers.
+"""Data of clients in ensemble methods: a histogram of outcomes for densities, or
+labelled samples for torch classifiers.
 
-Both implement ``clients.fedboost.EnsembleData``: ``loss_and_gradient(predictors, alpha)`` on the training data and
-``score(predictors, alpha)`` on the test data. ``predictors`` are stacked along axis 0: densities ``{"table": (h, V)}`` (or packed by
-``algorithms.ensembles.sparse_tables``), networks ``{parameter name: (h, ...)}``; ``alpha`` (h,) are their weights.
+Both implement ``clients.fedboost.EnsembleData``: ``loss_and_gradient(predictors,
+alpha)`` on the training data and ``score(predictors, alpha)`` on the test data.
+``predictors`` are stacked along axis 0: densities ``{"table": (h, V)}`` (or packed by
+``algorithms.ensembles.sparse_tables``), networks ``{parameter name: (h, ...)}``;
+``alpha`` (h,) are their weights.
 
-Under the log loss every predictor is mixed with a uniform distribution of weight ``epsilon`` (the theory of Hamer et al. assumes
-positive probabilities), so that the loss stays finite for outcomes that no predictor covers. The squared loss does not need this.
+Under the log loss every predictor is mixed with a uniform distribution of weight
+``epsilon`` (the theory of Hamer et al. assumes positive probabilities), so that the
+loss stays finite for outcomes that no predictor covers. The squared loss does not need
+this.
 
-Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020.
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for
+Federated Learning", ICML 2020.
 """
 
 from collections.abc import Mapping
@@ -31,7 +37,9 @@ LOSSES = ("log", "squared")
 
 @dataclass(frozen=True)
 class Histogram:
-    """Relative frequencies ``weights`` (m,), which sum to 1, of distinct ``outcomes`` (m,) in 0..size-1 among ``num_examples``."""
+    """Relative frequencies ``weights`` (m,), which sum to 1, of distinct ``outcomes``
+    (m,) in 0..size-1 among ``num_examples``.
+    """
 
     outcomes: NDArray[np.int64]
     weights: Floats
@@ -40,10 +48,14 @@ class Histogram:
 
     @classmethod
     def of_counts(cls, counts: Mapping[int, int], size: int) -> "Histogram":
-        """Return the histogram of counts by outcome; it may be empty. Raises ``ValueError`` for an outcome outside 0..size-1."""
+        """Return the histogram of counts by outcome; it may be empty. Raises
+        ``ValueError`` for an outcome outside 0..size-1.
+        """
         outcomes = np.array(sorted(counts), np.int64)
         if len(outcomes) and not 0 <= outcomes[0] <= outcomes[-1] < size:
-            raise ValueError(f"outcomes {outcomes[0]}..{outcomes[-1]}, but the vocabulary has {size} entries")
+            raise ValueError(
+                f"outcomes {outcomes[0]}..{outcomes[-1]}, but the vocabulary has {size} entries"
+            )
         numbers = np.array([counts[int(y)] for y in outcomes], np.float64)
         total = int(numbers.sum())
         return cls(outcomes, numbers / max(1, total), size, total)
@@ -53,7 +65,9 @@ class Histogram:
         """Return the histogram with these frequencies (V,), which need not sum to 1."""
         values = np.asarray(frequencies, np.float64)
         (outcomes,) = np.nonzero(values)
-        return cls(outcomes.astype(np.int64), values[outcomes] / values.sum(), len(values), num_examples)
+        return cls(
+            outcomes.astype(np.int64), values[outcomes] / values.sum(), len(values), num_examples
+        )
 
     def dense(self) -> Floats:
         """Return the frequencies of all outcomes, shape (V,)."""
@@ -63,10 +77,20 @@ class Histogram:
 
 
 class DensityData:
-    """A client's outcomes in a finite set, without inputs; the predictors are distributions over the set."""
+    """A client's outcomes in a finite set, without inputs; the predictors are
+    distributions over the set.
+    """
 
-    def __init__(self, train: Histogram, test: Histogram | None = None, epsilon: float = 0.01, loss: str = "log") -> None:
-        """Without test data (``None`` or an empty histogram) the client is evaluated on its training data."""
+    def __init__(
+        self,
+        train: Histogram,
+        test: Histogram | None = None,
+        epsilon: float = 0.01,
+        loss: str = "log",
+    ) -> None:
+        """Without test data (``None`` or an empty histogram) the client is evaluated on
+        its training data.
+        """
         check_loss(loss, epsilon)
         if train.num_examples < 1:
             raise ValueError("no training data: give the client at least one outcome")
@@ -88,15 +112,19 @@ class DensityData:
     def loss_and_gradient(self, predictors: Predictors, alpha: ArrayLike) -> Answer:
         """Return (loss, gradient (h,), norms (h,)) on the training data.
 
-        ``norms``: mean over samples of ``||h_k(x)||^2``, for the bias correction of the squared loss; zeros under the log loss.
+        ``norms``: mean over samples of ``||h_k(x)||^2``, for the bias correction of the
+        squared loss; zeros under the log loss.
         """
         return self._on(self.train, predictors, np.asarray(alpha, np.float64))
 
     def score(self, predictors: Predictors, alpha: ArrayLike) -> dict[str, float]:
-        """Return ``loss`` (and under the log loss ``perplexity``, its exponential) on the test data, and ``train-loss``.
+        """Return ``loss`` (and under the log loss ``perplexity``, its exponential) on
+        the test data, and ``train-loss``.
 
-        With several predictors also ``uniform-loss`` of their unweighted mean, and ``best-single-loss`` of the one that is best on this
-        client's training data. A mixture computed in advance (``Library.mixture``) is scored as one predictor of weight 1.
+        With several predictors also ``uniform-loss`` of their unweighted mean, and
+        ``best-single-loss`` of the one that is best on this client's training data. A
+        mixture computed in advance (``Library.mixture``) is scored as one predictor of
+        weight 1.
         """
         weights = np.asarray(alpha, np.float64)
         out = self._named(self._on(self.test, predictors, weights)[0], "")
@@ -117,7 +145,9 @@ class DensityData:
         return float(loss), gradient, squared_norms(tables)
 
     def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
-        """Return the empirical distribution of this client's training samples, ``{"table": (V,)}``."""
+        """Return the empirical distribution of this client's training samples,
+        ``{"table": (V,)}``.
+        """
         return {"table": self.train.dense().astype(np.float32)}
 
     def singles(self, predictors: Predictors) -> Floats:
@@ -129,7 +159,9 @@ class DensityData:
         return np.asarray(squared_norms(tables) - 2 * hits + 1)
 
     def outputs(self, predictors: Predictors, data: Histogram) -> Floats:
-        """Return the probability that each smoothed predictor assigns to each outcome in ``data``, shape (h, m)."""
+        """Return the probability that each smoothed predictor assigns to each outcome
+        in ``data``, shape (h, m).
+        """
         if is_packed(predictors):
             self._check_size(int(predictors["size"][0]))
             found = columns(predictors, data.outcomes)
@@ -142,17 +174,25 @@ class DensityData:
     def _tables(self, predictors: Predictors) -> NDArray[Any]:
         tables = unpack(predictors) if is_packed(predictors) else predictors["table"]
         if tables.ndim != 2:
-            raise ValueError(f"a table of shape {tables.shape}: stack the predictors along the first axis, (h, V)")
+            raise ValueError(
+                f"a table of shape {tables.shape}: stack the predictors along the first axis, (h, "
+                "V)"
+            )
         self._check_size(tables.shape[1])
         return tables
 
     def _check_size(self, size: int) -> None:
         if size != self.train.size:
-            raise ValueError(f"predictors over {size} outcomes, but the client counts {self.train.size}: use the same vocabulary")
+            raise ValueError(
+                f"predictors over {size} outcomes, but the client counts {self.train.size}: use "
+                "the same vocabulary"
+            )
 
     def _named(self, loss: float, prefix: str) -> dict[str, float]:
         with np.errstate(over="ignore"):
-            return {f"{prefix}loss": loss} | ({f"{prefix}perplexity": float(np.exp(loss))} if self.loss == "log" else {})
+            return {f"{prefix}loss": loss} | (
+                {f"{prefix}perplexity": float(np.exp(loss))} if self.loss == "log" else {}
+            )
 
 
 def check_loss(loss: str, epsilon: float) -> None:

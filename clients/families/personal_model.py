@@ -1,7 +1,7 @@
 """Base for clients that keep a personal model beside the one they send.
 
-A client that has not trained yet has no personal model: it starts from, and is evaluated with, the received one. Every evaluation also
-scores the server's model alone.
+A client that has not trained yet has no personal model: it starts from, and is
+evaluated with, the received one. Every evaluation also scores the server's model alone.
 """
 
 from typing import Any
@@ -11,13 +11,18 @@ from clients.fedavg import FedAvgClient, as_global
 
 
 class PersonalClient(FedAvgClient):
-    """Base for clients with a personal model: evaluates the model stored under ``kept_as``."""
+    """Base for clients with a personal model: evaluates the model stored under
+    ``kept_as``.
+    """
 
-    #: Store name, different for each method, so that after a warm start another method's model is not taken for this one's.
+    #: Store name, different for each method, so that after a warm start another
+    #: method's model is not taken for this one's.
     kept_as: str
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Return the metrics of the personal model, and those of the server's as ``global-...``."""
+        """Return the metrics of the personal model, and those of the server's as
+        ``global-...``.
+        """
         set_arrays(self.model, parameters)
         of_server = as_global(self.score(self.data.test))
         more = self.take_own(config)
@@ -25,17 +30,22 @@ class PersonalClient(FedAvgClient):
         return scores["loss"], len(self.data.test), {**scores, **of_server, **more}
 
     def take_own(self, config: Config) -> dict[str, float]:
-        """Turn ``self.model`` from the server's into the personal model; return further metrics about it."""
+        """Turn ``self.model`` from the server's into the personal model; return further
+        metrics about it.
+        """
         if (kept := self.kept(config, before=False)) is not None:
             set_arrays(self.model, kept)
         return {}
 
     def kept(self, config: Config, before: bool) -> Arrays | None:
-        """Return the stored arrays, or ``None``. Raises ``ValueError`` if they do not fit the model."""
+        """Return the stored arrays, or ``None``. Raises ``ValueError`` if they do not
+        fit the model.
+        """
         kept = self.store.load(self.kept_as, config, before)
         if kept is not None and [a.shape for a in kept] != self.shapes():
             raise ValueError(
-                f"client {self.client_id} keeps a personal model of another architecture: use another results folder"
+                f"client {self.client_id} keeps a personal model of another architecture: use "
+                "another results folder"
             )
         return kept
 

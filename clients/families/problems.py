@@ -1,7 +1,8 @@
-"""Base for clients of constrained problems: local objectives, mini-batch gradients, replies to evaluation messages.
+"""Base for clients of constrained problems: local objectives, mini-batch gradients,
+replies to evaluation messages.
 
-The message formats are documented in ``strategies/families/consensus.py``. Without PyTorch, which small devices do without:
-``torch_problem.py`` has the loss of a net.
+The message formats are documented in ``strategies/families/consensus.py``. Without
+PyTorch, which small devices do without: ``torch_problem.py`` has the loss of a net.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,20 +48,25 @@ class Problem(Protocol):
 
 @runtime_checkable
 class PreparedProblem(Problem, Protocol):
-    """A problem with constants that the server finds out from all clients before the first step."""
+    """A problem with constants that the server finds out from all clients before the
+    first step.
+    """
 
     def answer(self, stage: str, told: Arrays) -> Arrays:
         """Return sums over this client's samples, for a question of the server."""
 
     def given(self, constants: Arrays) -> Problem:
-        """Return the problem with the constants that came with a message, or with none."""
+        """Return the problem with the constants that came with a message, or with
+        none.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectiveProblem:
     """A problem given by an objective of ``algorithms/frank_wolfe/objectives.py``.
 
-    ``batch``: rows -> an objective whose gradient estimates the full one (``None``: there are no samples); ``test``: x -> metrics.
+    ``batch``: rows -> an objective whose gradient estimates the full one (``None``:
+    there are no samples); ``test``: x -> metrics.
     """
 
     objective: Objective
@@ -83,7 +89,9 @@ class ObjectiveProblem:
     def batch_gradient(self, x: Array, rows: NDArray[np.int64]) -> Array:
         """Return the gradient of ``batch(rows)``."""
         if self.batch is None:
-            raise ValueError(f"{type(self.objective).__name__} has no samples to draw: set batch-size = 0")
+            raise ValueError(
+                f"{type(self.objective).__name__} has no samples to draw: set batch-size = 0"
+            )
         return np.asarray(self.batch(rows).gradient(x))
 
     def score(self, x: Array) -> Mapping[str, float]:
@@ -92,18 +100,24 @@ class ObjectiveProblem:
 
 
 class ConstrainedClient(NumPyClient):
-    """Client with an objective f_i over a domain. Subclasses implement ``step``, and ``point`` if clients keep iterates of their own.
+    """Client with an objective f_i over a domain. Subclasses implement ``step``, and
+    ``point`` if clients keep iterates of their own.
 
-    ``client_id`` keys the client's random draws; ``store`` holds its state between rounds.
+    ``client_id`` keys the client's random draws; ``store`` holds its state between
+    rounds.
     """
 
-    def __init__(self, problem: Problem, domain: Domain, client_id: int | str = 0, store: Store | None = None) -> None:
+    def __init__(
+        self, problem: Problem, domain: Domain, client_id: int | str = 0, store: Store | None = None
+    ) -> None:
         self.problem, self.domain = problem, domain
         self.client_id = client_id
         self.store = store if store is not None else MessageStore(RecordDict())
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the method's training reply; gradient and metrics at x_bar, or sums, if the message asks for these."""
+        """Return the method's training reply; gradient and metrics at x_bar, or sums,
+        if the message asks for these.
+        """
         layers, problem = self.domain.num_layers, self.problem
         if isinstance(problem, PreparedProblem):
             if config.get("phase") == "prepare":
@@ -123,7 +137,9 @@ class ConstrainedClient(NumPyClient):
         return None
 
     def report(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
-        """Return the gradient, f_i and further metrics at x_bar, and the distance of the client's own iterate from it."""
+        """Return the gradient, f_i and further metrics at x_bar, and the distance of
+        the client's own iterate from it.
+        """
         metrics = {"loss": self.problem.value(x_bar), **self.problem.score(x_bar)}
         own = self.point(config)
         metrics["distance"] = 0.0 if own is None else distance(own, x_bar)
@@ -133,11 +149,18 @@ class ConstrainedClient(NumPyClient):
         return [np.asarray(gradient)], metrics
 
     def gradient(self, x: Array, config: Config, batch_size: int, step: int) -> Any:
-        """Return the gradient at x: on ``batch_size`` samples drawn for this step, or on all samples if that is 0."""
+        """Return the gradient at x: on ``batch_size`` samples drawn for this step, or
+        on all samples if that is 0.
+        """
         if not batch_size:
             return self.problem.gradient(x)
         rng = generator(
-            int(config.get("seed", 0)), f"constrained batches {step}", self.client_id, int(config.get("server-round", 1))
+            int(config.get("seed", 0)),
+            f"constrained batches {step}",
+            self.client_id,
+            int(config.get("server-round", 1)),
         )
         size = self.problem.num_examples
-        return self.problem.batch_gradient(x, rng.choice(size, min(batch_size, size), replace=False))
+        return self.problem.batch_gradient(
+            x, rng.choice(size, min(batch_size, size), replace=False)
+        )

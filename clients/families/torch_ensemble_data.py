@@ -1,4 +1,6 @@
-"""Labelled samples of a client in ensemble methods, whose predictors are nets; ``ensemble_data.py`` has histograms, without PyTorch."""
+"""Labelled samples of a client in ensemble methods, whose predictors are nets;
+``ensemble_data.py`` has histograms, without PyTorch.
+"""
 
 import copy
 from typing import Any
@@ -17,9 +19,13 @@ from clients.families.ensemble_data import Answer, Floats, Predictors, check_los
 
 
 class TorchEnsembleData:
-    """A client's labelled samples; the predictors are parameters of one torch classifier, and their softmax outputs are mixed."""
+    """A client's labelled samples; the predictors are parameters of one torch
+    classifier, and their softmax outputs are mixed.
+    """
 
-    def __init__(self, model: nn.Module, train: Split, test: Split, loss: str = "log", epsilon: float = 0.01) -> None:
+    def __init__(
+        self, model: nn.Module, train: Split, test: Split, loss: str = "log", epsilon: float = 0.01
+    ) -> None:
         check_loss(loss, epsilon)
         self.model = model.eval()
         self.train = train
@@ -38,56 +44,87 @@ class TorchEnsembleData:
         return len(self.test)
 
     def loss_and_gradient(self, predictors: Predictors, alpha: ArrayLike) -> Answer:
-        """Return (loss, gradient (h,), norms (h,)) on the training data, as ``DensityData`` does."""
-        return self._on(self.probabilities(predictors, self.train), self.train, np.asarray(alpha, np.float64))
+        """Return (loss, gradient (h,), norms (h,)) on the training data, as
+        ``DensityData`` does.
+        """
+        return self._on(
+            self.probabilities(predictors, self.train), self.train, np.asarray(alpha, np.float64)
+        )
 
     def score(self, predictors: Predictors, alpha: ArrayLike) -> dict[str, Any]:
         """Return ``loss`` and ``accuracy`` on the test data, and ``train-loss``.
 
-        With several predictors also loss and accuracy of their unweighted mean (``uniform-``), and of the one with the smallest loss
-        on this client's training data (``best-single-``); and of each alone its loss on the training data and its accuracy
-        (``single-train-loss``, ``single-accuracy``), from which the server knows the one that is best for all clients.
+        With several predictors also loss and accuracy of their unweighted mean
+        (``uniform-``), and of the one with the smallest loss on this client's training
+        data (``best-single-``); and of each alone its loss on the training data and its
+        accuracy (``single-train-loss``, ``single-accuracy``), from which the server
+        knows the one that is best for all clients.
         """
         weights = np.asarray(alpha, np.float64)
-        seen, unseen = self.probabilities(predictors, self.train), self.probabilities(predictors, self.test)
+        seen, unseen = (
+            self.probabilities(predictors, self.train),
+            self.probabilities(predictors, self.test),
+        )
         chosen = {"": weights}
         if len(weights) > 1:
             singles = np.eye(len(weights))
             losses = [self._on(seen, self.train, single)[0] for single in singles]
-            chosen |= {"uniform-": np.full(len(weights), 1 / len(weights)), "best-single-": singles[int(np.argmin(losses))]}
+            chosen |= {
+                "uniform-": np.full(len(weights), 1 / len(weights)),
+                "best-single-": singles[int(np.argmin(losses))],
+            }
         out: dict[str, Any] = {"train-loss": self._on(seen, self.train, weights)[0]}
         labels = self.test.y.cpu().numpy()
         if len(weights) > 1:
-            out |= {"single-train-loss": losses, "single-accuracy": (unseen.argmax(2) == labels).mean(1).tolist()}
+            out |= {
+                "single-train-loss": losses,
+                "single-accuracy": (unseen.argmax(2) == labels).mean(1).tolist(),
+            }
         for name, alpha_ in chosen.items():
             out[f"{name}loss"] = self._on(unseen, self.test, alpha_)[0]
-            out[f"{name}accuracy"] = float(np.mean(np.tensordot(alpha_, unseen, 1).argmax(1) == labels))
+            out[f"{name}accuracy"] = float(
+                np.mean(np.tensordot(alpha_, unseen, 1).argmax(1) == labels)
+            )
         return out
 
     def train_predictor(self, config: Config) -> dict[str, NDArray[Any]]:
-        """Return the parameters of a net trained on this client's samples with the ``train`` options of the configuration."""
+        """Return the parameters of a net trained on this client's samples with the
+        ``train`` options of the configuration.
+        """
         net = copy.deepcopy(self.model)
         draws = torch.Generator().manual_seed(derived_seed(int(config.get("seed", 0)), "predictor"))
         for tensor in net.parameters():
             tensor.data = torch.empty(tensor.shape)
-            torch.nn.init.zeros_(tensor) if tensor.dim() < 2 else torch.nn.init.xavier_normal_(tensor, generator=draws)
+            torch.nn.init.zeros_(tensor) if tensor.dim() < 2 else torch.nn.init.xavier_normal_(
+                tensor, generator=draws
+            )
         rng = generator(int(config.get("seed", 0)), "predictor batches")
         train_classifier(net, self.train, TrainOptions.from_config(config), rng)
         return dict(zip(net.state_dict(), get_arrays(net), strict=True))
 
     @torch.no_grad()
     def probabilities(self, predictors: Predictors, data: Split) -> Floats:
-        """Return the predictors' class probabilities (h, n, L). Raises ``ValueError`` if they are not parameters of the model."""
+        """Return the predictors' class probabilities (h, n, L). Raises ``ValueError``
+        if they are not parameters of the model.
+        """
         state = self.model.state_dict()
         shapes = {name: tuple(values.shape) for name, values in state.items()}
         given = {name: tuple(array.shape[1:]) for name, array in predictors.items()}
         if given != shapes:
             name = next(name for name in [*shapes, *given] if given.get(name) != shapes.get(name))
-            raise ValueError(f"array {name!r} of a predictor has shape {given.get(name)}, the client's model {shapes.get(name)}")
+            raise ValueError(
+                f"array {name!r} of a predictor has shape {given.get(name)}, the client's model "
+                f"{shapes.get(name)}"
+            )
         out = []
         for k in range(len(next(iter(predictors.values())))):
-            own = {name: torch.from_numpy(np.array(array[k])).to(state[name].device) for name, array in predictors.items()}
-            out.append(functional_call(self.model, own, (data.x,)).softmax(1).double().cpu().numpy())
+            own = {
+                name: torch.from_numpy(np.array(array[k])).to(state[name].device)
+                for name, array in predictors.items()
+            }
+            out.append(
+                functional_call(self.model, own, (data.x,)).softmax(1).double().cpu().numpy()
+            )
         return np.stack(out)
 
     def _on(self, probabilities: Floats, data: Split, alpha: Floats) -> Answer:
@@ -96,7 +133,9 @@ class TorchEnsembleData:
             raise ValueError(f"{alpha.size} weights for {h} predictors: send one each")
         weights = np.full(n, 1 / n)
         if self.loss == "log":
-            outputs = (1 - self.epsilon) * probabilities[:, np.arange(n), labels] + self.epsilon / classes
+            outputs = (1 - self.epsilon) * probabilities[
+                :, np.arange(n), labels
+            ] + self.epsilon / classes
             loss, gradient = log_loss(alpha, outputs, weights)
             return float(loss), gradient, np.zeros(h)
         loss, gradient = squared_loss(alpha, probabilities, np.eye(classes)[labels], weights)

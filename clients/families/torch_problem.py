@@ -13,15 +13,21 @@ from clients.base.training import trainable
 
 
 class TorchProblem:
-    """The mean training loss of a torch model as a function of its parameters, flattened and concatenated into one row.
+    """The mean training loss of a torch model as a function of its parameters,
+    flattened and concatenated into one row.
 
-    ``model``: overwritten before use, so the clients of a process may share it; it must have no buffers (batch norm), which an oracle
-    could not update.
+    ``model``: overwritten before use, so the clients of a process may share it; it must
+    have no buffers (batch norm), which an oracle could not update.
     """
 
-    def __init__(self, model: torch.nn.Module, data: ClientData, objective: Objective = CLASSIFICATION) -> None:
+    def __init__(
+        self, model: torch.nn.Module, data: ClientData, objective: Objective = CLASSIFICATION
+    ) -> None:
         if list(model.buffers()):
-            raise ValueError(f"{type(model).__name__} has buffers (batch norm?), which have no domain: choose a model without")
+            raise ValueError(
+                f"{type(model).__name__} has buffers (batch norm?), which have no domain: choose a "
+                "model without"
+            )
         self.model, self.data, self.objective = model, data, objective
         self.parameters = list(trainable(model).values())
         self.num_examples = len(data.train)
@@ -45,7 +51,9 @@ class TorchProblem:
         return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
 
     def score(self, x: Array) -> Mapping[str, float]:
-        """Return the metrics on the test samples; the test loss is named ``test-loss``, since ``loss`` is the training loss."""
+        """Return the metrics on the test samples; the test loss is named ``test-loss``,
+        since ``loss`` is the training loss.
+        """
         self._set(x)
         scores = self.objective.score(self.model, self.data.test)
         return {("test-loss" if name == "loss" else name): value for name, value in scores.items()}

@@ -1,6 +1,8 @@
-"""Methods that change the gradients of a training loop of your own: FedProx, SCAFFOLD, FedDyn.
+"""Methods that change the gradients of a training loop of your own: FedProx, SCAFFOLD,
+FedDyn.
 
-Sources and equations: ``strategies/fedprox.py``, ``strategies/scaffold.py``, ``strategies/feddyn.py``.
+Sources and equations: ``strategies/fedprox.py``, ``strategies/scaffold.py``,
+``strategies/feddyn.py``.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,9 +18,13 @@ CONTROL = "control."
 
 
 class FedProxLoop(Loop):
-    """FedProx: the gradient of ``(mu/2) ||w - w_sent||^2`` is added, mu being ``proximal-mu`` of the configuration."""
+    """FedProx: the gradient of ``(mu/2) ||w - w_sent||^2`` is added, mu being
+    ``proximal-mu`` of the configuration.
+    """
 
-    def train(self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
+    ) -> Any:
         """Train with the proximal term."""
         mu, start = float(self.config["proximal-mu"]), self.state()
 
@@ -30,10 +36,13 @@ class FedProxLoop(Loop):
 
 
 class ScaffoldLoop(Loop):
-    """SCAFFOLD: steps along ``g - c_i + c``; afterwards c_i is the mean of the round's gradients g, and ``c + c_i+ - c_i`` is sent.
+    """SCAFFOLD: steps along ``g - c_i + c``; afterwards c_i is the mean of the round's
+    gradients g, and ``c + c_i+ - c_i`` is sent.
 
-    For plain SGD that is the paper's option II, ``c_i+ = c_i - c + (x - y_i) / (K eta)``, without knowing K or eta; it also holds for
-    momentum, for a rate that changes within the round and for other optimisers. Weight decay of the optimiser is not part of g.
+    For plain SGD that is the paper's option II, ``c_i+ = c_i - c + (x - y_i) / (K
+    eta)``, without knowing K or eta; it also holds for momentum, for a rate that
+    changes within the round and for other optimisers. Weight decay of the optimiser is
+    not part of g.
     """
 
     def load(self, sent: Named) -> None:
@@ -43,11 +52,19 @@ class ScaffoldLoop(Loop):
         self.reported: Named = {}
         super().load(self.sent)
 
-    def train(self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any) -> Any:
-        """Train with the correction; store the new c_i. Raises ``ValueError`` if the server sends no control variates."""
+    def train(
+        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train with the correction; store the new c_i. Raises ``ValueError`` if the
+        server sends no control variates.
+        """
         if not self.c:
-            raise ValueError("no control variates in the message: the server's strategy must be Scaffold")
-        own = self.kept("control", self.c, before=True) or {name: torch.zeros_like(t) for name, t in self.c.items()}
+            raise ValueError(
+                "no control variates in the message: the server's strategy must be Scaffold"
+            )
+        own = self.kept("control", self.c, before=True) or {
+            name: torch.zeros_like(t) for name, t in self.c.items()
+        }
         correction = {name: c - own[name] for name, c in self.c.items()}
         sums: Named = {}
         steps: dict[str, int] = {}
@@ -73,13 +90,21 @@ class ScaffoldLoop(Loop):
 
 
 class FedDynLoop(Loop):
-    """FedDyn: the gradient of ``- <g_i, w> + (alpha/2) ||w - w_sent||^2`` is added; afterwards ``g_i <- g_i - alpha (w - w_sent)``."""
+    """FedDyn: the gradient of ``- <g_i, w> + (alpha/2) ||w - w_sent||^2`` is added;
+    afterwards ``g_i <- g_i - alpha (w - w_sent)``.
+    """
 
-    def train(self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
+    ) -> Any:
         """Train with both terms; store the new g_i."""
         alpha = float(self.config["feddyn-alpha"])
-        start: dict[str, Tensor] = {name: p.detach().clone() for name, p in self.parameters().items()}
-        linear = self.kept("feddyn", start, before=True) or {name: torch.zeros_like(t) for name, t in start.items()}
+        start: dict[str, Tensor] = {
+            name: p.detach().clone() for name, p in self.parameters().items()
+        }
+        linear = self.kept("feddyn", start, before=True) or {
+            name: torch.zeros_like(t) for name, t in start.items()
+        }
 
         def change(parameters: Mapping[str, nn.Parameter], rate: float) -> None:
             for name, p in parameters.items():
@@ -88,5 +113,11 @@ class FedDynLoop(Loop):
 
         result = self.call(function, self.model, loader, epochs, args, kwargs, change)
         ends = self.parameters()
-        self.keep("feddyn", {name: linear[name] - alpha * (ends[name].detach().cpu() - s.cpu()) for name, s in start.items()})
+        self.keep(
+            "feddyn",
+            {
+                name: linear[name] - alpha * (ends[name].detach().cpu() - s.cpu())
+                for name, s in start.items()
+            },
+        )
         return result

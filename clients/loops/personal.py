@@ -1,6 +1,8 @@
-"""Methods with a personal model around a training loop of your own: Ditto, FedPer, LG-FedAvg, FedRep, APFL, SuPerFed.
+"""Methods with a personal model around a training loop of your own: Ditto, FedPer,
+LG-FedAvg, FedRep, APFL, SuPerFed.
 
-Sources and equations: the strategies of these names. In evaluation ``model`` is the personal one, or their mixture.
+Sources and equations: the strategies of these names. In evaluation ``model`` is the
+personal one, or their mixture.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +21,16 @@ from clients.loops.corrections import FedProxLoop
 
 
 class DittoLoop(Loop):
-    """Ditto: trains the model that was sent, then a personal one with the gradient of ``(mu/2) ||v - w_sent||^2`` added."""
+    """Ditto: trains the model that was sent, then a personal one with the gradient of
+    ``(mu/2) ||v - w_sent||^2`` added.
+    """
 
-    def train(self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any) -> Any:
-        """Call ``function`` for the global model, then for the personal one, which is stored; return what the first call returns."""
+    def train(
+        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call ``function`` for the global model, then for the personal one, which is
+        stored; return what the first call returns.
+        """
         mu, sent = float(self.config["ditto-mu"]), self.state()
         result = super().train(function, loader, epochs, *args, **kwargs)
         trained = self.state()
@@ -32,7 +40,15 @@ class DittoLoop(Loop):
             for name, p in parameters.items():
                 add(p, p.detach() - sent[name].to(p), mu)
 
-        self.call(function, self.model, loader, int(self.config["ditto-epochs"]) or epochs, args, kwargs, change)
+        self.call(
+            function,
+            self.model,
+            loader,
+            int(self.config["ditto-epochs"]) or epochs,
+            args,
+            kwargs,
+            change,
+        )
         self.keep("ditto", self.state())
         self.model.load_state_dict(trained)
         return result
@@ -44,21 +60,31 @@ class DittoLoop(Loop):
 
 
 class PartialLoop(Loop):
-    """FedPer and LG-FedAvg: the arrays that the server does not send are this client's own, and stay here."""
+    """FedPer and LG-FedAvg: the arrays that the server does not send are this client's
+    own, and stay here.
+    """
 
     def load(self, sent: Named) -> None:
-        """Join what was sent and what is kept; before the first training, the own part is that of a fresh model."""
+        """Join what was sent and what is kept; before the first training, the own part
+        is that of a fresh model.
+        """
         own = {name: t for name, t in self.state().items() if name not in sent}
         before = not self.message.metadata.message_type.startswith("evaluate")
-        self.model.load_state_dict({**self.state(), **(self.kept("private", own, before) or own), **sent})
+        self.model.load_state_dict(
+            {**self.state(), **(self.kept("private", own, before) or own), **sent}
+        )
 
-    def train(self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
+    ) -> Any:
         """Train; store the own part."""
         result = self.train_parts(function, loader, epochs, args, kwargs)
         self.keep("private", {name: t for name, t in self.state().items() if name not in self.sent})
         return result
 
-    def train_parts(self, function: Callable[..., Any], loader: Any, epochs: int, args: Any, kwargs: Any) -> Any:
+    def train_parts(
+        self, function: Callable[..., Any], loader: Any, epochs: int, args: Any, kwargs: Any
+    ) -> Any:
         """Train the whole module."""
         return self.call(function, self.model, loader, epochs, args, kwargs)
 
@@ -68,10 +94,16 @@ class PartialLoop(Loop):
 
 
 class FedRepLoop(PartialLoop):
-    """FedRep: trains the own part with the shared one fixed, then the shared part with the own one fixed."""
+    """FedRep: trains the own part with the shared one fixed, then the shared part with
+    the own one fixed.
+    """
 
-    def train_parts(self, function: Callable[..., Any], loader: Any, epochs: int, args: Any, kwargs: Any) -> Any:
-        """Call ``function`` twice, with the numbers of epochs of the configuration; return what the second call returns."""
+    def train_parts(
+        self, function: Callable[..., Any], loader: Any, epochs: int, args: Any, kwargs: Any
+    ) -> Any:
+        """Call ``function`` twice, with the numbers of epochs of the configuration;
+        return what the second call returns.
+        """
         trainable = self.parameters()
         result = None
         for shared, number in (
@@ -87,11 +119,13 @@ class FedRepLoop(PartialLoop):
         return result
 
 
-# --- two models in one module ----------------------------------------------------------------------------------------
+# --- two models in one module ---------------------------------------------------------
 
 
 class _Pair(nn.Module):
-    """The module ``net`` and a second set ``own`` of its parameters: optimisers see both, the outputs are those of a mixture."""
+    """The module ``net`` and a second set ``own`` of its parameters: optimisers see
+    both, the outputs are those of a mixture.
+    """
 
     def __init__(self, net: nn.Module, own: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -132,9 +166,13 @@ class _Twice:
 
 
 class _Turns(_Pair):
-    """APFL: the first of two equal batches is for the net (w), the second for the mixture with v, at the w of before the first."""
+    """APFL: the first of two equal batches is for the net (w), the second for the
+    mixture with v, at the w of before the first.
+    """
 
-    def __init__(self, net: nn.Module, own: Mapping[str, Tensor], alpha: float, adaptive: bool) -> None:
+    def __init__(
+        self, net: nn.Module, own: Mapping[str, Tensor], alpha: float, adaptive: bool
+    ) -> None:
         super().__init__(net, own)
         self.alpha, self.adaptive, self.of_net = alpha, adaptive, False
         self.before: list[Tensor] = []
@@ -147,11 +185,19 @@ class _Turns(_Pair):
         if self.of_net:
             self.before = [w.detach().clone() for w, _ in self.pairs()]
             return self.net(*args, **kwargs)
-        self.weight = torch.tensor(self.alpha, device=self.before[0].device, requires_grad=self.adaptive)
-        return self.at([w + self.weight * (v - w) for w, v in zip(self.before, self.own, strict=True)], args, kwargs)
+        self.weight = torch.tensor(
+            self.alpha, device=self.before[0].device, requires_grad=self.adaptive
+        )
+        return self.at(
+            [w + self.weight * (v - w) for w, v in zip(self.before, self.own, strict=True)],
+            args,
+            kwargs,
+        )
 
     def change(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-        """Let only the model step whose turn it is; descend in alpha once, if it is learned."""
+        """Let only the model step whose turn it is; descend in alpha once, if it is
+        learned.
+        """
         moving = self.of_net or bool(self.alpha)
         for name, p in parameters.items():
             if name.startswith("net.") != self.of_net or not moving:
@@ -162,18 +208,24 @@ class _Turns(_Pair):
 
 
 class APFLLoop(Loop):
-    """APFL: w as FedAvg, and a personal v trained at ``alpha v + (1 - alpha) w``, which is what is scored.
+    """APFL: w as FedAvg, and a personal v trained at ``alpha v + (1 - alpha) w``, which
+    is what is scored.
 
-    Every batch comes twice, once for either model, so ``function`` takes twice as many steps, and the loss that it returns is the mean
-    over both. It must take one forward pass and one step a batch.
+    Every batch comes twice, once for either model, so ``function`` takes twice as many
+    steps, and the loss that it returns is the mean over both. It must take one forward
+    pass and one step a batch.
     """
 
-    def train(self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
+    ) -> Any:
         """Train both; store v and alpha."""
         v, alpha = self.own(before=True)
         pair = _Turns(self.model, v, alpha, bool(self.config["apfl-adaptive"]))
         result = self.call(function, pair, _Twice(loader), epochs, args, kwargs, pair.change)
-        self.keep("apfl", {**pair.owned(), "alpha": torch.tensor([pair.alpha], dtype=torch.float64)})
+        self.keep(
+            "apfl", {**pair.owned(), "alpha": torch.tensor([pair.alpha], dtype=torch.float64)}
+        )
         return result
 
     def take_own(self) -> None:
@@ -184,34 +236,55 @@ class APFLLoop(Loop):
                 p.lerp_(v[name].to(p), alpha)
 
     def own(self, before: bool) -> tuple[Named, float]:
-        """Return v and alpha; before the first training, the model that was sent and the server's alpha."""
+        """Return v and alpha; before the first training, the model that was sent and
+        the server's alpha.
+        """
         sent = {name: p.detach() for name, p in self.parameters().items()}
         kept = self.kept("apfl", {**sent, "alpha": torch.zeros(1)}, before)
-        return (kept, float(kept.pop("alpha"))) if kept else (sent, float(self.config["apfl-alpha"]))
+        return (
+            (kept, float(kept.pop("alpha"))) if kept else (sent, float(self.config["apfl-alpha"]))
+        )
 
 
 class _Mixed(_Pair):
-    """SuPerFed: every training pass is at a new random mixture of the net (theta_f) and the second set (theta_l)."""
+    """SuPerFed: every training pass is at a new random mixture of the net (theta_f) and
+    the second set (theta_l).
+    """
 
     def __init__(
-        self, net: nn.Module, own: Mapping[str, Tensor], draw: Callable[[], list[float]], config: Mapping[str, Any]
+        self,
+        net: nn.Module,
+        own: Mapping[str, Tensor],
+        draw: Callable[[], list[float]],
+        config: Mapping[str, Any],
     ) -> None:
         super().__init__(net, own)
-        self.draw, self.mu, self.nu = draw, float(config["proximal-mu"]), float(config["superfed-nu"])
+        self.draw, self.mu, self.nu = (
+            draw,
+            float(config["proximal-mu"]),
+            float(config["superfed-nu"]),
+        )
         self.scale = float(config.get("superfed-step-scale", 1.0))
         self.start = [f.detach().clone() for f, _ in self.pairs()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.training:
             return self.net(*args, **kwargs)
-        mixed = [torch.lerp(f, p, value) for (f, p), value in zip(self.pairs(), self.draw(), strict=True)]
+        mixed = [
+            torch.lerp(f, p, value) for (f, p), value in zip(self.pairs(), self.draw(), strict=True)
+        ]
         return self.at(mixed, args, kwargs)
 
     @torch.no_grad()
     def change(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-        """Scale the gradient of the loss, shared out by autograd; add those of the proximal term and of the squared cosine."""
+        """Scale the gradient of the loss, shared out by autograd; add those of the
+        proximal term and of the squared cosine.
+        """
         pairs = self.pairs()
-        dots = [sum(float(torch.sum(u * v)) for u, v in ((p[i], p[j]) for p in pairs)) for i, j in ((0, 1), (0, 0), (1, 1))]
+        dots = [
+            sum(float(torch.sum(u * v)) for u, v in ((p[i], p[j]) for p in pairs))
+            for i, j in ((0, 1), (0, 0), (1, 1))
+        ]
         a, b, c = (self.nu * k for k in cosine_squared_gradient(*dots))
         for (f, p), start in zip(pairs, self.start, strict=True):
             to_f = (self.mu - b) * f - self.mu * start.to(f) + a * p
@@ -223,19 +296,30 @@ class _Mixed(_Pair):
 
 
 class SuPerFedLoop(FedProxLoop):
-    """SuPerFed: federated theta_f and personal theta_l, trained at random mixtures; ``lambda_`` of the mixture that is scored.
+    """SuPerFed: federated theta_f and personal theta_l, trained at random mixtures;
+    ``lambda_`` of the mixture that is scored.
 
-    ``clients.SuPerFedClient`` chooses that lambda on a validation set; here it is one half unless you say another.
+    ``clients.SuPerFedClient`` chooses that lambda on a validation set; here it is one
+    half unless you say another.
     """
 
     def __init__(
-        self, build: Callable[[], nn.Module], message: Message, context: Context, store: Store | None = None, lambda_: float = 0.5
+        self,
+        build: Callable[[], nn.Module],
+        message: Message,
+        context: Context,
+        store: Store | None = None,
+        lambda_: float = 0.5,
     ) -> None:
         self.lambda_ = lambda_
         super().__init__(build, message, context, store)
 
-    def train(self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any) -> Any:
-        """Train both and store theta_l; before the start round, train theta_f as FedProx does."""
+    def train(
+        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train both and store theta_l; before the start round, train theta_f as
+        FedProx does.
+        """
         mixing = str(self.config.get("superfed-mixing", "none"))
         if mixing == "none":
             return super().train(function, loader, epochs, *args, **kwargs)
@@ -255,8 +339,14 @@ class SuPerFedLoop(FedProxLoop):
         return result
 
     def first_personal(self) -> Named:
-        """Return what theta_l starts from: the model that was sent, or a draw of this client's own."""
-        first = self.model if self.config.get("superfed-init", "own") == "global" else self.fresh("personal", own=True)
+        """Return what theta_l starts from: the model that was sent, or a draw of this
+        client's own.
+        """
+        first = (
+            self.model
+            if self.config.get("superfed-init", "own") == "global"
+            else self.fresh("personal", own=True)
+        )
         return {name: p.detach() for name, p in first.named_parameters()}
 
     def take_own(self) -> None:

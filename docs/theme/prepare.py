@@ -1,9 +1,11 @@
-"""Writes what the site is built from, for ``make docs``: the pages of the project, those that show its files, a page for each module.
+"""Writes what the site is built from, for ``make docs``: the pages of the project,
+those that show its files, a page for each module.
 
     python docs/theme/prepare.py FOLDER
 
-The pages are written so that their links lead somewhere in a checkout. On the site a link to a module leads to its page in the
-reference, one to another file of the project to a page that shows it, and a block of mathematics is MathML, which browsers draw by
+The pages are written so that their links lead somewhere in a checkout. On the site a
+link to a module leads to its page in the reference, one to another file of the project
+to a page that shows it, and a block of mathematics is MathML, which browsers draw by
 themselves.
 """
 
@@ -31,14 +33,17 @@ OUTSIDE = {
 }
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(
-    r"^(?P<indent> *)(?P<marks>```+)(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)(?P=marks)$", re.MULTILINE | re.DOTALL
+    r"^(?P<indent> *)(?P<marks>```+)(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)(?P=marks)$",
+    re.MULTILINE | re.DOTALL,
 )
 #: What a file that is shown is highlighted as.
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".service": "ini"}
 
 
 def main(folder: Path) -> None:
-    """Write the pages below ``folder``/docs and the settings of the site, with its navigation, beside them; end at a broken link."""
+    """Write the pages below ``folder``/docs and the settings of the site, with its
+    navigation, beside them; end at a broken link.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     texts = pages()
     for address, text in texts.items():
@@ -51,11 +56,13 @@ def main(folder: Path) -> None:
     (folder / "site.yml").write_text(with_places(settings), encoding="utf-8")
 
 
-# --- pages ---------------------------------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------
 
 
 def pages() -> dict[str, str]:
-    """Return the text of every page of the site by its address: those of docs/ and of OUTSIDE, what they link to, and the modules."""
+    """Return the text of every page of the site by its address: those of docs/ and of
+    OUTSIDE, what they link to, and the modules.
+    """
     texts = {address(path): module_page(path) for package in PACKAGES for path in modules(package)}
     waiting = [path for path in OUTSIDE if path != "README.md" and (ROOT / path).is_file()]
     waiting += [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
@@ -70,7 +77,9 @@ def pages() -> dict[str, str]:
             wanted = [target(path, link) for link in links(text)]
             if missing := [link for link in wanted if not (ROOT / link).exists()]:
                 raise SystemExit(f"{path}: links to {', '.join(missing)}, which is not there")
-            waiting += [link for link in wanted if not link.endswith(".png") and link != "README.md"]
+            waiting += [
+                link for link in wanted if not link.endswith(".png") and link != "README.md"
+            ]
             texts[address(path)] = page(path, text)
         else:
             texts[address(path)] = file_page(path)
@@ -88,8 +97,11 @@ def page(path: str, text: str) -> str:
 
 
 def mathml(source: str) -> str:
-    """Return LaTeX as a block of MathML. Raises ``LatexError`` for what it does not know."""
-    return f'<div class="math">{LatexToMathML().convert_with_local_state(source.strip(), displaystyle=True)}</div>'
+    """Return LaTeX as a block of MathML. Raises ``LatexError`` for what it does not
+    know.
+    """
+    formula = LatexToMathML().convert_with_local_state(source.strip(), displaystyle=True)
+    return f'<div class="math">{formula}</div>'
 
 
 def file_page(path: str) -> str:
@@ -100,7 +112,9 @@ def file_page(path: str) -> str:
 def folder_page(path: str) -> str:
     """Return a page that shows the files of a folder."""
     files = [
-        file for file in sorted((ROOT / path).rglob("*")) if file.suffix in LANGUAGES and file.read_text(encoding="utf-8").strip()
+        file
+        for file in sorted((ROOT / path).rglob("*"))
+        if file.suffix in LANGUAGES and file.read_text(encoding="utf-8").strip()
     ]
     parts = [f"## {file.relative_to(ROOT / path).as_posix()}\n\n{fenced(file)}" for file in files]
     return "\n\n".join([f"# {path}", *parts]) + "\n"
@@ -108,12 +122,17 @@ def folder_page(path: str) -> str:
 
 def fenced(file: Path) -> str:
     """Return the text of a file as a block of code."""
-    return f"````{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text(encoding='utf-8').rstrip()}\n````"
+    code = file.read_text(encoding="utf-8").rstrip()
+    return f"````{LANGUAGES.get(file.suffix, 'text')}\n{code}\n````"
 
 
 def modules(package: str) -> list[str]:
     """Return the files of a package's modules."""
-    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / package).rglob("*.py")) if path.name != "__main__.py"]
+    return [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.name != "__main__.py"
+    ]
 
 
 def module_page(path: str) -> str:
@@ -122,7 +141,7 @@ def module_page(path: str) -> str:
     return f"# `{name}`\n\n::: {name}\n"
 
 
-# --- links ---------------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------
 
 
 def address(path: str) -> str:
@@ -159,11 +178,13 @@ def with_links(path: str, text: str) -> str:
     return LINK.sub(moved, text)
 
 
-# --- navigation ----------------------------------------------------------------------------------------------------------
+# --- navigation -----------------------------------------------------------------------
 
 
 def with_places(settings: str) -> str:
-    """Return the settings of the site with the pages in the place of <methods>, <results> and <python>."""
+    """Return the settings of the site with the pages in the place of <methods>,
+    <results> and <python>.
+    """
     places = {
         "methods": method_pages(),
         "results": result_pages(),
@@ -180,14 +201,20 @@ def with_places(settings: str) -> str:
 def method_pages() -> list[str]:
     """Return the methods' pages in the order of the table of methods."""
     table = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    return [f"- {name}" for name in dict.fromkeys(re.findall(r"^\| \[`[\w-]+`\]\((.*?)\) \|", table, re.MULTILINE))]
+    return [
+        f"- {name}"
+        for name in dict.fromkeys(re.findall(r"^\| \[`[\w-]+`\]\((.*?)\) \|", table, re.MULTILINE))
+    ]
 
 
 def result_pages() -> list[str]:
     """Return the pages of the results, their index first."""
     pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("results*/*.md")]
     pages += ["docs/results.md"] * (ROOT / "docs" / "results.md").is_file()
-    return [f"- {address(path)}" for path in sorted(pages, key=lambda path: (not path.endswith("README.md"), path))]
+    return [
+        f"- {address(path)}"
+        for path in sorted(pages, key=lambda path: (not path.endswith("README.md"), path))
+    ]
 
 
 def package(path: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""For mkdocstrings: the roles of docstrings, such as :func:`pages`, become code, as everywhere else on the site."""
+"""For mkdocstrings: the roles of docstrings, such as :func:`pages`, become code, as
+everywhere else on the site.
+"""
 
 import re
 from typing import Any

@@ -1,10 +1,12 @@
-"""A method, a task and a net of one's own, in one file outside the project. README.md says how they run.
+"""A method, a task and a net of one's own, in one file outside the project. README.md
+says how they run.
 
-The method is FedExP: the server steps further than the mean update where the clients' updates differ much, since these then point to
-their own optima and their mean is short.
+The method is FedExP: the server steps further than the mean update where the clients'
+updates differ much, since these then point to their own optima and their mean is short.
 
-Source: Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023, arXiv 2301.09604.
-With the updates D_k = w_k - w, their mean D = sum p_k D_k and p_k = n_k / sum n (the paper's are equal):
+Source: Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via
+Extrapolation", ICLR 2023, arXiv 2301.09604. With the updates D_k = w_k - w, their mean
+D = sum p_k D_k and p_k = n_k / sum n (the paper's are equal):
 
     w <- w + eta D,    eta = max(1, sum p_k |D_k|^2 / (2 (|D|^2 + epsilon)))
 
@@ -35,38 +37,51 @@ from fedapps.tasks.registry import TaskKind
 from strategies import FedAvg
 from strategies.base.updates import moved, updates
 
-# --- the method ------------------------------------------------------------------------------------------------------------------
+# --- the method -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ExPOptions(Options):
     """Options of FedExP, in a table of settings of their own."""
 
-    epsilon: float = option(1e-3, "added to the squared length of the mean update; the larger, the closer to FedAvg", low=0)
+    epsilon: float = option(
+        1e-3,
+        "added to the squared length of the mean update; the larger, the closer to FedAvg",
+        low=0,
+    )
 
 
 class FedExP(FedAvg):
-    """Server half. A reply is FedAvg's, with the squared length of the client's update among its metrics."""
+    """Server half. A reply is FedAvg's, with the squared length of the client's update
+    among its metrics.
+    """
 
-    capabilities = FedAvg.capabilities  # all it takes from the replies are means weighted by their samples
+    # all it takes from the replies are means weighted by their samples
+    capabilities = FedAvg.capabilities
 
     def __init__(self, options: ExPOptions):
         super().__init__()
         self.options = options
         self._sent = ArrayRecord()
 
-    def configure_train(self, server_round, arrays: ArrayRecord, config: ConfigRecord, grid) -> Iterable:
+    def configure_train(
+        self, server_round, arrays: ArrayRecord, config: ConfigRecord, grid
+    ) -> Iterable:
         """Keep the model that is sent."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(self, server_round, replies: Iterable) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round, replies: Iterable
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Step along the mean update, further where the clients do not agree."""
         average, metrics = super().aggregate_train(server_round, replies)
         if average is None:
             return average, metrics
         (mean,) = updates(self._sent, [average])
-        metrics["step"] = max(1.0, metrics["squared-length"] / (2 * (float(mean @ mean) + self.options.epsilon)))
+        metrics["step"] = max(
+            1.0, metrics["squared-length"] / (2 * (float(mean @ mean) + self.options.epsilon))
+        )
         return moved(self._sent, metrics["step"] * mean, average), metrics
 
 
@@ -77,7 +92,11 @@ class FedExPClient(FedAvgClient):
         """Train as FedAvg's client does."""
         arrays, num_examples, metrics = super().fit(parameters, config)
         learned = trainable(self.model)
-        pairs = [pair for name, *pair in zip(self.model.state_dict(), parameters, arrays, strict=True) if name in learned]
+        pairs = [
+            pair
+            for name, *pair in zip(self.model.state_dict(), parameters, arrays, strict=True)
+            if name in learned
+        ]
         squared = sum(float(np.sum((new.astype(float) - old) ** 2)) for old, new in pairs)
         return arrays, num_examples, {**metrics, "squared-length": squared}
 
@@ -92,12 +111,14 @@ METHOD = Method(
     table="exp",
 )
 
-# --- the task --------------------------------------------------------------------------------------------------------------------
+# --- the task -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RowsOptions(Options):
-    """Options of the task. A path that is called ``source`` is made absolute: workers run in another folder."""
+    """Options of the task. A path that is called ``source`` is made absolute: workers
+    run in another folder.
+    """
 
     source: str = option("patients.csv", "csv file; its other columns are numbers")
     site: str = option("site", "column that names the site of a row: each is a client")
@@ -109,7 +130,9 @@ class SiteRows(TorchTask):
 
     name = "site-rows"
     objective = CLASSIFICATION
-    from_clients = ""  # nothing is made of the clients' rows before the first round, so that differential privacy may use it
+    # nothing is made of the clients' rows before the first round, so that differential
+    # privacy may use it
+    from_clients = ""
 
     @cached_property
     def sites(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -121,10 +144,16 @@ class SiteRows(TorchTask):
             rows = list(csv.DictReader(file))
         for key, column in (("site", o.site), ("label", o.label)):
             if not rows or column not in rows[0]:
-                raise UserError(f"rows.{key} = {column!r}: {o.source} has the columns {', '.join(rows[0]) if rows else 'none'}")
+                raise UserError(
+                    f"rows.{key} = {column!r}: {o.source} has the columns "
+                    f"{', '.join(rows[0]) if rows else 'none'}"
+                )
         features = [name for name in rows[0] if name not in (o.site, o.label)]
         x = np.array([[float(row[name]) for name in features] for row in rows], np.float32)
-        y, site = np.array([int(row[o.label]) for row in rows]), np.array([row[o.site] for row in rows])
+        y, site = (
+            np.array([int(row[o.label]) for row in rows]),
+            np.array([row[o.site] for row in rows]),
+        )
         return {name: (x[site == name], y[site == name]) for name in sorted(set(site))}
 
     def natural_clients(self) -> int:
@@ -134,7 +163,10 @@ class SiteRows(TorchTask):
     def check(self, num_clients: int) -> None:
         """Read everything that a run needs, before it starts."""
         if num_clients > len(self.sites):
-            raise UserError(f"num-clients = {num_clients}, but there are {len(self.sites)} sites: choose at most so many")
+            raise UserError(
+                f"num-clients = {num_clients}, but there are {len(self.sites)} sites: choose at "
+                "most so many"
+            )
         for client in range(num_clients):
             self.client_data(client, num_clients)
         self.initial_arrays()
@@ -147,10 +179,14 @@ class SiteRows(TorchTask):
     def model_fn(self, seed: int) -> nn.Module:
         """Return a new net for rows as 1 x 1 x F."""
         x, _ = next(iter(self.sites.values()))
-        return build_model(self.context.model.name, (1, 1, x.shape[1]), self.num_outputs, seed).to(self.device)
+        return build_model(self.context.model.name, (1, 1, x.shape[1]), self.num_outputs, seed).to(
+            self.device
+        )
 
     def prepare(self, client: int, num_clients: int):
-        """Return a site's rows, split 60 : 20 : 20 by the seed and scaled by its own training rows."""
+        """Return a site's rows, split 60 : 20 : 20 by the seed and scaled by its own
+        training rows.
+        """
         x, y = list(self.sites.values())[dealt(client, num_clients)]
         order = generator(self.context.seed, "split", client).permutation(len(y))
         parts = np.split(order, [len(y) * 6 // 10, len(y) * 8 // 10])
@@ -161,7 +197,7 @@ class SiteRows(TorchTask):
 
 TASK = TaskKind(SiteRows, RowsOptions, "rows")
 
-# --- the net ---------------------------------------------------------------------------------------------------------------------
+# --- the net --------------------------------------------------------------------------
 
 
 class Net(nn.Module):

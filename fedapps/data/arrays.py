@@ -1,8 +1,10 @@
-"""Arrays, windows of sensors and columns of numbers as samples, read from Arrow to NumPy without a Python object per value.
+"""Arrays, windows of sensors and columns of numbers as samples, read from Arrow to
+NumPy without a Python object per value.
 
-A sample is one cell that holds a list, a nested list or an array (9 x 128, say), the cells of several such columns (one a sensor),
-or those of several columns of numbers. All become (C, H, W), as images are: a vector (1, 1, d), a window of C channels and L steps
-(C, 1, L).
+A sample is one cell that holds a list, a nested list or an array (9 x 128, say), the
+cells of several such columns (one a sensor), or those of several columns of numbers.
+All become (C, H, W), as images are: a vector (1, 1, d), a window of C channels and L
+steps (C, 1, L).
 """
 
 import fnmatch
@@ -23,11 +25,18 @@ ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0", "")
 
 
 def depths_of(data: Any) -> dict[str, int | None]:
-    """Return how deep each column of a `datasets.Dataset` nests lists of numbers, 0 for plain numbers; None for other things."""
+    """Return how deep each column of a `datasets.Dataset` nests lists of numbers, 0 for
+    plain numbers; None for other things.
+    """
     import datasets
 
-    classes = {name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)}
-    return {field.name: None if field.name in classes else _depth(field.type) for field in data.data.schema}
+    classes = {
+        name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)
+    }
+    return {
+        field.name: None if field.name in classes else _depth(field.type)
+        for field in data.data.schema
+    }
 
 
 def _depth(kind: Any) -> int | None:
@@ -38,14 +47,18 @@ def _depth(kind: Any) -> int | None:
         elif _is_list(kind):
             kind, depth = kind.value_type, depth + 1
         else:
-            number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+            number = (
+                pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+            )
             return depth if number else None
 
 
 def number_columns(data: Any, source: str, wanted: str, others: tuple[str, ...]) -> list[str]:
-    """Return the columns that make a sample: those ``wanted`` (names or patterns, separated by commas), else the ones found.
+    """Return the columns that make a sample: those ``wanted`` (names or patterns,
+    separated by commas), else the ones found.
 
-    Found is the only column of arrays, or if there is none all columns of numbers, except the ``others``. Raises ``UserError``.
+    Found is the only column of arrays, or if there is none all columns of numbers,
+    except the ``others``. Raises ``UserError``.
     """
     depths = depths_of(data)
     have = f"{source} has the columns {_few(data.column_names)}"
@@ -58,29 +71,45 @@ def number_columns(data: Any, source: str, wanted: str, others: tuple[str, ...])
             chosen += [name for name in matches if name not in chosen]
         for name in chosen:
             if depths[name] is None:
-                raise UserError(f"data.features = {wanted!r}: column {name!r} holds {_kind(data, name)}, not numbers")
+                raise UserError(
+                    f"data.features = {wanted!r}: column {name!r} holds {_kind(data, name)}, not "
+                    "numbers"
+                )
             if name in others:
-                raise UserError(f"data.features = {wanted!r}: column {name!r} is the label or the client: leave it out")
+                raise UserError(
+                    f"data.features = {wanted!r}: column {name!r} is the label or the client: "
+                    "leave it out"
+                )
         return chosen
-    free = {name: depth for name, depth in depths.items() if depth is not None and name not in (*others, *ROW_NUMBERS)}
+    free = {
+        name: depth
+        for name, depth in depths.items()
+        if depth is not None and name not in (*others, *ROW_NUMBERS)
+    }
     arrays = [name for name, depth in free.items() if depth]
     if len(arrays) > 1:
         raise UserError(
-            f"data.features: {source} has several columns of arrays, name one, or those that are channels: {_few(arrays)}"
+            f"data.features: {source} has several columns of arrays, name one, or those that are "
+            f"channels: {_few(arrays)}"
         )
     if not free:
         raise UserError(
-            f"data.source = {source!r}: holds no images, arrays or numbers to learn from; its columns are "
+            f"data.source = {source!r}: holds no images, arrays or numbers to learn from; its "
+            "columns are "
             f"{_few(data.column_names)}"
         )
     return arrays or list(free)
 
 
-def read_numbers(data: Any, columns: list[str], source: str, shape: tuple[int, ...], channels: str) -> npt.NDArray[Any]:
-    """Return the samples (N, C, H, W) in ``columns``: uint8 if all of them are (pixels), else float32.
+def read_numbers(
+    data: Any, columns: list[str], source: str, shape: tuple[int, ...], channels: str
+) -> npt.NDArray[Any]:
+    """Return the samples (N, C, H, W) in ``columns``: uint8 if all of them are
+    (pixels), else float32.
 
-    ``shape``: reshape each sample to this first; () is as stored. ``channels``: "first" or "last" axis of a sample. Raises
-    ``UserError`` for missing, ragged or non-finite values.
+    ``shape``: reshape each sample to this first; () is as stored. ``channels``: "first"
+    or "last" axis of a sample. Raises ``UserError`` for missing, ragged or non-finite
+    values.
     """
     out: npt.NDArray[Any] | None = None
     bad, start, first_bad = 0, 0, ""
@@ -90,7 +119,8 @@ def read_numbers(data: Any, columns: list[str], source: str, shape: tuple[int, .
         for name, cell in zip(columns, cells, strict=True):
             if cell.shape[1:] != stored:
                 raise UserError(
-                    f"data.features: column {name!r} of {source} holds {_size(cell.shape[1:])} a sample, {columns[0]!r} "
+                    f"data.features: column {name!r} of {source} holds {_size(cell.shape[1:])} a "
+                    f"sample, {columns[0]!r} "
                     f"{_size(stored)}: channels must be of one shape"
                 )
         sample = stored if len(columns) == 1 else (len(columns), *stored)
@@ -98,7 +128,9 @@ def read_numbers(data: Any, columns: list[str], source: str, shape: tuple[int, .
             kind = np.uint8 if all(cell.dtype == np.uint8 for cell in cells) else np.float32
             out = np.empty((len(data), *sample), kind)
         if out.shape[1:] != sample:
-            raise UserError(_ragged(columns[0], source, start, out.shape[out.ndim - len(stored) :], stored))
+            raise UserError(
+                _ragged(columns[0], source, start, out.shape[out.ndim - len(stored) :], stored)
+            )
         rows = out[start : start + len(table)]
         with np.errstate(over="ignore"):  # reported below, as infinity
             for number, cell in enumerate(cells):
@@ -114,47 +146,63 @@ def read_numbers(data: Any, columns: list[str], source: str, shape: tuple[int, .
     assert out is not None  # there is at least one row
     if bad:
         raise UserError(
-            f"data.source = {source!r}: {bad} of {len(out)} samples hold NaN, infinity or no value (first: {first_bad}): "
+            f"data.source = {source!r}: {bad} of {len(out)} samples hold NaN, infinity or no value "
+            f"(first: {first_bad}): "
             "fill or drop them, or name other columns (data.features)"
         )
     return _as_planes(out, columns, source, shape, channels)
 
 
 def targets_of(data: Any, source: str, label: str) -> npt.NDArray[np.float64]:
-    """Return the numbers to predict (N, targets) in a column ("": detected by name), one or an array a sample. Raises ``UserError``."""
+    """Return the numbers to predict (N, targets) in a column ("": detected by name),
+    one or an array a sample. Raises ``UserError``.
+    """
     name = label_column(data.features, source, label)
     setting = f"data.label = {name!r}"
     if depths_of(data)[name] is None:
         raise UserError(
-            f"{setting}: holds {_kind(data, name)} in {source}, and regression predicts numbers: name another column, or choose "
+            f"{setting}: holds {_kind(data, name)} in {source}, and regression predicts numbers: "
+            "name another column, or choose "
             "task = 'classification'"
         )
-    values = _values(data.select_columns([name]).with_format("arrow")[:][name], name, source, 0).astype(np.float64)
+    values = _values(
+        data.select_columns([name]).with_format("arrow")[:][name], name, source, 0
+    ).astype(np.float64)
     out = values.reshape(len(values), -1)
     wrong = ~np.isfinite(out).all(1)
     if wrong.any():
         raise UserError(
-            f"{setting}: {int(wrong.sum())} of {len(out)} samples of {source} hold NaN, infinity or no value (first: row "
+            f"{setting}: {int(wrong.sum())} of {len(out)} samples of {source} hold NaN, infinity "
+            "or no value (first: row "
             f"{int(np.argmax(wrong))}): fill or drop them"
         )
     constant = np.flatnonzero(np.ptp(out, axis=0) == 0)
     if len(constant):
         which = f" at place {constant[0] + 1}" if out.shape[1] > 1 else ""
-        raise UserError(f"{setting}: has one and the same value{which} in every sample of {source}: there is nothing to predict")
+        raise UserError(
+            f"{setting}: has one and the same value{which} in every sample of {source}: there is "
+            "nothing to predict"
+        )
     return out
 
 
-def _as_planes(out: npt.NDArray[Any], columns: list[str], source: str, shape: tuple[int, ...], channels: str) -> npt.NDArray[Any]:
+def _as_planes(
+    out: npt.NDArray[Any], columns: list[str], source: str, shape: tuple[int, ...], channels: str
+) -> npt.NDArray[Any]:
     stored = out.shape[1:]
     if shape:
         if math.prod(shape) != math.prod(stored):
             raise UserError(
-                f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a sample of {source} "
+                f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a "
+                f"sample of {source} "
                 f"({_few(columns)}) has {_size(stored)} = {math.prod(stored)}"
             )
         out = out.reshape(len(out), *shape)
     if out.ndim > 4:
-        raise UserError(f"data.shape = '': a sample of {source} is {_size(stored)}: give the at most three axes it is to have")
+        raise UserError(
+            f"data.shape = '': a sample of {source} is {_size(stored)}: give the at most three "
+            "axes it is to have"
+        )
     if out[0].size == 0:
         raise UserError(f"data.source = {source!r}: the samples in {_few(columns)} are empty")
     if channels == "last" and out.ndim > 2:
@@ -165,15 +213,22 @@ def _as_planes(out: npt.NDArray[Any], columns: list[str], source: str, shape: tu
 
 
 def _values(column: Any, name: str, source: str, start: int) -> npt.NDArray[Any]:
-    """Return one batch of a column as (n, ...). Raises ``UserError`` for missing cells and ragged lists."""
+    """Return one batch of a column as (n, ...). Raises ``UserError`` for missing cells
+    and ragged lists.
+    """
     chunk = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     chunk = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
     shape, per_row = [len(chunk)], 1
     while True:
         if chunk.null_count and (shape[1:] or _is_list(chunk.type)):
-            row = start + int(np.flatnonzero(pc.is_null(chunk).to_numpy(zero_copy_only=False))[0]) // per_row
+            row = (
+                start
+                + int(np.flatnonzero(pc.is_null(chunk).to_numpy(zero_copy_only=False))[0])
+                // per_row
+            )
             raise UserError(
-                f"column {name!r}: row {row} of {source} has no value in it, or misses one in its list: fill or drop it"
+                f"column {name!r}: row {row} of {source} has no value in it, or misses one in its "
+                "list: fill or drop it"
             )
         if not _is_list(chunk.type):
             break
@@ -193,15 +248,20 @@ def _values(column: Any, name: str, source: str, start: int) -> npt.NDArray[Any]
     return np.asarray(chunk.to_numpy(zero_copy_only=False)).reshape(shape)
 
 
-def _ragged(name: str, source: str, row: int, usual: tuple[int, ...], found: tuple[int, ...]) -> str:
+def _ragged(
+    name: str, source: str, row: int, usual: tuple[int, ...], found: tuple[int, ...]
+) -> str:
     return (
-        f"column {name!r}: the lists of {source} differ in length ({_size(usual)}, but {_size(found)} in row {row}): cut or fill "
+        f"column {name!r}: the lists of {source} differ in length ({_size(usual)}, but "
+        f"{_size(found)} in row {row}): cut or fill "
         "them to one length"
     )
 
 
 def _is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _kind(data: Any, name: str) -> str:

@@ -1,8 +1,9 @@
 """On-disk cache of decoded image sets, shared by the processes of a run.
 
-An entry is a folder of .npy files and a JSON file, named by a fingerprint of the source. It is written under a temporary name and
-renamed when complete, so that readers never see a partial entry and writers do not interfere. The cache only saves time: any problem
-with it is logged, and the caller decodes again.
+An entry is a folder of .npy files and a JSON file, named by a fingerprint of the
+source. It is written under a temporary name and renamed when complete, so that readers
+never see a partial entry and writers do not interfere. The cache only saves time: any
+problem with it is logged, and the caller decodes again.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 def folder() -> Path:
-    """Return the cache folder: `$FEDAPPS_CACHE`, else `fedapps` in the user's cache folder."""
+    """Return the cache folder: `$FEDAPPS_CACHE`, else `fedapps` in the user's cache
+    folder.
+    """
     if own := os.environ.get("FEDAPPS_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedapps"
@@ -33,8 +36,9 @@ def folder() -> Path:
 def fingerprint(source: str | Path, asked: dict[str, str]) -> str:
     """Return the name of the entry for a source and what is ``asked`` of it.
 
-    A folder or file is identified by the names, sizes and modification times of its files, so a changed one gets another entry; a
-    hub data set by its name only, so that no network is needed: remove the cache to fetch a newer version.
+    A folder or file is identified by the names, sizes and modification times of its
+    files, so a changed one gets another entry; a hub data set by its name only, so that
+    no network is needed: remove the cache to fetch a newer version.
     """
     files: list[tuple[str, int, int]] = []
     if isinstance(source, Path):
@@ -47,13 +51,18 @@ def fingerprint(source: str | Path, asked: dict[str, str]) -> str:
 
 
 def load(key: str) -> Entry | None:
-    """Return the arrays (memory-mapped, read-only) and facts stored under ``key``; None if they are missing or corrupt."""
+    """Return the arrays (memory-mapped, read-only) and facts stored under ``key``; None
+    if they are missing or corrupt.
+    """
     entry = folder() / key
     try:
         if not entry.is_dir():
             return None
         facts = json.loads((entry / "facts.json").read_text())
-        arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in entry.glob("*.npy")}
+        arrays = {
+            path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
+            for path in entry.glob("*.npy")
+        }
         shapes = {name: list(array.shape) for name, array in arrays.items()}
         if shapes != facts["shapes"]:
             raise ValueError(f"arrays {shapes}, expected {facts['shapes']}")
@@ -64,7 +73,9 @@ def load(key: str) -> Entry | None:
 
 
 def save(key: str, arrays: dict[str, npt.NDArray[Any]], facts: dict[str, Any]) -> Entry | None:
-    """Store arrays and facts under ``key`` and return them as :func:`load` does; None if they cannot be stored."""
+    """Store arrays and facts under ``key`` and return them as :func:`load` does; None
+    if they cannot be stored.
+    """
     entry = folder() / key
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)

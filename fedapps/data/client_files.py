@@ -1,7 +1,9 @@
-"""A folder with a file, or a folder, of each client: the name, without its ending, is the client's, in a column ``@file``.
+"""A folder with a file, or a folder, of each client: the name, without its ending, is
+the client's, in a column ``@file``.
 
-``train/ann.csv`` and ``test/ann.csv`` are of one client. Without folders of the splits' names all entries of the folder are of
-``train``, and of an ``ann.npz`` its arrays ``x_train`` and ``x_test`` are those of the splits.
+``train/ann.csv`` and ``test/ann.csv`` are of one client. Without folders of the splits'
+names all entries of the folder are of ``train``, and of an ``ann.npz`` its arrays
+``x_train`` and ``x_test`` are those of the splits.
 """
 
 from collections.abc import Callable
@@ -16,29 +18,36 @@ FILE = "@file"
 
 
 def one_by_one(folder: Path, split: str, read: Callable[[Path, str], Any]) -> Any:
-    """Return the samples of all clients as a `datasets.Dataset` with the column ``@file``. Raises ``UserError``.
+    """Return the samples of all clients as a `datasets.Dataset` with the column
+    ``@file``. Raises ``UserError``.
 
     ``read(path, split)`` reads what is no single csv, parquet or npz file.
     """
     inside = folder / split
     apart = inside.is_dir()
-    entries = sorted(entry for entry in (inside if apart else folder).iterdir() if _has_samples(entry))
+    entries = sorted(
+        entry for entry in (inside if apart else folder).iterdir() if _has_samples(entry)
+    )
     if not entries:
         raise UserError(
-            f"data.natural-id = {FILE!r}: {inside if apart else folder} holds no file of a client: {', '.join(_ENDINGS)}"
+            f"data.natural-id = {FILE!r}: {inside if apart else folder} holds no file of a client: "
+            f"{', '.join(_ENDINGS)}"
         )
     parts = []
     for entry in entries:
         try:
             part = _plain(_read(entry, "train" if apart else split, read))
         except (OSError, ValueError) as error:
-            raise UserError(f"data.source: {entry} cannot be read: {' '.join(str(error).split())[:200]}") from error
+            raise UserError(
+                f"data.source: {entry} cannot be read: {' '.join(str(error).split())[:200]}"
+            ) from error
         parts.append((entry, part))
     first, columns = parts[0][0], set(parts[0][1].column_names)
     for entry, part in parts:
         if differing := columns ^ set(part.column_names):
             raise UserError(
-                f"data.source: column {min(differing)!r} is in only one of {first.name} and {entry.name}: give all files the same"
+                f"data.source: column {min(differing)!r} is in only one of {first.name} and "
+                f"{entry.name}: give all files the same"
             )
     return _joined([(entry.name if entry.is_dir() else entry.stem, part) for entry, part in parts])
 
@@ -59,29 +68,41 @@ def _read(entry: Path, split: str, read: Callable[[Path, str], Any]) -> Any:
     if kind == ".npz":
         return numpy_table(entry, split)
     if split != "train":
-        raise UserError(f"data.test = {split!r}: no folder {split} lies beside {entry.name}, with its samples of that split")
+        raise UserError(
+            f"data.test = {split!r}: no folder {split} lies beside {entry.name}, with its samples "
+            "of that split"
+        )
     if kind == ".parquet":
         import pyarrow.parquet as pq
 
         return datasets.Dataset(pq.read_table(entry))
     import pandas as pd
 
-    return datasets.Dataset.from_pandas(pd.read_csv(entry, sep="\t" if kind == ".tsv" else ","), preserve_index=False)
+    return datasets.Dataset.from_pandas(
+        pd.read_csv(entry, sep="\t" if kind == ".tsv" else ","), preserve_index=False
+    )
 
 
 def _plain(part: Any) -> Any:
-    """Return the samples with classes by their names: their numbers follow from the classes that one client has."""
+    """Return the samples with classes by their names: their numbers follow from the
+    classes that one client has.
+    """
     import datasets
 
     for name, feature in part.features.items():
         if isinstance(feature, datasets.ClassLabel):
-            names = [feature.int2str(value) if value is not None and value >= 0 else None for value in part[name][:]]
+            names = [
+                feature.int2str(value) if value is not None and value >= 0 else None
+                for value in part[name][:]
+            ]
             part = part.remove_columns([name]).add_column(name, names)
     return part
 
 
 def _joined(parts: list[tuple[str, Any]]) -> Any:
-    """Return the samples of all clients: whole numbers of one file and fractions of another are fractions."""
+    """Return the samples of all clients: whole numbers of one file and fractions of
+    another are fractions.
+    """
     import datasets
     import pyarrow as pa
 
@@ -91,10 +112,15 @@ def _joined(parts: list[tuple[str, Any]]) -> Any:
         table = pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UserError(
-            f"data.source: a column holds values of different kinds in different files: {' '.join(str(error).split())[:200]}"
+            "data.source: a column holds values of different kinds in different files: "
+            f"{' '.join(str(error).split())[:200]}"
         ) from error
     joined = datasets.Dataset(table.combine_chunks().append_column(FILE, names))
-    images = {name: feature for name, feature in parts[0][1].features.items() if isinstance(feature, datasets.Image)}
+    images = {
+        name: feature
+        for name, feature in parts[0][1].features.items()
+        if isinstance(feature, datasets.Image)
+    }
     for name, feature in images.items():
         joined = joined.cast_column(name, feature)
     return joined

@@ -1,10 +1,12 @@
 """Word counts by speaking role: the data of the unigram task.
 
-Preprocessing as in the paper: punctuation is removed (``four-score`` becomes ``fourscore``, ``sav'd`` becomes ``savd``), text is
-lower-cased and split at white space. The vocabulary holds the words of the training texts and one entry for all unknown words, so that
-nothing of the test texts enters it.
+Preprocessing as in the paper: punctuation is removed (``four-score`` becomes
+``fourscore``, ``sav'd`` becomes ``savd``), text is lower-cased and split at white
+space. The vocabulary holds the words of the training texts and one entry for all
+unknown words, so that nothing of the test texts enters it.
 
-Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, section 5.2.
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for
+Federated Learning", ICML 2020, section 5.2.
 """
 
 import re
@@ -31,7 +33,9 @@ Texts = dict[str, Counter[str]]  # role -> how often it says each word
 
 @dataclass(frozen=True)
 class Corpus:
-    """``vocabulary`` (V words, the last one is ``<unk>``), sorted ``roles``, and each role's word histogram for training and test."""
+    """``vocabulary`` (V words, the last one is ``<unk>``), sorted ``roles``, and each
+    role's word histogram for training and test.
+    """
 
     vocabulary: tuple[str, ...]
     roles: tuple[str, ...]
@@ -46,18 +50,26 @@ def words(text: str) -> list[str]:
 
 @lru_cache(maxsize=4)
 def read_corpus(source: str, role: str, text: str, num_roles: int) -> Corpus:
-    """Return the first ``num_roles`` roles (0: all) of a folder, or of the generated corpus if ``source`` is "".
+    """Return the first ``num_roles`` roles (0: all) of a folder, or of the generated
+    corpus if ``source`` is "".
 
-    Roles without training text are skipped; a role without test text has an empty test histogram. Raises ``UserError`` if the folder
-    cannot be read, lacks the columns, or has fewer roles.
+    Roles without training text are skipped; a role without test text has an empty test
+    histogram. Raises ``UserError`` if the folder cannot be read, lacks the columns, or
+    has fewer roles.
     """
     if source:
-        train, test = (count_words(read_rows(source, split, role, text, "unigram")) for split in ("train", "test"))
+        train, test = (
+            count_words(read_rows(source, split, role, text, "unigram"))
+            for split in ("train", "test")
+        )
     else:
         train, test = generate(num_roles or DEFAULT_ROLES)
     roles = sorted(name for name, counts in train.items() if counts)
     if len(roles) < max(1, num_roles):
-        raise UserError(f"num-clients = {num_roles}, but {source} has {len(roles)} roles with text: choose 1..{len(roles)}")
+        raise UserError(
+            f"num-clients = {num_roles}, but {source} has {len(roles)} roles with text: choose "
+            f"1..{len(roles)}"
+        )
     roles = roles[: num_roles or None]
     vocabulary = [*sorted(set().union(*(train[name] for name in roles))), UNKNOWN]
     place = {word: number for number, word in enumerate(vocabulary)}
@@ -78,9 +90,11 @@ def count_words(rows: Iterable[tuple[str, str]]) -> Texts:
 
 
 def generate(num_roles: int) -> tuple[Texts, Texts]:
-    """Return training and test texts of a small synthetic play: Zipf's law, one topic per role, and roles of unequal length.
+    """Return training and test texts of a small synthetic play: Zipf's law, one topic
+    per role, and roles of unequal length.
 
-    The corpus is the same in every run, and role i does not depend on the number of roles.
+    The corpus is the same in every run, and role i does not depend on the number of
+    roles.
     """
     train: Texts = {}
     test: Texts = {}
@@ -92,12 +106,16 @@ def generate(num_roles: int) -> tuple[Texts, Texts]:
 
 
 def speech(number: int) -> tuple[list[str], int]:
-    """Return the words of one role of the synthetic play, and how many of them, from the start, are its test text."""
+    """Return the words of one role of the synthetic play, and how many of them, from
+    the start, are its test text.
+    """
     rank = 1 / np.arange(1, WORDS + 1)
     rng = generator(0, "generated corpus", number)
     topic = np.roll(rank, WORDS // TOPICS * (number % TOPICS))
     chances = SHARED_PART * rank / rank.sum() + (1 - SHARED_PART) * topic / topic.sum()
-    said = rng.choice(WORDS, size=int(rng.integers(100, 200) * (1 + 10 / (1 + number % 10))), p=chances)
+    said = rng.choice(
+        WORDS, size=int(rng.integers(100, 200) * (1 + 10 / (1 + number % 10))), p=chances
+    )
     return [f"w{word}" for word in said], int(TEST_PART * len(said))
 
 
@@ -109,7 +127,8 @@ def _histogram(counts: Counter[str], place: dict[str, int]) -> Histogram:
 
 
 def read_rows(source: str, split: str, role: str, text: str, table: str) -> list[tuple[str, str]]:
-    """Return the pairs (role, text) of one split of a `datasets` folder, in its order; rows without either value are left out.
+    """Return the pairs (role, text) of one split of a `datasets` folder, in its order;
+    rows without either value are left out.
 
     ``table``: name of the settings table, for error messages.
     """
@@ -118,7 +137,8 @@ def read_rows(source: str, split: str, role: str, text: str, table: str) -> list
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise UserError(
-            f"{table}.source = {source!r}: there is no such folder: name one that datasets.load_dataset reads, or leave it ''"
+            f"{table}.source = {source!r}: there is no such folder: name one that "
+            "datasets.load_dataset reads, or leave it ''"
         )
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
@@ -127,13 +147,17 @@ def read_rows(source: str, split: str, role: str, text: str, table: str) -> list
     except Exception as error:  # the library raises exceptions of many types
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"{table}.source = {source!r}: split {split!r} cannot be read ({reason}): it needs train and test"
+            f"{table}.source = {source!r}: split {split!r} cannot be read ({reason}): it needs "
+            "train and test"
         ) from error
     finally:
         if shown:
             datasets.enable_progress_bars()
     for key, column in (("role", role), ("text", text)):
         if column not in data.column_names:
-            raise UserError(f"{table}.{key} = {column!r}: {source} has the columns {', '.join(data.column_names)}")
+            raise UserError(
+                f"{table}.{key} = {column!r}: {source} has the columns "
+                f"{', '.join(data.column_names)}"
+            )
     pairs = zip(data[role][:], data[text][:], strict=True)
     return [(str(name), str(line)) for name, line in pairs if name is not None and line is not None]

@@ -1,8 +1,11 @@
-"""Every partitioner of flwr-datasets by its name: ``data.partition = "flwr:DirichletPartitioner"``, its arguments as text.
+"""Every partitioner of flwr-datasets by its name: ``data.partition =
+"flwr:DirichletPartitioner"``, its arguments as text.
 
-``data.partition-arguments`` is the inside of a TOML table: ``alpha = 0.3, self_balancing = true``. The number of clients is that of the
-run (``num_partitions``), except where the partitioner decides it; the seed, where it takes one, follows from the run's. Samples are
-shuffled first, as ``FederatedDataset`` does: partitioners that cut a set into pieces would otherwise cut it in the order of its files.
+``data.partition-arguments`` is the inside of a TOML table: ``alpha = 0.3,
+self_balancing = true``. The number of clients is that of the run (``num_partitions``),
+except where the partitioner decides it; the seed, where it takes one, follows from the
+run's. Samples are shuffled first, as ``FederatedDataset`` does: partitioners that cut a
+set into pieces would otherwise cut it in the order of its files.
 """
 
 import inspect
@@ -30,20 +33,25 @@ BY_COLUMN = ("ContinuousPartitioner", *BY_CLIENT)
 #: What is no way to deal samples, and why.
 OTHERS = {
     "Partitioner": "is the base of the others",
-    "IdToSizeFncPartitioner": "takes a function: choose Linear-, Square-, Exponential- or SizePartitioner",
+    "IdToSizeFncPartitioner": "takes a function: choose Linear-, Square-, Exponential- "
+    "or SizePartitioner",
     "VerticalEvenPartitioner": "deals columns, and clients here have samples with all of them",
     "VerticalSizePartitioner": "deals columns, and clients here have samples with all of them",
 }
 
 
 def with_column(images: Images, options: DataOptions) -> Images:
-    """Return the images with the values of the column that the partitioner goes by, if it is not the one of the classes."""
+    """Return the images with the values of the column that the partitioner goes by, if
+    it is not the one of the classes.
+    """
     column = column_by(options)
     if column in ("", LABEL, options.label):
         return images if images.targets is None else replace(images, by=images.targets[:, 0])
     source = options.source
     if source == "digits":
-        raise UserError(f"data.partition-arguments: partition_by = {column!r}: the digits have no such column")
+        raise UserError(
+            f"data.partition-arguments: partition_by = {column!r}: the digits have no such column"
+        )
 
     def decode(data: Any, *_: Any) -> Entry:
         check_columns(data, source, {"data.partition-arguments: partition_by": column})
@@ -52,13 +60,19 @@ def with_column(images: Images, options: DataOptions) -> Images:
             values = np.unique(values, return_inverse=True)[1]
         return {"by": values}, {}
 
-    asked = {"split": options.split, "test": options.test, "config": options.config, "partition-by": column}
+    asked = {
+        "split": options.split,
+        "test": options.test,
+        "config": options.config,
+        "partition-by": column,
+    }
     arrays, _ = cached(source, asked, decode)
     return replace(images, by=np.array(arrays["by"]))
 
 
 def column_by(options: DataOptions) -> str:
-    """Return the column that the partitioner goes by: the named one, else that of the classes; "" for other partitions.
+    """Return the column that the partitioner goes by: the named one, else that of the
+    classes; "" for other partitions.
 
     Raises ``UserError`` if it has to be named.
     """
@@ -67,34 +81,47 @@ def column_by(options: DataOptions) -> str:
     named = options.arguments.get("partition_by")
     if named is None and options.partition.removeprefix(FLOWER) in BY_COLUMN:
         raise UserError(
-            f"data.partition = {options.partition!r}: name a column: data.partition-arguments = 'partition_by = \"...\"'"
+            f"data.partition = {options.partition!r}: name a column: data.partition-arguments = "
+            "'partition_by = \"...\"'"
         )
     if named is not None and not isinstance(named, str):
-        raise UserError(f"data.partition-arguments: partition_by = {named!r}: must be the name of a column, in quotation marks")
+        raise UserError(
+            f"data.partition-arguments: partition_by = {named!r}: must be the name of a column, in "
+            "quotation marks"
+        )
     return named or LABEL
 
 
 def goes_by_classes(options: DataOptions) -> bool:
-    """Return whether a partitioner goes by what is predicted, and needs that to be a class."""
-    if not options.partition.startswith(FLOWER) or options.partition.endswith("ContinuousPartitioner"):
+    """Return whether a partitioner goes by what is predicted, and needs that to be a
+    class.
+    """
+    if not options.partition.startswith(FLOWER) or options.partition.endswith(
+        "ContinuousPartitioner"
+    ):
         return False
     takes = "partition_by" in inspect.signature(_class_of(options)).parameters
     return takes and column_by(options) in (LABEL, options.label)
 
 
 def number_of_clients(images: Images, options: DataOptions) -> int:
-    """Return how many clients the partitioner makes; 0 if it makes as many as one asks for."""
+    """Return how many clients the partitioner makes; 0 if it makes as many as one asks
+    for.
+    """
     if "num_partitions" in inspect.signature(_class_of(options)).parameters:
         return 0
     return len(_parts(images, options, 0, 0))
 
 
 def dealt(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
-    """Return the samples of each client, ascending. Raises ``UserError`` if the library refuses, or makes another number."""
+    """Return the samples of each client, ascending. Raises ``UserError`` if the library
+    refuses, or makes another number.
+    """
     parts = _parts(images, options, num_clients, derived_seed(seed, "partition") % 2**32)
     if len(parts) != num_clients:
         raise UserError(
-            f"data.partition = {options.partition!r}: makes {len(parts)} clients of {options.source}, {num_clients} are asked for: "
+            f"data.partition = {options.partition!r}: makes {len(parts)} clients of "
+            f"{options.source}, {num_clients} are asked for: "
             "leave num-clients 0, or change its arguments"
         )
     return parts
@@ -107,36 +134,61 @@ def _parts(images: Images, options: DataOptions, num_clients: int, seed: int) ->
     wanted = inspect.signature(kind).parameters
     own: dict[str, Any] = {"num_partitions": num_clients, "seed": seed, "partition_by": "by"}
     if "num_partitions" in given:
-        raise UserError("data.partition-arguments: num_partitions is the number of clients: set num-clients (--nodes) instead")
+        raise UserError(
+            "data.partition-arguments: num_partitions is the number of clients: set num-clients "
+            "(--nodes) instead"
+        )
     for name in given:
         if name not in wanted:
             options_of_it = [name for name in wanted if name != "num_partitions"]
             raise UserError(
-                f"data.partition-arguments: {options.partition.removeprefix(FLOWER)} has no argument {name!r}: "
+                f"data.partition-arguments: {options.partition.removeprefix(FLOWER)} has no "
+                f"argument {name!r}: "
                 f"{nearest(name, options_of_it)}it has {', '.join(options_of_it) or 'none'}"
             )
-    passed = {name: value for name, value in {**own, **given, "partition_by": "by"}.items() if name in wanted}
+    passed = {
+        name: value
+        for name, value in {**own, **given, "partition_by": "by"}.items()
+        if name in wanted
+    }
     for name, parameter in wanted.items():
         if name not in passed and parameter.default is parameter.empty:
-            raise UserError(f"data.partition = {options.partition!r}: needs {name}: data.partition-arguments = '{name} = ...'")
+            raise UserError(
+                f"data.partition = {options.partition!r}: needs {name}: data.partition-arguments = "
+                f"'{name} = ...'"
+            )
     if "distribution_array" in passed:
         passed["distribution_array"] = np.asarray(passed["distribution_array"])
     chosen = images.dealt
     rows = chosen[np.random.default_rng(seed).permutation(len(chosen))]
     values = images.labels if images.by is None else images.by
     if images.by is None and column_by(options) not in (LABEL, options.label):
-        raise UserError(f"data.partition-arguments: partition_by = {column_by(options)!r}: this task deals by {LABEL!r} only")
+        raise UserError(
+            f"data.partition-arguments: partition_by = {column_by(options)!r}: this task deals by "
+            f"{LABEL!r} only"
+        )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they repeat what the result shows: fewer samples than asked for
+        # they repeat what the result shows: fewer samples than asked for
+        warnings.simplefilter("ignore")
         try:
             partitioner: Any = kind(**passed)
             partitioner.dataset = datasets.Dataset.from_dict({"by": values[rows], "row": rows})
             return [
-                np.sort(np.asarray(partitioner.load_partition(k)["row"][:], np.int64)) for k in range(partitioner.num_partitions)
+                np.sort(np.asarray(partitioner.load_partition(k)["row"][:], np.int64))
+                for k in range(partitioner.num_partitions)
             ]
-        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+        ) as error:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise UserError(f"data.partition = {options.partition!r}: flwr-datasets refuses: {reason}") from error
+            raise UserError(
+                f"data.partition = {options.partition!r}: flwr-datasets refuses: {reason}"
+            ) from error
 
 
 @lru_cache
@@ -154,5 +206,8 @@ def _class_of(options: DataOptions) -> Any:
     if name in OTHERS:
         raise UserError(f"data.partition = {options.partition!r}: {OTHERS[name]}")
     if name not in names():
-        raise UserError(f"data.partition = {options.partition!r}: {nearest(name, names())}choose one of {', '.join(names())}")
+        raise UserError(
+            f"data.partition = {options.partition!r}: {nearest(name, names())}choose one of "
+            f"{', '.join(names())}"
+        )
     return getattr(partitioner, name)

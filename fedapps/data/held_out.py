@@ -1,8 +1,10 @@
-"""What clients are scored on, and choose models by, if the data have parts for that: splits of their own, or a column (``data.part``).
+"""What clients are scored on, and choose models by, if the data have parts for that:
+splits of their own, or a column (``data.part``).
 
-Natural clients have their own samples of such a part. If none of them has any, since the part is about other people, every client has
-all of it: how well its model serves people nobody trained on. Dealt clients get samples of each class in proportion to those that they
-train on. All other samples are for training.
+Natural clients have their own samples of such a part. If none of them has any, since
+the part is about other people, every client has all of it: how well its model serves
+people nobody trained on. Dealt clients get samples of each class in proportion to those
+that they train on. All other samples are for training.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the data: what its samples are for, the setting that names it, in words, and whose samples they are (N,), bool."""
+    """A part of the data: what its samples are for, the setting that names it, in
+    words, and whose samples they are (N,), bool.
+    """
 
     use: str
     setting: str
@@ -29,39 +33,56 @@ class Part:
 
 def test_part(images: Images, options: DataOptions) -> Part:
     """Return the samples that clients are scored on."""
-    setting = f"data.part = {options.part!r}, test" if options.part else f"data.test = {options.test!r}"
+    setting = (
+        f"data.part = {options.part!r}, test" if options.part else f"data.test = {options.test!r}"
+    )
     return Part("is scored on", setting, images.held_out)
 
 
 def validation_part(images: Images, options: DataOptions) -> Part:
     """Return the samples that models are chosen by."""
     name = (
-        f"data.part = {options.part!r}, validation" if options.part else f"data.validation-split = {options.validation_split!r}"
+        f"data.part = {options.part!r}, validation"
+        if options.part
+        else f"data.validation-split = {options.validation_split!r}"
     )
     return Part("chooses by", name, images.held_back)
 
 
 def dealt_part(images: Images, parts: list[Indices], part: Part, seed: int) -> list[Indices] | None:
-    """Return the rows of a part that each client has, given those that it trains on; None if there is no such part.
+    """Return the rows of a part that each client has, given those that it trains on;
+    None if there is no such part.
 
-    Raises ``UserError`` if some clients have samples to be scored on and others have none; with some to choose by that may be.
+    Raises ``UserError`` if some clients have samples to be scored on and others have
+    none; with some to choose by that may be.
     """
     if part.of is None:
         return None
     scored = part.use == "is scored on"
     rows = np.flatnonzero(part.of)
     if images.natural is None:
-        return _in_proportion(images.labels, parts, rows, part, generator(seed, f"held-{'out' if scored else 'back'} partition"))
+        return _in_proportion(
+            images.labels,
+            parts,
+            rows,
+            part,
+            generator(seed, f"held-{'out' if scored else 'back'} partition"),
+        )
     owner = images.natural[rows]
     own = [rows[owner == images.natural[mine[0]]] for mine in parts]
-    without = [images.names[images.natural[mine[0]]] for mine, has in zip(parts, own, strict=True) if not len(has)]
+    without = [
+        images.names[images.natural[mine[0]]]
+        for mine, has in zip(parts, own, strict=True)
+        if not len(has)
+    ]
     if len(without) == len(parts):
         return [rows] * len(parts)
     if without and scored:
         shown = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
         name = part.setting.partition(" ")[0]
         raise UserError(
-            f"{part.setting}: {len(without)} of the {len(parts)} clients have no sample in it ({shown}), the others "
+            f"{part.setting}: {len(without)} of the {len(parts)} clients have no sample in it "
+            f"({shown}), the others "
             f"have: mend the data, or leave {name} '' to score each client on a part of its own"
         )
     return own
@@ -72,22 +93,37 @@ def told(images: Images, parts: list[Indices], own: list[Indices], part: Part) -
     assert part.of is not None
     total = int(part.of.sum())
     if images.natural is None:
-        return f"{part.setting}: its {total} samples are dealt to the {len(parts)} clients in proportion to their classes"
-    strangers = [images.natural[has[0]] != images.natural[mine[0]] for mine, has in zip(parts, own, strict=True) if len(has)]
+        return (
+            f"{part.setting}: its {total} samples are dealt to the {len(parts)} clients in "
+            "proportion to their classes"
+        )
+    strangers = [
+        images.natural[has[0]] != images.natural[mine[0]]
+        for mine, has in zip(parts, own, strict=True)
+        if len(has)
+    ]
     if any(strangers):
         people = len(np.unique(images.natural[part.of]))
         return (
-            f"{part.setting}: none of the {len(parts)} clients is in it, so each {part.use} all {total} samples of its "
+            f"{part.setting}: none of the {len(parts)} clients is in it, so each {part.use} all "
+            f"{total} samples of its "
             f"{people} others, whom nobody trains on"
         )
     used, without = sum(map(len, own)), sum(not len(has) for has in own)
     rest = f"; {total - used} samples of others are left out" if used < total else ""
     none = f"; {without} of them have none and choose by what they train on" if without else ""
-    return f"{part.setting}: each of the {len(parts)} clients {part.use} its own samples there, {used} in all{rest}{none}"
+    return (
+        f"{part.setting}: each of the {len(parts)} clients {part.use} its own samples there, "
+        f"{used} in all{rest}{none}"
+    )
 
 
 def _in_proportion(
-    labels: npt.NDArray[np.int64], parts: list[Indices], rows: Indices, part: Part, rng: np.random.Generator
+    labels: npt.NDArray[np.int64],
+    parts: list[Indices],
+    rows: Indices,
+    part: Part,
+    rng: np.random.Generator,
 ) -> list[Indices]:
     own: list[list[Indices]] = [[] for _ in parts]
     for label in np.unique(labels[rows]):
@@ -101,7 +137,8 @@ def _in_proportion(
     out = [np.sort(np.concatenate(mine)) if mine else rows[:0] for mine in own]
     if empty := [number for number, mine in enumerate(out) if not len(mine)]:
         raise UserError(
-            f"{part.setting}: its {len(rows)} samples are too few for {len(parts)} clients, client {empty[0]} gets none: "
+            f"{part.setting}: its {len(rows)} samples are too few for {len(parts)} clients, client "
+            f"{empty[0]} gets none: "
             f"choose fewer clients, or leave {part.setting.partition(' ')[0]} ''"
         )
     return out

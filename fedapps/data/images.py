@@ -1,4 +1,6 @@
-"""Samples with a class: scikit-learn's digits, or images or arrays of a local folder or a hub set (``fedapps.data.sources``)."""
+"""Samples with a class: scikit-learn's digits, or images or arrays of a local folder or
+a hub set (``fedapps.data.sources``).
+"""
 
 import io
 from dataclasses import dataclass, replace
@@ -23,21 +25,27 @@ from fedapps.data.sources import (
 )
 from fedapps.errors import UserError
 
-# The `datasets` library is imported where it is used: it takes a second, which a worker with a warm cache avoids.
+# The `datasets` library is imported where it is used: it takes a second, which a worker
+# with a warm cache avoids.
 IMAGE_NAMES = ("image", "img", "images", "x")
 
 
 @dataclass(frozen=True)
 class Images:
-    """A labelled set of images. Sounds, windows of sensors and vectors are images with one row; texts have tokens in place of pixels.
+    """A labelled set of images. Sounds, windows of sensors and vectors are images with
+    one row; texts have tokens in place of pixels.
 
-    ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 or int16 (sound), or (N, length) is int64 (tokens); ``labels`` (N,) is int64 in
-    0..num_classes-1. ``natural`` (N,), if requested, is the natural client of each sample, as an index into ``names``; ``group`` (N,)
-    likewise its group among ``group_names``, -1 for none. ``held_out`` (N,) says which samples are those to be scored on,
-    ``held_back`` (N,) those to choose models by; None without such parts. ``numbers``: the floats are in units of their own, not in
-    [0, 1]. ``classes``: what the labels were called. ``by`` (N,): values of the column that a partitioner goes by, if that is not the
-    one of the labels. ``columns``: what a sample consists of, where columns of numbers were found, and ``texts`` those that hold text
-    and were left out. ``targets`` (N, targets): the numbers to predict, where these are no classes; all labels are then 0.
+    ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 or int16 (sound), or (N, length)
+    is int64 (tokens); ``labels`` (N,) is int64 in 0..num_classes-1. ``natural`` (N,),
+    if requested, is the natural client of each sample, as an index into ``names``;
+    ``group`` (N,) likewise its group among ``group_names``, -1 for none. ``held_out``
+    (N,) says which samples are those to be scored on, ``held_back`` (N,) those to
+    choose models by; None without such parts. ``numbers``: the floats are in units of
+    their own, not in [0, 1]. ``classes``: what the labels were called. ``by`` (N,):
+    values of the column that a partitioner goes by, if that is not the one of the
+    labels. ``columns``: what a sample consists of, where columns of numbers were found,
+    and ``texts`` those that hold text and were left out. ``targets`` (N, targets): the
+    numbers to predict, where these are no classes; all labels are then 0.
     """
 
     pixels: npt.NDArray[Any]
@@ -59,12 +67,17 @@ class Images:
     def take(self, rows: npt.NDArray[Any]) -> "Images":
         """Return the samples with these numbers, or where a mask is true."""
         others = ("natural", "group", "held_out", "held_back", "by", "targets")
-        taken: dict[str, Any] = {name: None if (values := getattr(self, name)) is None else values[rows] for name in others}
+        taken: dict[str, Any] = {
+            name: None if (values := getattr(self, name)) is None else values[rows]
+            for name in others
+        }
         return replace(self, pixels=self.pixels[rows], labels=self.labels[rows], **taken)
 
     @property
     def dealt(self) -> npt.NDArray[np.int64]:
-        """The numbers of the samples that are dealt to clients: all but those of ``data.test`` and of the validation part."""
+        """The numbers of the samples that are dealt to clients: all but those of
+        ``data.test`` and of the validation part.
+        """
         kept = np.ones(len(self.labels), bool)
         for held in (self.held_out, self.held_back):
             kept &= True if held is None else ~held
@@ -72,7 +85,8 @@ class Images:
 
 
 def read_images(options: DataOptions, targets: bool = False) -> Images:
-    """Read the samples of ``data.split`` and ``data.test``; names of columns that are "" are detected, a natural id is then not read.
+    """Read the samples of ``data.split`` and ``data.test``; names of columns that are
+    "" are detected, a natural id is then not read.
 
     ``targets``: the label is a number to predict, or an array of them.
 
@@ -81,7 +95,9 @@ def read_images(options: DataOptions, targets: bool = False) -> Images:
     if options.source == "digits":
         return _digits(options)
     asked = _asked(options) | ({"targets": "1"} if targets else {})
-    arrays, facts = cached(options.source, asked, lambda data, parts: _decode(data, parts, options, targets))
+    arrays, facts = cached(
+        options.source, asked, lambda data, parts: _decode(data, parts, options, targets)
+    )
     return Images(
         arrays["pixels"],
         np.array(arrays["labels"]),
@@ -100,7 +116,12 @@ def read_images(options: DataOptions, targets: bool = False) -> Images:
 
 def _asked(options: DataOptions) -> dict[str, str]:
     """Return what the decoded arrays depend on beside the files."""
-    asked = {"split": options.split, "image": options.image, "label": options.label, "natural-id": options.natural_id}
+    asked = {
+        "split": options.split,
+        "image": options.image,
+        "label": options.label,
+        "natural-id": options.natural_id,
+    }
     others = {
         "test": options.test,
         "validation-split": options.validation_split,
@@ -113,45 +134,64 @@ def _asked(options: DataOptions) -> dict[str, str]:
         others["channels"] = options.channels
     if options.resize:
         others["resize"] = str(options.resize)
-    if left_out := ",".join(name for name in options.told_apart if name not in (options.natural_id, options.part)):
+    if left_out := ",".join(
+        name for name in options.told_apart if name not in (options.natural_id, options.part)
+    ):
         others["left-out"] = left_out
     return asked | {key: value for key, value in others.items() if value}
 
 
 def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> npt.NDArray[np.uint8]:
-    """Read only the images (N, C, H, W) of a public set; ``image``: their column, "" to detect it.
+    """Read only the images (N, C, H, W) of a public set; ``image``: their column, "" to
+    detect it.
 
     Raises UserError, naming the setting under ``public.`` at fault.
     """
 
     def decode(data: Any, *_: Any) -> Entry:
         check_columns(data, source, {"data.image": image})
-        return {"pixels": _pixels(data, _find_image(data.features, source, image), source, resize)}, {}
+        return {
+            "pixels": _pixels(data, _find_image(data.features, source, image), source, resize)
+        }, {}
 
     try:
-        arrays, _ = cached(source, {"split": split, "image": image, "label": "none", "resize": str(resize)}, decode)
+        arrays, _ = cached(
+            source, {"split": split, "image": image, "label": "none", "resize": str(resize)}, decode
+        )
     except UserError as error:
         raise UserError(str(error).replace("data.", "public.")) from error
     return arrays["pixels"]
 
 
-def read_named(options: DataOptions, client: str = "") -> tuple[npt.NDArray[Any], list[str], list[str]]:
-    """Read samples (N, C, H, W), the label name of each, as given in the data set, and what each has in the column ``client``.
+def read_named(
+    options: DataOptions, client: str = ""
+) -> tuple[npt.NDArray[Any], list[str], list[str]]:
+    """Read samples (N, C, H, W), the label name of each, as given in the data set, and
+    what each has in the column ``client``.
 
-    The split ``data.test`` is not read. ``client``: "@file" is the name of a sample's file, "" none. Raises UserError, naming the
-    settings ``data.`` and ``sites.client``.
+    The split ``data.test`` is not read. ``client``: "@file" is the name of a sample's
+    file, "" none. Raises UserError, naming the settings ``data.`` and ``sites.client``.
     """
 
     def decode(data: Any, *_: Any) -> Entry:
         import datasets
 
-        named = {"data.image": options.image, "data.label": options.label, "data.natural-id": client}
+        named = {
+            "data.image": options.image,
+            "data.label": options.label,
+            "data.natural-id": client,
+        }
         check_columns(data, options.source, named)
         column = label_column(data.features, options.source, options.label)
         values, place = np.unique(column_of(data, column), return_inverse=True)
         declared = data.features[column]
         # The library numbers samples without a label -1.
-        names = [declared.int2str(int(v)) if isinstance(declared, datasets.ClassLabel) and v >= 0 else str(v) for v in values]
+        names = [
+            declared.int2str(int(v))
+            if isinstance(declared, datasets.ClassLabel) and v >= 0
+            else str(v)
+            for v in values
+        ]
         owner, owners = groups_of(data, client) if client else (np.zeros(len(data), np.int64), [""])
         arrays = {"pixels": _inputs(data, read), "labels": place.astype(np.int64), "owner": owner}
         return arrays, {"names": names, "owners": owners}
@@ -162,7 +202,8 @@ def read_named(options: DataOptions, client: str = "") -> tuple[npt.NDArray[Any]
     except UserError as error:
         raise UserError(str(error).replace("data.natural-id", "sites.client")) from error
     labels, owners = (
-        [facts[names][at] for at in arrays[key].tolist()] for names, key in (("names", "labels"), ("owners", "owner"))
+        [facts[names][at] for at in arrays[key].tolist()]
+        for names, key in (("names", "labels"), ("owners", "owner"))
     )
     return arrays["pixels"], labels, owners
 
@@ -182,12 +223,17 @@ def _digits(options: DataOptions) -> Images:
         if value:
             raise UserError(f"data.{key} = {value!r}: the digits have one split: leave it ''")
     rows = digits_table()
-    pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)  # (1797, 1, 8, 8), values 0..16
+    # (1797, 1, 8, 8), values 0..16
+    pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
     return Images(pixels, rows[:, -1].astype(np.int64), 10, classes=tuple(map(str, range(10))))
 
 
-def _decode(data: Any, parts: npt.NDArray[np.int64], options: DataOptions, targets: bool = False) -> Entry:
-    """Turn a `datasets.Dataset`, whose samples are of the splits ``parts`` (N,), into arrays and facts."""
+def _decode(
+    data: Any, parts: npt.NDArray[np.int64], options: DataOptions, targets: bool = False
+) -> Entry:
+    """Turn a `datasets.Dataset`, whose samples are of the splits ``parts`` (N,), into
+    arrays and facts.
+    """
     source = options.source
     named = {
         "data.image": options.image,
@@ -220,7 +266,9 @@ def _decode(data: Any, parts: npt.NDArray[np.int64], options: DataOptions, targe
 
 
 def _found(data: Any, options: DataOptions) -> tuple[list[str], list[str]]:
-    """Return the columns of numbers that make a sample, and those of text beside them; nothing where columns are named."""
+    """Return the columns of numbers that make a sample, and those of text beside them;
+    nothing where columns are named.
+    """
     from fedapps.data.arrays import depths_of, number_columns
 
     others = (label_column(data.features, options.source, options.label), *options.told_apart)
@@ -228,22 +276,37 @@ def _found(data: Any, options: DataOptions) -> tuple[list[str], list[str]]:
     if options.features or any(depths_of(data)[name] for name in columns):
         return [], []
     text = ("string", "large_string")
-    return columns, [name for name, kind in data.features.items() if name not in others and getattr(kind, "dtype", "") in text]
+    return columns, [
+        name
+        for name, kind in data.features.items()
+        if name not in others and getattr(kind, "dtype", "") in text
+    ]
 
 
 def _inputs(data: Any, options: DataOptions) -> npt.NDArray[Any]:
-    """Return the samples (N, C, H, W): the images of a set that has them, else its arrays or numbers."""
+    """Return the samples (N, C, H, W): the images of a set that has them, else its
+    arrays or numbers.
+    """
     source = options.source
-    if not options.features and (options.image or any(_is_image(feature) for feature in data.features.values())):
+    if not options.features and (
+        options.image or any(_is_image(feature) for feature in data.features.values())
+    ):
         if options.shape:
             raise UserError(
-                f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave it '' (or set data.resize)"
+                f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
+                "it '' (or set data.resize)"
             )
-        return _pixels(data, _find_image(data.features, source, options.image), source, options.resize)
-    from fedapps.data.arrays import number_columns, read_numbers  # imported here: no other set needs it
+        return _pixels(
+            data, _find_image(data.features, source, options.image), source, options.resize
+        )
+    # imported here: no other set needs it
+    from fedapps.data.arrays import number_columns, read_numbers
 
     if options.resize:
-        raise UserError(f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: leave it 0")
+        raise UserError(
+            f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: "
+            "leave it 0"
+        )
     label = label_column(data.features, source, options.label)
     columns = number_columns(data, source, options.features, (label, *options.told_apart))
     return read_numbers(data, columns, source, options.axes, options.channels)
@@ -252,17 +315,21 @@ def _inputs(data: Any, options: DataOptions) -> npt.NDArray[Any]:
 def _is_image(feature: Any) -> bool:
     import datasets
 
-    # In Parquet files written without the library's metadata, an image is a struct of bytes and path.
+    # In Parquet files written without the library's metadata, an image is a struct of
+    # bytes and path.
     return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)
 
 
 def _find_image(features: Any, source: str, name: str) -> str:
-    """Return the image column: the named one, else the only one, else the one with a common name."""
+    """Return the image column: the named one, else the only one, else the one with a
+    common name.
+    """
     columns = ", ".join(features)
     if name:
         if not _is_image(features[name]):
             raise UserError(
-                f"data.image = {name!r}: is not an image column; {source} has the columns {columns}; arrays and numbers are "
+                f"data.image = {name!r}: is not an image column; {source} has the columns "
+                f"{columns}; arrays and numbers are "
                 "named by data.features"
             )
         return name
@@ -271,12 +338,16 @@ def _find_image(features: Any, source: str, name: str) -> str:
         raise UserError(f"data.source = {source!r}: holds no images; its columns are {columns}")
     usual = [column for column in IMAGE_NAMES if column in found]
     if len(found) > 1 and not usual:
-        raise UserError(f"data.image: {source} has several image columns, name one of {', '.join(found)}")
+        raise UserError(
+            f"data.image: {source} has several image columns, name one of {', '.join(found)}"
+        )
     return found[0] if len(found) == 1 else usual[0]
 
 
 def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.uint8]:
-    """Decode a column of encoded images to (N, C, H, W): one channel if all are greyscale, else three."""
+    """Decode a column of encoded images to (N, C, H, W): one channel if all are
+    greyscale, else three.
+    """
     import datasets
     from PIL import Image, ImageOps
 
@@ -288,18 +359,29 @@ def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.
             try:
                 content: bytes | None = cell["bytes"]
                 with Image.open(cell["path"] if content is None else io.BytesIO(content)) as opened:
-                    picture = opened if opened.mode in ("L", "RGB") else opened.convert(_plain_mode(opened.mode))
+                    picture = (
+                        opened
+                        if opened.mode in ("L", "RGB")
+                        else opened.convert(_plain_mode(opened.mode))
+                    )
                     if resize:
                         picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
                     array = np.asarray(picture)
             except Exception as error:  # corrupt files raise exceptions of many types
-                raise UserError(f"data.source = {source!r}: image {row} cannot be decoded: {error}") from error
+                raise UserError(
+                    f"data.source = {source!r}: image {row} cannot be decoded: {error}"
+                ) from error
             array = array[:, :, None] if array.ndim == 2 else array
             if pixels is None:
                 pixels = np.empty((len(data), *array.shape), np.uint8)
             if array.shape[:2] != pixels.shape[1:3]:
-                sizes = f"{pixels.shape[1]} x {pixels.shape[2]} and {array.shape[0]} x {array.shape[1]}"
-                raise UserError(f"data.source = {source!r}: images differ in size ({sizes} in image {row}): set data.resize")
+                sizes = (
+                    f"{pixels.shape[1]} x {pixels.shape[2]} and {array.shape[0]} x {array.shape[1]}"
+                )
+                raise UserError(
+                    f"data.source = {source!r}: images differ in size ({sizes} in image {row}): "
+                    "set data.resize"
+                )
             if array.shape[2] > pixels.shape[3]:  # the first colour image after greyscale ones
                 pixels = np.repeat(pixels, 3, axis=3)
             pixels[row] = array  # a greyscale image is broadcast to all three channels
@@ -309,5 +391,7 @@ def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.
 
 
 def _plain_mode(mode: str) -> str:
-    """Return the PIL mode to convert to: greyscale for one-bit and greyscale-alpha images, else colour."""
+    """Return the PIL mode to convert to: greyscale for one-bit and greyscale-alpha
+    images, else colour.
+    """
     return "L" if mode in ("1", "LA", "La") else "RGB"

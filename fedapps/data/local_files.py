@@ -1,7 +1,9 @@
-"""Local files that `datasets.load_dataset` does not read by itself: NumPy's npz and npy, and single files.
+"""Local files that `datasets.load_dataset` does not read by itself: NumPy's npz and
+npy, and single files.
 
-Of the arrays of a folder or file those belong to a split that are in a file or folder of its name (``train.npz``, ``train/x.npy``) or
-whose own names end in it (``x_train``), which is cut off. All have the samples as their first axis. Nothing is unpickled.
+Of the arrays of a folder or file those belong to a split that are in a file or folder
+of its name (``train.npz``, ``train/x.npy``) or whose own names end in it (``x_train``),
+which is cut off. All have the samples as their first axis. Nothing is unpickled.
 """
 
 import itertools
@@ -13,18 +15,32 @@ import numpy.typing as npt
 
 from fedapps.errors import UserError
 
-READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".arrow": "arrow"}
+READERS = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".arrow": "arrow",
+}
 
 
 def reader_of(path: Path) -> str:
-    """Return the name of the `datasets` builder for a single file. Raises ``UserError``."""
+    """Return the name of the `datasets` builder for a single file. Raises
+    ``UserError``.
+    """
     if path.suffix not in READERS:
-        raise UserError(f"data.source = '{path}': a file must be one of {', '.join([*READERS, '.npz'])}, else name a folder")
+        raise UserError(
+            f"data.source = '{path}': a file must be one of {', '.join([*READERS, '.npz'])}, else "
+            "name a folder"
+        )
     return READERS[path.suffix]
 
 
 def numpy_table(path: Path, split: str) -> Any:
-    """Return a split of NumPy files as a `datasets.Dataset`; None if there are no such files. Raises ``UserError``."""
+    """Return a split of NumPy files as a `datasets.Dataset`; None if there are no such
+    files. Raises ``UserError``.
+    """
     if path.is_file() and path.suffix != ".npz":
         return None
     files = [path] if path.is_file() else sorted({*path.rglob("*.npz"), *path.rglob("*.npy")})
@@ -39,13 +55,18 @@ def numpy_table(path: Path, split: str) -> Any:
         lengths = {name: len(array) for name, array in columns.items()}
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise UserError(f"data.source = '{path}': its arrays differ in length ({shown}): one row a sample is needed in each")
+            raise UserError(
+                f"data.source = '{path}': its arrays differ in length ({shown}): one row a sample "
+                "is needed in each"
+            )
         tables.append(pa.table({name: arrow_array(array) for name, array in columns.items()}))
     return datasets.Dataset(pa.concat_tables(tables))
 
 
 def arrow_array(array: npt.NDArray[Any]) -> Any:
-    """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the first; numbers are not copied."""
+    """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
+    first; numbers are not copied.
+    """
     import pyarrow as pa
 
     out = pa.array(np.ascontiguousarray(array).reshape(-1))
@@ -55,14 +76,24 @@ def arrow_array(array: npt.NDArray[Any]) -> Any:
 
 
 def _arrays(files: list[Path]) -> dict[str, tuple[str, npt.NDArray[Any]]]:
-    """Return the arrays by a name that includes the file's: (path without its ending, array). Raises ``UserError``."""
+    """Return the arrays by a name that includes the file's: (path without its ending,
+    array). Raises ``UserError``.
+    """
     out: dict[str, tuple[str, npt.NDArray[Any]]] = {}
     for file in files:
         try:
-            opened: Any = np.load(file, allow_pickle=False, mmap_mode="r" if file.suffix == ".npy" else None)
-            members = {file.stem: opened} if file.suffix == ".npy" else {name: opened[name] for name in opened.files}
+            opened: Any = np.load(
+                file, allow_pickle=False, mmap_mode="r" if file.suffix == ".npy" else None
+            )
+            members = (
+                {file.stem: opened}
+                if file.suffix == ".npy"
+                else {name: opened[name] for name in opened.files}
+            )
         except (OSError, ValueError) as error:
-            raise UserError(f"data.source = '{file}': cannot be read, it must hold plain arrays ({error})") from error
+            raise UserError(
+                f"data.source = '{file}': cannot be read, it must hold plain arrays ({error})"
+            ) from error
         for name, array in members.items():
             place = file.parent.name if file.suffix == ".npy" else file.stem
             if array.ndim:
@@ -70,10 +101,14 @@ def _arrays(files: list[Path]) -> dict[str, tuple[str, npt.NDArray[Any]]]:
     return out
 
 
-def _columns(arrays: dict[str, tuple[str, npt.NDArray[Any]]], path: Path, split: str) -> dict[str, npt.NDArray[Any]]:
+def _columns(
+    arrays: dict[str, tuple[str, npt.NDArray[Any]]], path: Path, split: str
+) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of one split by name."""
     own: dict[str, npt.NDArray[Any]] = {}
-    for (key, (name, array)), ending in itertools.product(arrays.items(), (f"_{split}", f"-{split}")):
+    for (key, (name, array)), ending in itertools.product(
+        arrays.items(), (f"_{split}", f"-{split}")
+    ):
         if key.split("/")[0] == split:
             own[name] = array
         elif name.lower().endswith(ending.lower()):
@@ -83,6 +118,7 @@ def _columns(arrays: dict[str, tuple[str, npt.NDArray[Any]]], path: Path, split:
     if split == "train" and len({key.split("/")[0] for key in arrays}) == 1:
         return dict(arrays.values())
     raise UserError(
-        f"data.split = {split!r}: no array of '{path}' is of this split: name files {split}.npz or arrays x_{split}, or one of "
+        f"data.split = {split!r}: no array of '{path}' is of this split: name files {split}.npz or "
+        f"arrays x_{split}, or one of "
         f"{', '.join(arrays)}"
     )

@@ -1,4 +1,6 @@
-"""Options of a run's data: which set and how it is dealt, the server's public images, synthetic sets, sites with their own data."""
+"""Options of a run's data: which set and how it is dealt, the server's public images,
+synthetic sets, sites with their own data.
+"""
 
 import tomllib
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ from algorithms.common.options import Options, option
 PARTITIONS = ("iid", "pathological", "dirichlet", "dirichlet-clients", "natural", "sorted-share")
 #: Before the name of a partitioner of flwr-datasets.
 FLOWER = "flwr:"
-#: Those that make a client of each value of a column, or of several: it is no property of a sample that a net could learn from.
+#: Those that make a client of each value of a column, or of several: it is no property
+#: of a sample that a net could learn from.
 BY_CLIENT = ("GroupedNaturalIdPartitioner", "NaturalIdPartitioner")
 
 
@@ -21,49 +24,105 @@ BY_CLIENT = ("GroupedNaturalIdPartitioner", "NaturalIdPartitioner")
 class DataOptions(Options):
     """Options of the data set and its partition (table ``data``)."""
 
-    source: str = option("digits", "bundled digits, a hub name (owner/name), or a folder or file: parquet, csv, npz, npy, images")
+    source: str = option(
+        "digits",
+        "bundled digits, a hub name (owner/name), or a folder or file: parquet, csv, npz, npy, "
+        "images",
+    )
     config: str = option("", "configuration of a hub set that has several")
     split: str = option("train", "split that is dealt to the clients")
-    test: str = option("", 'split that clients are scored on; "": 20 % of their samples of the other')
-    validation_split: str = option("", 'split that models are chosen by; "": a share of the one that is dealt (data.validation)')
-    part: str = option("", 'column that says of each sample whether it is for training, validation or test; "": none')
+    test: str = option(
+        "", 'split that clients are scored on; "": 20 % of their samples of the other'
+    )
+    validation_split: str = option(
+        "",
+        'split that models are chosen by; "": a share of the one that is dealt (data.validation)',
+    )
+    part: str = option(
+        "",
+        'column that says of each sample whether it is for training, validation or test; "": none',
+    )
     partition: str = option(
         "pathological",
-        f"how samples are dealt to clients: {', '.join(PARTITIONS)}; or {FLOWER}NAME, a partitioner of flwr-datasets",
+        f"how samples are dealt to clients: {', '.join(PARTITIONS)}; or {FLOWER}NAME, a "
+        "partitioner of flwr-datasets",
     )
-    partition_arguments: str = option("", f'{FLOWER}NAME: its arguments: alpha = 0.3, partition_by = "label"')
+    partition_arguments: str = option(
+        "", f'{FLOWER}NAME: its arguments: alpha = 0.3, partition_by = "label"'
+    )
     classes_per_client: int = option(2, "pathological: classes of a client", low=1)
-    alpha: float = option(0.5, "dirichlet, dirichlet-clients: concentration; small is heterogeneous", low=0, open_low=True)
-    share: float = option(0.1, "sorted-share: part dealt at random, the rest in blocks of the label order", low=0, high=1)
-    natural_id: str = option("", "natural: the column that names a sample's client; @file: a file a client, by its name")
-    group: str = option("", 'column whose values (a sex, a site) are groups that the test samples are scored by, too; "": none')
-    group_edges: str = option("", 'limits between groups of a column of numbers, separated by commas (40,60); "": its values')
+    alpha: float = option(
+        0.5,
+        "dirichlet, dirichlet-clients: concentration; small is heterogeneous",
+        low=0,
+        open_low=True,
+    )
+    share: float = option(
+        0.1,
+        "sorted-share: part dealt at random, the rest in blocks of the label order",
+        low=0,
+        high=1,
+    )
+    natural_id: str = option(
+        "", "natural: the column that names a sample's client; @file: a file a client, by its name"
+    )
+    group: str = option(
+        "",
+        "column whose values (a sex, a site) are groups that the test samples are scored by, too; "
+        '"": none',
+    )
+    group_edges: str = option(
+        "",
+        'limits between groups of a column of numbers, separated by commas (40,60); "": its values',
+    )
     image: str = option("", 'column of the images; "": found')
-    features: str = option("", 'columns of arrays or numbers instead, separated by commas, * for any text; "": found')
-    shape: str = option("", 'axes of an array: 9,128 makes 9 channels of 128 steps of 1152 numbers; "": as stored')
-    channels: str = option("first", "axis of an array that holds its channels", choices=["first", "last"])
+    features: str = option(
+        "", 'columns of arrays or numbers instead, separated by commas, * for any text; "": found'
+    )
+    shape: str = option(
+        "", 'axes of an array: 9,128 makes 9 channels of 128 steps of 1152 numbers; "": as stored'
+    )
+    channels: str = option(
+        "first", "axis of an array that holds its channels", choices=["first", "last"]
+    )
     standardise: str = option(
         "auto",
-        "mean 0 and deviation 1 a channel: by each client's own training samples, or by the sums over all clients'; auto: sums for "
+        "mean 0 and deviation 1 a channel: by each client's own training samples, or by the sums "
+        "over all clients'; auto: sums for "
         "arrays and numbers, none for images",
         choices=["auto", "none", "client", "sums"],
     )
     label: str = option("", 'column of the labels; "": found')
     min_samples: int = option(5, "samples that a client needs", low=3)
     validation: float = option(
-        0.2, "part of a client's samples, beside 20 % for testing; 0: the training samples stand in", low=0, high=0.6
+        0.2,
+        "part of a client's samples, beside 20 % for testing; 0: the training samples stand in",
+        low=0,
+        high=0.6,
     )
-    resize: int = option(0, "side of the square that images are cropped and resized to; 0: as they are", low=0)
+    resize: int = option(
+        0, "side of the square that images are cropped and resized to; 0: as they are", low=0
+    )
     class_weights: bool = option(False, "weigh the training loss of rare classes up")
     max_samples: int = option(0, "use only so many samples, evenly spaced; 0: all", low=0)
     noise: str = option(
-        "none", "training labels are flipped to the next class (pair) or to any other (symmetric)", choices=["none", *KINDS]
+        "none",
+        "training labels are flipped to the next class (pair) or to any other (symmetric)",
+        choices=["none", *KINDS],
     )
     noise_ratio: float = option(0.0, "probability of a flip", low=0, high=1, open_high=True)
-    noise_validation: bool = option(False, "validation labels are flipped, too: a site with noisy labels has no clean ones")
-    synthetic: str = option("", 'folder of a synthetic set, as fedevg, fedcgan or fedcvae leave it, to start from; "": none')
+    noise_validation: bool = option(
+        False, "validation labels are flipped, too: a site with noisy labels has no clean ones"
+    )
+    synthetic: str = option(
+        "",
+        'folder of a synthetic set, as fedevg, fedcgan or fedcvae leave it, to start from; "": '
+        "none",
+    )
     synthetic_use: str = option(
-        "pretrain", "train the initial model on that set, or mix it into every client's samples", choices=["pretrain", "mix"]
+        "pretrain",
+        "train the initial model on that set, or mix it into every client's samples",
+        choices=["pretrain", "mix"],
     )
 
     def check(self) -> None:
@@ -75,42 +134,72 @@ class DataOptions(Options):
             check_choice("partition", self.partition, (*PARTITIONS, FLOWER + "NAME"))
             if self.partition_arguments:
                 raise ValueError(
-                    f"partition-arguments = {self.partition_arguments!r}: are those of partition = '{FLOWER}NAME': leave it ''"
+                    f"partition-arguments = {self.partition_arguments!r}: are those of partition = "
+                    f"'{FLOWER}NAME': leave it ''"
                 )
         try:
             _ = self.arguments
         except tomllib.TOMLDecodeError as error:
             raise ValueError(
-                f"partition-arguments = {self.partition_arguments!r}: must be name = value, with commas between them, "
+                f"partition-arguments = {self.partition_arguments!r}: must be name = value, with "
+                "commas between them, "
                 f"text in quotation marks ({error})"
             ) from None
         if self.noise == "none" and self.noise_ratio:
             raise ValueError(
-                f"noise-ratio = {self.noise_ratio}, but noise = 'none': choose noise = pair or symmetric, or the ratio 0"
+                f"noise-ratio = {self.noise_ratio}, but noise = 'none': choose noise = pair or "
+                "symmetric, or the ratio 0"
             )
         if self.noise == "none" and self.noise_validation:
-            raise ValueError("noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or false")
+            raise ValueError(
+                "noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or "
+                "false"
+            )
         if self.partition == "natural" and not self.natural_id:
-            raise ValueError("natural-id = '': partition = 'natural' needs the column that names the client")
+            raise ValueError(
+                "natural-id = '': partition = 'natural' needs the column that names the client"
+            )
         if self.group_edges and not self.group:
-            raise ValueError(f"group-edges = {self.group_edges!r}, but group = '': name the column, or leave the edges ''")
+            raise ValueError(
+                f"group-edges = {self.group_edges!r}, but group = '': name the column, or leave "
+                "the edges ''"
+            )
         try:
-            ascending = all(map(isfinite, self.edges)) and all(a < b for a, b in pairwise(self.edges))
+            ascending = all(map(isfinite, self.edges)) and all(
+                a < b for a, b in pairwise(self.edges)
+            )
         except ValueError:
             ascending = False
         if not ascending or len(self.edges) > 19:
-            raise ValueError(f"group-edges = {self.group_edges!r}: must be up to 19 ascending numbers with commas between them")
+            raise ValueError(
+                f"group-edges = {self.group_edges!r}: must be up to 19 ascending numbers with "
+                "commas between them"
+            )
         if self.image and self.features:
-            raise ValueError(f"features = {self.features!r}: image = {self.image!r} is given, too: leave one of them ''")
+            raise ValueError(
+                f"features = {self.features!r}: image = {self.image!r} is given, too: leave one of "
+                "them ''"
+            )
         if self.shape and not 1 <= len(self.axes) <= 3:
-            raise ValueError(f"shape = {self.shape!r}: must be one to three whole numbers, for example 9,128")
+            raise ValueError(
+                f"shape = {self.shape!r}: must be one to three whole numbers, for example 9,128"
+            )
         for key, other in (("test", self.test), ("validation-split", self.validation_split)):
             if other and other == self.split:
-                raise ValueError(f"{key} = {other!r}: is the split that is trained on: name another one, or leave it ''")
+                raise ValueError(
+                    f"{key} = {other!r}: is the split that is trained on: name another one, or "
+                    "leave it ''"
+                )
             if other and self.part:
-                raise ValueError(f"{key} = {other!r}: part = {self.part!r} says already which samples these are: leave one ''")
+                raise ValueError(
+                    f"{key} = {other!r}: part = {self.part!r} says already which samples these "
+                    "are: leave one ''"
+                )
         if self.test and self.test == self.validation_split:
-            raise ValueError(f"validation-split = {self.test!r}: is the split that is scored: name another one, or leave it ''")
+            raise ValueError(
+                f"validation-split = {self.test!r}: is the split that is scored: name another one, "
+                "or leave it ''"
+            )
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -123,45 +212,68 @@ class DataOptions(Options):
         """The columns that say whose a sample is, or what for: they are no inputs."""
         by_client = self.partition.removeprefix(FLOWER) in BY_CLIENT
         return tuple(
-            name for name in (self.natural_id, self.part, self.arguments.get("partition_by") if by_client else "") if name
+            name
+            for name in (
+                self.natural_id,
+                self.part,
+                self.arguments.get("partition_by") if by_client else "",
+            )
+            if name
         )
 
     @property
     def edges(self) -> tuple[float, ...]:
         """The limits between groups."""
-        return tuple(float(part) for part in self.group_edges.split(",")) if self.group_edges else ()
+        return (
+            tuple(float(part) for part in self.group_edges.split(",")) if self.group_edges else ()
+        )
 
     @property
     def axes(self) -> tuple[int, ...]:
         """The numbers in ``shape``; () if they are not all positive."""
         parts = [part.strip() for part in self.shape.split(",")]
-        return tuple(int(part) for part in parts) if all(part.isdigit() and int(part) for part in parts) else ()
+        return (
+            tuple(int(part) for part in parts)
+            if all(part.isdigit() and int(part) for part in parts)
+            else ()
+        )
 
 
 @dataclass(frozen=True)
 class PublicOptions(Options):
-    """Options of the server's unlabelled images, for methods that distil (table ``public``)."""
+    """Options of the server's unlabelled images, for methods that distil (table
+    ``public``).
+    """
 
     source: str = option(
-        "auto", 'folder or hub name, or "photos": patches of two bundled photographs; "auto": these for digits, else none'
+        "auto",
+        'folder or hub name, or "photos": patches of two bundled photographs; "auto": these for '
+        "digits, else none",
     )
     split: str = option("train", "split of it")
     image: str = option("", 'column of the images; "": found')
     resize: int = option(
-        0, "side of the square that images are cropped and resized to; 0: they must have the task's shape", low=0
+        0,
+        "side of the square that images are cropped and resized to; 0: they must have the task's "
+        "shape",
+        low=0,
     )
     samples: int = option(0, "use only so many, evenly spaced; 0: all (4000 patches)", low=0)
 
 
 @dataclass(frozen=True)
 class SyntheticOptions(Options):
-    """Options of the synthetic set that fedevg, fedcgan and fedcvae make (table ``synthetic``)."""
+    """Options of the synthetic set that fedevg, fedcgan and fedcvae make (table
+    ``synthetic``).
+    """
 
     samples: int = option(100, "size of the set, as many of each class", low=1)
     every: int = option(10, "rounds between pictures of it; 0: only after the last", low=0)
     steps: int = option(400, "Adam steps on the classifier that is trained on it", low=1)
     reference: str = option(
-        "", 'what the server also scores on: a split of data.source, or "clients": their pooled test samples; "": nothing'
+        "",
+        'what the server also scores on: a split of data.source, or "clients": their pooled test '
+        'samples; "": nothing',
     )
 
 
@@ -172,30 +284,49 @@ class SiteOptions(Options):
     Either the first two or the others; all empty: sites have no data of their own.
     """
 
-    labels: str = option("", "images: the classes, separated by commas, in the order of the model's outputs")
+    labels: str = option(
+        "", "images: the classes, separated by commas, in the order of the model's outputs"
+    )
     shape: str = option("", "images: channels,height,width")
-    columns: str = option("", "tables: the features, separated by commas; a category with its values: kind=a|b|c")
+    columns: str = option(
+        "", "tables: the features, separated by commas; a category with its values: kind=a|b|c"
+    )
     client: str = option(
-        "", 'column whose values tell the clients of a site apart; @file: a file a client, by its name; "": a site is one client'
+        "",
+        "column whose values tell the clients of a site apart; @file: a file a client, by its "
+        'name; "": a site is one client',
     )
 
     def check(self) -> None:
         """Check that the texts can be read and belong together."""
         if bool(self.labels) != bool(self.shape):
-            raise ValueError("labels and shape go together: give both for images, columns for a table")
+            raise ValueError(
+                "labels and shape go together: give both for images, columns for a table"
+            )
         if self.labels and self.columns:
-            raise ValueError("columns are those of a table, labels those of images: give one of them")
+            raise ValueError(
+                "columns are those of a table, labels those of images: give one of them"
+            )
         if self.client and not self.own:
             raise ValueError(
-                f"client = {self.client!r}: is a column of sites' own data, which labels or columns describe: give these"
+                f"client = {self.client!r}: is a column of sites' own data, which labels or "
+                "columns describe: give these"
             )
         if self.labels and len(self.classes) < 2:
-            raise ValueError(f"labels = {self.labels!r}: must be at least two different names, with a comma between them")
+            raise ValueError(
+                f"labels = {self.labels!r}: must be at least two different names, with a comma "
+                "between them"
+            )
         if self.shape and (len(self.image) != 3 or min(self.image) < 1):
-            raise ValueError(f"shape = {self.shape!r}: must be channels,height,width, for example 1,28,28")
+            raise ValueError(
+                f"shape = {self.shape!r}: must be channels,height,width, for example 1,28,28"
+            )
         for name, levels in self.features.items():
             if not name or levels == ():
-                raise ValueError(f"columns = {self.columns!r}: write name or name=value|value, with commas between them")
+                raise ValueError(
+                    f"columns = {self.columns!r}: write name or name=value|value, with commas "
+                    "between them"
+                )
 
     @property
     def own(self) -> bool:

@@ -1,7 +1,8 @@
-"""The data of a run: the image set, its partition among the clients, and each client's samples.
+"""The data of a run: the image set, its partition among the clients, and each client's
+samples.
 
-Everything follows from the options and the run's seed: the server and every worker process compute the same partition without
-communicating it.
+Everything follows from the options and the run's seed: the server and every worker
+process compute the same partition without communicating it.
 """
 
 import logging
@@ -14,7 +15,13 @@ import numpy.typing as npt
 import torch
 
 from algorithms.common.label_noise import flipped
-from algorithms.common.partitioners import dirichlet_clients, iid, pathological, sorted_share, train_validation_test
+from algorithms.common.partitioners import (
+    dirichlet_clients,
+    iid,
+    pathological,
+    sorted_share,
+    train_validation_test,
+)
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
@@ -32,17 +39,22 @@ logger = logging.getLogger(__name__)
 
 
 def load_images(options: DataOptions, targets: bool = False) -> Images:
-    """Read the image set, from the cache if it has been decoded before. Raises UserError for problems the user can fix.
+    """Read the image set, from the cache if it has been decoded before. Raises
+    UserError for problems the user can fix.
 
     ``targets``: what is to be predicted are numbers.
     """
-    images = read_images(options if options.partition == "natural" else replace(options, natural_id=""), targets)
+    images = read_images(
+        options if options.partition == "natural" else replace(options, natural_id=""), targets
+    )
     images = flower_partitioners.with_column(images, options)
     return thinned(with_groups(images, options) if options.group else images, options)
 
 
 def thinned(images: Images, options: DataOptions) -> Images:
-    """Return ``max_samples`` of the dealt samples, evenly spaced, or all of them; and all of the other parts."""
+    """Return ``max_samples`` of the dealt samples, evenly spaced, or all of them; and
+    all of the other parts.
+    """
     dealt = images.dealt
     if not 0 < options.max_samples < len(dealt):
         return images
@@ -52,9 +64,11 @@ def thinned(images: Images, options: DataOptions) -> Images:
 
 
 def partition(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
-    """Return the sample indices of each of ``num_clients`` clients: disjoint, ascending, at least ``min_samples`` each.
+    """Return the sample indices of each of ``num_clients`` clients: disjoint,
+    ascending, at least ``min_samples`` each.
 
-    Samples of ``data.test`` are not among them. Raises UserError if the data cannot be partitioned in this way.
+    Samples of ``data.test`` are not among them. Raises UserError if the data cannot be
+    partitioned in this way.
     """
     if options.partition == "natural":
         return _natural(images, options, num_clients)
@@ -64,11 +78,14 @@ def partition(images: Images, options: DataOptions, num_clients: int, seed: int)
     return [dealt[part] for part in _dealt(images.labels[dealt], options, num_clients, seed)]
 
 
-def _dealt(labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
+def _dealt(
+    labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int
+) -> list[Indices]:
     total, source = len(labels), options.source
     if num_clients * options.min_samples > total:
         raise UserError(
-            f"{num_clients} clients, but {source} has {total} samples and each client needs {options.min_samples}: "
+            f"{num_clients} clients, but {source} has {total} samples and each client needs "
+            f"{options.min_samples}: "
             f"choose at most {total // options.min_samples} clients"
         )
     rng = generator(seed, "partition")
@@ -91,42 +108,67 @@ def _enough(parts: list[Indices], options: DataOptions) -> list[Indices]:
     if len(parts[smallest]) < options.min_samples:
         raise UserError(
             f"data.partition = {options.partition!r}: client {smallest} of {len(parts)} gets "
-            f"{len(parts[smallest])} samples of {options.source}, it needs {options.min_samples}: choose fewer clients"
+            f"{len(parts[smallest])} samples of {options.source}, it needs {options.min_samples}: "
+            "choose fewer clients"
         )
     return parts
 
 
 def split_rows(
-    indices: Indices, client_id: int | str, seed: int, validation: float = 0.2, test: Indices | None = None
+    indices: Indices,
+    client_id: int | str,
+    seed: int,
+    validation: float = 0.2,
+    test: Indices | None = None,
 ) -> tuple[Indices, Indices, Indices]:
-    """Return the rows of a client's training, validation and test sets, drawn with the run's seed; 20 % are the test set.
+    """Return the rows of a client's training, validation and test sets, drawn with the
+    run's seed; 20 % are the test set.
 
-    ``validation``: fraction of the validation set; with 0 there is none. ``test``: rows of the test set, which then are not drawn.
+    ``validation``: fraction of the validation set; with 0 there is none. ``test``: rows
+    of the test set, which then are not drawn.
     """
     rng = generator(seed, "split", client=client_id)
     if test is None:
         fractions = (round(0.8 - (validation or 0.2), 9), validation or 0.2, 0.2)
         train, held_back, test = train_validation_test(indices, rng, fractions)
-        return (train, held_back, test) if validation else (np.sort(np.concatenate([train, held_back])), held_back[:0], test)
+        return (
+            (train, held_back, test)
+            if validation
+            else (np.sort(np.concatenate([train, held_back])), held_back[:0], test)
+        )
     rows = rng.permutation(indices)
-    cut = min(max(round((1 - validation) * len(rows)), 1), len(rows) - 1) if validation else len(rows)
+    cut = (
+        min(max(round((1 - validation) * len(rows)), 1), len(rows) - 1) if validation else len(rows)
+    )
     return np.sort(rows[:cut]), np.sort(rows[cut:]), test
 
 
-def client_data(images: Images, rows: tuple[Indices, Indices, Indices], scale: Scale | None = None) -> ClientData:
-    """Return a client's samples as tensors, given the rows of its training, validation and test sets (:func:`split_rows`).
+def client_data(
+    images: Images, rows: tuple[Indices, Indices, Indices], scale: Scale | None = None
+) -> ClientData:
+    """Return a client's samples as tensors, given the rows of its training, validation
+    and test sets (:func:`split_rows`).
 
-    Without validation rows the training set is used as validation set. ``scale`` brings inputs to mean 0 and deviation 1. Inputs are
-    float32 of shape (n, C, H, W), images in [0, 1], sounds in [-1, 1], or tokens int64 (n, length); labels int64 (n,).
+    Without validation rows the training set is used as validation set. ``scale`` brings
+    inputs to mean 0 and deviation 1. Inputs are float32 of shape (n, C, H, W), images
+    in [0, 1], sounds in [-1, 1], or tokens int64 (n, length); labels int64 (n,).
     """
     train = tensors(images, rows[0], scale)
-    return ClientData(train, tensors(images, rows[1], scale) if len(rows[1]) else train, tensors(images, rows[2], scale))
+    return ClientData(
+        train,
+        tensors(images, rows[1], scale) if len(rows[1]) else train,
+        tensors(images, rows[2], scale),
+    )
 
 
-def noisy(own: ClientData, options: DataOptions, num_classes: int, rng: np.random.Generator) -> ClientData:
-    """Return a client's data with label noise in the training set, also if that is used as the validation set.
+def noisy(
+    own: ClientData, options: DataOptions, num_classes: int, rng: np.random.Generator
+) -> ClientData:
+    """Return a client's data with label noise in the training set, also if that is used
+    as the validation set.
 
-    With ``noise_validation`` in a validation set of its own, too, whose draws come last: the training labels are the same without it.
+    With ``noise_validation`` in a validation set of its own, too, whose draws come
+    last: the training labels are the same without it.
     """
     if options.noise == "none":
         return own
@@ -138,7 +180,9 @@ def noisy(own: ClientData, options: DataOptions, num_classes: int, rng: np.rando
     train = spoilt(own.train)
     if own.validation is own.train:
         return ClientData(train, train, own.test)
-    return ClientData(train, spoilt(own.validation) if options.noise_validation else own.validation, own.test)
+    return ClientData(
+        train, spoilt(own.validation) if options.noise_validation else own.validation, own.test
+    )
 
 
 def tensors(images: Images, rows: Indices, scale: Scale | None = None) -> Split:
@@ -156,7 +200,8 @@ def _pathological(
     classes = len(np.unique(labels))
     if options.classes_per_client > classes:
         raise UserError(
-            f"data.classes-per-client = {options.classes_per_client}, but {options.source} has {classes} "
+            f"data.classes-per-client = {options.classes_per_client}, but {options.source} has "
+            f"{classes} "
             f"classes: choose 1..{classes}"
         )
     try:
@@ -165,45 +210,63 @@ def _pathological(
         raise UserError(f"data.partition = 'pathological': {error}") from error
     left_out = len(labels) - sum(len(part) for part in parts)
     if left_out:
-        logger.warning("%d samples are of classes that none of the %d clients holds", left_out, num_clients)
+        logger.warning(
+            "%d samples are of classes that none of the %d clients holds", left_out, num_clients
+        )
     return parts
 
 
 def natural_groups(images: Images, options: DataOptions) -> list[Indices]:
-    """Return the samples of each natural client, by sorted id; those with fewer than ``min_samples`` samples are skipped.
+    """Return the samples of each natural client, by sorted id; those with fewer than
+    ``min_samples`` samples are skipped.
 
     Raises ``UserError`` if all are.
     """
     assert images.natural is not None  # load_images reads the column for this partition
     dealt = images.dealt
     ids = images.natural[dealt]
-    groups = np.split(dealt[np.argsort(ids, kind="stable")], np.cumsum(np.bincount(ids, minlength=len(images.names)))[:-1])
+    groups = np.split(
+        dealt[np.argsort(ids, kind="stable")],
+        np.cumsum(np.bincount(ids, minlength=len(images.names)))[:-1],
+    )
     large = [group for group in groups if len(group) >= options.min_samples]
     if not large:
         raise UserError(
-            f"data.natural-id = {options.natural_id!r}: none of the {len(images.names)} values of this column has the "
-            f"{options.min_samples} samples that a client needs (data.min-samples): name the column of the client"
+            f"data.natural-id = {options.natural_id!r}: none of the {len(images.names)} values of "
+            "this column has the "
+            f"{options.min_samples} samples that a client needs (data.min-samples): name the "
+            "column of the client"
         )
     return large
 
 
 def natural_clients(images: Images, options: DataOptions) -> int:
-    """Return the number of clients that the data or the partitioner determine; 0 for partitions over any number of clients."""
+    """Return the number of clients that the data or the partitioner determine; 0 for
+    partitions over any number of clients.
+    """
     if options.partition.startswith(FLOWER):
         return flower_partitioners.number_of_clients(images, options)
     return len(natural_groups(images, options)) if options.partition == "natural" else 0
 
 
 def remarks(images: Images, options: DataOptions) -> list[str]:
-    """Return a line for each thing that a user should know of the samples and the clients: what and who is left out."""
+    """Return a line for each thing that a user should know of the samples and the
+    clients: what and who is left out.
+    """
     lines = []
     if images.texts:
         verb = "hold text and are" if len(images.texts) > 1 else "holds text and is"
-        lines.append(f"data.features: {', '.join(images.texts)} {verb} left out; learned from: {', '.join(images.columns)}")
+        lines.append(
+            f"data.features: {', '.join(images.texts)} {verb} left out; learned from: "
+            f"{', '.join(images.columns)}"
+        )
     if images.natural is None:
         return lines
     counts = np.bincount(images.natural[images.dealt], minlength=len(images.names))
-    small = [images.names[place] for place in np.flatnonzero((counts > 0) & (counts < options.min_samples))]
+    small = [
+        images.names[place]
+        for place in np.flatnonzero((counts > 0) & (counts < options.min_samples))
+    ]
     if not small:
         return lines
     shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
@@ -215,44 +278,56 @@ def remarks(images: Images, options: DataOptions) -> list[str]:
     of = int((counts > 0).sum())
     return [
         *lines,
-        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients {verb.format(options.min_samples)} left out: {shown}",
+        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients "
+        f"{verb.format(options.min_samples)} left out: {shown}",
     ]
 
 
 def _natural(images: Images, options: DataOptions, num_clients: int) -> list[Indices]:
-    """Group the samples by natural client; if there are more of these than nodes, take the first ones by sorted id."""
+    """Group the samples by natural client; if there are more of these than nodes, take
+    the first ones by sorted id.
+    """
     large = natural_groups(images, options)
     if len(large) < num_clients:
         raise UserError(
-            f"data.natural-id = {options.natural_id!r}: {options.source} has {len(large)} clients with at "
-            f"least {options.min_samples} samples, {num_clients} are asked for: choose at most {len(large)} nodes"
+            f"data.natural-id = {options.natural_id!r}: {options.source} has {len(large)} clients "
+            "with at "
+            f"least {options.min_samples} samples, {num_clients} are asked for: choose at most "
+            f"{len(large)} nodes"
         )
     return large[:num_clients]
 
 
-def _dirichlet(labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
-    """Partition each class by Dir(alpha), redrawn until every client has enough samples.
+def _dirichlet(
+    labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int
+) -> list[Indices]:
+    """Partition each class by Dir(alpha), redrawn until every client has enough
+    samples.
 
-    A client that already has an even share of all samples gets none of the later classes (``self_balancing``), as in the programs
-    published with the methods.
+    A client that already has an even share of all samples gets none of the later
+    classes (``self_balancing``), as in the programs published with the methods.
     """
     parts = _dirichlet_once(labels, num_clients, options.alpha, seed, options.min_samples)
     if parts is not None:
         return parts
-    # Only for the error message: the first draw as it is, and the smallest larger alpha that works.
+    # Only for the error message: the first draw as it is, and the smallest larger alpha
+    # that works.
     first = _dirichlet_once(labels, num_clients, options.alpha, seed, 0)
     who = "a client"
     if first is not None:
         smallest = int(np.argmin([len(part) for part in first]))
         who = f"client {smallest} of {num_clients} (with {len(first[smallest])} samples)"
     for alpha in ALPHAS:
-        if alpha > options.alpha and _dirichlet_once(labels, num_clients, alpha, seed, options.min_samples):
+        if alpha > options.alpha and _dirichlet_once(
+            labels, num_clients, alpha, seed, options.min_samples
+        ):
             remedy = f"the smallest alpha that works here is {alpha:g}"
             break
     else:
         remedy = "no larger alpha helps, choose fewer clients"
     raise UserError(
-        f"data.partition = 'dirichlet' with data.alpha = {options.alpha:g} leaves {who} without the "
+        f"data.partition = 'dirichlet' with data.alpha = {options.alpha:g} leaves {who} without "
+        "the "
         f"{options.min_samples} samples it needs: {remedy}"
     )
 
@@ -260,20 +335,28 @@ def _dirichlet(labels: npt.NDArray[np.int64], options: DataOptions, num_clients:
 def _dirichlet_once(
     labels: npt.NDArray[np.int64], num_clients: int, alpha: float, seed: int, minimum: int
 ) -> list[Indices] | None:
-    """Run the partitioner of flwr-datasets; None if it gives up (after eleven draws)."""
+    """Run the partitioner of flwr-datasets; None if it gives up (after eleven
+    draws).
+    """
     import datasets  # imported here: these two take seconds, and only this partition needs them
     from flwr_datasets.partitioner import DirichletPartitioner
 
-    # The library splits a class in file order, which may correlate with the writer or the date: shuffle first.
+    # The library splits a class in file order, which may correlate with the writer or
+    # the date: shuffle first.
     rows = np.random.default_rng(seed).permutation(len(labels))
-    partitioner = DirichletPartitioner(num_clients, "label", float(alpha), minimum, self_balancing=True, shuffle=False, seed=seed)
+    partitioner = DirichletPartitioner(
+        num_clients, "label", float(alpha), minimum, self_balancing=True, shuffle=False, seed=seed
+    )
     partitioner.dataset = datasets.Dataset.from_dict({"label": labels[rows], "row": rows})
-    # It divides 0 by 0 when a tiny alpha gives a class to full clients only: there is no partition then. Its warnings, one
-    # per draw, are less informative than the caller's error.
+    # It divides 0 by 0 when a tiny alpha gives a class to full clients only: there is
+    # no partition then. Its warnings, one per draw, are less informative than the
+    # caller's error.
     with warnings.catch_warnings(), np.errstate(invalid="raise", divide="raise"):
         warnings.simplefilter("ignore")
         try:
-            parts: list[Any] = [partitioner.load_partition(client)["row"][:] for client in range(num_clients)]
+            parts: list[Any] = [
+                partitioner.load_partition(client)["row"][:] for client in range(num_clients)
+            ]
         except (ValueError, ArithmeticError):
             return None
     return [np.sort(np.asarray(part, np.int64)) for part in parts]

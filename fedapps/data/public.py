@@ -1,4 +1,6 @@
-"""The server's public unlabelled images for distillation: a folder or hub data set, whose labels are not read, or bundled photos."""
+"""The server's public unlabelled images for distillation: a folder or hub data set,
+whose labels are not read, or bundled photos.
+"""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,23 +15,32 @@ PATCHES = 4000
 Shape = tuple[int, int, int]
 
 
-def load_public(options: PublicOptions, shape: Shape, task: str, seed: int) -> npt.NDArray[np.float32]:
-    """Return the public images (m, C, H, W) in [0, 1], of the task's ``shape`` (C, H, W). Raises ``UserError``."""
+def load_public(
+    options: PublicOptions, shape: Shape, task: str, seed: int
+) -> npt.NDArray[np.float32]:
+    """Return the public images (m, C, H, W) in [0, 1], of the task's ``shape`` (C, H,
+    W). Raises ``UserError``.
+    """
     source = options.source
     if source == "auto":
         if task != "digits":
             raise UserError(
-                "public.source = 'auto': this method distils on unlabelled images, and only the digits have some by themselves: "
+                "public.source = 'auto': this method distils on unlabelled images, and only the "
+                "digits have some by themselves: "
                 "name a folder or a hub data set of images like the clients', or 'photos'"
             )
         source = "photos"
     if source == "photos":
         if shape[0] not in (1, 3) or shape[1] == 1:
             raise UserError(
-                f"public.source = 'photos': are images, but the task's samples are {_size(shape)}: name another source"
+                f"public.source = 'photos': are images, but the task's samples are {_size(shape)}: "
+                "name another source"
             )
         if options.resize:
-            raise UserError(f"public.resize = {options.resize}: patches of the photographs have the task's shape: leave it 0")
+            raise UserError(
+                f"public.resize = {options.resize}: patches of the photographs have the task's "
+                "shape: leave it 0"
+            )
         return patches(options.samples or PATCHES, shape, generator(seed, "photos"))
     pixels = read_pixels(source, options.split, options.image, options.resize)
     if 0 < options.samples < len(pixels):
@@ -39,14 +50,20 @@ def load_public(options: PublicOptions, shape: Shape, task: str, seed: int) -> n
         values = np.repeat(values.mean(1, keepdims=True), shape[0], axis=1)
     if values.shape[1:] != shape:
         raise UserError(
-            f"public.source = {options.source!r}: its images are {_size(values.shape[1:])}, the task's {_size(shape)}: "
-            + (f"set public.resize = {shape[1]}" if shape[1] == shape[2] else "name a set of the same shape")
+            f"public.source = {options.source!r}: its images are {_size(values.shape[1:])}, the "
+            f"task's {_size(shape)}: "
+            + (
+                f"set public.resize = {shape[1]}"
+                if shape[1] == shape[2]
+                else "name a set of the same shape"
+            )
         )
     return np.ascontiguousarray(values)
 
 
 def patches(count: int, shape: Shape, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Return ``count`` square patches of two photographs, of random position and size, as images of ``shape`` (C, H, W) in [0, 1].
+    """Return ``count`` square patches of two photographs, of random position and size,
+    as images of ``shape`` (C, H, W) in [0, 1].
 
     Their contrast is stretched, which makes edges resemble strokes of a pen.
     """
@@ -54,13 +71,18 @@ def patches(count: int, shape: Shape, rng: np.random.Generator) -> npt.NDArray[n
     from sklearn.datasets import load_sample_images
 
     channels, height, width = shape
-    photos = [Image.fromarray(photo).convert("L" if channels == 1 else "RGB") for photo in load_sample_images().images]
+    photos = [
+        Image.fromarray(photo).convert("L" if channels == 1 else "RGB")
+        for photo in load_sample_images().images
+    ]
     out = np.empty((count, height, width, channels), np.float32)
     for row in range(count):
         photo = photos[int(rng.integers(len(photos)))]
         side = int(rng.integers(max(height, width), min(photo.size) // 2))
         left, top = (int(rng.integers(length - side)) for length in photo.size)
-        cutting = photo.resize((width, height), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
+        cutting = photo.resize(
+            (width, height), Image.Resampling.BILINEAR, (left, top, left + side, top + side)
+        )
         values = np.asarray(cutting, np.float32).reshape(height, width, -1)
         low, high = values.min(), values.max()
         out[row] = (values - low) / max(high - low, 1)

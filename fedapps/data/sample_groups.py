@@ -1,4 +1,6 @@
-"""Groups of samples by the values of a column (``data.group``), for measures by group (``algorithms.fairness.groups``)."""
+"""Groups of samples by the values of a column (``data.group``), for measures by group
+(``algorithms.fairness.groups``).
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,36 +22,59 @@ MAX_GROUPS = 20
 
 @dataclass(frozen=True)
 class Grouping:
-    """By which column, "" for none, and by which limits of its numbers, () for its values as they are."""
+    """By which column, "" for none, and by which limits of its numbers, () for its
+    values as they are.
+    """
 
     column: str = ""
     edges: tuple[float, ...] = ()
 
     def number(self, values: Iterable[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-        """Return the group of every sample (N,), as an index into the names of the groups, and these; -1 where the value is missing.
+        """Return the group of every sample (N,), as an index into the names of the
+        groups, and these; -1 where the value is missing.
 
         Raises ``UserError`` if the values make no groups.
         """
-        known = [None if value is None or value != value else value for value in values]  # NaN differs from itself
-        levels = sorted({value for value in known if value is not None}, key=lambda value: (str(type(value)), value))
+        # NaN differs from itself
+        known = [None if value is None or value != value else value for value in values]
+        levels = sorted(
+            {value for value in known if value is not None},
+            key=lambda value: (str(type(value)), value),
+        )
         if self.edges:
             return self._between(known, levels)
         if not 1 < len(levels) <= MAX_GROUPS:
-            remedy = ": set data.group-edges, limits between numbers" if levels and all(map(_is_number, levels)) else ""
+            remedy = (
+                ": set data.group-edges, limits between numbers"
+                if levels and all(map(_is_number, levels))
+                else ""
+            )
             raise UserError(
-                f"data.group = {self.column!r}: the column has {len(levels)} values, from 2 to {MAX_GROUPS} can be groups{remedy}"
+                f"data.group = {self.column!r}: the column has {len(levels)} values, from 2 to "
+                f"{MAX_GROUPS} can be groups{remedy}"
             )
         place = {value: number for number, value in enumerate(levels)} | {None: -1}
         names = tuple(f"{level:g}" if isinstance(level, float) else str(level) for level in levels)
         return np.array([place[value] for value in known], np.int64), names
 
-    def _between(self, known: list[Any], levels: list[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    def _between(
+        self, known: list[Any], levels: list[Any]
+    ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
         if not all(map(_is_number, levels)):
-            raise UserError(f"data.group-edges: is for a column of numbers, but {self.column!r} holds text: leave it ''")
-        place = np.digitize([np.nan if value is None else float(value) for value in known], self.edges)
+            raise UserError(
+                f"data.group-edges: is for a column of numbers, but {self.column!r} holds text: "
+                "leave it ''"
+            )
+        place = np.digitize(
+            [np.nan if value is None else float(value) for value in known], self.edges
+        )
         low, high = f"below {self.edges[0]:g}", f"from {self.edges[-1]:g}"
         inner = (f"{a:g} to below {b:g}" for a, b in pairwise(self.edges))
-        return np.where([value is None for value in known], -1, place).astype(np.int64), (low, *inner, high)
+        return np.where([value is None for value in known], -1, place).astype(np.int64), (
+            low,
+            *inner,
+            high,
+        )
 
 
 def _is_number(value: object) -> bool:
@@ -62,7 +87,9 @@ def grouping_of(options: DataOptions) -> Grouping:
 
 
 def with_groups(images: Images, options: DataOptions) -> Images:
-    """Return the images with the group of each sample, read from the column ``data.group``. Raises ``UserError``."""
+    """Return the images with the group of each sample, read from the column
+    ``data.group``. Raises ``UserError``.
+    """
     source, grouping = options.source, grouping_of(options)
     if source == "digits":
         raise UserError(f"data.group = {grouping.column!r}: the digits have no such column")
@@ -72,8 +99,12 @@ def with_groups(images: Images, options: DataOptions) -> Images:
         values, feature = data[grouping.column][:], data.features[grouping.column]
         if not hasattr(feature, "dtype") or isinstance(values[0], list | dict):
             raise UserError(f"data.group = {grouping.column!r}: holds no plain value per sample")
-        if hasattr(feature, "int2str"):  # classes have names; the library numbers samples without one -1
-            values = [feature.int2str(value) if value is not None and value >= 0 else None for value in values]
+        # classes have names; the library numbers samples without one -1
+        if hasattr(feature, "int2str"):
+            values = [
+                feature.int2str(value) if value is not None and value >= 0 else None
+                for value in values
+            ]
         group, names = grouping.number(values)
         return {"group": group}, {"names": list(names)}
 
@@ -84,5 +115,7 @@ def with_groups(images: Images, options: DataOptions) -> Images:
 
 
 def members(group: npt.NDArray[np.int64] | None, count: int) -> npt.NDArray[np.bool_] | None:
-    """Return whether each sample (n,) is of each of ``count`` groups, (n, count); None without groups."""
+    """Return whether each sample (n,) is of each of ``count`` groups, (n, count); None
+    without groups.
+    """
     return None if group is None else group[:, None] == np.arange(count)

@@ -1,8 +1,11 @@
-"""Scaling of samples: images to [0, 1], sounds to [-1, 1], numbers to mean 0 and deviation 1 a channel.
+"""Scaling of samples: images to [0, 1], sounds to [-1, 1], numbers to mean 0 and
+deviation 1 a channel.
 
-The mean and deviation over several clients follow from three sums of each one, over its own training samples: the number of values,
-their sum and that of their squares. Nothing else of the data is used, so that these sums are all that clients of a real federation
-would have to send (2 C + 1 numbers). In a simulation every process adds them up from the partition, and nothing is sent.
+The mean and deviation over several clients follow from three sums of each one, over its
+own training samples: the number of values, their sum and that of their squares. Nothing
+else of the data is used, so that these sums are all that clients of a real federation
+would have to send (2 C + 1 numbers). In a simulation every process adds them up from
+the partition, and nothing is sent.
 """
 
 from collections.abc import Iterable
@@ -18,7 +21,9 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over the values of each channel: ``count`` of them, ``total`` and ``squares`` (C, 1, 1), or (1, 1, d) for vectors."""
+    """Sums over the values of each channel: ``count`` of them, ``total`` and
+    ``squares`` (C, 1, 1), or (1, 1, d) for vectors.
+    """
 
     count: int
     total: npt.NDArray[np.float64]
@@ -26,7 +31,9 @@ class Moments:
 
     @classmethod
     def of(cls, x: Floats) -> "Moments":
-        """Return those of samples (n, C, H, W). The features of a vector (1, 1, d) are channels of their own."""
+        """Return those of samples (n, C, H, W). The features of a vector (1, 1, d) are
+        channels of their own.
+        """
         axes = (0,) if x.shape[1:3] == (1, 1) else (0, 2, 3)
         total = x.sum(axes, np.float64, keepdims=True)[0]
         squares = np.square(x, dtype=np.float64).sum(axes, keepdims=True)[0]
@@ -35,7 +42,9 @@ class Moments:
 
 @dataclass(frozen=True)
 class Scale:
-    """``mean`` and ``deviation`` of each channel, of the shape of :class:`Moments`; a channel that is constant has deviation 1."""
+    """``mean`` and ``deviation`` of each channel, of the shape of :class:`Moments`; a
+    channel that is constant has deviation 1.
+    """
 
     mean: Floats
     deviation: Floats
@@ -53,16 +62,21 @@ class Scale:
         return cls(np.asarray(mean, np.float32), deviation.astype(np.float32))
 
     def of(self, x: Floats) -> Floats:
-        """Return samples with mean 0 and deviation 1, where they were those of this scale."""
+        """Return samples with mean 0 and deviation 1, where they were those of this
+        scale.
+        """
         return (x - self.mean) / self.deviation
 
 
 def inputs(images: Images, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return a copy of these samples: float32, images in [0, 1], sounds in [-1, 1], numbers as they are; tokens stay int64."""
+    """Return a copy of these samples: float32, images in [0, 1], sounds in [-1, 1],
+    numbers as they are; tokens stay int64.
+    """
     pixels = images.pixels[rows]  # a copy, also of a memory-mapped file
     if pixels.dtype == np.int64:  # tokens
         return pixels
     x = pixels.astype(np.float32)
-    if pixels.dtype != np.float32:  # in NumPy: torch would use all its threads, which is far slower on a busy machine
+    # in NumPy: torch would use all its threads, which is far slower on a busy machine
+    if pixels.dtype != np.float32:
         x /= 255 if pixels.dtype == np.uint8 else 2**15
     return x

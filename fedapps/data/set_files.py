@@ -1,4 +1,6 @@
-"""A synthetic set of images on disk, as ``datasets.load_from_disk`` reads it: what fedevg, fedcgan and fedcvae leave behind."""
+"""A synthetic set of images on disk, as ``datasets.load_from_disk`` reads it: what
+fedevg, fedcgan and fedcvae leave behind.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from fedapps.errors import UserError
 
 
 def save_set(folder: Path, x: NDArray[Any], y: NDArray[Any], num_classes: int) -> None:
-    """Write images (M, C, H, W) in [0, 1] and labels (M,) as what ``datasets.load_from_disk`` reads: ``image``, ``label``."""
+    """Write images (M, C, H, W) in [0, 1] and labels (M,) as what
+    ``datasets.load_from_disk`` reads: ``image``, ``label``.
+    """
     import datasets  # late: it takes a second
     from PIL import Image
 
@@ -23,14 +27,18 @@ def save_set(folder: Path, x: NDArray[Any], y: NDArray[Any], num_classes: int) -
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        datasets.Dataset.from_dict({"image": pictures, "label": y.tolist()}, features).save_to_disk(str(folder))
+        datasets.Dataset.from_dict({"image": pictures, "label": y.tolist()}, features).save_to_disk(
+            str(folder)
+        )
     finally:
         if shown:
             datasets.enable_progress_bars()
 
 
 def read_set(source: str) -> Images:
-    """Return the set in a folder. ``UserError`` names the setting ``data.synthetic``."""
+    """Return the set in a folder. ``UserError`` names the setting
+    ``data.synthetic``.
+    """
     try:
         return read_images(DataOptions(source=source))
     except UserError as error:

@@ -1,4 +1,6 @@
-"""The clients of a site that has many, as ``sites.client`` tells them apart: by the values of a column, or by a file of each."""
+"""The clients of a site that has many, as ``sites.client`` tells them apart: by the
+values of a column, or by a file of each.
+"""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -12,7 +14,9 @@ Names = NDArray[np.str_]
 
 
 def digest(value: str) -> str:
-    """Return the name of the client with this value: not the value itself, which may name a person and stays at the site."""
+    """Return the name of the client with this value: not the value itself, which may
+    name a person and stays at the site.
+    """
     return blake2b(value.encode(), digest_size=6).hexdigest()
 
 
@@ -23,7 +27,9 @@ def digests(values: Sequence[str]) -> Names:
 
 
 def rows_of(owners: Names, client_id: int | str) -> NDArray[np.int64]:
-    """Return the rows of the client ``SITE:NAME`` among those of ``owners`` (N,). Raises ``UserError`` if there are none."""
+    """Return the rows of the client ``SITE:NAME`` among those of ``owners`` (N,).
+    Raises ``UserError`` if there are none.
+    """
     mine = np.flatnonzero(owners == str(client_id).rpartition(":")[2])
     if not len(mine):
         raise UserError(f"client {client_id!r} has no rows at this site")

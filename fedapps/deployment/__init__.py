@@ -1,1 +1,3 @@
-"""A SuperLink and SuperNodes as real processes of this machine, with certificates and keys."""
+"""A SuperLink and SuperNodes as real processes of this machine, with certificates and
+keys.
+"""

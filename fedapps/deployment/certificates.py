@@ -1,7 +1,8 @@
-"""Certificates and keys for a deployment: a certificate authority, a server certificate signed by it, a key pair for every site.
+"""Certificates and keys for a deployment: a certificate authority, a server certificate
+signed by it, a key pair for every site.
 
-Private keys are readable by their owner only (0600), and so are their folders (0700). Nothing but :func:`check_connection` uses the
-network.
+Private keys are readable by their owner only (0600), and so are their folders (0700).
+Nothing but :func:`check_connection` uses the network.
 """
 
 import ipaddress
@@ -27,7 +28,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedapps.errors import UserError
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
-CA_DAYS, SERVER_DAYS = 3653, 365  # every site has to be given a new authority; only the server sees a new certificate of its own
+# every site has to be given a new authority; only the server sees a new certificate of
+# its own
+CA_DAYS, SERVER_DAYS = 3653, 365
 WARN_DAYS = 30
 RENEWAL = "renew it with `fedapps deploy certificates`, and restart the SuperLink"
 CONNECT_SECONDS = 5.0
@@ -39,13 +42,17 @@ def now() -> datetime:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Write a server certificate for ``hosts`` (names and addresses) into ``folder``, signed by the authority there or by a new one.
+    """Write a server certificate for ``hosts`` (names and addresses) into ``folder``,
+    signed by the authority there or by a new one.
 
-    Sites need only ``ca.pem``; ``ca.key`` need not be on the server, it is only used to renew the certificate, with the same call.
-    Raises ``UserError`` if there is half an authority, or one whose time is over.
+    Sites need only ``ca.pem``; ``ca.key`` need not be on the server, it is only used to
+    renew the certificate, with the same call. Raises ``UserError`` if there is half an
+    authority, or one whose time is over.
     """
     if not hosts:
-        raise UserError("no host named: say by which names and addresses the sites reach the server")
+        raise UserError(
+            "no host named: say by which names and addresses the sites reach the server"
+        )
     private_folder(folder)
     if (folder / CA).exists() or (folder / CA_KEY).exists():
         authority, authority_key = _authority_of(folder)
@@ -62,7 +69,9 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def ends(folder: Path) -> dict[Path, datetime]:
-    """Return the end of every certificate in a folder of :func:`make_certificates`; nothing of one that is not there."""
+    """Return the end of every certificate in a folder of :func:`make_certificates`;
+    nothing of one that is not there.
+    """
     return {path: end_of(path) for name in (CA, SERVER) if (path := folder / name).exists()}
 
 
@@ -71,17 +80,24 @@ def end_of(path: Path) -> datetime:
     return _certificate(path).not_valid_after_utc
 
 
-def warnings(certificates: Mapping[Path, datetime], authority: Path, renewal: str = RENEWAL) -> list[str]:
+def warnings(
+    certificates: Mapping[Path, datetime], authority: Path, renewal: str = RENEWAL
+) -> list[str]:
     """Return a line for every certificate that has ended, or will within WARN_DAYS.
 
-    certificates: their ends, as of :func:`ends`; authority: which of them signs the others; renewal: how a server's is renewed.
+    certificates: their ends, as of :func:`ends`; authority: which of them signs the
+    others; renewal: how a server's is renewed.
     """
     lines = []
     for path, end in certificates.items():
         left = end - now()
         if left > timedelta(days=WARN_DAYS):
             continue
-        said = f"ends on {end:%Y-%m-%d}, in {left.days} days" if left > timedelta(0) else f"has ended on {end:%Y-%m-%d}"
+        said = (
+            f"ends on {end:%Y-%m-%d}, in {left.days} days"
+            if left > timedelta(0)
+            else f"has ended on {end:%Y-%m-%d}"
+        )
         remedy = "make a new authority in another folder, and give every site its ca.pem"
         if path != authority:
             remedy = renewal
@@ -90,19 +106,27 @@ def warnings(certificates: Mapping[Path, datetime], authority: Path, renewal: st
 
 
 def make_site_key(path: Path) -> Path:
-    """Write a site's private key to ``path`` (OpenSSH, P-384, as SuperNodes require); return the public key's path, ``path``.pub."""
+    """Write a site's private key to ``path`` (OpenSSH, P-384, as SuperNodes require);
+    return the public key's path, ``path``.pub.
+    """
     if path.exists():
-        raise UserError(f"{path} exists already: a site's key is made once, choose another name or delete it")
+        raise UserError(
+            f"{path} exists already: a site's key is made once, choose another name or delete it"
+        )
     private_folder(path.parent)
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = path.with_name(path.name + ".pub")
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    public.write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+    )
     return public
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder (and its parents) that only its owner can access; an existing folder is left unchanged."""
+    """Create a folder (and its parents) that only its owner can access; an existing
+    folder is left unchanged.
+    """
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o700)
@@ -110,48 +134,69 @@ def private_folder(folder: Path) -> Path:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that is readable by its owner only, from the moment it is created."""
+    """Write a file that is readable by its owner only, from the moment it is
+    created.
+    """
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
 def check_connection(
-    host: str, port: int, authority: Path | None, connect: Callable[[float], socket.socket] | None = None
+    host: str,
+    port: int,
+    authority: Path | None,
+    connect: Callable[[float], socket.socket] | None = None,
 ) -> datetime | None:
-    """Return when the certificate of the SuperLink at this address ends; None without TLS.
+    """Return when the certificate of the SuperLink at this address ends; None without
+    TLS.
 
     Raises ``UserError`` with the reason if a site could not connect there.
 
-    ``authority``: the CA certificate that must have signed the server's; ``None``: a deployment without TLS. ``connect`` connects in
-    some other way than from here, within so many seconds.
+    ``authority``: the CA certificate that must have signed the server's; ``None``: a
+    deployment without TLS. ``connect`` connects in some other way than from here,
+    within so many seconds.
     """
     connect = connect or (lambda seconds: socket.create_connection((host, port), seconds))
     where = f"{host}:{port}"
     try:
         with connect(CONNECT_SECONDS) as plain:
             if authority is None:
-                plain.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                plain.sendall(
+                    f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+                )
                 if plain.recv(5) != b"HTTP/":
-                    raise UserError(f"{where}: TLS is spoken there, not plain HTTP: give the {CA} of that server, not --insecure")
+                    raise UserError(
+                        f"{where}: TLS is spoken there, not plain HTTP: give the {CA} of that "
+                        "server, not --insecure"
+                    )
                 return None
-            # A server without TLS may wait for a request instead of answering the handshake.
+            # A server without TLS may wait for a request instead of answering the
+            # handshake.
             context = ssl.create_default_context(cafile=str(authority))
             with context.wrap_socket(plain, server_hostname=host) as safe:
                 end = str((safe.getpeercert() or {})["notAfter"])
                 return datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
     except ssl.SSLCertVerificationError as error:
         raise UserError(
-            f"{where}: the server's certificate was not accepted ({error.verify_message}): wrong CA? "
+            f"{where}: the server's certificate was not accepted ({error.verify_message}): wrong "
+            "CA? "
             f"{authority} must be the {CA} that belongs to that server"
         ) from None
     except (ssl.SSLError, TimeoutError, ConnectionResetError):
         if authority is None:
-            raise UserError(f"{where}: no HTTP is spoken there: a server with TLS, or another port") from None
-        raise UserError(f"{where}: no TLS is spoken there: a plain HTTP server, or another port") from None
+            raise UserError(
+                f"{where}: no HTTP is spoken there: a server with TLS, or another port"
+            ) from None
+        raise UserError(
+            f"{where}: no TLS is spoken there: a plain HTTP server, or another port"
+        ) from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UserError(f"{where}: no connection ({reason}): is the SuperLink running, and is it reachable from here?") from None
+        raise UserError(
+            f"{where}: no connection ({reason}): is the SuperLink running, and is it reachable "
+            "from here?"
+        ) from None
 
 
 def _certificate(path: Path) -> x509.Certificate:
@@ -162,11 +207,14 @@ def _certificate(path: Path) -> x509.Certificate:
 
 
 def _authority_of(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Return the authority in a folder, certificate and key. Raises ``UserError`` unless both are there, and fit, and are valid."""
+    """Return the authority in a folder, certificate and key. Raises ``UserError``
+    unless both are there, and fit, and are valid.
+    """
     for there, missing in ((CA, CA_KEY), (CA_KEY, CA)):
         if not (folder / missing).exists():
             raise UserError(
-                f"{folder / there} is there without {missing}: bring that back from where it is kept and give the same command again, "
+                f"{folder / there} is there without {missing}: bring that back from where it is "
+                "kept and give the same command again, "
                 f"or name another --dir for a new authority, which every site needs then"
             )
     authority = _certificate(folder / CA)
@@ -174,18 +222,32 @@ def _authority_of(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
         key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder / CA_KEY}: holds no key without a password ({error})") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
-        raise UserError(f"{folder / CA_KEY}: is not the key of {folder / CA}: bring back the one that is")
+    if (
+        not isinstance(key, ec.EllipticCurvePrivateKey)
+        or key.public_key() != authority.public_key()
+    ):
+        raise UserError(
+            f"{folder / CA_KEY}: is not the key of {folder / CA}: bring back the one that is"
+        )
     if authority.not_valid_after_utc <= now():
-        raise UserError("; ".join(warnings({folder / CA: authority.not_valid_after_utc}, folder / CA)))
+        raise UserError(
+            "; ".join(warnings({folder / CA: authority.not_valid_after_utc}, folder / CA))
+        )
     return authority, key
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, name: x509.Name) -> x509.Certificate:
     usage = x509.KeyUsage(
-        key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        key_cert_sign=True,
+        crl_sign=True,
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     return (
         _builder(name, name, key, now() + timedelta(days=CA_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -213,7 +275,9 @@ def _server(
     )
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, end: datetime) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, end: datetime
+) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

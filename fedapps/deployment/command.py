@@ -1,4 +1,6 @@
-"""`fedapps deploy`: a SuperLink and SuperNodes as processes on this machine; certificates and keys for deployments on several."""
+"""`fedapps deploy`: a SuperLink and SuperNodes as processes on this machine;
+certificates and keys for deployments on several.
+"""
 
 import argparse
 import sys
@@ -25,50 +27,120 @@ def add_parser(commands: Any) -> None:
     actions = deploy.add_subparsers(required=True, metavar="ACTION")
 
     up = _action(actions, "up", _up, "start a deployment, or what is not running of one")
-    up.add_argument("--nodes", type=int, metavar="N", help="sites that share the data of the settings (default: 3)")
     up.add_argument(
-        "--site", action="append", default=[], metavar="NAME=PATH", help="a site with data of its own; may stand several times"
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="sites that share the data of the settings (default: 3)",
     )
-    up.add_argument("--port", type=int, help="port of the SuperLink on 127.0.0.1 (default: a free one)")
-    up.add_argument("--insecure", action="store_true", help="plain HTTP, and no keys: for trying only")
-    up.add_argument("--no-wall", action="store_true", help="leave the ports open to every process of this machine")
+    up.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="a site with data of its own; may stand several times",
+    )
+    up.add_argument(
+        "--port", type=int, help="port of the SuperLink on 127.0.0.1 (default: a free one)"
+    )
+    up.add_argument(
+        "--insecure", action="store_true", help="plain HTTP, and no keys: for trying only"
+    )
+    up.add_argument(
+        "--no-wall",
+        action="store_true",
+        help="leave the ports open to every process of this machine",
+    )
     up.add_argument(
         "--warm",
         action="store_true",
-        help="each site keeps a process with what its client imports, and forks it for every message",
+        help="each site keeps a process with what its client imports, and forks it for every "
+        "message",
     )
 
-    _action(actions, "status", _status, "say which sites run and are connected; exit status 1 if not all are")
+    _action(
+        actions,
+        "status",
+        _status,
+        "say which sites run and are connected; exit status 1 if not all are",
+    )
     logs = _action(actions, "logs", _logs, "print the log of the SuperLink or of a site")
     logs.add_argument("site", nargs="?", metavar="SITE", help="default: the SuperLink")
-    logs.add_argument("--lines", type=int, default=50, metavar="N", help="so many from the end (default: 50)")
+    logs.add_argument(
+        "--lines", type=int, default=50, metavar="N", help="so many from the end (default: 50)"
+    )
     json_log.add_option(logs)
-    flwr = _action(actions, "flwr", _flwr, "run Flower's own command on the deployment, as connection `own`")
-    flwr.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="for example: run . own --stream")
+    flwr = _action(
+        actions, "flwr", _flwr, "run Flower's own command on the deployment, as connection `own`"
+    )
+    flwr.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="for example: run . own --stream"
+    )
     down = _action(actions, "down", _down, "end all processes and remove the folder")
-    down.add_argument("--keep", action="store_true", help="keep the folder: keys, data, what the clients have stored")
+    down.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the folder: keys, data, what the clients have stored",
+    )
 
     certificates = _action(
-        actions, "certificates", _certificates, "write a CA and a server certificate, for real machines", folder=False
+        actions,
+        "certificates",
+        _certificates,
+        "write a CA and a server certificate, for real machines",
+        folder=False,
     )
-    certificates.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses by which the sites reach the server")
     certificates.add_argument(
-        "--dir", type=Path, default=Path("certificates"), metavar="DIR", help="where (default: certificates)"
+        "hosts",
+        nargs="+",
+        metavar="HOST",
+        help="names and addresses by which the sites reach the server",
     )
-    key = _action(actions, "key", _key, "write a key pair for a site, FILE and FILE.pub", folder=False)
+    certificates.add_argument(
+        "--dir",
+        type=Path,
+        default=Path("certificates"),
+        metavar="DIR",
+        help="where (default: certificates)",
+    )
+    key = _action(
+        actions, "key", _key, "write a key pair for a site, FILE and FILE.pub", folder=False
+    )
     key.add_argument("file", type=Path, metavar="FILE")
-    warm = _action(actions, "warm", _warm, "write a folder for the front of a SuperNode's PATH: clients start warm", folder=False)
+    warm = _action(
+        actions,
+        "warm",
+        _warm,
+        "write a folder for the front of a SuperNode's PATH: clients start warm",
+        folder=False,
+    )
     warm.add_argument("folder", type=Path, metavar="DIR")
-    check = _action(actions, "check", _check, "say whether a SuperLink can be reached from here, and if not, why", folder=False)
+    check = _action(
+        actions,
+        "check",
+        _check,
+        "say whether a SuperLink can be reached from here, and if not, why",
+        folder=False,
+    )
     check.add_argument("address", metavar="HOST:PORT")
-    check.add_argument("--ca", type=Path, metavar="FILE", help="the CA's certificate (default: none, plain HTTP)")
+    check.add_argument(
+        "--ca", type=Path, metavar="FILE", help="the CA's certificate (default: none, plain HTTP)"
+    )
 
 
-def _action(actions: Any, name: str, command: Any, text: str, folder: bool = True) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+def _action(
+    actions: Any, name: str, command: Any, text: str, folder: bool = True
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}."
+    )
     if folder:
         parser.add_argument(
-            "--dir", type=Path, default=DEFAULT, metavar="DIR", help=f"folder of the deployment (default: {DEFAULT})"
+            "--dir",
+            type=Path,
+            default=DEFAULT,
+            metavar="DIR",
+            help=f"folder of the deployment (default: {DEFAULT})",
         )
     parser.set_defaults(command=command)
     return parser
@@ -91,7 +163,8 @@ def _up(arguments: argparse.Namespace) -> int:
             or arguments.warm
         ):
             raise UserError(
-                f"{folder} holds a deployment: `fedapps deploy down` first, or give nothing but --dir to start it again"
+                f"{folder} holds a deployment: `fedapps deploy down` first, or give nothing but "
+                "--dir to start it again"
             )
         deployment = Deployment.open(folder)
     else:
@@ -99,7 +172,9 @@ def _up(arguments: argparse.Namespace) -> int:
         walled, warning = choice(refused="--no-wall" if arguments.no_wall else "")
         if warning:
             print(f"fedapps: {warning}", file=sys.stderr)
-        deployment = Deployment.create(folder, sites, arguments.port, arguments.insecure, walled, arguments.warm)
+        deployment = Deployment.create(
+            folder, sites, arguments.port, arguments.insecure, walled, arguments.warm
+        )
     try:
         deployment.start()
     except BaseException:  # also Ctrl-C: leave no partial deployment behind
@@ -108,7 +183,9 @@ def _up(arguments: argparse.Namespace) -> int:
         raise
     run_option = "" if arguments.dir == DEFAULT else f" --deployment {arguments.dir}"
     dir_option = "" if arguments.dir == DEFAULT else f" --dir {arguments.dir}"
-    print(f"SuperLink 127.0.0.1:{deployment.port}, sites {', '.join(deployment.sites)}, in {folder}")
+    print(
+        f"SuperLink 127.0.0.1:{deployment.port}, sites {', '.join(deployment.sites)}, in {folder}"
+    )
     print(f"ports: {reach(deployment)}")
     print(f"run:   fedapps run FILE.toml --engine deployment{run_option}")
     config = f"--run-config 'num-clients={len(deployment.sites)} ...'"
@@ -127,7 +204,10 @@ def reach(deployment: "Deployment") -> str:
 def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
     """Return the node configurations requested by --nodes or --site, by site name."""
     if arguments.nodes is not None and arguments.site:
-        raise UserError("--nodes and --site: give one of them: the settings' data are dealt to sites, or sites have their own")
+        raise UserError(
+            "--nodes and --site: give one of them: the settings' data are dealt to sites, or sites "
+            "have their own"
+        )
     if not arguments.site:
         nodes = 3 if arguments.nodes is None else arguments.nodes
         if nodes < 1:
@@ -156,8 +236,17 @@ def _status(arguments: argparse.Namespace) -> int:
     deployment = Deployment.open(arguments.dir)
     rows = deployment.status()
     tell(deployment.warnings())
-    link = "answers" if deployment.healthy() else "running" if deployment.superlink.alive() else "stopped"
-    print(f"SuperLink 127.0.0.1:{deployment.port}: {link}, {'plain HTTP' if deployment.insecure else 'TLS, authenticated sites'}")
+    link = (
+        "answers"
+        if deployment.healthy()
+        else "running"
+        if deployment.superlink.alive()
+        else "stopped"
+    )
+    print(
+        f"SuperLink 127.0.0.1:{deployment.port}: {link}, "
+        f"{'plain HTTP' if deployment.insecure else 'TLS, authenticated sites'}"
+    )
     print(f"ports: {reach(deployment)}")
     table = Table(box=None, pad_edge=False)
     for column in ("site", "node", "process", "superlink"):
@@ -165,7 +254,9 @@ def _status(arguments: argparse.Namespace) -> int:
     for row in rows:
         table.add_row(*row.values())
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    well = link == "answers" and all(row["process"] == "running" and row["superlink"] == "online" for row in rows)
+    well = link == "answers" and all(
+        row["process"] == "running" and row["superlink"] == "online" for row in rows
+    )
     return 0 if well else 1
 
 
@@ -214,11 +305,21 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _certificates(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.certificates import CA, SERVER, SERVER_KEY, end_of, make_certificates, warnings
+    from fedapps.deployment.certificates import (
+        CA,
+        SERVER,
+        SERVER_KEY,
+        end_of,
+        make_certificates,
+        warnings,
+    )
 
     folder = arguments.dir.expanduser().absolute()
     make_certificates(folder, arguments.hosts)
-    print(f"server: {folder / SERVER} (until {end_of(folder / SERVER):%Y-%m-%d}) and {folder / SERVER_KEY} (secret)")
+    print(
+        f"server: {folder / SERVER} (until {end_of(folder / SERVER):%Y-%m-%d}) and "
+        f"{folder / SERVER_KEY} (secret)"
+    )
     print(f"sites:  {folder / CA} (until {end_of(folder / CA):%Y-%m-%d})")
     tell(warnings({folder / CA: end_of(folder / CA)}, folder / CA))
     return 0
@@ -251,5 +352,8 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.ca is not None and end is not None:
         server = Path(f"the certificate of {arguments.address}")
         tell(warnings({arguments.ca: end_of(arguments.ca), server: end}, arguments.ca))
-    print(f"{arguments.address} can be reached" + (", and its certificate is good" if arguments.ca else ", over plain HTTP"))
+    print(
+        f"{arguments.address} can be reached"
+        + (", and its certificate is good" if arguments.ca else ", over plain HTTP")
+    )
     return 0

@@ -1,13 +1,17 @@
-"""A deployment on this machine: a SuperLink and one SuperNode per site, as processes on the loopback interface, in one folder.
+"""A deployment on this machine: a SuperLink and one SuperNode per site, as processes on
+the loopback interface, in one folder.
 
-    with Deployment.create(folder, {"a": {"partition-id": 0, "num-partitions": 1}}) as deployment:
-        deployment.start()      # TLS and node authentication, with newly created certificates and keys
+    sites = {"a": {"partition-id": 0, "num-partitions": 1}}
+    with Deployment.create(folder, sites) as deployment:
+        deployment.start()  # TLS, node authentication, new certificates, keys
         deployment.sites["a"].kill()
         deployment.sites["a"].start()
 
-The folder holds everything: `certificates/`, `superlink/` (database, log, Flower's home with the connection `own`), and `sites/NAME/`,
-each with the key, log, Flower home, data and store of one site, as on a machine of its own. The programs outlive the process that
-starts them; another process finds them by the folder (`Deployment.open`). Behind a wall (`engines/wall.py`), `wall/` is its holder's.
+The folder holds everything: `certificates/`, `superlink/` (database, log, Flower's home
+with the connection `own`), and `sites/NAME/`, each with the key, log, Flower home, data
+and store of one site, as on a machine of its own. The programs outlive the process that
+starts them; another process finds them by the folder (`Deployment.open`). Behind a wall
+(`engines/wall.py`), `wall/` is its holder's.
 """
 
 import contextlib
@@ -50,41 +54,57 @@ HOSTS = [HOST, "localhost"]
 END_SECONDS = 10.0  # timeout for programs to end after SIGTERM
 FACTS = "deployment.json"
 ONLINE = re.compile(r"SuperNode ID: (\d+)")
-NOT_ACTIVATED = "[code: 2004]"  # Flower's error for an unknown key, and for a key it believes to be connected already
+# Flower's error for an unknown key, and for a key it believes to be connected already
+NOT_ACTIVATED = "[code: 2004]"
 RETRY_SECONDS = 3.0
 
 
 class Program:
-    """A background program and its child processes; `folder` holds its log, process id and Flower home."""
+    """A background program and its child processes; `folder` holds its log, process id
+    and Flower home.
+    """
 
     def __init__(self, folder: Path, deployment: Path, command: Sequence[str]) -> None:
         self.folder, self.command = folder, list(command)
         self.wall: Wall | None = None  # to start behind
         self.log = folder / "log"
         self.environment = environment_of(os.environ, folder / "home", program("flwr").parent)
-        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # every poll costs each site 2 ms, even without a run
-        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise a site would compile the app anew for every message
-        # These mark the program's processes, by which they are found; the second marks those of the whole deployment.
+        # every poll costs each site 2 ms, even without a run
+        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"
+        # otherwise a site would compile the app anew for every message
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        # These mark the program's processes, by which they are found; the second marks
+        # those of the whole deployment.
         self.mark = f"FEDAPPS_PROGRAM={folder}"
         self.environment |= {"FEDAPPS_PROGRAM": str(folder), "FEDAPPS_DEPLOYMENT": str(deployment)}
         for name in ("home", "cwd"):
             private_folder(folder / name)
 
     def launch(self) -> int:
-        """Start the program in its own session; return the byte offset at which its log output begins."""
+        """Start the program in its own session; return the byte offset at which its log
+        output begins.
+        """
         begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.log.chmod(0o600)
             started = subprocess.Popen(
-                entered(self.wall, self.command), cwd=self.folder / "cwd", env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                entered(self.wall, self.command),
+                cwd=self.folder / "cwd",
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         (self.folder / "pid").write_text(str(started.pid))
-        self.process: subprocess.Popen[bytes] = started  # kept so that it can be waited for when it ends
+        # kept so that it can be waited for when it ends
+        self.process: subprocess.Popen[bytes] = started
         return begin
 
     def alive(self) -> bool:
-        """Return whether the program itself is running, whichever process started it."""
+        """Return whether the program itself is running, whichever process started
+        it.
+        """
         if isinstance(process := getattr(self, "process", None), subprocess.Popen):
             return process.poll() is None
         path = self.folder / "pid"
@@ -96,7 +116,9 @@ class Program:
         return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
     def kill(self) -> None:
-        """End the program and its child processes immediately (SIGKILL), as in a power failure."""
+        """End the program and its child processes immediately (SIGKILL), as in a power
+        failure.
+        """
         while alive := marked(self.mark):
             for one in alive:
                 with contextlib.suppress(ProcessLookupError):
@@ -115,7 +137,9 @@ class Program:
 
 
 def end_programs(programs: Sequence[Program]) -> None:
-    """Send SIGTERM to all programs once, and kill what is left after END_SECONDS. A second SIGTERM would abort their shutdown."""
+    """Send SIGTERM to all programs once, and kill what is left after END_SECONDS. A
+    second SIGTERM would abort their shutdown.
+    """
     for one in programs:
         for process in marked(one.mark):
             with contextlib.suppress(ProcessLookupError):
@@ -130,19 +154,37 @@ def end_programs(programs: Sequence[Program]) -> None:
 class Site(Program):
     """A SuperNode; `config` is its node configuration."""
 
-    def __init__(self, deployment: "Deployment", name: str, config: Mapping[str, Value], port: int) -> None:
+    def __init__(
+        self, deployment: "Deployment", name: str, config: Mapping[str, Value], port: int
+    ) -> None:
         self.name, self.config, self.deployment = name, dict(config), deployment
         folder = deployment.folder / "sites" / name
-        command = [str(program("flower-supernode")), "--superlink", f"{HOST}:{deployment.port}", "--port", str(port)]
+        command = [
+            str(program("flower-supernode")),
+            "--superlink",
+            f"{HOST}:{deployment.port}",
+            "--port",
+            str(port),
+        ]
         self.authority = None if deployment.insecure else folder / CA
         if self.authority is None:
             command += ["--insecure"]
         else:
-            command += ["--root-certificates", str(folder / CA), "--auth-supernode-private-key", str(folder / "key")]
-        command += ["--node-config", " ".join(f"{key}={toml_value(value)}" for key, value in config.items())]
+            command += [
+                "--root-certificates",
+                str(folder / CA),
+                "--auth-supernode-private-key",
+                str(folder / "key"),
+            ]
+        command += [
+            "--node-config",
+            " ".join(f"{key}={toml_value(value)}" for key, value in config.items()),
+        ]
         super().__init__(folder, deployment.folder, command)
         if deployment.warm:
-            self.environment["PATH"] = f"{make_warm(folder / 'warm')}{os.pathsep}{self.environment['PATH']}"
+            self.environment["PATH"] = (
+                f"{make_warm(folder / 'warm')}{os.pathsep}{self.environment['PATH']}"
+            )
         self.begin = 0
 
     def launch(self) -> int:
@@ -152,7 +194,9 @@ class Site(Program):
         return self.begin
 
     def start(self) -> None:
-        """Start the SuperNode and wait until it is connected. Raises UserError or RunFailed with the reason if that fails."""
+        """Start the SuperNode and wait until it is connected. Raises UserError or
+        RunFailed with the reason if that fails.
+        """
         self.deployment.check_connection(self.authority)
         self.launch()
         self.wait()
@@ -160,8 +204,8 @@ class Site(Program):
     def wait(self) -> None:
         """Wait until the SuperNode is connected.
 
-        After a SIGKILL the SuperLink considers the old SuperNode connected until it has not heard from it for a minute, and refuses
-        the new one until then.
+        After a SIGKILL the SuperLink considers the old SuperNode connected until it has
+        not heard from it for a minute, and refuses the new one until then.
         """
         deadline = time.monotonic() + START_SECONDS
         while not (said := ONLINE.findall(words := self.words(self.begin))):
@@ -169,7 +213,8 @@ class Site(Program):
                 refused = f"site {self.name!r} was not let in: {reason_of(words)}"
                 if NOT_ACTIVATED in words and not (self.folder / "registered").exists():
                     raise RunFailed(
-                        f"{refused}; its key is not registered: flwr supernode register {self.folder / 'key.pub'} own"
+                        f"{refused}; its key is not registered: flwr supernode register "
+                        f"{self.folder / 'key.pub'} own"
                     )
                 if NOT_ACTIVATED not in words or time.monotonic() > deadline:
                     raise RunFailed(refused)
@@ -177,32 +222,48 @@ class Site(Program):
                 self.kill()  # its child processes may still be running
                 self.launch()
             if time.monotonic() > deadline:
-                raise RunFailed(f"site {self.name!r} did not connect within {START_SECONDS:.0f} s; see {self.log}")
+                raise RunFailed(
+                    f"site {self.name!r} did not connect within {START_SECONDS:.0f} s; see "
+                    f"{self.log}"
+                )
             time.sleep(0.1)
         self.node_id = said[-1]
         (self.folder / "node-id").write_text(self.node_id)
 
 
 class Deployment:
-    """A SuperLink and its sites; see the module docstring. Use `create` or `open` to get one."""
+    """A SuperLink and its sites; see the module docstring. Use `create` or `open` to
+    get one.
+    """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self.folder, self.port, self.insecure = folder, int(facts["port"]), bool(facts["insecure"])
         self.certificates = folder / "certificates"
         link = folder / "superlink"
         command = [str(program("flower-superlink")), "--host", HOST, "--port", str(self.port)]
-        command += ["--database", str(link / "state.db"), "--disable-runtime-dependency-installation"]
+        command += [
+            "--database",
+            str(link / "state.db"),
+            "--disable-runtime-dependency-installation",
+        ]
         if self.insecure:
             command += ["--insecure"]
         else:
-            for option, name in {"ca-certfile": CA, "certfile": SERVER, "keyfile": SERVER_KEY}.items():
+            for option, name in {
+                "ca-certfile": CA,
+                "certfile": SERVER,
+                "keyfile": SERVER_KEY,
+            }.items():
                 command += [f"--ssl-{option}", str(self.certificates / name)]
             command += ["--enable-supernode-auth"]
         self.superlink = Program(link, folder, command)
         self.holder = Program(folder / "wall", folder, HOLD) if facts.get("walled") else None
         self.mark = f"FEDAPPS_DEPLOYMENT={folder}"
         self.warm = bool(facts.get("warm"))
-        self.sites = {name: Site(self, name, one["config"], one["port"]) for name, one in facts["sites"].items()}
+        self.sites = {
+            name: Site(self, name, one["config"], one["port"])
+            for name, one in facts["sites"].items()
+        }
         self.guard: Guard | None = None
 
     @classmethod
@@ -215,25 +276,39 @@ class Deployment:
         walled: bool = False,
         warm: bool = False,
     ) -> Self:
-        """Create the folder of a deployment, with certificates and keys, without starting anything.
+        """Create the folder of a deployment, with certificates and keys, without
+        starting anything.
 
-        sites: node configurations by site name; a `store-dir` in the site's folder is added. port: of the SuperLink; None: a free one.
-        walled: nobody but this user reaches the programs' ports, and they reach no network. warm: sites keep a process from which their
-        clients are forked (`warm_process.py`).
+        sites: node configurations by site name; a `store-dir` in the site's folder is
+        added. port: of the SuperLink; None: a free one. walled: nobody but this user
+        reaches the programs' ports, and they reach no network. warm: sites keep a
+        process from which their clients are forked (`warm_process.py`).
         """
         folder = folder.expanduser().absolute()
         if (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())):
             raise UserError(
-                f"{folder} is not empty: `fedapps deploy down --dir {folder}` removes a deployment, or choose another --dir"
+                f"{folder} is not empty: `fedapps deploy down --dir {folder}` removes a "
+                "deployment, or choose another --dir"
             )
         if not sites:
-            raise UserError("a deployment needs at least one site: --nodes 3, or --site NAME=FOLDER")
+            raise UserError(
+                "a deployment needs at least one site: --nodes 3, or --site NAME=FOLDER"
+            )
         for name in sites:
             if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-                raise UserError(f"site {name!r}: a name has letters, digits, '.', '-' and '_', and begins with a letter or digit")
+                raise UserError(
+                    f"site {name!r}: a name has letters, digits, '.', '-' and '_', and begins with "
+                    "a letter or digit"
+                )
         chosen = free_port() if port is None else checked_port(port)
         private_folder(folder).chmod(0o700)
-        facts: dict[str, Any] = {"port": chosen, "insecure": insecure, "walled": walled, "warm": warm, "sites": {}}
+        facts: dict[str, Any] = {
+            "port": chosen,
+            "insecure": insecure,
+            "walled": walled,
+            "warm": warm,
+            "sites": {},
+        }
         taken = {chosen}
         for name, config in sites.items():
             site = private_folder(folder / "sites" / name)
@@ -241,29 +316,45 @@ class Deployment:
             while (runtime := free_port()) in taken:
                 pass
             taken.add(runtime)
-            facts["sites"][name] = {"config": {"store-dir": str(site / "store"), **config}, "port": runtime}
+            facts["sites"][name] = {
+                "config": {"store-dir": str(site / "store"), **config},
+                "port": runtime,
+            }
         if not insecure:
             make_certificates(folder / "certificates", HOSTS)
             for name in sites:
                 make_site_key(folder / "sites" / name / "key")
                 shutil.copy(folder / "certificates" / CA, folder / "sites" / name)
         made = cls(folder, facts)
-        connection = "insecure = true" if insecure else f"root-certificates = {toml_value(str(made.certificates / CA))}"
-        text = f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "{HOST}:{chosen}"\n{connection}\n'
+        connection = (
+            "insecure = true"
+            if insecure
+            else f"root-certificates = {toml_value(str(made.certificates / CA))}"
+        )
+        text = (
+            '[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = '
+            f'"{HOST}:{chosen}"\n{connection}\n'
+        )
         (made.home / "config.toml").write_text(text)
         (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
         return made
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Return the deployment in a folder, running or not. Raises UserError if there is none."""
+        """Return the deployment in a folder, running or not. Raises UserError if there
+        is none.
+        """
         folder = folder.expanduser().absolute()
         try:
             return cls(folder, json.loads((folder / FACTS).read_text()))
         except FileNotFoundError:
-            raise UserError(f"{folder}: no deployment there: `fedapps deploy up --dir {folder}` makes one") from None
+            raise UserError(
+                f"{folder}: no deployment there: `fedapps deploy up --dir {folder}` makes one"
+            ) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder / FACTS}: cannot be read ({error}): remove the folder and make a new one") from None
+            raise UserError(
+                f"{folder / FACTS}: cannot be read ({error}): remove the folder and make a new one"
+            ) from None
 
     @property
     def home(self) -> Path:
@@ -275,10 +366,12 @@ class Deployment:
         """The CA certificate that the sites trust; None without TLS."""
         return None if self.insecure else self.certificates / CA
 
-    # --- start and end ----------------------------------------------------------------------------------------------
+    # --- start and end ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all programs that are not running, register the sites' keys, and wait until all sites are connected."""
+        """Start all programs that are not running, register the sites' keys, and wait
+        until all sites are connected.
+        """
         self.build_wall()
         self.start_superlink()
         self.register()
@@ -290,12 +383,18 @@ class Deployment:
 
     @property
     def wall(self) -> Wall | None:
-        """The wall around the programs; None if there shall be none. Raises NoWall if there shall be one and it does not stand."""
+        """The wall around the programs; None if there shall be none. Raises NoWall if
+        there shall be one and it does not stand.
+        """
         if self.holder is None:
             return None
         if not self.holder.alive():
-            raise NoWall(f"the deployment is not running: `fedapps deploy up --dir {self.folder}` starts it")
-        return Wall.of(int((self.holder.folder / "pid").read_text()), self.holder.words, lambda: True)
+            raise NoWall(
+                f"the deployment is not running: `fedapps deploy up --dir {self.folder}` starts it"
+            )
+        return Wall.of(
+            int((self.holder.folder / "pid").read_text()), self.holder.words, lambda: True
+        )
 
     def build_wall(self) -> None:
         """Build the wall if there shall be one and it does not stand. Raises NoWall."""
@@ -311,7 +410,8 @@ class Deployment:
         if self.superlink.alive():
             return
         if self.warnings() and (self.certificates / CA_KEY).exists():
-            make_certificates(self.certificates, HOSTS)  # which the authority that the sites know signs
+            # which the authority that the sites know signs
+            make_certificates(self.certificates, HOSTS)
         self.superlink.wall = self.wall
         self.superlink.launch()
         deadline = time.monotonic() + START_SECONDS
@@ -319,12 +419,19 @@ class Deployment:
             if not self.superlink.alive():
                 raise RunFailed(f"the SuperLink has ended: {reason_of(self.superlink.words())}")
             if time.monotonic() > deadline:
-                raise RunFailed(f"the SuperLink did not answer within {START_SECONDS:.0f} s; see {self.superlink.log}")
+                raise RunFailed(
+                    f"the SuperLink did not answer within {START_SECONDS:.0f} s; see "
+                    f"{self.superlink.log}"
+                )
             time.sleep(0.1)
 
     def register(self) -> None:
         """Register the public keys of new sites with the SuperLink."""
-        new = [site for site in self.sites.values() if not self.insecure and not (site.folder / "registered").exists()]
+        new = [
+            site
+            for site in self.sites.values()
+            if not self.insecure and not (site.folder / "registered").exists()
+        ]
         connection = self.connection()
         try:
             for site in new:
@@ -332,7 +439,8 @@ class Deployment:
                 answer = connection.ask("supernode", "register", key, "own", "--name", site.name)
                 if not answer.get("success"):
                     raise RunFailed(
-                        f"the key of site {site.name!r} was not registered: {one_line(str(answer.get('error-message')))}"
+                        f"the key of site {site.name!r} was not registered: "
+                        f"{one_line(str(answer.get('error-message')))}"
                     )
                 (site.folder / "registered").write_text(str(answer["node-id"]))
         finally:
@@ -354,14 +462,21 @@ class Deployment:
             connection.close()
 
     def check(self) -> None:
-        """Raise UserError with the reason if no run could be started on this deployment."""
+        """Raise UserError with the reason if no run could be started on this
+        deployment.
+        """
         self.check_connection(self.authority)
         down = [site.name for site in self.sites.values() if not site.alive()]
         if down:
-            raise UserError(f"not running: {', '.join(down)}: `fedapps deploy up --dir {self.folder}` starts them again")
+            raise UserError(
+                f"not running: {', '.join(down)}: `fedapps deploy up --dir {self.folder}` starts "
+                "them again"
+            )
 
     def check_connection(self, authority: Path | None) -> None:
-        """Raise UserError with the reason if the SuperLink cannot be reached by who trusts this authority."""
+        """Raise UserError with the reason if the SuperLink cannot be reached by who
+        trusts this authority.
+        """
         check_connection(HOST, self.port, authority, self.connect)
 
     def connect(self, seconds: float) -> socket.socket:
@@ -369,11 +484,14 @@ class Deployment:
         try:
             return connect(self.wall, self.port, seconds)
         except NoWall:  # never to the port of the same number outside
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)) from None
+            raise ConnectionRefusedError(
+                errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)
+            ) from None
 
     def stop(self) -> None:
         """End all processes; the folder is kept, and `start` continues from it."""
-        # Sites first: a site that does not sign off from the SuperLink cannot reconnect for a minute.
+        # Sites first: a site that does not sign off from the SuperLink cannot reconnect
+        # for a minute.
         end_programs(list(self.sites.values()))
         end_programs([self.superlink])
         if self.holder is not None:
@@ -393,15 +511,20 @@ class Deployment:
         if self.guard is not None:
             self.guard.release()
 
-    # --- questions ---------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------
 
     def status(self) -> list[dict[str, str]]:
-        """Return a row per site: its name, node id, whether its process is running, and its status on the SuperLink."""
+        """Return a row per site: its name, node id, whether its process is running, and
+        its status on the SuperLink.
+        """
         seen: dict[str, str] = {}
         if self.healthy():
             connection = self.connection()
             try:
-                seen = {node["node-id"]: node["status"] for node in connection.ask("supernode", "list", "own").get("nodes", [])}
+                seen = {
+                    node["node-id"]: node["status"]
+                    for node in connection.ask("supernode", "list", "own").get("nodes", [])
+                }
             finally:
                 connection.close()
         rows = []
@@ -409,21 +532,39 @@ class Deployment:
             path = site.folder / "node-id"
             node = path.read_text() if path.exists() else ""
             process = "running" if site.alive() else "stopped"
-            rows.append({"site": site.name, "node": node, "process": process, "superlink": seen.get(node, "unknown")})
+            rows.append(
+                {
+                    "site": site.name,
+                    "node": node,
+                    "process": process,
+                    "superlink": seen.get(node, "unknown"),
+                }
+            )
         return rows
 
     def warnings(self) -> list[str]:
         """Return a line for every certificate that has ended or soon will."""
-        renewal = f"renew it with `fedapps deploy down --keep --dir {self.folder}`, then `fedapps deploy up --dir {self.folder}`"
-        return [] if self.insecure else warnings(ends(self.certificates), self.certificates / CA, renewal)
+        renewal = (
+            f"renew it with `fedapps deploy down --keep --dir {self.folder}`, then `fedapps "
+            f"deploy up --dir {self.folder}`"
+        )
+        return (
+            []
+            if self.insecure
+            else warnings(ends(self.certificates), self.certificates / CA, renewal)
+        )
 
     def connection(self, poll: Callable[[], None] | None = None) -> "DeploymentConnection":
-        """Return a connection for `flwr` commands on this deployment; the caller must close it."""
+        """Return a connection for `flwr` commands on this deployment; the caller must
+        close it.
+        """
         return DeploymentConnection(self, poll or (lambda: None))
 
 
 class DeploymentConnection(Connection):
-    """Runs `flwr` commands on a deployment; their output is in a folder that `close` removes."""
+    """Runs `flwr` commands on a deployment; their output is in a folder that `close`
+    removes.
+    """
 
     def __init__(self, deployment: Deployment, poll: Callable[[], None]) -> None:
         self.deployment = deployment
@@ -440,7 +581,9 @@ class DeploymentConnection(Connection):
         return self.deployment.superlink.alive()
 
     def log_text(self) -> str:
-        """Return what the SuperLink has logged since this connection was made: it may have run for months."""
+        """Return what the SuperLink has logged since this connection was made: it may
+        have run for months.
+        """
         return self.deployment.superlink.words(self.begin)
 
     def close(self) -> None:

@@ -22,10 +22,11 @@ def run_on_deployment(
     poll: Callable[[], None] | None = None,
     ended: Callable[[], str | None] | None = None,
 ) -> Outcome:
-    """Run this project's app on the SuperNodes of a deployment and wait for it to end; the deployment keeps running.
+    """Run this project's app on the SuperNodes of a deployment and wait for it to end;
+    the deployment keeps running.
 
-    The other arguments, Ctrl-C and the outcome are as in `run_simulation`. Raises UserError if the SuperLink cannot be reached or a
-    site is not running.
+    The other arguments, Ctrl-C and the outcome are as in `run_simulation`. Raises
+    UserError if the SuperLink cannot be reached or a site is not running.
     """
     deployment.check()
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +34,9 @@ def run_on_deployment(
     run = SubmittedRun(connection, log_path, on_line, ended)
     try:
         with tempfile.TemporaryDirectory(prefix="app-", dir=connection.base) as folder:
-            return run.carry_out(copy_app(Path(folder) / "app", own_files(run_config), run_config), run_config)
+            return run.carry_out(
+                copy_app(Path(folder) / "app", own_files(run_config), run_config), run_config
+            )
     except KeyboardInterrupt:
         with signals_ignored():
             run.stop()

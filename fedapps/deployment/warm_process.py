@@ -1,16 +1,23 @@
-"""A process that has imported what a client needs, and forks itself for every message: a client then starts in milliseconds.
+"""A process that has imported what a client needs, and forks itself for every message:
+a client then starts in milliseconds.
 
-Flower starts the program ``flwr-clientapp`` for every message, and finds it by its name. ``fedapps.deployment.warm`` writes a program
-of that name which runs this file, for the front of the SuperNode's PATH:
+Flower starts the program ``flwr-clientapp`` for every message, and finds it by its
+name. ``fedapps.deployment.warm`` writes a program of that name which runs this file,
+for the front of the SuperNode's PATH:
 
-    python -P warm_process.py ask SOCKET PROGRAM [ARGUMENT ...]   the stand-in: hands its arguments over, ends as the client does
-    python -P warm_process.py keep SOCKET PARENT [ENTRY]          the warm process: ends with the process PARENT
+    python -P warm_process.py ask SOCKET PROGRAM [ARGUMENT ...]
+        the stand-in: hands its arguments over, ends as the client does
+    python -P warm_process.py keep SOCKET PARENT [ENTRY]
+        the warm process: ends with the process PARENT
 
-The first message finds no warm process: it runs PROGRAM, as without this file, and starts one for the next. That one imports Flower's
-client program, and after every message what the client had imported from the installed packages, PyTorch for one. It never imports an
-app: every message still has a process of its own, which loads the app of its run as always and leaves nothing behind.
+The first message finds no warm process: it runs PROGRAM, as without this file, and
+starts one for the next. That one imports Flower's client program, and after every
+message what the client had imported from the installed packages, PyTorch for one. It
+never imports an app: every message still has a process of its own, which loads the app
+of its run as always and leaves nothing behind.
 
-This file imports no part of fedapps: the app of a run has packages of the same names, and must not find them imported.
+This file imports no part of fedapps: the app of a run has packages of the same names,
+and must not find them imported.
 """
 
 import atexit
@@ -35,18 +42,22 @@ PATIENCE = 1.0  # seconds between two looks at the parent
 LONGEST = 100  # characters of a Unix socket's path, of which systems allow 103 to 107
 
 
-# --- the stand-in ----------------------------------------------------------------------------------------------------
+# --- the stand-in ---------------------------------------------------------------------
 
 
 def ask(path: str, program: str, arguments: list[str]) -> int:
-    """Have the warm process run the client and return its exit status; run the program itself where there is none."""
+    """Have the warm process run the client and return its exit status; run the program
+    itself where there is none.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
             line.connect(near(path))
         except OSError:
             start_keeping(path)
             os.execv(program, [program, *arguments])
-        request = json.dumps({"arguments": [program, *arguments], "cwd": os.getcwd()}).encode() + b"\n"
+        request = (
+            json.dumps({"arguments": [program, *arguments], "cwd": os.getcwd()}).encode() + b"\n"
+        )
         socket.send_fds(line, [request], [1, 2])
         with line.makefile("rb") as answers:
             child = int(answers.readline() or 0)
@@ -57,7 +68,9 @@ def ask(path: str, program: str, arguments: list[str]) -> int:
 
 
 def start_keeping(path: str) -> None:
-    """Start the warm process, which ends with this one's parent: the program that starts the clients."""
+    """Start the warm process, which ends with this one's parent: the program that
+    starts the clients.
+    """
     parent = os.getppid()
     if os.fork():
         return
@@ -65,7 +78,9 @@ def start_keeping(path: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    os.execv(sys.executable, [sys.executable, "-P", os.path.abspath(__file__), "keep", path, str(parent)])
+    os.execv(
+        sys.executable, [sys.executable, "-P", os.path.abspath(__file__), "keep", path, str(parent)]
+    )
 
 
 def near(path: str) -> str:
@@ -75,7 +90,7 @@ def near(path: str) -> str:
     return f"/proc/self/fd/{os.open(os.path.dirname(path), os.O_RDONLY)}/{os.path.basename(path)}"
 
 
-# --- the warm process ------------------------------------------------------------------------------------------------
+# --- the warm process -----------------------------------------------------------------
 
 
 def keep(path: str, parent: int, entry: str = ENTRY) -> int:
@@ -93,7 +108,8 @@ def keep(path: str, parent: int, entry: str = ENTRY) -> int:
     os.umask(0o077)
     listener.bind(near(path))
     listener.listen(16)
-    clients: dict[int, tuple[int, socket.socket]] = {}  # by the pipe that brings a client's report and ends with it
+    # by the pipe that brings a client's report and ends with it
+    clients: dict[int, tuple[int, socket.socket]] = {}
     while alive(parent):
         waiting: list[int | socket.socket] = [listener, *clients]
         ready, _, _ = select.select(waiting, [], [], PATIENCE)
@@ -105,7 +121,9 @@ def keep(path: str, parent: int, entry: str = ENTRY) -> int:
                     line.close()
                     continue
                 report, end = os.pipe()
-                gc.freeze()  # else the child's collector would touch, and so copy, all that it shares with this process
+                # else the child's collector would touch, and so copy, all that it
+                # shares with this process
+                gc.freeze()
                 if not (child := os.fork()):
                     listener.close()
                     run_client(run, json.loads(request), streams, end)
@@ -140,8 +158,12 @@ def tell(line: socket.socket, number: int) -> None:
         line.sendall(b"%d\n" % (number if number >= 0 else 128 - number))
 
 
-def run_client(run: Callable[[], Any], request: dict[str, Any], streams: list[int], report: int) -> NoReturn:
-    """Run the client, in a forked process, as the program would; end with its exit status."""
+def run_client(
+    run: Callable[[], Any], request: dict[str, Any], streams: list[int], report: int
+) -> NoReturn:
+    """Run the client, in a forked process, as the program would; end with its exit
+    status.
+    """
     for stream, given in zip((1, 2), streams, strict=True):
         os.dup2(given, stream)
         os.close(given)
@@ -169,8 +191,13 @@ def run_client(run: Callable[[], Any], request: dict[str, Any], streams: list[in
 
 
 def installed(before: set[str]) -> list[str]:
-    """Return the modules imported since, in this order, that are of installed packages: not those of an app, wherever it lies."""
-    roots = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+    """Return the modules imported since, in this order, that are of installed packages:
+    not those of an app, wherever it lies.
+    """
+    roots = tuple(
+        os.path.join(sysconfig.get_path(kind), "")
+        for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
     found = []
     for name, module in list(sys.modules.items()):
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
@@ -180,7 +207,9 @@ def installed(before: set[str]) -> list[str]:
 
 
 def warm(names: list[str]) -> None:
-    """Import modules for the next client; whatever prevents it, that client does it itself."""
+    """Import modules for the next client; whatever prevents it, that client does it
+    itself.
+    """
     for name in names:
         with contextlib.suppress(Exception):
             import_module(name)

@@ -1,4 +1,6 @@
-"""The app's packages: whether those that are imported are its own, and the folder of them that is passed to `flwr run`."""
+"""The app's packages: whether those that are imported are its own, and the folder of
+them that is passed to `flwr run`.
+"""
 
 import json
 import shutil
@@ -14,32 +16,52 @@ PACKAGES = ("algorithms", "strategies", "clients", "fedapps")
 
 
 def check_packages() -> None:
-    """Raise ``UserError`` if another package of the same name hides one of this app's, naming the path.
+    """Raise ``UserError`` if another package of the same name hides one of this app's,
+    naming the path.
 
-    Python takes the first of a name on its path, on which the current folder may stand: a user's own folder `strategies`, say.
+    Python takes the first of a name on its path, on which the current folder may stand:
+    a user's own folder `strategies`, say.
     """
     root = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
         spec = find_spec(name)
-        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == root / name / "__init__.py":
+        if (
+            spec is not None
+            and spec.origin is not None
+            and Path(spec.origin).resolve() == root / name / "__init__.py"
+        ):
             continue
-        places = [] if spec is None else [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
+        places = (
+            []
+            if spec is None
+            else [spec.origin]
+            if spec.origin
+            else list(spec.submodule_search_locations or [])
+        )
         found = Path(str(places[0])) if places else Path("nothing")
         found = found.parent if found.name == "__init__.py" else found
         raise UserError(
-            f"{found} hides the package {name!r} of fedapps, which is in {root / name}: rename it, or take {found.parent} off the path "
+            f"{found} hides the package {name!r} of fedapps, which is in {root / name}: rename it, "
+            f"or take {found.parent} off the path "
             f"(PYTHONPATH, or the current folder with `python -m`)"
         )
 
 
-def copy_app(folder: Path, own: Mapping[str, Path] | None = None, run_config: Mapping[str, Value] | None = None) -> Path:
-    """Copy this project's Flower app, and nothing else, into a new folder inside `folder`; return the new folder.
+def copy_app(
+    folder: Path,
+    own: Mapping[str, Path] | None = None,
+    run_config: Mapping[str, Value] | None = None,
+) -> Path:
+    """Copy this project's Flower app, and nothing else, into a new folder inside
+    `folder`; return the new folder.
 
-    `own`: files of the user's own that the app shall have too, by their places in it. `run_config`: settings of the run, of which the
-    app shall know those in tables of the user's own, too.
+    `own`: files of the user's own that the app shall have too, by their places in it.
+    `run_config`: settings of the run, of which the app shall know those in tables of
+    the user's own, too.
 
-    A copy works the same from a checkout and from an installed wheel. It also keeps Flower, which scans the whole app folder and may
-    edit its pyproject.toml, away from environments, results and the user's files.
+    A copy works the same from a checkout and from an installed wheel. It also keeps
+    Flower, which scans the whole app folder and may edit its pyproject.toml, away from
+    environments, results and the user's files.
     """
     package = Path(__file__).resolve().parent.parent
     root, inside = package.parent, package / "pyproject.toml"  # in a wheel it is inside the package
@@ -58,10 +80,16 @@ def copy_app(folder: Path, own: Mapping[str, Path] | None = None, run_config: Ma
     if own:
         text = (app / "pyproject.toml").read_text(encoding="utf-8")
         known = flatten_toml(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
-        more = {f"tool.flwr.app.config.{key}": value for key, value in (run_config or {}).items() if key not in known}
+        more = {
+            f"tool.flwr.app.config.{key}": value
+            for key, value in (run_config or {}).items()
+            if key not in known
+        }
         listed = "".join(
             f"{json.dumps(place)}, " for place in own
         )  # Flower leaves out files and rejects settings that are not listed
-        text = text.replace("fab-include = [", f"fab-include = [{listed}", 1) + ("\n" + to_toml(more) if more else "")
+        text = text.replace("fab-include = [", f"fab-include = [{listed}", 1) + (
+            "\n" + to_toml(more) if more else ""
+        )
         (app / "pyproject.toml").write_text(text, encoding="utf-8")
     return app

@@ -1,7 +1,10 @@
-"""Clients of one process that answer their messages in turns, so that they can take their local steps together (``train.compile``).
+"""Clients of one process that answer their messages in turns, so that they can take
+their local steps together (``train.compile``).
 
-Whoever answers for clients in this process (``inline``, ``node_app``) hands all messages over at once. Those that ask for steps in
-blocks are answered by so many clients at a time as a block has, in threads that take turns; all others one after the other.
+Whoever answers for clients in this process (``inline``, ``node_app``) hands all
+messages over at once. Those that ask for steps in blocks are answered by so many
+clients at a time as a block has, in threads that take turns; all others one after the
+other.
 """
 
 import sys
@@ -17,14 +20,24 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-def answers(asked: Iterable[A], answer: Callable[[A], R], told: Callable[[A], tuple[object, RecordDict | None]]) -> Iterator[R]:
-    """Yield ``answer`` of all that are asked, in their order. ``told``: whom they are for, and the content of the message."""
+def answers(
+    asked: Iterable[A],
+    answer: Callable[[A], R],
+    told: Callable[[A], tuple[object, RecordDict | None]],
+) -> Iterator[R]:
+    """Yield ``answer`` of all that are asked, in their order. ``told``: whom they are
+    for, and the content of the message.
+    """
     group: list[A] = []
     inside: set[object] = set()
     most = 1
 
     def taken() -> list[R]:
-        found = in_turns([partial(answer, one) for one in group]) if len(group) > 1 else [answer(one) for one in group]
+        found = (
+            in_turns([partial(answer, one) for one in group])
+            if len(group) > 1
+            else [answer(one) for one in group]
+        )
         group.clear()
         inside.clear()
         return found
@@ -32,7 +45,8 @@ def answers(asked: Iterable[A], answer: Callable[[A], R], told: Callable[[A], tu
     for one in asked:
         client, content = told(one)
         size = block_size(content)
-        if len(group) >= most or size != most or client in inside:  # a client's second message finds what the first left
+        # a client's second message finds what the first left
+        if len(group) >= most or size != most or client in inside:
             yield from taken()
         most = size
         group.append(one)
@@ -41,9 +55,13 @@ def answers(asked: Iterable[A], answer: Callable[[A], R], told: Callable[[A], tu
 
 
 def block_size(content: RecordDict | None) -> int:
-    """Return how many clients may answer such a message in turns: 1, unless it asks for steps that are taken in blocks."""
+    """Return how many clients may answer such a message in turns: 1, unless it asks for
+    steps that are taken in blocks.
+    """
     config = content.get("config") if content else None
-    if not config or not (config.get("compile") == "blocks" or (config.get("compile") == "on" and _gpu())):
+    if not config or not (
+        config.get("compile") == "blocks" or (config.get("compile") == "on" and _gpu())
+    ):
         return 1
     size = config.get("block")
     return size if isinstance(size, int) and size > 0 else 1

@@ -1,4 +1,6 @@
-"""A Grid that polls for replies more often than Flower's own in a deployment, which sleeps three seconds between polls."""
+"""A Grid that polls for replies more often than Flower's own in a deployment, which
+sleeps three seconds between polls.
+"""
 
 import time
 from collections.abc import Iterable
@@ -7,16 +9,24 @@ from flwr.app import Message
 
 from strategies.base.wrapped_grid import WrappedGrid
 
-# Seconds between two polls: a fraction of the time waited so far, so that a long phase needs few polls; and its bounds.
+# Seconds between two polls: a fraction of the time waited so far, so that a long phase
+# needs few polls; and its bounds.
 SHARE, LEAST, MOST = 0.1, 0.1, 3.0
 
 
 class PollingGrid(WrappedGrid):
-    """Wraps ``grid``; differs from it only in the polling interval of ``send_and_receive``."""
+    """Wraps ``grid``; differs from it only in the polling interval of
+    ``send_and_receive``.
+    """
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages and return the replies that arrive within ``timeout`` seconds (None: wait for all)."""
-        waiting = {one for one in self.grid.push_messages(messages) if one}  # Flower returns None for a message it could not send
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages and return the replies that arrive within ``timeout`` seconds
+        (None: wait for all).
+        """
+        # Flower returns None for a message it could not send
+        waiting = {one for one in self.grid.push_messages(messages) if one}
         begin, replies = time.monotonic(), list[Message]()
         while waiting:
             found = list(self.grid.pull_messages(waiting))

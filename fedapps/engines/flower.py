@@ -1,8 +1,9 @@
 """Run one Flower simulation in isolation, with a reliable outcome.
 
-`flwr run` exits 0 even if the simulation has died, can only be waited for by streaming its log, and keeps running after Ctrl-C. Here
-a run gets its own SuperLink (`superlink.py`), its log is passed on line by line, its status is read from `flwr list`, and no process
-or folder is ever left behind.
+`flwr run` exits 0 even if the simulation has died, can only be waited for by streaming
+its log, and keeps running after Ctrl-C. Here a run gets its own SuperLink
+(`superlink.py`), its log is passed on line by line, its status is read from `flwr
+list`, and no process or folder is ever left behind.
 """
 
 import contextlib
@@ -34,7 +35,9 @@ WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `completed`, `failed`, `rejected` (never started) or `interrupted`."""
+    """How a run ended: `completed`, `failed`, `rejected` (never started) or
+    `interrupted`.
+    """
 
     status: str
     details: str  # the reason on one line; empty after success
@@ -65,23 +68,30 @@ def run_simulation(
 
     app_dir: the folder with the app's pyproject.toml; None: this project's app.
     run_config: flat dotted keys, each present in the app's `[tool.flwr.app.config]`.
-    ray_cpus: number of CPUs reported to Ray; None: the actual number. ray_cpus / cpus_per_client clients run concurrently.
-    port: the SuperLink's port on the loopback interface; None: a free one.
-    ray_gpus: number of GPUs reported to Ray; None: those found. Tests give it, to see the shares of a GPU that is not there.
-    log_path: the run's log is appended to this file, line by line; `on_line` is called with every line as well.
-    poll: called about ten times a second while waiting.
-    ended: returns the final status recorded by the ServerApp itself, `completed` or `failed`; None while it is running. Flower's
-        simulation then still waits for every client to return, for ever if one hangs, so it is stopped after LINGER_SECONDS.
-    written: whether a completed run has written everything: Flower and Ray, which would take seconds to end, are then stopped at once.
-    env: added to this process's environment.
-    cluster: address of a Ray cluster that the run joins, instead of starting Ray on this machine. The run's own folder, with the app in
+    ray_cpus: number of CPUs reported to Ray; None: the actual number. ray_cpus /
+    cpus_per_client clients run concurrently. port: the SuperLink's port on the loopback
+    interface; None: a free one. ray_gpus: number of GPUs reported to Ray; None: those
+    found. Tests give it, to see the shares of a GPU that is not there. log_path: the
+    run's log is appended to this file, line by line; `on_line` is called with every
+    line as well. poll: called about ten times a second while waiting. ended: returns
+    the final status recorded by the ServerApp itself, `completed` or `failed`; None
+    while it is running. Flower's
+        simulation then still waits for every client to return, for ever if one hangs,
+        so it is stopped after LINGER_SECONDS.
+    written: whether a completed run has written everything: Flower and Ray, which would
+    take seconds to end, are then stopped at once. env: added to this process's
+    environment. cluster: address of a Ray cluster that the run joins, instead of
+    starting Ray on this machine. The run's own folder, with the app in
         it, is then made beside `log_path`, which all machines of the cluster must see.
-    walled: run behind a wall (`wall.py`): unreachable for other users of the machine, and without the network.
+    walled: run behind a wall (`wall.py`): unreachable for other users of the machine,
+    and without the network.
 
-    superlink: one that is on its way already (`launched`), for this run alone; `port`, `env`, `walled` and `cluster` are then its own.
+    superlink: one that is on its way already (`launched`), for this run alone; `port`,
+    `env`, `walled` and `cluster` are then its own.
 
-    KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not raised again.
-    Raises UserError before anything is started: no such GPU, too few CPUs, port in use, Flower not installed.
+    KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not
+    raised again. Raises UserError before anything is started: no such GPU, too few
+    CPUs, port in use, Flower not installed.
     """
     environment = os.environ | dict(env or {}) | {"RAY_ADDRESS": cluster or "local"}
     _check_resources(cpus_per_client, gpus_per_client, ray_cpus, ray_gpus, environment)
@@ -98,12 +108,15 @@ def run_simulation(
         within = log_path.parent.absolute() if cluster else None
         superlink = SuperLink(_port(port), environment, cpus_per_client, _ignore, walled, within)
     superlink.poll = poll or _ignore
-    run = SubmittedRun(superlink, log_path, on_line, ended, None if cluster else written)  # a cluster is left in order
+    # a cluster is left in order
+    run = SubmittedRun(superlink, log_path, on_line, ended, None if cluster else written)
     outcome = Outcome("failed", "", log_path)
     try:
         superlink.start()
         outcome = run.carry_out(
-            app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config), run_config, federation
+            app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config),
+            run_config,
+            federation,
         )
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "stopped before the end", log_path)
@@ -116,7 +129,9 @@ def run_simulation(
 
 @contextlib.contextmanager
 def launched(port: int | None, walled: bool) -> Iterator[SuperLink]:
-    """Have a SuperLink for one `run_simulation` on this machine get ready while something else is done; end it, used or not."""
+    """Have a SuperLink for one `run_simulation` on this machine get ready while
+    something else is done; end it, used or not.
+    """
     superlink = SuperLink(_port(port), os.environ | {"RAY_ADDRESS": "local"}, 1, _ignore, walled)
     try:
         superlink.launch()
@@ -130,9 +145,15 @@ def _port(wanted: int | None) -> int:
 
 
 def nodes_for(
-    num_clients: int, cpus_per_client: int, gpus_per_client: float, workers: int | None, cluster: Cluster | None = None
+    num_clients: int,
+    cpus_per_client: int,
+    gpus_per_client: float,
+    workers: int | None,
+    cluster: Cluster | None = None,
 ) -> int:
-    """Return how many nodes the clients of a simulation share: as many as run at a time, so that each worker gets one message."""
+    """Return how many nodes the clients of a simulation share: as many as run at a
+    time, so that each worker gets one message.
+    """
     cores = os.cpu_count() or 1
     cpus = cluster.cpus if cluster else workers or cores
     # The first two: threads that Flower feeds its workers with.
@@ -150,12 +171,16 @@ def gpus_found() -> int:
 
 
 def wall_wanted(refused: bool = False, cluster: str = "") -> tuple[bool, str]:
-    """Return whether a simulation shall run behind a wall, and a warning for the user, or ""."""
+    """Return whether a simulation shall run behind a wall, and a warning for the user,
+    or "".
+    """
     return choice("--no-wall" if refused else "the run joins a Ray cluster" if cluster else "")
 
 
 def last_error(lines: list[str]) -> str | None:
-    """Return the last exception in a log's tracebacks, except Flower's wrappers, as `Name: message`; None if there is none."""
+    """Return the last exception in a log's tracebacks, except Flower's wrappers, as
+    `Name: message`; None if there is none.
+    """
     found: list[str] = []
     inside = False
     for line in lines:
@@ -165,7 +190,8 @@ def last_error(lines: list[str]) -> str | None:
             inside = False
             if not line.endswith(WRAPPERS):
                 found.append(line)
-    # Strip the exception's module: "fedapps.errors.RunFailed: ..." reads better without it.
+    # Strip the exception's module: "fedapps.errors.RunFailed: ..." reads better without
+    # it.
     return re.sub(r"^[\w.]*\.(?=\w+(:|$))", "", found[-1]) if found else None
 
 
@@ -174,7 +200,9 @@ class _Rejected(Exception):
 
 
 class SubmittedRun:
-    """One run on a SuperLink: submits it, follows its log and determines its outcome."""
+    """One run on a SuperLink: submits it, follows its log and determines its
+    outcome.
+    """
 
     def __init__(
         self,
@@ -185,15 +213,25 @@ class SubmittedRun:
         written: Callable[[], bool] | None = None,
     ) -> None:
         self.converter = json_log.Converter(run=log_path.parent.name)
-        self.superlink, self.log_path, self.on_line, self.ended = superlink, log_path, on_line or _ignore, ended or _nothing
+        self.superlink, self.log_path, self.on_line, self.ended = (
+            superlink,
+            log_path,
+            on_line or _ignore,
+            ended or _nothing,
+        )
         self.written = written or (lambda: False)
-        self.lingered: str | None = None  # the ServerApp's own status, if the simulation was not waited for
+        # the ServerApp's own status, if the simulation was not waited for
+        self.lingered: str | None = None
         self.run_id: str | None = None
         self.reader: threading.Thread | None = None
         self.lines: list[str] = []
 
-    def carry_out(self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None = None) -> Outcome:
-        """Submit the run, follow it and return its outcome. `federation`: the federation config of a simulation."""
+    def carry_out(
+        self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None = None
+    ) -> Outcome:
+        """Submit the run, follow it and return its outcome. `federation`: the
+        federation config of a simulation.
+        """
         try:
             self.submit(app_dir, run_config, federation)
         except _Rejected as error:
@@ -202,12 +240,18 @@ class SubmittedRun:
         return self.outcome()
 
     def failed(self, error: RunFailed) -> Outcome:
-        """Return the outcome of a run whose SuperLink failed; keeps the end of the SuperLink's log."""
+        """Return the outcome of a run whose SuperLink failed; keeps the end of the
+        SuperLink's log.
+        """
         self.keep_superlink_log()
         return Outcome("failed", str(error), self.log_path)
 
-    def submit(self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None) -> None:
-        """Submit the app to the SuperLink. Raises _Rejected with the reason if it is not accepted."""
+    def submit(
+        self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None
+    ) -> None:
+        """Submit the app to the SuperLink. Raises _Rejected with the reason if it is
+        not accepted.
+        """
         settings = self.superlink.base / "run-config.toml"
         settings.write_text(quoted_toml(run_config), encoding="utf-8")
         command = ["run", str(app_dir.resolve()), "own"]
@@ -217,7 +261,8 @@ class SubmittedRun:
             command += ["--run-config", str(settings)]
         answer = self.superlink.ask(*command)
         if not answer.get("success"):
-            # Flower only answers "Invalid run configuration."; the reason is in the SuperLink's log.
+            # Flower only answers "Invalid run configuration."; the reason is in the
+            # SuperLink's log.
             reasons = re.findall(r"Key '[^']*' is not present[^\n]*", self.superlink.log_text())
             raise _Rejected(one_line(reasons[-1] if reasons else str(answer.get("error-message"))))
         self.run_id = str(answer["run-id"])
@@ -233,14 +278,17 @@ class SubmittedRun:
             assert stream.stdout is not None
             with stream.stdout:
                 for line in stream.stdout:
-                    arrived.put(re.sub(r"\x1b\[[0-9;]*m", "", line.decode(errors="replace").rstrip("\n")))
+                    arrived.put(
+                        re.sub(r"\x1b\[[0-9;]*m", "", line.decode(errors="replace").rstrip("\n"))
+                    )
 
         self.reader = threading.Thread(target=read, daemon=True)
         self.reader.start()
         started, deadline = False, time.monotonic() + START_SECONDS
         end_seen = math.inf
         while True:
-            ended = not self.reader.is_alive()  # checked first, so that the queue is complete if it has ended
+            # checked first, so that the queue is complete if it has ended
+            ended = not self.reader.is_alive()
             while not arrived.empty():
                 line = arrived.get()
                 started = True
@@ -251,24 +299,34 @@ class SubmittedRun:
                 return
             self.superlink.check_alive()
             if not started and time.monotonic() > deadline:
-                raise RunFailed(f"the run did not start within {START_SECONDS:.0f} s; see {self.log_path}")
+                raise RunFailed(
+                    f"the run did not start within {START_SECONDS:.0f} s; see {self.log_path}"
+                )
             if status := self.ended():
                 end_seen = min(end_seen, time.monotonic())
-                if (status == "completed" and self.written()) or time.monotonic() > end_seen + LINGER_SECONDS:
+                if (
+                    status == "completed" and self.written()
+                ) or time.monotonic() > end_seen + LINGER_SECONDS:
                     self.lingered = status
                     stream.kill()  # a SuperLink does not end before its listeners do
                     return
             self.superlink.tick()
 
     def note(self, text: str) -> None:
-        """Append to the log; where there is no room on the disk the run goes on without."""
+        """Append to the log; where there is no room on the disk the run goes on
+        without.
+        """
         with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
             log.write((self.converter.convert(text) if json_log.chosen() else text) + "\n")
 
     def outcome(self) -> Outcome:
         """Return how the run ended, as Flower reports it: exit codes do not tell."""
         if self.lingered:
-            return Outcome(self.lingered, last_error(self.lines) or "" if self.lingered != "completed" else "", self.log_path)
+            return Outcome(
+                self.lingered,
+                last_error(self.lines) or "" if self.lingered != "completed" else "",
+                self.log_path,
+            )
         while True:  # the log stream can end shortly before the status changes, or break off
             self.superlink.check_alive()
             run = self.superlink.ask("list", "own", "--run-id", str(self.run_id))["runs"][0]
@@ -280,39 +338,61 @@ class SubmittedRun:
             return Outcome("completed", "", self.log_path)
         if run["status"] == "finished:stopped":
             return Outcome("interrupted", "stopped by `flwr stop`", self.log_path)
-        return Outcome("failed", last_error(self.lines) or one_line(run["status-details"]), self.log_path)
+        return Outcome(
+            "failed", last_error(self.lines) or one_line(run["status-details"]), self.log_path
+        )
 
     def stop(self) -> None:
-        """Stop the run gracefully, within a bounded time; ending the SuperLink does the rest."""
+        """Stop the run gracefully, within a bounded time; ending the SuperLink does the
+        rest.
+        """
         if self.run_id is not None:
             self.superlink.stop_run(self.run_id)
         if self.reader is not None:
             self.reader.join(STOP_SECONDS)  # the log ends when the run has
 
     def keep_superlink_log(self) -> None:
-        """Append the end of the SuperLink's log to the run's: it may hold the reason, and its folder is removed."""
+        """Append the end of the SuperLink's log to the run's: it may hold the reason,
+        and its folder is removed.
+        """
         self.note(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}")
 
 
-def _check_resources(cpus: int, gpus: float, ray_cpus: int | None, ray_gpus: int | None, environment: Mapping[str, str]) -> None:
-    """Raise UserError for resource requests that would otherwise fail after Ray's start with "ActorPool is empty"."""
-    if environment.get("RAY_ADDRESS", "local") != "local":  # the cluster's resources count, not this machine's
+def _check_resources(
+    cpus: int,
+    gpus: float,
+    ray_cpus: int | None,
+    ray_gpus: int | None,
+    environment: Mapping[str, str],
+) -> None:
+    """Raise UserError for resource requests that would otherwise fail after Ray's start
+    with "ActorPool is empty".
+    """
+    # the cluster's resources count, not this machine's
+    if environment.get("RAY_ADDRESS", "local") != "local":
         if ray_cpus is not None:
-            raise UserError(f"ray_cpus = {ray_cpus}, but the run joins a cluster with its own: drop one of them")
+            raise UserError(
+                f"ray_cpus = {ray_cpus}, but the run joins a cluster with its own: drop one of them"
+            )
         return
     available = ray_cpus or os.cpu_count() or 1
     if not 1 <= cpus <= available:
-        raise UserError(f"cpus-per-client = {cpus}, but there are {available} CPUs: choose 1..{available}")
+        raise UserError(
+            f"cpus-per-client = {cpus}, but there are {available} CPUs: choose 1..{available}"
+        )
     if gpus < 0:
         raise UserError(f"gpus-per-client = {gpus}, but it is a share of a GPU: choose 0 or more")
     if gpus > 0:
         count = gpus_found() if ray_gpus is None else ray_gpus
         if count == 0:
             raise UserError(
-                f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or see `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+                f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or see `nvidia-smi` "
+                "and CUDA_VISIBLE_DEVICES"
             )
         if gpus > count:
-            raise UserError(f"gpus-per-client = {gpus}, but {count} GPUs were found: choose at most {count}")
+            raise UserError(
+                f"gpus-per-client = {gpus}, but {count} GPUs were found: choose at most {count}"
+            )
 
 
 def _nothing() -> None:

@@ -1,8 +1,10 @@
-"""A Grid of sites of which each answers for many clients: a gateway of devices, a hospital with wards.
+"""A Grid of sites of which each answers for many clients: a gateway of devices, a
+hospital with wards.
 
-Every site is asked once which clients it has. From then on these are clients like others, with ids, samples, failures and states of
-their own, and what goes to those of a site in a phase is one message (``node_grid``). Unlike in a simulation a client is at its site,
-and so is what it keeps: nothing of it travels.
+Every site is asked once which clients it has. From then on these are clients like
+others, with ids, samples, failures and states of their own, and what goes to those of a
+site in a phase is one message (``node_grid``). Unlike in a simulation a client is at
+its site, and so is what it keeps: nothing of it travels.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,11 +33,14 @@ class GatewayGrid(NodeGrid):
         self._begun = False
 
     def known_clients(self) -> Numbered | None:
-        """Return ``None``: the clients say who they are, and whether they can take part."""
+        """Return ``None``: the clients say who they are, and whether they can take
+        part.
+        """
         return None
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the virtual nodes of all connected nodes' clients, after asking new nodes.
+        """Return the virtual nodes of all connected nodes' clients, after asking new
+        nodes.
 
         Raises ``ValueError`` if a node fails before the first round.
         """
@@ -43,26 +48,42 @@ class GatewayGrid(NodeGrid):
         self._ask([node for node in nodes if node not in self._behind])
         return [virtual for node in nodes for virtual in self._behind.get(node, ())]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send clients' messages in packages to their sites and return the replies that arrive within ``timeout`` seconds."""
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send clients' messages in packages to their sites and return the replies that
+        arrive within ``timeout`` seconds.
+        """
         asked = list(messages)
         self._begun = self._begun or any(trains(message) for message in asked)
         return super().send_and_receive(asked, timeout=timeout)
 
     def _ask(self, nodes: Sequence[int]) -> None:
-        questions = [Message(RecordDict({"config": ConfigRecord()}), node, CLIENTS) for node in nodes]
+        questions = [
+            Message(RecordDict({"config": ConfigRecord()}), node, CLIENTS) for node in nodes
+        ]
         answers = self.grid.send_and_receive(questions, timeout=PATIENCE) if questions else ()
-        places = {question.metadata.message_id: question.metadata.dst_node_id for question in questions}
+        places = {
+            question.metadata.message_id: question.metadata.dst_node_id for question in questions
+        }
         for answer in answers:
             node = places[answer.metadata.reply_to_message_id]
             names, fault = _told(answer)
             if fault:
-                log(ERROR if answer.has_content() else WARNING, "a site does not say which clients it has: %s", fault)
+                log(
+                    ERROR if answer.has_content() else WARNING,
+                    "a site does not say which clients it has: %s",
+                    fault,
+                )
                 if not self._begun:  # do not start a run without an expected site
                     raise ValueError(f"a site does not say which clients it has: {fault}")
                 continue  # it is asked again: it may have been about to stop
-            self._behind[node] = [-1 - len(self._homes) - place for place in range(len(names))]  # no node of Flower's is negative
-            self._homes |= {virtual: (node, name) for virtual, name in zip(self._behind[node], names, strict=True)}
+            # no node of Flower's is negative
+            self._behind[node] = [-1 - len(self._homes) - place for place in range(len(names))]
+            self._homes |= {
+                virtual: (node, name)
+                for virtual, name in zip(self._behind[node], names, strict=True)
+            }
 
     def _client(self, message: Message) -> str:
         return self._homes[message.metadata.dst_node_id][1]
@@ -78,7 +99,9 @@ class GatewayGrid(NodeGrid):
 def _told(answer: Message) -> tuple[list[str], str]:
     """Return the names of a site's clients, or why there are none."""
     if answer.has_error():
-        return [], (answer.error.reason or f"error code {answer.error.code}").strip().splitlines()[-1][:300]
+        return [], (answer.error.reason or f"error code {answer.error.code}").strip().splitlines()[
+            -1
+        ][:300]
     try:
         record = answer.content.config_records["config"]
         names, fault = record.get("clients", []), record.get("fault", "")
@@ -86,9 +109,15 @@ def _told(answer: Message) -> tuple[list[str], str]:
         return [], "its answer cannot be read"
     if fault:
         return [], " ".join(str(fault).split())[:500]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
         return [], "its answer is not a list of different names"
     found = [name for name in names if isinstance(name, str)]
     return (
-        (found, "") if 0 < len(found) <= MOST_CLIENTS else ([], f"it names {len(found)} clients: 1 to {MOST_CLIENTS:,} are taken")
+        (found, "")
+        if 0 < len(found) <= MOST_CLIENTS
+        else ([], f"it names {len(found)} clients: 1 to {MOST_CLIENTS:,} are taken")
     )

@@ -1,7 +1,9 @@
-"""A Grid that runs a ClientApp in this process: no Ray, no SuperLink, an overhead of about 0.1 ms per client.
+"""A Grid that runs a ClientApp in this process: no Ray, no SuperLink, an overhead of
+about 0.1 ms per client.
 
-For tests, debugging, notebooks, sweeps and experiments with very many cheap rounds. Strategies and clients are the same as in the
-other engines. Limitation: a client that never returns cannot be ended, since it has no process of its own.
+For tests, debugging, notebooks, sweeps and experiments with very many cheap rounds.
+Strategies and clients are the same as in the other engines. Limitation: a client that
+never returns cannot be ended, since it has no process of its own.
 """
 
 import traceback
@@ -14,7 +16,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-# A private API, but Flower offers no other way to create messages outside its own processes.
+# A private API, but Flower offers no other way to create messages outside its own
+# processes.
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapps.engines.block_turns import answers
@@ -25,7 +28,9 @@ CLIENT_APP_RAISED = 2
 
 
 class Contexts(Mapping[int, Context]):
-    """The contexts of virtual nodes, made when they are needed and kept when they hold something."""
+    """The contexts of virtual nodes, made when they are needed and kept when they hold
+    something.
+    """
 
     def __init__(self, num_clients: int, run_config: Mapping[str, Any], run_id: int) -> None:
         self.nodes = range(FIRST_NODE, FIRST_NODE + num_clients)
@@ -36,8 +41,13 @@ class Contexts(Mapping[int, Context]):
         """Return the context of a node, without keeping a new one."""
         if node not in self.nodes:
             raise KeyError(node)
-        config: dict[str, Any] = {"partition-id": node - FIRST_NODE, "num-partitions": len(self.nodes)}
-        return self._kept.get(node) or Context(self.run_id, node, config, RecordDict(), self.run_config)
+        config: dict[str, Any] = {
+            "partition-id": node - FIRST_NODE,
+            "num-partitions": len(self.nodes),
+        }
+        return self._kept.get(node) or Context(
+            self.run_id, node, config, RecordDict(), self.run_config
+        )
 
     def keep(self, context: Context) -> None:
         """Keep a context, unless it is as it was made."""
@@ -60,9 +70,11 @@ def _told(message: Message) -> tuple[int, RecordDict | None]:
 
 
 class InlineGrid(Grid):
-    """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0 to ``num_clients`` - 1.
+    """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0
+    to ``num_clients`` - 1.
 
-    ``numbered``: the app knows its clients by these numbers, so that none has to be asked who it is.
+    ``numbered``: the app knows its clients by these numbers, so that none has to be
+    asked who it is.
     """
 
     def __init__(
@@ -101,21 +113,35 @@ class InlineGrid(Grid):
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         kept = self.contexts.now(node)
-        # The state after a failed message is discarded, as in Flower's simulation: work on a copy and keep it on success.
-        private = Context(kept.run_id, node, kept.node_config, RecordDict(dict(kept.state)), kept.run_config)
+        # The state after a failed message is discarded, as in Flower's simulation: work
+        # on a copy and keep it on success.
+        private = Context(
+            kept.run_id, node, kept.node_config, RecordDict(dict(kept.state)), kept.run_config
+        )
         try:
             reply = self.client_app(message, private)
         except Exception:  # a client may fail in any way, which must not end the run
-            return Message(Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc(limit=-3)), reply_to=message)
+            return Message(
+                Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc(limit=-3)),
+                reply_to=message,
+            )
         self.contexts.keep(private)
         return reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies."""
-        return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
+        return [
+            self._replies.pop(identifier)
+            for identifier in message_ids
+            if identifier in self._replies
+        ]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Run the ClientApp on each message and return the replies; ``timeout`` is ignored."""
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Run the ClientApp on each message and return the replies; ``timeout`` is
+        ignored.
+        """
         return self.pull_messages(self.push_messages(messages))
 
     def get_node_ids(self) -> Sequence[int]:
@@ -123,7 +149,12 @@ class InlineGrid(Grid):
         return self.contexts.nodes
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Return a new message."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)

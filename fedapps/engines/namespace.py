@@ -1,9 +1,13 @@
-"""The program behind `wall.py`: makes a network namespace and holds it open, or connects to a port from inside of one.
+"""The program behind `wall.py`: makes a network namespace and holds it open, or
+connects to a port from inside of one.
 
-    python namespace.py hold                       prints "ready user" or "ready net", or why it cannot be done, and stays
-    python namespace.py connect PORT FD SECONDS    connects to 127.0.0.1:PORT, hands the socket over through the Unix socket FD
+    python namespace.py hold
+        prints "ready user" or "ready net", or why it cannot be done, and stays
+    python namespace.py connect PORT FD SECONDS
+        connects to 127.0.0.1:PORT, hands the socket over through the Unix socket FD
 
-It imports the standard library only and starts in some milliseconds: in the namespace of a user, `unshare` must come before any thread.
+It imports the standard library only and starts in some milliseconds: in the namespace
+of a user, `unshare` must come before any thread.
 """
 
 import ctypes
@@ -20,7 +24,9 @@ GET_FLAGS, SET_FLAGS, UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_
 
 
 def leave() -> str:
-    """Move this process into a new network namespace; return "net", or "user" if that needed a user namespace. Raises OSError."""
+    """Move this process into a new network namespace; return "net", or "user" if that
+    needed a user namespace. Raises OSError.
+    """
     user, group = os.geteuid(), os.getegid()
     if user == 0:
         try:
@@ -36,7 +42,9 @@ def leave() -> str:
 
 
 def raise_loopback() -> None:
-    """Switch the loopback interface on, which is all that a new network namespace has."""
+    """Switch the loopback interface on, which is all that a new network namespace
+    has.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, GET_FLAGS, struct.pack("16sH14x", b"lo", 0))
         _, flags = struct.unpack("16sH14x", answer)
@@ -44,7 +52,9 @@ def raise_loopback() -> None:
 
 
 def hold() -> None:
-    """Make the namespace, say so, and stay until a signal arrives: with its last process it would be gone."""
+    """Make the namespace, say so, and stay until a signal arrives: with its last
+    process it would be gone.
+    """
     try:
         kind = leave()
         raise_loopback()

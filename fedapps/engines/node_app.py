@@ -1,8 +1,11 @@
-"""The client half of many clients behind one node: one message holds theirs, one reply their replies (server half: ``node_grid``).
+"""The client half of many clients behind one node: one message holds theirs, one reply
+their replies (server half: ``node_grid``).
 
-Every client runs as if it had a node of its own: with its own configuration, its own context, its own state. What one of them raises
-is that client's failure. In a simulation the state comes with the message and returns with the reply, so that any node can run any
-client; a client that is named belongs to its node, and its state stays in that node's context. After a failure it is the one before.
+Every client runs as if it had a node of its own: with its own configuration, its own
+context, its own state. What one of them raises is that client's failure. In a
+simulation the state comes with the message and returns with the reply, so that any node
+can run any client; a client that is named belongs to its node, and its state stays in
+that node's context. After a failure it is the one before.
 """
 
 import traceback
@@ -27,8 +30,11 @@ if TYPE_CHECKING:
 FIRST_NODE = 1000
 
 
-def answer_for_many(app: ClientApp, clients: Callable[[Context], list[str]] | None = None) -> ClientApp:
-    """Let ``app`` answer messages for many clients, each as it answers that client's own; return it.
+def answer_for_many(
+    app: ClientApp, clients: Callable[[Context], list[str]] | None = None
+) -> ClientApp:
+    """Let ``app`` answer messages for many clients, each as it answers that client's
+    own; return it.
 
     ``clients(context)`` names those that belong to a node.
     """
@@ -48,8 +54,16 @@ def answer_for_many(app: ClientApp, clients: Callable[[Context], list[str]] | No
             client: int | str = part.facts["client"]
             at_home = isinstance(client, str)
             if client not in states:
-                states[client] = _of(context, f"{client}/") if at_home else part.state or RecordDict()
-            answer = _answer(app, message, _context(context, client, facts["num-clients"], states[client]), part, total)
+                states[client] = (
+                    _of(context, f"{client}/") if at_home else part.state or RecordDict()
+                )
+            answer = _answer(
+                app,
+                message,
+                _context(context, client, facts["num-clients"], states[client]),
+                part,
+                total,
+            )
             states[client] = states[client] if answer.state is None else answer.state
             if at_home and answer.state is not None:
                 _keep(context, f"{client}/", answer.state)
@@ -65,7 +79,8 @@ def answer_for_many(app: ClientApp, clients: Callable[[Context], list[str]] | No
         answer = ConfigRecord()
         try:
             answer["clients"] = clients(context) if clients else []
-        except Exception as error:  # whatever is wrong with a site's data must be reported to the server
+        # whatever is wrong with a site's data must be reported to the server
+        except Exception as error:
             log(ERROR, "this site cannot take part: %s", error)
             answer["fault"] = str(error) or type(error).__name__
         return Message(RecordDict({"config": answer}), reply_to=message)
@@ -74,9 +89,17 @@ def answer_for_many(app: ClientApp, clients: Callable[[Context], list[str]] | No
 
 
 def _context(node: Context, client: int | str, num_clients: int, state: RecordDict) -> Context:
-    """Return the context of a client, with a copy of its state: a failure leaves the original as it was."""
+    """Return the context of a client, with a copy of its state: a failure leaves the
+    original as it was.
+    """
     if isinstance(client, str):
-        return Context(node.run_id, node.node_id, {**node.node_config, "client-id": client}, state.copy(), node.run_config)
+        return Context(
+            node.run_id,
+            node.node_id,
+            {**node.node_config, "client-id": client},
+            state.copy(),
+            node.run_config,
+        )
     config = {**node.node_config, "partition-id": client, "num-partitions": num_clients}
     return Context(node.run_id, FIRST_NODE + client, config, state.copy(), node.run_config)
 
@@ -87,14 +110,22 @@ def _of(node: Context, prefix: str) -> RecordDict:
 
 
 def _keep(node: Context, prefix: str, state: RecordDict) -> None:
-    for name in [name for name in node.state if name.startswith(prefix) and name.removeprefix(prefix) not in state]:
+    for name in [
+        name
+        for name in node.state
+        if name.startswith(prefix) and name.removeprefix(prefix) not in state
+    ]:
         del node.state[name]
     for name, record in state.items():
         node.state[prefix + name] = record
 
 
-def _answer(app: ClientApp, message: Message, context: Context, part: Part, total: "NodeSum | None") -> Part:
-    """Return the reply of one client, with its new state, or its error without a state; its model goes into ``total``, if given."""
+def _answer(
+    app: ClientApp, message: Message, context: Context, part: Part, total: "NodeSum | None"
+) -> Part:
+    """Return the reply of one client, with its new state, or its error without a state;
+    its model goes into ``total``, if given.
+    """
     own: Any = Metadata(
         message.metadata.run_id,
         "",

@@ -1,10 +1,14 @@
-"""A Grid of many clients behind few nodes: what goes to the clients of a node goes in one message (client half: ``node_app``).
+"""A Grid of many clients behind few nodes: what goes to the clients of a node goes in
+one message (client half: ``node_app``).
 
-Flower pays some milliseconds for every message, and sends a client's whole state both ways with it. Here a simulation has as many
-nodes as workers, and the clients of a round are dealt to them so that all have the same number of samples to work on, as far as it is
-known from earlier replies. A message holds the shared model once, and beside it what differs; it is cut where it, or the replies to
-it, would exceed ``most_bytes``. Whoever uses the grid sees clients: their messages, replies, failures. Any node can run any client:
-the state that a client keeps in its context stays here and travels when it is not empty.
+Flower pays some milliseconds for every message, and sends a client's whole state both
+ways with it. Here a simulation has as many nodes as workers, and the clients of a round
+are dealt to them so that all have the same number of samples to work on, as far as it
+is known from earlier replies. A message holds the shared model once, and beside it what
+differs; it is cut where it, or the replies to it, would exceed ``most_bytes``. Whoever
+uses the grid sees clients: their messages, replies, failures. Any node can run any
+client: the state that a client keeps in its context stays here and travels when it is
+not empty.
 """
 
 import heapq
@@ -29,14 +33,19 @@ from strategies.base.messages import content_bytes, trains
 from strategies.base.roster import Numbered, Travel
 from strategies.base.wrapped_grid import WrappedGrid
 
-#: Most bytes of a message, or of what is expected in return: enough to hide what a message costs, little beside a worker's memory.
+#: Most bytes of a message, or of what is expected in return: enough to hide what a
+#: message costs, little beside a worker's memory.
 MOST_BYTES = 32 * 2**20
 
 
 class NodeGrid(WrappedGrid):
-    """``num_clients`` virtual clients behind ``nodes`` of ``grid``, whose app answers for many (``answer_for_many``)."""
+    """``num_clients`` virtual clients behind ``nodes`` of ``grid``, whose app answers
+    for many (``answer_for_many``).
+    """
 
-    def __init__(self, grid: Grid, num_clients: int, nodes: Sequence[int], most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, grid: Grid, num_clients: int, nodes: Sequence[int], most_bytes: int = MOST_BYTES
+    ) -> None:
         super().__init__(grid)
         self.nodes, self.most_bytes = sorted(nodes), most_bytes
         self.roster = Numbered(FIRST_NODE, num_clients)
@@ -56,14 +65,21 @@ class NodeGrid(WrappedGrid):
         """Return the node ids of the virtual clients."""
         return self.roster.nodes
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send clients' messages in packages and return the clients' replies that arrive within ``timeout`` seconds."""
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send clients' messages in packages and return the clients' replies that
+        arrive within ``timeout`` seconds.
+        """
         asked = list(messages)
         plan = self.plan() if self.plan and asked and trains(asked[0]) else None
         packages = self._packages(asked, plan)
         sent = [package for package, _ in packages]
         mean = GridSum(asked[0].content, plan.rules.sums) if plan else None
-        replies = {reply.metadata.reply_to_message_id: reply for reply in self.grid.send_and_receive(sent, timeout=timeout)}
+        replies = {
+            reply.metadata.reply_to_message_id: reply
+            for reply in self.grid.send_and_receive(sent, timeout=timeout)
+        }
         down, up = sum(_bytes(package.content) for package in sent), 0
         out: list[Message] = []
         for package, inside in packages:
@@ -76,19 +92,26 @@ class NodeGrid(WrappedGrid):
         self.travel = Travel(len(sent), down, up, summed=mean is not None)
         return out
 
-    # --- packing -------------------------------------------------------------------------------------------------
+    # --- packing ----------------------------------------------------------------------
 
-    def _packages(self, messages: Sequence[Message], plan: Plan | None) -> list[tuple[Message, list[Message]]]:
+    def _packages(
+        self, messages: Sequence[Message], plan: Plan | None
+    ) -> list[tuple[Message, list[Message]]]:
         """Return the packages for the nodes, each with the messages inside."""
         for message in messages:
             message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
         out = []
         for node, share in self._shares(messages):
             for chunk in self._chunks([messages[place] for place in share], returns=plan is None):
-                facts: dict[str, Any] = {"num-clients": len(self.roster), **({"sum": plan.facts()} if plan else {})}
+                facts: dict[str, Any] = {
+                    "num-clients": len(self.roster),
+                    **({"sum": plan.facts()} if plan else {}),
+                }
                 content = pack((self._part(message) for message in chunk), facts)
                 group = chunk[0].metadata.group_id
-                out.append((Message(content, node, MANY, ttl=chunk[0].metadata.ttl, group_id=group), chunk))
+                out.append(
+                    (Message(content, node, MANY, ttl=chunk[0].metadata.ttl, group_id=group), chunk)
+                )
         return out
 
     def _client(self, message: Message) -> int | str:
@@ -102,26 +125,41 @@ class NodeGrid(WrappedGrid):
 
     def _part(self, message: Message) -> Part:
         client = self._client(message)
-        facts = {"client": client, "type": message.metadata.message_type, "group": message.metadata.group_id}
+        facts = {
+            "client": client,
+            "type": message.metadata.message_type,
+            "group": message.metadata.group_id,
+        }
         return Part(facts, message.content, self.states.get(client))
 
     def _costs(self, clients: Sequence[int]) -> list[float]:
-        """Return what each client is expected to cost: its samples, or the mean of the others if they are not known."""
+        """Return what each client is expected to cost: its samples, or the mean of the
+        others if they are not known.
+        """
         known = self._samples[clients].astype(float)
         usual = known[known > 0].mean() if (known > 0).any() else 1.0
         return [float(cost) for cost in np.where(known > 0, known, usual)]
 
     def _chunks(self, messages: Sequence[Message], returns: bool) -> Iterator[list[Message]]:
-        """Cut a node's messages where the package, or the replies to it, would exceed ``most_bytes``.
+        """Cut a node's messages where the package, or the replies to it, would exceed
+        ``most_bytes``.
 
         ``returns``: a client that trains answers with as much as it was sent.
         """
         chunk: list[Message] = []
         load, answers = _Load(), 0
         for message in messages:
-            contents = [message.content, *([state] if (state := self.states.get(self._client(message))) else [])]
-            returned = sum(load.whole(content) for content in contents[0 if returns and trains(message) else 1 :])
-            most = max(load.bytes + sum(load.more(content) for content in contents), answers + returned)
+            contents = [
+                message.content,
+                *([state] if (state := self.states.get(self._client(message))) else []),
+            ]
+            returned = sum(
+                load.whole(content)
+                for content in contents[0 if returns and trains(message) else 1 :]
+            )
+            most = max(
+                load.bytes + sum(load.more(content) for content in contents), answers + returned
+            )
             if chunk and most > self.most_bytes:
                 yield chunk
                 chunk, load, answers = [], _Load(), 0
@@ -132,8 +170,12 @@ class NodeGrid(WrappedGrid):
         if chunk:
             yield chunk
 
-    def _opened(self, inside: Sequence[Message], reply: Message, mean: GridSum | None) -> list[Message]:
-        """Return the clients' replies in a node's reply; a node's error is one of each of its clients."""
+    def _opened(
+        self, inside: Sequence[Message], reply: Message, mean: GridSum | None
+    ) -> list[Message]:
+        """Return the clients' replies in a node's reply; a node's error is one of each
+        of its clients.
+        """
         if reply.has_error():
             return [Message(reply.error, reply_to=message) for message in inside]
         try:
@@ -172,10 +214,12 @@ class NodeGrid(WrappedGrid):
 
 
 def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
-    """Return the grid of ``num_clients`` clients of a simulation that has fewer nodes, or ``grid`` itself if it has as many.
+    """Return the grid of ``num_clients`` clients of a simulation that has fewer nodes,
+    or ``grid`` itself if it has as many.
 
-    A simulation never gets more nodes than it says, so waiting for the others would be in vain. Raises ``TimeoutError`` if its nodes
-    are not connected after ``patience`` seconds.
+    A simulation never gets more nodes than it says, so waiting for the others would be
+    in vain. Raises ``TimeoutError`` if its nodes are not connected after ``patience``
+    seconds.
     """
     deadline = time.monotonic() + patience
     while not (nodes := list(grid.get_node_ids())) and time.monotonic() < deadline:
@@ -183,30 +227,43 @@ def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
     if len(nodes) >= num_clients or not nodes:
         return grid
     question = Message(RecordDict({"config": ConfigRecord()}), nodes[0], IDENTITY)
-    answers = [answer.content for answer in grid.send_and_receive([question], timeout=patience) if answer.has_content()]
+    answers = [
+        answer.content
+        for answer in grid.send_and_receive([question], timeout=patience)
+        if answer.has_content()
+    ]
     count = answers[0].config_records["config"].get("num-clients") if answers else None
     if not isinstance(count, int) or count >= num_clients:
         return grid
     while len(nodes := list(grid.get_node_ids())) < count:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(nodes)} of the {count} nodes of the simulation connected within {patience:g} s")
+            raise TimeoutError(
+                f"{len(nodes)} of the {count} nodes of the simulation connected within "
+                f"{patience:g} s"
+            )
         time.sleep(0.05)
     log(INFO, "%d clients share %d nodes", num_clients, len(nodes))
     return NodeGrid(grid, num_clients, nodes)
 
 
 def summing(grid: Grid, num_clients: int, plan: Callable[[], Plan]) -> NodeGrid:
-    """Return a grid whose nodes sum by ``plan``: ``grid``, or a node around the clients of this process. Raises ``ValueError``."""
+    """Return a grid whose nodes sum by ``plan``: ``grid``, or a node around the clients
+    of this process. Raises ``ValueError``.
+    """
     if isinstance(grid, InlineGrid):
         grid = NodeGrid(grid, num_clients, grid.get_node_ids()[:1])
     if not isinstance(grid, NodeGrid):
-        raise ValueError("node-sums = true: no clients share a node here: choose false, or leave --node-per-client out")
+        raise ValueError(
+            "node-sums = true: no clients share a node here: choose false, or leave "
+            "--node-per-client out"
+        )
     grid.plan = plan
     return grid
 
 
 def deal(clients: Sequence[int], costs: Sequence[float], hands: int) -> list[list[int]]:
-    """Return ``hands`` lists of places in ``clients``, of about the same cost: the largest first, each to the least loaded hand.
+    """Return ``hands`` lists of places in ``clients``, of about the same cost: the
+    largest first, each to the least loaded hand.
 
     The messages of one client stay in one hand, in their order.
     """
@@ -228,11 +285,14 @@ def _failed(message: Message, reason: str) -> Message:
 
 
 class _Load:
-    """Bytes of contents that travel together: what several of them share counts once."""
+    """Bytes of contents that travel together: what several of them share counts
+    once.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._seen: dict[int, object] = {}  # holds what it counts, so that nothing else gets its identity
+        # holds what it counts, so that nothing else gets its identity
+        self._seen: dict[int, object] = {}
         self._sizes: dict[int, int] = {}
 
     def more(self, content: RecordDict) -> int:
@@ -259,7 +319,9 @@ class _Load:
 
 
 def _things(content: RecordDict) -> list[tuple[Array | ConfigRecord | MetricRecord, int]]:
-    """Return what a content holds, with its bytes: arrays one by one, other records whole."""
+    """Return what a content holds, with its bytes: arrays one by one, other records
+    whole.
+    """
     out: list[tuple[Array | ConfigRecord | MetricRecord, int]] = []
     for record in content.values():
         if isinstance(record, ArrayRecord):

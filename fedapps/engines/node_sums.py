@@ -1,8 +1,11 @@
-"""A node that sums before it answers: of its clients' models one sum travels, and their metrics one by one.
+"""A node that sums before it answers: of its clients' models one sum travels, and their
+metrics one by one.
 
-For strategies that need no more of the models than their weighted average (``strategies.base.capabilities``). The sums are in fixed
-point (``algorithms.common.exact_sum``), so that their bits do not depend on which client ran where. What the server would check in each
-model before averaging it, the node checks in its place, with the same rules: a client with a fault is in no sum. On the server every
+For strategies that need no more of the models than their weighted average
+(``strategies.base.capabilities``). The sums are in fixed point
+(``algorithms.common.exact_sum``), so that their bits do not depend on which client ran
+where. What the server would check in each model before averaging it, the node checks in
+its place, with the same rules: a client with a fault is in no sum. On the server every
 reply then holds the mean of all: a strategy that averages them gets that mean.
 """
 
@@ -22,13 +25,16 @@ from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.reply_validation import Rules, UpdateBound, length_of_sums
 from strategies.base.weights import weight_key
 
-#: Name of the array of a sum: the parts of all arrays of a model, one after the other, and at the end of the weights.
+#: Name of the array of a sum: the parts of all arrays of a model, one after the other,
+#: and at the end of the weights.
 PARTS = "parts"
 
 
 @dataclass
 class Plan:
-    """What is to be summed: ``weight`` names the metric by which a model counts ("": each once); ``rules`` for each reply."""
+    """What is to be summed: ``weight`` names the metric by which a model counts ("":
+    each once); ``rules`` for each reply.
+    """
 
     weight: str
     rules: Rules
@@ -36,7 +42,12 @@ class Plan:
     def facts(self) -> dict[str, Any]:
         """Return what a node has to know."""
         rules = self.rules
-        told = {"weight": rules.weight, "beside": rules.beside, "any_scale": rules.any_scale, "bound": asdict(rules.bound)}
+        told = {
+            "weight": rules.weight,
+            "beside": rules.beside,
+            "any_scale": rules.any_scale,
+            "bound": asdict(rules.bound),
+        }
         told |= {"like_model": rules.like_model, "sums": rules.sums}
         return {"weight": self.weight, "rules": told}
 
@@ -51,19 +62,31 @@ class Plan:
 
 
 def plan_of(strategy: Strategy, rules: Rules) -> Plan:
-    """Return what a strategy needs summed. Raises ``ValueError`` if it needs more than a sum."""
+    """Return what a strategy needs summed. Raises ``ValueError`` if it needs more than
+    a sum.
+    """
     found = declared(strategy)
-    if found is None or found.replies not in ("model", "sums") or found.aggregation == "single replies":
+    if (
+        found is None
+        or found.replies not in ("model", "sums")
+        or found.aggregation == "single replies"
+    ):
         raise ValueError(
-            f"node-sums: {declarer(strategy)} does not say that it needs only the average of its clients' models, or sums: false"
+            f"node-sums: {declarer(strategy)} does not say that it needs only the average of its "
+            "clients' models, or sums: false"
         )
     if rules.bound.max_weight:
-        raise ValueError("node-sums: max-weight compares the weights of all clients of a round: choose 0, or node-sums = false")
+        raise ValueError(
+            "node-sums: max-weight compares the weights of all clients of a round: choose 0, or "
+            "node-sums = false"
+        )
     return Plan(weight_key(strategy) if found.aggregation == "weighted average" else "", rules)
 
 
 class WholeSum:
-    """A sum of vectors (n,) of whole numbers: :class:`ExactSum` without its lower parts, and without its bound."""
+    """A sum of vectors (n,) of whole numbers: :class:`ExactSum` without its lower
+    parts, and without its bound.
+    """
 
     def __init__(self, size: int) -> None:
         self.parts: NDArray[np.int64] = np.zeros(size, np.int64)
@@ -73,21 +96,30 @@ class WholeSum:
         self.parts += values.astype(np.int64)
 
     def merge(self, parts: NDArray[Any]) -> None:
-        """Add another sum's parts (n,). Raises ``ValueError`` if they are none of this size."""
+        """Add another sum's parts (n,). Raises ``ValueError`` if they are none of this
+        size.
+        """
         if parts.shape != self.parts.shape or parts.dtype != np.int64:
-            raise ValueError(f"parts of shape {parts.shape} and type {parts.dtype}: must be {self.parts.shape} of int64")
+            raise ValueError(
+                f"parts of shape {parts.shape} and type {parts.dtype}: must be {self.parts.shape} "
+                "of int64"
+            )
         self.parts += parts
 
 
 class NodeSum:
-    """The sum of the models of a node's clients, or of their sums: client half of :class:`GridSum`."""
+    """The sum of the models of a node's clients, or of their sums: client half of
+    :class:`GridSum`.
+    """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.plan = Plan.of_facts(facts)
         self.sum: ExactSum | WholeSum | None = None
 
     def take(self, message: Message, reply: Message) -> str | None:
-        """Take the model out of a client's reply into the sum; return why it cannot be, or ``None``."""
+        """Take the model out of a client's reply into the sum; return why it cannot be,
+        or ``None``.
+        """
         if fault := self.plan.rules.fault(message, reply):
             return fault
         (record,) = arrays_of(reply.content)
@@ -97,7 +129,10 @@ class NodeSum:
             self.sum.add(own)
         else:
             weight = float(metrics_of(reply.content)[self.plan.weight]) if self.plan.weight else 1.0
-            flat = np.concatenate([np.ravel(read(array)).astype(np.float64) for array in record.values()] + [np.ones(1)])
+            flat = np.concatenate(
+                [np.ravel(read(array)).astype(np.float64) for array in record.values()]
+                + [np.ones(1)]
+            )
             self.sum = self.sum or ExactSum(len(flat))
             try:
                 self.sum.add(weight * flat)
@@ -109,19 +144,29 @@ class NodeSum:
 
     def content(self) -> RecordDict | None:
         """Return the sum as a message's content."""
-        return RecordDict({PARTS: ArrayRecord({PARTS: Array(*fields(self.sum.parts))})}) if self.sum else None
+        return (
+            RecordDict({PARTS: ArrayRecord({PARTS: Array(*fields(self.sum.parts))})})
+            if self.sum
+            else None
+        )
 
 
 class GridSum:
-    """The mean of all clients' models, of the sums of the nodes. ``sent``: the model that they trained; ``name``: of its record.
+    """The mean of all clients' models, of the sums of the nodes. ``sent``: the model
+    that they trained; ``name``: of its record.
 
-    If ``sums``, the replies are sums of whole numbers: then the first is given the total, the others zeros.
+    If ``sums``, the replies are sums of whole numbers: then the first is given the
+    total, the others zeros.
     """
 
     def __init__(self, sent: RecordDict, sums: bool = False) -> None:
-        self.name, self.sent = next((name, record) for name, record in sent.items() if isinstance(record, ArrayRecord))
+        self.name, self.sent = next(
+            (name, record) for name, record in sent.items() if isinstance(record, ArrayRecord)
+        )
         self.sizes = [int(np.prod(array.shape)) for array in self.sent.values()]
-        self.sum: ExactSum | WholeSum = WholeSum(length_of_sums(sent)) if sums else ExactSum(sum(self.sizes) + 1)
+        self.sum: ExactSum | WholeSum = (
+            WholeSum(length_of_sums(sent)) if sums else ExactSum(sum(self.sizes) + 1)
+        )
 
     def merge(self, content: RecordDict) -> None:
         """Add a node's sum. Raises ``ValueError`` if it is none of such a model."""
@@ -129,7 +174,9 @@ class GridSum:
         self.sum.merge(read(record[PARTS]))
 
     def give(self, replies: Sequence[Message]) -> None:
-        """Put the mean into the clients' replies, each of which gets a record of its own with the same arrays."""
+        """Put the mean into the clients' replies, each of which gets a record of its
+        own with the same arrays.
+        """
         if isinstance(self.sum, WholeSum):
             for place, reply in enumerate(replies):
                 own = self.sum.parts if place == 0 else np.zeros_like(self.sum.parts)

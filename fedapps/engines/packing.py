@@ -1,8 +1,10 @@
-"""Wire format of a message for many clients, and of their answers: both halves of ``node_grid`` and ``node_app``.
+"""Wire format of a message for many clients, and of their answers: both halves of
+``node_grid`` and ``node_app``.
 
-A packed content is a RecordDict of records named "0", "1", ..., each of them once however many clients it is for, and an index that
-says, as JSON, which client gets which of them under which name. Nothing in it is executed when it is read; a malformed one is a
-``ValueError``.
+A packed content is a RecordDict of records named "0", "1", ..., each of them once
+however many clients it is for, and an index that says, as JSON, which client gets which
+of them under which name. Nothing in it is executed when it is read; a malformed one is
+a ``ValueError``.
 """
 
 import json
@@ -19,7 +21,9 @@ MANY, CLIENTS = "query.many", "query.clients"
 
 @dataclass(frozen=True)
 class Part:
-    """One client's part of a packed message. ``facts``: whatever JSON holds; ``content``, ``state``: records, or ``None``."""
+    """One client's part of a packed message. ``facts``: whatever JSON holds;
+    ``content``, ``state``: records, or ``None``.
+    """
 
     facts: dict[str, Any]
     content: RecordDict | None = None
@@ -27,7 +31,9 @@ class Part:
 
 
 def pack(parts: Iterable[Part], facts: Mapping[str, Any] | None = None) -> RecordDict:
-    """Return the parts, and ``facts`` about all of them, as one content; records that several parts hold are in it once."""
+    """Return the parts, and ``facts`` about all of them, as one content; records that
+    several parts hold are in it once.
+    """
     table: dict[int, str] = {}
     contents: dict[int, int] = {}
     layouts: list[list[tuple[str, str]]] = []
@@ -53,13 +59,16 @@ def pack(parts: Iterable[Part], facts: Mapping[str, Any] | None = None) -> Recor
         if part.state:
             row["state"] = place(part.state)
         rows.append(row)
-    index = json.dumps({"facts": facts or {}, "layouts": layouts, "parts": rows}, separators=(",", ":"))
+    index = json.dumps(
+        {"facts": facts or {}, "layouts": layouts, "parts": rows}, separators=(",", ":")
+    )
     packed[INDEX] = ConfigRecord({"json": index.encode()})
     return packed
 
 
 def unpack(packed: RecordDict) -> tuple[dict[str, Any], list[Part]]:
-    """Return what :func:`pack` was given; every part has records of its own, so that one client's changes are not another's.
+    """Return what :func:`pack` was given; every part has records of its own, so that
+    one client's changes are not another's.
 
     Raises ``ValueError`` if the content is malformed.
     """
@@ -75,7 +84,12 @@ def unpack(packed: RecordDict) -> tuple[dict[str, Any], list[Part]]:
                 found[name] = packed[key].copy()
             return found
 
-        parts = [Part(dict(row["facts"]), content(row, "content"), content(row, "state")) for row in index["parts"]]
+        parts = [
+            Part(dict(row["facts"]), content(row, "content"), content(row, "state"))
+            for row in index["parts"]
+        ]
         return dict(index["facts"]), parts
     except Exception as error:  # whatever a node may have written
-        raise ValueError(f"a message for many clients cannot be read: {type(error).__name__}: {error}") from None
+        raise ValueError(
+            f"a message for many clients cannot be read: {type(error).__name__}: {error}"
+        ) from None

@@ -1,8 +1,10 @@
-"""Start and end the programs of one run: locate them, choose ports, leave no process behind.
+"""Start and end the programs of one run: locate them, choose ports, leave no process
+behind.
 
-Everything a run starts inherits an environment variable whose value is unique to the run. By it the run's processes are found again,
-wherever they are in the process tree, and no others are ever touched. Linux shows the environment of a process in /proc; elsewhere
-the leader's process group is used instead.
+Everything a run starts inherits an environment variable whose value is unique to the
+run. By it the run's processes are found again, wherever they are in the process tree,
+and no others are ever touched. Linux shows the environment of a process in /proc;
+elsewhere the leader's process group is used instead.
 """
 
 import contextlib
@@ -24,16 +26,22 @@ PROC = Path("/proc")
 
 
 def threads(count: int) -> dict[str, str]:
-    """Return the environment variables that give the numerical libraries of a process ``count`` threads."""
+    """Return the environment variables that give the numerical libraries of a process
+    ``count`` threads.
+    """
     return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
 
 
 def program(name: str) -> Path:
-    """Return the path of program `name` in this Python's environment; PATH is not searched. Raises UserError if it is missing."""
+    """Return the path of program `name` in this Python's environment; PATH is not
+    searched. Raises UserError if it is missing.
+    """
     for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):
         if (folder / name).exists():
             return folder / name
-    raise UserError(f"{name} is not installed beside {sys.executable}: pip install 'flwr[simulation]' there")
+    raise UserError(
+        f"{name} is not installed beside {sys.executable}: pip install 'flwr[simulation]' there"
+    )
 
 
 def free_port() -> int:
@@ -46,22 +54,28 @@ def free_port() -> int:
 def checked_port(port: int) -> int:
     """Return `port` if a server can listen on it; raises UserError if not."""
     if not 1 <= port <= 65535:
-        raise UserError(f"port = {port}, but ports are 1..65535: choose one of these, or none to get a free one")
+        raise UserError(
+            f"port = {port}, but ports are 1..65535: choose one of these, or none to get a free one"
+        )
     with socket.socket() as probe:
-        # As the server does: a recently closed connection does not block the port, a listener does.
+        # As the server does: a recently closed connection does not block the port, a
+        # listener does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             reason = (error.strerror or "not usable").lower()
             raise UserError(
-                f"port = {port}, but it cannot be used ({reason}): choose another one, or none to get a free one"
+                f"port = {port}, but it cannot be used ({reason}): choose another one, or none to "
+                "get a free one"
             ) from None
     return port
 
 
 def answers(connect: Callable[[], socket.socket]) -> bool:
-    """Return whether a healthy SuperLink answers on the connection that `connect` makes, which raises OSError where it cannot."""
+    """Return whether a healthy SuperLink answers on the connection that `connect`
+    makes, which raises OSError where it cannot.
+    """
     connection = http.client.HTTPConnection("127.0.0.1")
     try:
         connection.sock = connect()  # never through a proxy
@@ -74,7 +88,9 @@ def answers(connect: Callable[[], socket.socket]) -> bool:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the ids of the running processes whose environment contains `mark` ("NAME=value"), excluding this one."""
+    """Return the ids of the running processes whose environment contains `mark`
+    ("NAME=value"), excluding this one.
+    """
     wanted, found = mark.encode(), []
     for entry in PROC.iterdir() if PROC.is_dir() else ():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -85,9 +101,11 @@ def marked(mark: str) -> list[int]:
 
 
 def end_marked(mark: str, leader: "subprocess.Popen[bytes] | None", patience: float) -> None:
-    """End the processes with `mark`: send SIGTERM, wait at most `patience` seconds, then send SIGKILL.
+    """End the processes with `mark`: send SIGTERM, wait at most `patience` seconds,
+    then send SIGKILL.
 
-    leader: the first of them, started in its own session; it is waited for, so that no zombie remains.
+    leader: the first of them, started in its own session; it is waited for, so that no
+    zombie remains.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         if PROC.is_dir():
@@ -106,7 +124,9 @@ def end_marked(mark: str, leader: "subprocess.Popen[bytes] | None", patience: fl
 
 @contextlib.contextmanager
 def signals_ignored() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM within the context, where possible (Python allows it in the main thread only)."""
+    """Ignore Ctrl-C and SIGTERM within the context, where possible (Python allows it in
+    the main thread only).
+    """
     previous = {}
     try:
         with contextlib.suppress(ValueError):
@@ -119,16 +139,20 @@ def signals_ignored() -> Iterator[None]:
 
 
 class Guard:
-    """A helper process that cleans up if this process is killed before it can do so itself.
+    """A helper process that cleans up if this process is killed before it can do so
+    itself.
 
-    Flower's simulation and Ray do not end by themselves when their parent process disappears.
+    Flower's simulation and Ray do not end by themselves when their parent process
+    disappears.
     """
 
     def __init__(self, mark: str, folder: Path) -> None:
         root = Path(__file__).resolve().parents[2]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fedapps.engines.processes", mark, str(folder)],
-            stdin=subprocess.PIPE,  # end-of-file is the signal; the kernel delivers it however this process ends
+            # end-of-file is the signal; the kernel delivers it however this process
+            # ends
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
@@ -144,7 +168,9 @@ class Guard:
 
 
 def main(mark: str, folder: str) -> None:
-    """Wait for the parent process to end, then end the processes with `mark` and remove `folder`."""
+    """Wait for the parent process to end, then end the processes with `mark` and remove
+    `folder`.
+    """
     sys.stdin.read()
     end_marked(mark, None, patience=5.0)
     shutil.rmtree(folder, ignore_errors=True)

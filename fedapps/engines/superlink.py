@@ -1,8 +1,11 @@
-"""A private SuperLink: started on a loopback port in a clean environment, controlled through the `flwr` command, and ended.
+"""A private SuperLink: started on a loopback port in a clean environment, controlled
+through the `flwr` command, and ended.
 
-`flwr run` alone uses whatever SuperLink answers on its fixed port, with that SuperLink's working directory and environment. Here each
-has an empty working directory (Ray puts it first on its workers' import path), its own Flower home and its own Ray folder, all in one
-temporary folder. The path of the home also marks its processes, by which they are found.
+`flwr run` alone uses whatever SuperLink answers on its fixed port, with that
+SuperLink's working directory and environment. Here each has an empty working directory
+(Ray puts it first on its workers' import path), its own Flower home and its own Ray
+folder, all in one temporary folder. The path of the home also marks its processes, by
+which they are found.
 """
 
 import contextlib
@@ -21,23 +24,33 @@ from fedapps.engines.wall import HOLD, Wall, connect, entered
 from fedapps.errors import RunFailed
 
 TICK = 0.1  # seconds between two calls of `poll`
-START_SECONDS = 120.0  # timeout for the SuperLink to answer, for one `flwr` command, for the run's first line of log
-STOP_SECONDS = 10.0  # timeout of each graceful step of shutting down, before the next, more forceful one
-LEFTOVER_SECONDS = 2.0  # timeout for processes left over afterwards: Ray's helpers, which may ignore SIGTERM
-# A Unix socket's path is limited to 107 characters, and Ray adds about 70 to its folder: beyond this length, /tmp is used.
+# timeout for the SuperLink to answer, for one `flwr` command, for the run's first line
+# of log
+START_SECONDS = 120.0
+# timeout of each graceful step of shutting down, before the next, more forceful one
+STOP_SECONDS = 10.0
+# timeout for processes left over afterwards: Ray's helpers, which may ignore SIGTERM
+LEFTOVER_SECONDS = 2.0
+# A Unix socket's path is limited to 107 characters, and Ray adds about 70 to its
+# folder: beyond this length, /tmp is used.
 LONGEST_TEMP_DIR = 24
-# A line of a log below the level of an error: "INFO :      text", "2026-11-22T10:56:49.699Z INFO [uvicorn.error] text".
+# A line of a log below the level of an error: "INFO :
+#     text", "2026-11-22T10:56:49.699Z INFO [uvicorn.error] text".
 HARMLESS = re.compile(r"(?:\S+Z )?(?:DEBUG|INFO|WARN(?:ING)?)\b")
 
 
 class Connection:
-    """Runs `flwr` commands in an environment of their own, in which the connection `own` is a SuperLink.
+    """Runs `flwr` commands in an environment of their own, in which the connection
+    `own` is a SuperLink.
 
-    base: folder for their output; programs start in its subfolder `cwd`. environment: of everything started.
-    poll: called about ten times a second by every method that waits.
+    base: folder for their output; programs start in its subfolder `cwd`. environment:
+    of everything started. poll: called about ten times a second by every method that
+    waits.
     """
 
-    def __init__(self, base: Path, environment: Mapping[str, str], poll: Callable[[], None]) -> None:
+    def __init__(
+        self, base: Path, environment: Mapping[str, str], poll: Callable[[], None]
+    ) -> None:
         self.flwr = program("flwr")
         self.base, self.environment, self.poll = base, dict(environment), poll
         self.wall: Wall | None = None
@@ -51,14 +64,18 @@ class Connection:
         raise NotImplementedError
 
     def ask(self, *arguments: str) -> dict[str, Any]:
-        """Run one `flwr` command and return its JSON output. Raises RunFailed if there is none."""
+        """Run one `flwr` command and return its JSON output. Raises RunFailed if there
+        is none.
+        """
         answer = self.base / "answer.json"
         with answer.open("wb") as output:
             process = self.spawn([str(self.flwr), *arguments, "--format", "json"], output)
         deadline = time.monotonic() + START_SECONDS
         while process.poll() is None:
             if time.monotonic() > deadline:
-                raise RunFailed(f"`flwr {arguments[0]}` did not answer within {START_SECONDS:.0f} s")
+                raise RunFailed(
+                    f"`flwr {arguments[0]}` did not answer within {START_SECONDS:.0f} s"
+                )
             self.tick()
         text = answer.read_text(errors="replace")
         try:
@@ -67,9 +84,11 @@ class Connection:
             raise RunFailed(f"`flwr {arguments[0]}` gave no answer: {one_line(text)}") from None
 
     def spawn(self, command: list[str], output: int | IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Start a program in the run's environment, behind its wall if there is one, in its own session.
+        """Start a program in the run's environment, behind its wall if there is one, in
+        its own session.
 
-        The terminal's Ctrl-C must reach this process only; otherwise the run could not be stopped gracefully.
+        The terminal's Ctrl-C must reach this process only; otherwise the run could not
+        be stopped gracefully.
         """
         return subprocess.Popen(
             entered(self.wall, command),
@@ -95,22 +114,32 @@ class Connection:
         """Ask the SuperLink to stop a run, within a bounded time."""
         if self.alive():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.spawn([str(self.flwr), "stop", run_id, "own"], subprocess.DEVNULL).wait(STOP_SECONDS)
+                self.spawn([str(self.flwr), "stop", run_id, "own"], subprocess.DEVNULL).wait(
+                    STOP_SECONDS
+                )
 
 
 class SuperLink(Connection):
-    """A SuperLink in simulation mode, the processes it starts, and its temporary folder `base`.
+    """A SuperLink in simulation mode, the processes it starts, and its temporary folder
+    `base`.
 
-    environment: of everything started; the variables that isolate the run override it. cpus: per client.
-    poll: called about ten times a second by every method that waits. walled: whether all of it starts behind a wall. within: where
-    `base` is made; None: among temporary files.
+    environment: of everything started; the variables that isolate the run override it.
+    cpus: per client. poll: called about ten times a second by every method that waits.
+    walled: whether all of it starts behind a wall. within: where `base` is made; None:
+    among temporary files.
     """
 
     def __init__(
-        self, port: int, environment: Mapping[str, str], cpus: int, poll: Callable[[], None], walled: bool = False,
+        self,
+        port: int,
+        environment: Mapping[str, str],
+        cpus: int,
+        poll: Callable[[], None],
+        walled: bool = False,
         within: Path | None = None,
-    ) -> None:  # fmt: skip
-        # Located before the folder is created: a missing program is a user error and must leave nothing behind.
+    ) -> None:
+        # Located before the folder is created: a missing program is a user error and
+        # must leave nothing behind.
         self.program, flwr = program("flower-superlink"), program("flwr")
         self.port, self.walled = port, walled
         self.process: subprocess.Popen[bytes] | None = None
@@ -120,7 +149,8 @@ class SuperLink(Connection):
         super().__init__(base, _environment(environment, base, flwr.parent, cpus), poll)
         self.log = self.base / "superlink.log"
         (self.base / "home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+            '[superlink]\ndefault = "own"\n[superlink.own]\naddress = '
+            f'"127.0.0.1:{port}"\ninsecure = true\n'
         )
         self.mark = f"FLWR_HOME={self.environment['FLWR_HOME']}"
         self.guard = Guard(self.mark, self.base)
@@ -130,13 +160,16 @@ class SuperLink(Connection):
         if self.walled:
             self._build_wall()
         command = [str(self.program), "--insecure", "--simulation", "--host", "127.0.0.1"]
-        # Otherwise Flower would install the app's dependencies, including torch, anew for every run.
+        # Otherwise Flower would install the app's dependencies, including torch, anew
+        # for every run.
         command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
         with self.log.open("wb") as log:
             self.process = self.spawn(command, log)
 
     def start(self) -> None:
-        """Start the SuperLink if need be; wait until it answers. Raises RunFailed with the end of its log if it does not, or NoWall."""
+        """Start the SuperLink if need be; wait until it answers. Raises RunFailed with
+        the end of its log if it does not, or NoWall.
+        """
         if self.process is None:
             self.launch()
         deadline = time.monotonic() + START_SECONDS
@@ -161,7 +194,9 @@ class SuperLink(Connection):
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def close(self, before: Callable[[], None]) -> None:
-        """Call `before`, end all processes and remove the folder, once. Ctrl-C is ignored until that is done."""
+        """Call `before`, end all processes and remove the folder, once. Ctrl-C is
+        ignored until that is done.
+        """
         if self.closed:
             return
         while True:
@@ -182,7 +217,8 @@ class SuperLink(Connection):
         if self.holder is not None:
             self.holder.terminate()
             self.holder.wait()
-        # Always, even if no process is known: an interrupt may have occurred between its start and the assignment.
+        # Always, even if no process is known: an interrupt may have occurred between
+        # its start and the assignment.
         end_marked(self.mark, self.process, LEFTOVER_SECONDS)
         self.guard.release()
 
@@ -193,14 +229,22 @@ def one_line(text: str) -> str:
 
 
 def reason_of(log: str) -> str:
-    """Return the reason why a Flower program ended, taken from its log: its last words that are an error's, on one line.
+    """Return the reason why a Flower program ended, taken from its log: its last words
+    that are an error's, on one line.
 
-    A program that is killed says none, and the last line before, of level INFO, is no reason ("uvicorn.error" is a logger's name).
+    A program that is killed says none, and the last line before, of level INFO, is no
+    reason ("uvicorn.error" is a logger's name).
     """
     exits = re.findall(r"Exit Code: \d+\n(.*?)(?:\n\s*\n|For more information|\Z)", log, re.DOTALL)
-    errors = [line for line in log.splitlines() if "error" in line.lower() and not HARMLESS.match(line)]
+    errors = [
+        line for line in log.splitlines() if "error" in line.lower() and not HARMLESS.match(line)
+    ]
     said = exits or errors
-    return one_line(said[-1]) if said else "its log gives no reason; it was killed, by someone or for want of memory"
+    return (
+        one_line(said[-1])
+        if said
+        else "its log gives no reason; it was killed, by someone or for want of memory"
+    )
 
 
 def _temporary_folder(within: Path | None) -> Path:
@@ -213,15 +257,20 @@ def _temporary_folder(within: Path | None) -> Path:
     return base
 
 
-def environment_of(given: Mapping[str, str], home: Path, programs: Path, cpus: int = 1) -> dict[str, str]:
-    """Return an environment in which Flower's programs find each other and use their own `home` and `cpus` threads per process."""
+def environment_of(
+    given: Mapping[str, str], home: Path, programs: Path, cpus: int = 1
+) -> dict[str, str]:
+    """Return an environment in which Flower's programs find each other and use their
+    own `home` and `cpus` threads per process.
+    """
     own = {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
         "PYTHONUNBUFFERED": "1",  # otherwise the log arrives in blocks
-        "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",  # Flower starts its helpers by bare name
+        # Flower starts its helpers by bare name
+        "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",
     }
     for name in ("NO_PROXY", "no_proxy"):  # Flower's programs communicate over HTTP on this machine
         own[name] = ",".join(filter(None, [given.get(name), "127.0.0.1", "localhost"]))
@@ -233,7 +282,11 @@ def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int
     ray = {
         "RAY_TMPDIR": str(base / "ray"),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_prestart_worker_first_driver": "0",  # two processes that Flower's simulation has no use for: its own are started later
-        "SPT_NOENV": "1",  # otherwise some of Ray's processes overwrite the environment that marks them with their title
+        # two processes that Flower's simulation has no use for: its own are started
+        # later
+        "RAY_prestart_worker_first_driver": "0",
+        # otherwise some of Ray's processes overwrite the environment that marks them
+        # with their title
+        "SPT_NOENV": "1",
     }
     return environment_of(given, base / "home", programs, cpus) | ray

@@ -1,4 +1,6 @@
-"""Methods that average the clients' models into one: FedAvg, FedProx, SCAFFOLD and those with a server optimiser."""
+"""Methods that average the clients' models into one: FedAvg, FedProx, SCAFFOLD and
+those with a server optimiser.
+"""
 
 import clients
 from fedapps.methods.method import Method, TorchClient

@@ -29,7 +29,10 @@ def boosting(variant: str) -> StrategyFactory:
         options = replace(options, learner=learner_of(task, options))
         rounds = context.num_rounds
         if options.at_once and rounds > 1:
-            raise ValueError(f"at-once = {options.at_once}, num-rounds = {rounds}: there is one round, set num-rounds = 1")
+            raise ValueError(
+                f"at-once = {options.at_once}, num-rounds = {rounds}: there is one round, set "
+                "num-rounds = 1"
+            )
         return FFGB(options, variant)
 
     return build
@@ -38,40 +41,59 @@ def boosting(variant: str) -> StrategyFactory:
 def boosting_client(variant: str) -> ClientFactory:
     """Return a factory of clients that fit the weak learners of a variant of FFGB."""
 
-    def build(options: FFGBOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+    def build(
+        options: FFGBOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+    ) -> NumPyClient:
         from fedapps.tasks.boosting_oracles import learner_of, oracle_of
 
         oracle = oracle_of(task, options, variant)
-        # Trees on a table need no PyTorch, but what the clients of FFGB.L check, the Lipschitz constant, does.
+        # Trees on a table need no PyTorch, but what the clients of FFGB.L check, the
+        # Lipschitz constant, does.
         if learner_of(task, options) == "trees" and hasattr(task, "arrays") and variant != "ffgb-l":
-            return clients.FFGBClient(task.arrays(client_id, num_clients), oracle, task.num_outputs, client_id, store)
+            return clients.FFGBClient(
+                task.arrays(client_id, num_clients), oracle, task.num_outputs, client_id, store
+            )
         data = task.client_data(client_id, num_clients)
         return clients.FFGBClient(data, oracle, task.num_outputs, client_id, store, task.objective)
 
     return build
 
 
-def histogram_strategy(options: HistogramBoostingOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the strategy of histogram boosting for the features of a table. Raises ``UserError`` for what is none."""
+def histogram_strategy(
+    options: HistogramBoostingOptions, task: Any, context: RunContext
+) -> Strategy:
+    """Return the strategy of histogram boosting for the features of a table. Raises
+    ``UserError`` for what is none.
+    """
     numbers = hasattr(task, "target_scale")
     if not hasattr(task, "arrays"):
-        raise UserError("method = 'histogram-boosting': grows trees on the columns of a table: name it in regression.source")
+        raise UserError(
+            "method = 'histogram-boosting': grows trees on the columns of a table: name it in "
+            "regression.source"
+        )
     if numbers and task.num_outputs > 1:
         raise UserError(
-            f"method = 'histogram-boosting': predicts one number, regression.label names {task.num_outputs}: choose one"
+            "method = 'histogram-boosting': predicts one number, regression.label names "
+            f"{task.num_outputs}: choose one"
         )
     return HistogramBoosting(task.num_features, options, numbers)
 
 
 def histogram_client(
-    options: HistogramBoostingOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+    options: HistogramBoostingOptions,
+    task: Any,
+    client_id: int | str,
+    num_clients: int,
+    store: "Store",
 ) -> NumPyClient:
     """Return a client of histogram boosting."""
     data = task.arrays(client_id, num_clients, options.standardise)
     if not hasattr(task, "target_scale"):
         return clients.HistogramBoostingClient(data, client_id, store)
     scale = task.target_scale
-    return clients.HistogramBoostingClient(scale.of_data(data), client_id, store, float(scale.scale[0]))
+    return clients.HistogramBoostingClient(
+        scale.of_data(data), client_id, store, float(scale.scale[0])
+    )
 
 
 METHODS: dict[str, Method] = {
@@ -108,7 +130,8 @@ METHODS: dict[str, Method] = {
         tasks=BOOSTED_TASKS,
     ),
     "histogram-boosting": Method(
-        summary="gradient boosted trees for tables, grown from sums over all clients: those of the pooled rows",
+        summary="gradient boosted trees for tables, grown from sums over all clients: those of the "
+        "pooled rows",
         paper="Chen and Guestrin 2016; Ong et al. 2020",
         trait="boosts",
         strategy=histogram_strategy,

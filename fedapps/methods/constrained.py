@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from clients.base.store import Store
     from clients.families.problems import ConstrainedClient
 
-CONSTRAINED_TASKS = ("lasso", "sparse-logistic", "matrix-completion", "qap", "constrained-classification")
+CONSTRAINED_TASKS = (
+    "lasso",
+    "sparse-logistic",
+    "matrix-completion",
+    "qap",
+    "constrained-classification",
+)
 
 
 CONSTRAINED_JOB: dict[str, bool | int | float | str] = {
@@ -31,9 +37,13 @@ CONSTRAINED_JOB: dict[str, bool | int | float | str] = {
 
 
 def constrained_client(kind: "Callable[[], type[ConstrainedClient]]") -> ClientFactory:
-    """Return a factory of clients with the task's f_i and domain; ``kind()``, called on first use, returns their class."""
+    """Return a factory of clients with the task's f_i and domain; ``kind()``, called on
+    first use, returns their class.
+    """
 
-    def build(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+    def build(
+        options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store"
+    ) -> NumPyClient:
         return kind()(task.problem(client_id, num_clients), task.domain, client_id, store)
 
     return build
@@ -45,7 +55,9 @@ def parts(task: Any) -> dict[str, Any]:
 
 
 def frank_wolfe(variant: str) -> StrategyFactory:
-    """Return a factory of the strategy of a FedFW variant; the task supplies defaults for the options."""
+    """Return a factory of the strategy of a FedFW variant; the task supplies defaults
+    for the options.
+    """
 
     def build(options: FedFWOptions, task: Any, context: RunContext) -> Strategy:
         penalty = {"lambda_0": task.lambda_0[variant == "fedfw-plus"], "curvature": task.curvature}
@@ -56,7 +68,8 @@ def frank_wolfe(variant: str) -> StrategyFactory:
 
 METHODS: dict[str, Method] = {
     "fedfw": Method(
-        summary="federated Frank-Wolfe: constraints without projections, clients send a few numbers",
+        summary="federated Frank-Wolfe: constraints without projections, clients send a few "
+        "numbers",
         paper="Dadras, Prakhya, Yurtsever 2022",
         trait="constrains",
         strategy=frank_wolfe("fedfw"),
@@ -79,7 +92,8 @@ METHODS: dict[str, Method] = {
         defaults=CONSTRAINED_JOB,
     ),
     "dfw-trace": Method(
-        summary="Frank-Wolfe for low-rank matrices by power iterations over the clients: one vector each, only sums are needed",
+        summary="Frank-Wolfe for low-rank matrices by power iterations over the clients: one "
+        "vector each, only sums are needed",
         paper="Zheng, Bellet, Gallinari 2018",
         trait="constrains",
         page="fedfw",

@@ -1,18 +1,29 @@
-"""FFGB-distill and the baselines of its paper that learn one network: FedAvg-distill and FedDyn."""
+"""FFGB-distill and the baselines of its paper that learn one network: FedAvg-distill
+and FedDyn.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 import clients
 from fedapps.methods.method import IMAGE_TASKS, Method, TorchClient
 from fedapps.tasks.context import RunContext
-from strategies import FedAvgDistill, FedAvgDistillOptions, FedDyn, FedDynOptions, FFGBDistill, FFGBDistillOptions
+from strategies import (
+    FedAvgDistill,
+    FedAvgDistillOptions,
+    FedDyn,
+    FedDynOptions,
+    FFGBDistill,
+    FFGBDistillOptions,
+)
 
 if TYPE_CHECKING:
     from algorithms.boosting.distillation import Distiller
 
 
 def distiller_of(task: Any, context: RunContext) -> "Distiller":
-    """Return a distiller of the task's network on the public images, on the task's device. Raises ``UserError`` if there are none."""
+    """Return a distiller of the task's network on the public images, on the task's
+    device. Raises ``UserError`` if there are none.
+    """
     import torch
 
     from algorithms.boosting.distillation import Distiller
@@ -24,10 +35,13 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
 
 METHODS: dict[str, Method] = {
     "ffgb-distill": Method(
-        summary="boosting of functions: clients send weak learners, the server distils the ensemble into one network",
+        summary="boosting of functions: clients send weak learners, the server distils the "
+        "ensemble into one network",
         paper="Shen et al. 2022 (FFGB-distill)",
         trait="boosts",
-        strategy=lambda options, task, context: FFGBDistill(distiller_of(task, context), options, context.seed),
+        strategy=lambda options, task, context: FFGBDistill(
+            distiller_of(task, context), options, context.seed
+        ),
         client=TorchClient(lambda: clients.FFGBDistillClient),
         options=FFGBDistillOptions,
         table="ffgb-distill",
@@ -36,11 +50,14 @@ METHODS: dict[str, Method] = {
         defaults={"clients-per-round": 0},
     ),
     "fedavg-distill": Method(
-        summary="FedAvg whose server distils the clients' mean output instead of averaging parameters",
+        summary="FedAvg whose server distils the clients' mean output instead of averaging "
+        "parameters",
         paper="Lin et al. 2020",
         trait="one global model",
         page="ffgb-distill",
-        strategy=lambda options, task, context: FedAvgDistill(distiller_of(task, context), options, context.seed),
+        strategy=lambda options, task, context: FedAvgDistill(
+            distiller_of(task, context), options, context.seed
+        ),
         client=TorchClient(lambda: clients.FedAvgClient),
         options=FedAvgDistillOptions,
         table="fedavg-distill",

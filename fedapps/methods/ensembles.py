@@ -1,4 +1,6 @@
-"""Methods that learn the weights of an ensemble of pre-trained predictors: FedBoost and AFLBoost."""
+"""Methods that learn the weights of an ensemble of pre-trained predictors: FedBoost and
+AFLBoost.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +17,26 @@ if TYPE_CHECKING:
 ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
 
 
-ENSEMBLE_JOB = {"num-clients": 100, "clients-per-round": 0, "num-rounds": 200, "evaluate-every": 20, "checkpoint-every": 100}
+ENSEMBLE_JOB = {
+    "num-clients": 100,
+    "clients-per-round": 0,
+    "num-rounds": 200,
+    "evaluate-every": 20,
+    "checkpoint-every": 100,
+}
 
 
-def ensemble_client(options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+def ensemble_client(
+    options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store"
+) -> NumPyClient:
     """Return a client that evaluates ensembles on its samples."""
     return clients.FedBoostClient(task.client_data(client_id, num_clients), store)
 
 
 def library_of(task: Any, options: FedBoostOptions) -> Any:
-    """Return the task's predictor library, that of a folder, or a function that builds one from the clients' predictors."""
+    """Return the task's predictor library, that of a folder, or a function that builds
+    one from the clients' predictors.
+    """
     if options.library == "clients":
         return Library.from_arrays
     if options.library == "task":
@@ -39,7 +51,9 @@ METHODS: dict[str, Method] = {
         summary="weights of an ensemble of pre-trained predictors, a few of them sent a round",
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts",
-        strategy=lambda options, task, context: FedBoost(library_of(task, options), options, context.seed, task.options.loss),
+        strategy=lambda options, task, context: FedBoost(
+            library_of(task, options), options, context.seed, task.options.loss
+        ),
         client=ensemble_client,
         options=FedBoostOptions,
         table="fedboost",
@@ -51,7 +65,9 @@ METHODS: dict[str, Method] = {
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts, re-weights",
         page="fedboost",
-        strategy=lambda options, task, context: AFLBoost(library_of(task, options), options, context.seed, task.options.loss),
+        strategy=lambda options, task, context: AFLBoost(
+            library_of(task, options), options, context.seed, task.options.loss
+        ),
         client=ensemble_client,
         options=AFLBoostOptions,
         table="aflboost",

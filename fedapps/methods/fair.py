@@ -1,4 +1,6 @@
-"""Fair methods, each around another one: weights by losses or updates of clients, and the loss that PropFair's clients minimise."""
+"""Fair methods, each around another one: weights by losses or updates of clients, and
+the loss that PropFair's clients minimise.
+"""
 
 from dataclasses import make_dataclass
 
@@ -22,13 +24,21 @@ from strategies import (
 )
 
 
-def with_base(kind: type, help: str = "any method that averages by weight; it takes its own table") -> type:
-    """Return an options class like ``kind`` with an additional field ``base``, the method to be wrapped."""
-    return make_dataclass(kind.__name__, [("base", str, option("fedavg", help))], bases=(kind,), frozen=True)
+def with_base(
+    kind: type, help: str = "any method that averages by weight; it takes its own table"
+) -> type:
+    """Return an options class like ``kind`` with an additional field ``base``, the
+    method to be wrapped.
+    """
+    return make_dataclass(
+        kind.__name__, [("base", str, option("fedavg", help))], bases=(kind,), frozen=True
+    )
 
 
 def with_proportional_loss(kind: "type[clients.FedAvgClient]") -> "type[clients.FedAvgClient]":
-    """Return the client class with PropFair's loss; PyTorch is imported on first use."""
+    """Return the client class with PropFair's loss; PyTorch is imported on first
+    use.
+    """
     from clients.propfair import proportional
 
     return proportional(kind)
@@ -47,7 +57,8 @@ METHODS: dict[str, Method] = {
         defaults={"clients-per-round": 0},
     ),
     "aaggff-d": Method(
-        summary="weights of sampled clients decided by the regularised leader, around another method",
+        summary="weights of sampled clients decided by the regularised leader, around another "
+        "method",
         paper="Hahn 2024 (AAggFF-D)",
         trait="re-weights",
         page="aaggff",
@@ -94,7 +105,10 @@ METHODS: dict[str, Method] = {
         trait="re-weights",
         wrap=PropFair,
         loss=with_proportional_loss,
-        options=with_base(PropFairOptions, "any method whose clients train by gradients of a loss; it takes its own table"),
+        options=with_base(
+            PropFairOptions,
+            "any method whose clients train by gradients of a loss; it takes its own table",
+        ),
         table="propfair",
     ),
 }

@@ -1,4 +1,6 @@
-"""Personalised methods, in which every client has its own model, and their baselines."""
+"""Personalised methods, in which every client has its own model, and their
+baselines.
+"""
 
 import logging
 from typing import Any
@@ -42,24 +44,32 @@ logger = logging.getLogger(__name__)
 
 
 def sharing(share: str) -> StrategyFactory:
-    """Return a factory of the strategy that shares one part of the task's model: "body" or "head"."""
+    """Return a factory of the strategy that shares one part of the task's model: "body"
+    or "head".
+    """
 
     def build(options: FedRepOptions | None, task: Any, context: RunContext) -> Strategy:
         head = declared_head(task, context)
-        return fitting(FedRep(head, options) if options else PartialSharing(head, share), task, context)
+        return fitting(
+            FedRep(head, options) if options else PartialSharing(head, share), task, context
+        )
 
     return build
 
 
 def declared_head(task: Any, context: RunContext) -> tuple[str, ...]:
-    """Return the name prefixes of the head of the task's model. Raises ``UserError`` if it declares none."""
+    """Return the name prefixes of the head of the task's model. Raises ``UserError`` if
+    it declares none.
+    """
     from clients import partial_sharing
 
     try:
         return partial_sharing.head_of(task.work_model())
     except ValueError:
         layers = ", ".join(layers_of(task.work_model()))
-        raise UserError(f"model.head = '': {context.model.name!r} declares no head: name it, one of {layers}") from None
+        raise UserError(
+            f"model.head = '': {context.model.name!r} declares no head: name it, one of {layers}"
+        ) from None
 
 
 def fedbn(options: None, task: Any, context: RunContext) -> Strategy:
@@ -67,7 +77,10 @@ def fedbn(options: None, task: Any, context: RunContext) -> Strategy:
     from algorithms.common.modules import normalisation
 
     if not (own := normalisation(task.work_model())):
-        logger.warning("fedbn: the net has no normalisation layer, so that everything is averaged, as by fedavg")
+        logger.warning(
+            "fedbn: the net has no normalisation layer, so that everything is averaged, as by "
+            "fedavg"
+        )
     return fitting(FedBN(own), task, context)
 
 
@@ -81,11 +94,14 @@ def fitting(strategy: SharedPart, task: Any, context: RunContext) -> Strategy:
 
 
 def pfedme(options: PFedMeOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the pFedMe strategy. Raises ``UserError`` if lambda times the rate exceeds 1, so that w_i would overshoot theta_i."""
+    """Return the pFedMe strategy. Raises ``UserError`` if lambda times the rate exceeds
+    1, so that w_i would overshoot theta_i.
+    """
     rate = options.rate or context.train.learning_rate
     if options.lambda_ * rate > 1:
         raise UserError(
-            f"pfedme.lambda = {options.lambda_:g}, but the rate is {rate:g}: their product must be at most 1: choose "
+            f"pfedme.lambda = {options.lambda_:g}, but the rate is {rate:g}: their product must be "
+            "at most 1: choose "
             f"pfedme.rate = {1 / options.lambda_:.3g} or less"
         )
     return PFedMe(options)
@@ -203,11 +219,14 @@ METHODS: dict[str, Method] = {
         table="partial",
     ),
     "fedbabu": Method(
-        summary="averages the body, trained under a head that stays random; clients fine-tune before use",
+        summary="averages the body, trained under a head that stays random; clients fine-tune "
+        "before use",
         paper="Oh, Kim, Yun 2022",
         trait="personalises",
         page="partial-sharing",
-        strategy=lambda options, task, context: fitting(FedBABU(declared_head(task, context), options), task, context),
+        strategy=lambda options, task, context: fitting(
+            FedBABU(declared_head(task, context), options), task, context
+        ),
         client=TorchClient(lambda: clients.FedBABUClient),
         options=FedBABUOptions,
         table="fedbabu",
@@ -222,7 +241,8 @@ METHODS: dict[str, Method] = {
         table="fedala",
     ),
     "fedrod": Method(
-        summary="a global model trained with a balanced loss, and a second head of each client's own",
+        summary="a global model trained with a balanced loss, and a second head of each client's "
+        "own",
         paper="Chen, Chao 2022",
         trait="personalises",
         strategy=lambda options, task, context: FedRoD(),

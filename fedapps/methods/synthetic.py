@@ -1,4 +1,6 @@
-"""Methods that produce a set of synthetic images: FedEvg, FedDM, and averaged generators (FedCGAN, FedCVAE)."""
+"""Methods that produce a set of synthetic images: FedEvg, FedDM, and averaged
+generators (FedCGAN, FedCVAE).
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +32,15 @@ SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
 }
 
 
-#: A generator that is averaged needs hundreds of local steps, and few rounds, each of which costs its size in bytes.
+#: A generator that is averaged needs hundreds of local steps, and few rounds, each of
+#: which costs its size in bytes.
 GENERATOR_JOB = {**SYNTHETIC_JOB, "num-rounds": 2, "train.local-epochs": 100}
 
 
 def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the FedEvg strategy for the task's images. Raises ``UserError`` if the synthetic set's options do not fit the task."""
+    """Return the FedEvg strategy for the task's images. Raises ``UserError`` if the
+    synthetic set's options do not fit the task.
+    """
     from fedapps.models.generative_nets import ENERGY_NETS
     from fedapps.tasks.set_evaluator import SetEvaluator
 
@@ -43,52 +48,84 @@ def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Stra
         check_choice("net", name, ENERGY_NETS)
     evaluator = SetEvaluator(task)
     evaluator.check()
-    return FedEvg(task.image_shape, task.num_outputs, evaluator, options, context.synthetic.samples, context.seed)
+    return FedEvg(
+        task.image_shape,
+        task.num_outputs,
+        evaluator,
+        options,
+        context.synthetic.samples,
+        context.seed,
+    )
 
 
-def evg_client(options: FedEvgOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
-    """Return a FedEvg client, which has its own energy network, and an architecture of its own if several are named."""
+def evg_client(
+    options: FedEvgOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+) -> NumPyClient:
+    """Return a FedEvg client, which has its own energy network, and an architecture of
+    its own if several are named.
+    """
     from fedapps.models.generative_nets import build_energy_net
 
     names = names_of_nets(options.net)
-    name = names[(client_id if isinstance(client_id, int) else derived_seed(0, "net", client_id)) % len(names)]
+    name = names[
+        (client_id if isinstance(client_id, int) else derived_seed(0, "net", client_id))
+        % len(names)
+    ]
 
     def net_fn(seed: int) -> Any:
         return build_energy_net(name, task.image_shape, task.num_outputs, seed).to(task.device)
 
     data = task.client_data(client_id, num_clients)
-    return clients.FedEvgClient(net_fn, task.model_fn, data, client_id, store, task.work_model(), task.objective)
+    return clients.FedEvgClient(
+        net_fn, task.model_fn, data, client_id, store, task.work_model(), task.objective
+    )
 
 
 def names_of_nets(text: str) -> list[str]:
-    """Return the nets that ``fedevg.net`` names: the k-th is client k's, and so on in turn."""
+    """Return the nets that ``fedevg.net`` names: the k-th is client k's, and so on in
+    turn.
+    """
     return [name.strip() for name in text.split(",")]
 
 
 def dm_strategy(options: FedDMOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the FedDM strategy for the task's images. Raises ``UserError`` if they are none."""
+    """Return the FedDM strategy for the task's images. Raises ``UserError`` if they are
+    none.
+    """
     from fedapps.tasks.set_evaluator import SetEvaluator
 
     evaluator = SetEvaluator(task)
     evaluator.check()
-    return FedDM(task.image_shape, task.num_outputs, task.initial_arrays(), evaluator, options, context.seed)
+    return FedDM(
+        task.image_shape, task.num_outputs, task.initial_arrays(), evaluator, options, context.seed
+    )
 
 
-def dm_client(options: FedDMOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+def dm_client(
+    options: FedDMOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+) -> NumPyClient:
     """Return a FedDM client, which works in the task's net."""
     data = task.client_data(client_id, num_clients)
-    return clients.FedDMClient(task.model_fn, data, client_id, store, task.work_model(), task.objective)
+    return clients.FedDMClient(
+        task.model_fn, data, client_id, store, task.work_model(), task.objective
+    )
 
 
 def generator_of(name: str, options: GeneratorOptions, task: Any, seed: int) -> Any:
-    """Return the generative network ``name`` ("acgan" or "cvae") for the task's images, initialised from ``seed``."""
+    """Return the generative network ``name`` ("acgan" or "cvae") for the task's images,
+    initialised from ``seed``.
+    """
     from fedapps.models.generative_nets import GENERATORS, build_generator
 
-    return build_generator(GENERATORS[name], task.image_shape, task.num_outputs, options.hidden, seed).to(task.device)
+    return build_generator(
+        GENERATORS[name], task.image_shape, task.num_outputs, options.hidden, seed
+    ).to(task.device)
 
 
 def generator_strategy(name: str) -> StrategyFactory:
-    """Return a factory of the strategy that averages generative networks of kind ``name``."""
+    """Return a factory of the strategy that averages generative networks of kind
+    ``name``.
+    """
 
     def build(options: GeneratorOptions, task: Any, context: RunContext) -> Strategy:
         from fedapps.tasks.set_evaluator import SetEvaluator
@@ -96,7 +133,9 @@ def generator_strategy(name: str) -> StrategyFactory:
         evaluator = SetEvaluator(task)
         evaluator.check()
         net = generator_of(name, options, task, derived_seed(context.seed, "model"))
-        return FedGenerator(net, evaluator, task.num_outputs, context.synthetic.samples, context.seed)
+        return FedGenerator(
+            net, evaluator, task.num_outputs, context.synthetic.samples, context.seed
+        )
 
     return build
 
@@ -104,7 +143,9 @@ def generator_strategy(name: str) -> StrategyFactory:
 def generator_client(name: str) -> ClientFactory:
     """Return a factory of clients that train a generative network of kind ``name``."""
 
-    def build(options: GeneratorOptions, task: Any, client_id: int | str, num_clients: int, store: "Store") -> NumPyClient:
+    def build(
+        options: GeneratorOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+    ) -> NumPyClient:
         data, net = task.client_data(client_id, num_clients), generator_of(name, options, task, 0)
         half = clients.FedCGANClient if name == "acgan" else clients.FedCVAEClient
         return half(net, task.model_fn, data, client_id, store, task.work_model(), task.objective)
@@ -127,7 +168,8 @@ METHODS: dict[str, Method] = {
         defaults=SYNTHETIC_JOB,
     ),
     "feddm": Method(
-        summary="synthetic images that each client makes by distribution matching, pooled by the server; one round may do",
+        summary="synthetic images that each client makes by distribution matching, pooled by the "
+        "server; one round may do",
         paper="Xiong et al. 2023",
         trait="makes data",
         page="fedevg",

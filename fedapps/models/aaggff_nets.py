@@ -1,14 +1,18 @@
 """Networks of the AAggFF experiments, for images and sound.
 
-Inputs are pixels in [0, 1] and amplitudes in [-1, 1]; a net that needs another scale converts them itself. Deep nets keep their
-library's initial weights (``initialised``): with a single rule for all layers they would not train.
+Inputs are pixels in [0, 1] and amplitudes in [-1, 1]; a net that needs another scale
+converts them itself. Deep nets keep their library's initial weights (``initialised``):
+with a single rule for all layers they would not train.
 
-Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter III, section 6.1. CelebA net: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark
-for Federated Settings", 2018, arXiv 1812.01097. EfficientNet: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional
-Neural Networks", ICML 2019, arXiv 1905.11946. MobileViT: Mehta, Rastegari, "MobileViT: Light-weight, General-purpose, and
-Mobile-friendly Vision Transformer", ICLR 2022, arXiv 2110.02178. M5: Dai, Dai, Qu, Li, Das, "Very Deep Convolutional Neural Networks
-for Raw Waveforms", ICASSP 2017, arXiv 1610.00087.
+Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III, section 6.1.
+CelebA net: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A
+Benchmark for Federated Settings", 2018, arXiv 1812.01097. EfficientNet: Tan, Le,
+"EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", ICML 2019,
+arXiv 1905.11946. MobileViT: Mehta, Rastegari, "MobileViT: Light-weight,
+General-purpose, and Mobile-friendly Vision Transformer", ICLR 2022, arXiv 2110.02178.
+M5: Dai, Dai, Qu, Li, Das, "Very Deep Convolutional Neural Networks for Raw Waveforms",
+ICASSP 2017, arXiv 1610.00087.
 """
 
 from collections.abc import Mapping
@@ -23,9 +27,11 @@ from fedapps.models.base import Classifier, Shape
 
 
 class CelebACNN(Classifier):
-    """LEAF's net for CelebA: four convolutions with group normalisation. Head: the output layer after 5 x 5 pooling.
+    """LEAF's net for CelebA: four convolutions with group normalisation. Head: the
+    output layer after 5 x 5 pooling.
 
-    For two classes there is one output z: the logits are 0 and z, whose cross-entropy is the binary one of z; 29,569 parameters.
+    For two classes there is one output z: the logits are 0 and z, whose cross-entropy
+    is the binary one of z; 29,569 parameters.
     """
 
     def __init__(self, shape: Shape, num_classes: int) -> None:
@@ -37,7 +43,9 @@ class CelebACNN(Classifier):
             channels = 32
         self.binary = num_classes == 2
         output = nn.Linear(5 * 5 * 32, 1 if self.binary else num_classes)
-        super().__init__(nn.Sequential(*layers), nn.Sequential(nn.AdaptiveAvgPool2d(5), nn.Flatten(), output))
+        super().__init__(
+            nn.Sequential(*layers), nn.Sequential(nn.AdaptiveAvgPool2d(5), nn.Flatten(), output)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, num_classes) of images ``x``, scaled to [-1, 1] first."""
@@ -46,22 +54,27 @@ class CelebACNN(Classifier):
 
 
 class EfficientNetB0(Classifier):
-    """EfficientNet-B0's convolutions; head: 7 x 7 pooling, dropout 0.1 and one dense layer. 4,509,316 parameters for 8 classes.
+    """EfficientNet-B0's convolutions; head: 7 x 7 pooling, dropout 0.1 and one dense
+    layer. 4,509,316 parameters for 8 classes.
 
-    Greyscale images are repeated to three channels, and inputs are normalised with ImageNet's mean and standard deviation, as the
-    pretrained weights expect.
+    Greyscale images are repeated to three channels, and inputs are normalised with
+    ImageNet's mean and standard deviation, as the pretrained weights expect.
     """
 
     initialised = True
     mean: Tensor
     std: Tensor
 
-    def __init__(self, shape: Shape, num_classes: int, body: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, shape: Shape, num_classes: int, body: Mapping[str, Tensor] | None = None
+    ) -> None:
         from torchvision.models import efficientnet_b0  # imported only if this net is used
 
         features = efficientnet_b0(weights=None).features
         output = nn.Linear(1280 * 7 * 7, num_classes)
-        super().__init__(features, nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Dropout(0.1), output))
+        super().__init__(
+            features, nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Dropout(0.1), output)
+        )
         if body is not None:
             features.load_state_dict(body)
         for name, values in (("mean", (0.485, 0.456, 0.406)), ("std", (0.229, 0.224, 0.225))):
@@ -78,7 +91,8 @@ def pretrained_efficientnet_b0(shape: Shape, num_classes: int) -> EfficientNetB0
 
 
 def imagenet_features() -> dict[str, Tensor]:
-    """Return the published weights of EfficientNet-B0's convolutions, from torch's cache or the network.
+    """Return the published weights of EfficientNet-B0's convolutions, from torch's
+    cache or the network.
 
     Raises ``UserError`` if they cannot be loaded.
     """
@@ -87,16 +101,24 @@ def imagenet_features() -> dict[str, Tensor]:
     source = EfficientNet_B0_Weights.IMAGENET1K_V1
     try:
         state = source.get_state_dict(progress=False, check_hash=True, weights_only=True)
-    except Exception as error:  # network errors, disk errors and corrupt files raise exceptions of many types
+    # network errors, disk errors and corrupt files raise exceptions of many types
+    except Exception as error:
         raise UserError(
-            f"model.pretrained = true: cannot get the weights ({error}): use a network, put {source.url} into "
+            f"model.pretrained = true: cannot get the weights ({error}): use a network, put "
+            f"{source.url} into "
             f"{torch.hub.get_dir()}/checkpoints, or set it to false"
         ) from error
-    return {name.removeprefix("features."): value for name, value in state.items() if name.startswith("features.")}
+    return {
+        name.removeprefix("features."): value
+        for name, value in state.items()
+        if name.startswith("features.")
+    }
 
 
 class MobileViTXXS(Classifier):
-    """MobileViT-XXS from ``timm``. Head: the output layer. 1,015,224 parameters for 200 classes."""
+    """MobileViT-XXS from ``timm``. Head: the output layer. 1,015,224 parameters for 200
+    classes.
+    """
 
     initialised = True
 
@@ -104,27 +126,41 @@ class MobileViTXXS(Classifier):
         try:
             import timm
         except ImportError as error:
-            raise UserError("model.name = 'mobilevit-xxs' needs timm: pip install 'fedapps[vision]'") from error
-        body: Any = timm.create_model("mobilevit_xxs", pretrained=False, in_chans=shape[0], num_classes=0)
+            raise UserError(
+                "model.name = 'mobilevit-xxs' needs timm: pip install 'fedapps[vision]'"
+            ) from error
+        body: Any = timm.create_model(
+            "mobilevit_xxs", pretrained=False, in_chans=shape[0], num_classes=0
+        )
         super().__init__(body, nn.Linear(body.num_features, num_classes))
 
 
 class M5(Classifier):
-    """M5 for waveforms (n, 1, 1, L): four convolutions over time, averaged over time. Head: the output layer.
+    """M5 for waveforms (n, 1, 1, L): four convolutions over time, averaged over time.
+    Head: the output layer.
 
     150,819 parameters for 35 classes.
     """
 
     def __init__(self, shape: Shape, num_classes: int) -> None:
         if shape[:2] != (1, 1):
-            raise UserError("model.name = 'm5': a net for sound in one channel: use it with task = 'speech'")
+            raise UserError(
+                "model.name = 'm5': a net for sound in one channel: use it with task = 'speech'"
+            )
         layers: list[nn.Module] = [nn.Conv1d(1, 64, 80, stride=4)]
         for inputs, outputs in ((64, 64), (64, 128), (128, 256)):
-            layers += [nn.BatchNorm1d(inputs), nn.ReLU(), nn.MaxPool1d(4), nn.Conv1d(inputs, outputs, 3, padding=1)]
+            layers += [
+                nn.BatchNorm1d(inputs),
+                nn.ReLU(),
+                nn.MaxPool1d(4),
+                nn.Conv1d(inputs, outputs, 3, padding=1),
+            ]
         layers += [nn.BatchNorm1d(256), nn.ReLU(), nn.MaxPool1d(4)]
         super().__init__(nn.Sequential(*layers), nn.Linear(256, num_classes))
         with torch.no_grad():
-            self(torch.zeros(2, *shape))  # RuntimeError if the sound is too short; the running statistics are reset later
+            # RuntimeError if the sound is too short; the running statistics are reset
+            # later
+            self(torch.zeros(2, *shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, num_classes) of waveforms ``x`` (n, 1, 1, L)."""

@@ -1,4 +1,6 @@
-"""Base class of the classification nets, a body followed by a classifier, and their initialisation."""
+"""Base class of the classification nets, a body followed by a classifier, and their
+initialisation.
+"""
 
 import torch
 from torch import nn
@@ -7,11 +9,14 @@ Shape = tuple[int, int, int]
 
 
 class Classifier(nn.Module):
-    """Maps images (n, C, H, W), float, to logits (n, num_classes): ``body``, then ``classifier``."""
+    """Maps images (n, C, H, W), float, to logits (n, num_classes): ``body``, then
+    ``classifier``.
+    """
 
     # The head consists of the parameters whose names start with one of these prefixes.
     head: tuple[str, ...] = ("classifier.",)
-    # Whether the net sets its own weights, pretrained or drawn by its own rule; these are not redrawn.
+    # Whether the net sets its own weights, pretrained or drawn by its own rule; these
+    # are not redrawn.
     initialised = False
 
     def __init__(self, body: nn.Module, classifier: nn.Module) -> None:
@@ -26,7 +31,9 @@ class Classifier(nn.Module):
 
 
 def draw_weights(model: nn.Module, seed: int) -> None:
-    """Draw all weights from ``seed`` (Xavier normal; biases 0); normalisation layers start as the identity."""
+    """Draw all weights from ``seed`` (Xavier normal; biases 0); normalisation layers
+    start as the identity.
+    """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):

@@ -1,14 +1,20 @@
-"""Networks for images, windows of sensors and vectors by name; SuPerFed's deep ones: ``superfed_nets``, AAggFF's: ``aaggff_nets``.
+"""Networks for images, windows of sensors and vectors by name; SuPerFed's deep ones:
+``superfed_nets``, AAggFF's: ``aaggff_nets``.
 
-A model is a ``body`` followed by a ``classifier``. Methods that keep one part local ask the model which parameters are its head
-(``model.head``, prefixes of parameter names), which is declared explicitly. TwoNN and TwoCNN are the nets of SuPerFed, without biases;
-their head is the part that the source defines as the classifier. Every net accepts all images that are large enough for its
-convolutions; those of dense layers accept windows (C, 1, L) and vectors (1, 1, d), too, and ``cnn-1d`` windows.
+A model is a ``body`` followed by a ``classifier``. Methods that keep one part local ask
+the model which parameters are its head (``model.head``, prefixes of parameter names),
+which is declared explicitly. TwoNN and TwoCNN are the nets of SuPerFed, without biases;
+their head is the part that the source defines as the classifier. Every net accepts all
+images that are large enough for its convolutions; those of dense layers accept windows
+(C, 1, L) and vectors (1, 1, d), too, and ``cnn-1d`` windows.
 
-Sources: ``mcmahan_2nn``: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017, arXiv 1602.05629. ``two_nn``, ``two_cnn``: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for
-Personalized Federated Learning", KDD 2022, arXiv 2109.07628. ``mlp_32_32``, ``tutorial_cnn``, ``conv_384_192``, ``conv_120_84``:
-Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, and its first version (v1).
+Sources: ``mcmahan_2nn``: McMahan, Moore, Ramage, Hampson, Aguera y Arcas,
+"Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+2017, arXiv 1602.05629. ``two_nn``, ``two_cnn``: Hahn, Jeong, Lee, "Connecting Low-Loss
+Subspace for Personalized Federated Learning", KDD 2022, arXiv 2109.07628.
+``mlp_32_32``, ``tutorial_cnn``, ``conv_384_192``, ``conv_120_84``: Shen, Hassani, Kale,
+Karbasi, "Federated Functional Gradient Boosting", AISTATS 2022, arXiv 2103.06972, and
+its first version (v1).
 """
 
 import itertools
@@ -28,12 +34,16 @@ from fedapps.registered import reference_of
 
 
 def logistic(shape: Shape, num_classes: int) -> Classifier:
-    """Multinomial logistic regression on the pixels. All parameters are head: there is no body to share."""
+    """Multinomial logistic regression on the pixels. All parameters are head: there is
+    no body to share.
+    """
     return Classifier(nn.Flatten(), _dense(_size(shape), num_classes))
 
 
 def linear(shape: Shape, num_outputs: int) -> Classifier:
-    """Linear regression: the net of :func:`logistic`, by the name that it has where its outputs are numbers."""
+    """Linear regression: the net of :func:`logistic`, by the name that it has where its
+    outputs are numbers.
+    """
     return logistic(shape, num_outputs)
 
 
@@ -43,7 +53,8 @@ def mlp(shape: Shape, num_classes: int) -> Classifier:
 
 
 def mcmahan_2nn(shape: Shape, num_classes: int) -> Classifier:
-    """The "2NN" of McMahan et al.: two hidden layers of 200, with biases. Head: the output layer.
+    """The "2NN" of McMahan et al.: two hidden layers of 200, with biases. Head: the
+    output layer.
 
     199,210 parameters for (1, 28, 28) and 10 classes.
     """
@@ -51,17 +62,22 @@ def mcmahan_2nn(shape: Shape, num_classes: int) -> Classifier:
 
 
 def two_nn(shape: Shape, num_classes: int) -> Classifier:
-    """TwoNN of the SuPerFed paper: three hidden layers of 200, no biases. Head: the last two layers.
+    """TwoNN of the SuPerFed paper: three hidden layers of 200, no biases. Head: the
+    last two layers.
 
     238,800 parameters for (1, 28, 28) and 10 classes.
     """
-    return Classifier(_hidden(_size(shape), 200, 200, bias=False), _dense(200, 200, num_classes, bias=False))
+    return Classifier(
+        _hidden(_size(shape), 200, 200, bias=False), _dense(200, 200, num_classes, bias=False)
+    )
 
 
 def two_cnn(shape: Shape, num_classes: int) -> Classifier:
-    """TwoCNN of the SuPerFed paper: two 5 x 5 convolutions, no biases. Head: its three dense layers.
+    """TwoCNN of the SuPerFed paper: two 5 x 5 convolutions, no biases. Head: its three
+    dense layers.
 
-    722,800 parameters for (3, 28, 28) and 10 classes (the paper scales CIFAR-10 down to 28 x 28).
+    722,800 parameters for (3, 28, 28) and 10 classes (the paper scales CIFAR-10 down to
+    28 x 28).
     """
     body = nn.Sequential(
         *(nn.Conv2d(shape[0], 32, 5, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
@@ -72,7 +88,9 @@ def two_cnn(shape: Shape, num_classes: int) -> Classifier:
 
 
 def small_cnn(shape: Shape, num_classes: int) -> Classifier:
-    """Two 3 x 3 convolutions that halve the image, and a hidden layer of 64. Head: both dense layers."""
+    """Two 3 x 3 convolutions that halve the image, and a hidden layer of 64. Head: both
+    dense layers.
+    """
     body = nn.Sequential(
         *(nn.Conv2d(shape[0], 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -82,7 +100,8 @@ def small_cnn(shape: Shape, num_classes: int) -> Classifier:
 
 
 def cnn_1d(shape: Shape, num_classes: int) -> Classifier:
-    """For windows of sensors (C, 1, L): two convolutions over time that halve it, and a hidden layer of 64. Head: both dense layers.
+    """For windows of sensors (C, 1, L): two convolutions over time that halve it, and a
+    hidden layer of 64. Head: both dense layers.
 
     71,942 parameters for 9 channels, 128 steps and 6 classes.
     """
@@ -95,13 +114,16 @@ def cnn_1d(shape: Shape, num_classes: int) -> Classifier:
 
 
 def mlp_32_32(shape: Shape, num_classes: int) -> Classifier:
-    """The weak learner of FFGB for MNIST: two hidden layers of 32, LeakyReLU. 26,506 parameters for (1, 28, 28) and 10 classes."""
+    """The weak learner of FFGB for MNIST: two hidden layers of 32, LeakyReLU. 26,506
+    parameters for (1, 28, 28) and 10 classes.
+    """
     body = nn.Sequential(nn.Flatten(), *_leaky_dense(_size(shape), 32, 32))
     return Classifier(body, nn.Linear(32, num_classes))
 
 
 def tutorial_cnn(shape: Shape, num_classes: int) -> Classifier:
-    """The weak learner of FFGB for CIFAR-10: the CNN of PyTorch's tutorial with dense layers of 32 and 32.
+    """The weak learner of FFGB for CIFAR-10: the CNN of PyTorch's tutorial with dense
+    layers of 32 and 32.
 
     17,090 parameters for (3, 32, 32) and 10 classes. Head: the output layer.
     """
@@ -110,11 +132,15 @@ def tutorial_cnn(shape: Shape, num_classes: int) -> Classifier:
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Flatten(),
     )
-    return Classifier(nn.Sequential(body, _dense(_features(body, shape), 32, 32), nn.ReLU()), nn.Linear(32, num_classes))
+    return Classifier(
+        nn.Sequential(body, _dense(_features(body, shape), 32, 32), nn.ReLU()),
+        nn.Linear(32, num_classes),
+    )
 
 
 def conv_384_192(shape: Shape, num_classes: int) -> Classifier:
-    """The net of FFGB-distill for CIFAR: two 5 x 5 convolutions of 64, dense layers of 384 and 192, LeakyReLU.
+    """The net of FFGB-distill for CIFAR: two 5 x 5 convolutions of 64, dense layers of
+    384 and 192, LeakyReLU.
 
     797,962 parameters for (3, 32, 32) and 10 classes. Head: the output layer.
     """
@@ -122,7 +148,8 @@ def conv_384_192(shape: Shape, num_classes: int) -> Classifier:
 
 
 def conv_120_84(shape: Shape, num_classes: int) -> Classifier:
-    """The net of FFGB-distill for EMNIST: as :func:`conv_384_192` with dense layers of 120 and 84.
+    """The net of FFGB-distill for EMNIST: as :func:`conv_384_192` with dense layers of
+    120 and 84.
 
     239,502 parameters for (1, 28, 28) and 26 classes.
     """
@@ -151,23 +178,30 @@ MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
     "linear": linear,
 }
 # The same nets with a pretrained body.
-PRETRAINED: dict[str, Callable[[Shape, int], Classifier]] = {"efficientnet-b0": aaggff_nets.pretrained_efficientnet_b0}
+PRETRAINED: dict[str, Callable[[Shape, int], Classifier]] = {
+    "efficientnet-b0": aaggff_nets.pretrained_efficientnet_b0
+}
 NAMES = tuple(MODELS)
 # Stands for cnn-1d if samples are windows of several channels, else for mlp.
 BY_SHAPE = "auto"
 # Nets without convolutions, which take samples of any shape.
 DENSE: tuple[str, ...] = ("logistic", "mlp", "mcmahan-2nn", "two-nn", "mlp-32-32", "linear")
-# Nets for samples with one row, and those that only take images of one or three channels.
+# Nets for samples with one row, and those that only take images of one or three
+# channels.
 ONE_ROW = ("cnn-1d", "m5")
 ONE_OR_THREE = ("efficientnet-b0",)
 
 
-def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False) -> nn.Module:
-    """Build model ``name`` for samples (C, H, W) with weights drawn from ``seed`` (Xavier normal; biases 0, or by the net's own rule).
+def build_model(
+    name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False
+) -> nn.Module:
+    """Build model ``name`` for samples (C, H, W) with weights drawn from ``seed``
+    (Xavier normal; biases 0, or by the net's own rule).
 
-    The same arguments give the same weights, and the global random state is not changed. ``pretrained``: use published weights for
-    the body. A name with a colon is a net of the user's own (``own_net.py``). Raises UserError for an unknown name, missing
-    pretrained weights, or samples of a shape that the net does not take.
+    The same arguments give the same weights, and the global random state is not
+    changed. ``pretrained``: use published weights for the body. A name with a colon is
+    a net of the user's own (``own_net.py``). Raises UserError for an unknown name,
+    missing pretrained weights, or samples of a shape that the net does not take.
     """
     name = net_for(input_shape) if name == BY_SHAPE else name
     own = name not in MODELS and reference_of("model.name", name)
@@ -177,10 +211,12 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
         raise UserError(unknown(name, NAMES))
     if pretrained and name not in PRETRAINED:
         raise UserError(
-            f"model.pretrained = true: there are no weights for {name!r}: choose {', '.join(PRETRAINED)}, or set it to false"
+            f"model.pretrained = true: there are no weights for {name!r}: choose "
+            f"{', '.join(PRETRAINED)}, or set it to false"
         )
     _check_shape(name, input_shape)
-    # Layers draw weights when they are constructed. They are replaced below, except in nets with a rule of their own, hence the seed.
+    # Layers draw weights when they are constructed. They are replaced below, except in
+    # nets with a rule of their own, hence the seed.
     with torch_seeded(seed):
         try:
             model = (PRETRAINED if pretrained else MODELS)[name](input_shape, num_classes)
@@ -188,7 +224,9 @@ def build_model(name: str, input_shape: Shape, num_classes: int, seed: int, pret
             too_small = f"images of {input_shape[1]} x {input_shape[2]} pixels are too small"
             if input_shape[1] == 1:
                 too_small = f"windows of {input_shape[2]} steps are too short"
-            raise UserError(f"model.name = {name!r}: {too_small} for it: choose logistic or mlp") from error
+            raise UserError(
+                f"model.name = {name!r}: {too_small} for it: choose logistic or mlp"
+            ) from error
     if not model.initialised:
         draw_weights(model, seed)
     return model
@@ -198,7 +236,10 @@ def unknown(name: str, names: Iterable[str]) -> str:
     """Return what is said of a name that is not one of ``names``."""
     names = list(names)
     module = name if name.replace(".", "").isidentifier() else "MODULE"
-    return f"model.name = {name!r}: {nearest(name, names)}choose one of {', '.join(names)}; a net of your own is {module}:NAME"
+    return (
+        f"model.name = {name!r}: {nearest(name, names)}choose one of {', '.join(names)}; a net "
+        f"of your own is {module}:NAME"
+    )
 
 
 def net_for(shape: Shape) -> str:
@@ -209,15 +250,26 @@ def net_for(shape: Shape) -> str:
 def _check_shape(name: str, shape: Shape) -> None:
     channels, height, width = shape
     one_row = height == 1
-    if name in ("m5", *DENSE) or ((name in ONE_ROW) == one_row and not (name in ONE_OR_THREE and channels not in (1, 3))):
+    if name in ("m5", *DENSE) or (
+        (name in ONE_ROW) == one_row and not (name in ONE_OR_THREE and channels not in (1, 3))
+    ):
         return
     if one_row:
-        what = f"windows of {channels} channels x {width} steps" if channels > 1 else f"vectors or waveforms of {width} numbers"
+        what = (
+            f"windows of {channels} channels x {width} steps"
+            if channels > 1
+            else f"vectors or waveforms of {width} numbers"
+        )
         others = ("cnn-1d", *DENSE) if name not in ONE_ROW else DENSE
     else:
-        what = f"images of {height} x {width} pixels with {channels} channel{'s' if channels > 1 else ''}"
+        what = (
+            f"images of {height} x {width} pixels with {channels} "
+            f"channel{'s' if channels > 1 else ''}"
+        )
         others = tuple(other for other in NAMES if other not in (*ONE_ROW, *ONE_OR_THREE))
-    raise UserError(f"model.name = {name!r}: does not take {what}: choose one of {', '.join(others)}")
+    raise UserError(
+        f"model.name = {name!r}: does not take {what}: choose one of {', '.join(others)}"
+    )
 
 
 def _size(shape: Shape) -> int:
@@ -250,7 +302,11 @@ def _conv_64_64(shape: Shape, num_classes: int, *widths: int) -> Classifier:
 
 def _leaky_dense(*widths: int) -> list[nn.Module]:
     """Return fully connected layers, each followed by LeakyReLU."""
-    return [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.LeakyReLU(0.01))]
+    return [
+        layer
+        for pair in itertools.pairwise(widths)
+        for layer in (nn.Linear(*pair), nn.LeakyReLU(0.01))
+    ]
 
 
 def _hidden(*widths: int, bias: bool = True) -> nn.Sequential:

@@ -15,17 +15,27 @@ class ModelOptions(Options):
 
     name: str = option(
         "auto",
-        "a net of fedapps/models, one of a library (timm:, torchvision:, transformers:NAME), or one of yours as module:name; "
-        "auto: mlp for images and vectors, cnn-1d for windows, logistic for tables, char-lstm for text",
+        "a net of fedapps/models, one of a library (timm:, torchvision:, transformers:NAME), or "
+        "one of yours as module:name; "
+        "auto: mlp for images and vectors, cnn-1d for windows, logistic for tables, char-lstm for "
+        "text",
     )
     weights: str = option("", "safetensors file of the weights to start from, by the net's names")
     pretrained: bool = option(
-        False, "start from published weights (efficientnet-b0, transformers:FOLDER, the DistilBERT of text-pairs)"
+        False,
+        "start from published weights (efficientnet-b0, transformers:FOLDER, the DistilBERT of "
+        "text-pairs)",
     )
-    head: str = option("", 'fedper, lg-fedavg, fedrep: layers that are the head, separated by commas; "": as the net declares')
+    head: str = option(
+        "",
+        'fedper, lg-fedavg, fedrep: layers that are the head, separated by commas; "": as the net '
+        "declares",
+    )
 
 
 def local_name(name: str) -> str:
-    """Return the value of ``model.name`` with the path of a folder in full: workers run in another directory."""
+    """Return the value of ``model.name`` with the path of a folder in full: workers run
+    in another directory.
+    """
     path = Path(name.removeprefix(PREFIX)).expanduser()
     return f"{PREFIX}{path.absolute()}" if name.startswith(PREFIX) and path.is_dir() else name

@@ -1,9 +1,10 @@
 """A net of the user's own as the model of a run: ``model.name = "my_nets:build"``.
 
-``build`` is a function or a class. It is called with those of ``input_shape`` (channels, height, width), ``num_classes`` and ``seed``
-that it has parameters for, and returns a module that maps samples (n, C, H, W), float, to logits (n, num_classes).
-``torchvision:NAME`` and ``timm:NAME`` are the nets of these libraries by their names there, ``transformers:NAME`` those of
-``fedapps.models.transformers_nets``.
+``build`` is a function or a class. It is called with those of ``input_shape``
+(channels, height, width), ``num_classes`` and ``seed`` that it has parameters for, and
+returns a module that maps samples (n, C, H, W), float, to logits (n, num_classes).
+``torchvision:NAME`` and ``timm:NAME`` are the nets of these libraries by their names
+there, ``transformers:NAME`` those of ``fedapps.models.transformers_nets``.
 """
 
 import importlib
@@ -25,16 +26,23 @@ from fedapps.registered import reference_of
 KEY = "model.name"
 
 
-def build_own(name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False) -> nn.Module:
-    """Return the net ``name``; weights that it draws follow from ``seed``, and the global random state is not changed.
+def build_own(
+    name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False
+) -> nn.Module:
+    """Return the net ``name``; weights that it draws follow from ``seed``, and the
+    global random state is not changed.
 
-    ``pretrained``: with the weights that are kept for it, which only nets of transformers have.
+    ``pretrained``: with the weights that are kept for it, which only nets of
+    transformers have.
 
-    Raises ``UserError`` if there is none, if it cannot be built, or if its outputs have another shape.
+    Raises ``UserError`` if there is none, if it cannot be built, or if its outputs have
+    another shape.
     """
     build = _hub(name, input_shape, pretrained) or load(KEY, reference_of(KEY, name) or name, name)
     if not callable(build):
-        raise UserError(f"{KEY} = {name!r}: is a {type(build).__name__}, no function or class that makes a net")
+        raise UserError(
+            f"{KEY} = {name!r}: is a {type(build).__name__}, no function or class that makes a net"
+        )
     offered = {"input_shape": input_shape, "num_classes": num_classes, "seed": seed}
     with torch_seeded(seed):
         try:
@@ -50,13 +58,19 @@ def build_own(name: str, input_shape: Shape, num_classes: int, seed: int, pretra
 
 
 def asked_for(name: str, build: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Return those of ``offered`` that ``build`` has parameters for; one that only takes ``**kwargs`` gets ``num_classes``."""
+    """Return those of ``offered`` that ``build`` has parameters for; one that only
+    takes ``**kwargs`` gets ``num_classes``.
+    """
     parameters = inspect.signature(build).parameters
     for parameter in parameters.values():
-        optional = parameter.default is not parameter.empty or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        optional = parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
         if parameter.name not in offered and not optional:
             raise UserError(
-                f"{KEY} = {name!r}: asks for {parameter.name!r}; it is given {', '.join(offered)}: give the others a default"
+                f"{KEY} = {name!r}: asks for {parameter.name!r}; it is given {', '.join(offered)}: "
+                "give the others a default"
             )
     chosen = {key: value for key, value in offered.items() if key in parameters}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -65,16 +79,22 @@ def asked_for(name: str, build: Callable[..., Any], offered: dict[str, Any]) -> 
 
 
 def _hub(name: str, shape: Shape, pretrained: bool) -> Callable[..., nn.Module] | None:
-    """Return what builds a net of a library that keeps many; ``None`` if ``name`` names none."""
+    """Return what builds a net of a library that keeps many; ``None`` if ``name`` names
+    none.
+    """
     if name.startswith(PREFIX):
         return lambda num_classes: image_classifier(name, shape, num_classes, pretrained)
     library, _, net = name.partition(":")
     if library not in ("torchvision", "timm"):
         return None
     try:
-        module: Any = importlib.import_module("torchvision.models" if library == "torchvision" else "timm")
+        module: Any = importlib.import_module(
+            "torchvision.models" if library == "torchvision" else "timm"
+        )
     except ImportError:
-        raise UserError(f"{KEY} = {name!r}: {library} is not installed: pip install 'fedapps[vision]'") from None
+        raise UserError(
+            f"{KEY} = {name!r}: {library} is not installed: pip install 'fedapps[vision]'"
+        ) from None
     if library == "torchvision":
         return lambda num_classes: module.get_model(net, weights=None, num_classes=num_classes)
     return lambda num_classes: module.create_model(net, num_classes=num_classes, in_chans=shape[0])
@@ -86,13 +106,20 @@ def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) ->
     try:
         out = net.eval()(torch.zeros(2, *shape))
     except Exception as error:
-        raise UserError(f"{KEY} = {name!r}: does not take samples of shape {shape}: {_first_line(error)}") from error
+        raise UserError(
+            f"{KEY} = {name!r}: does not take samples of shape {shape}: {_first_line(error)}"
+        ) from error
     finally:
         net.train(training)
     if not isinstance(out, torch.Tensor) or out.shape != (2, num_classes):
-        found = f"shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
+        found = (
+            f"shape {tuple(out.shape)}"
+            if isinstance(out, torch.Tensor)
+            else f"a {type(out).__name__}"
+        )
         raise UserError(
-            f"{KEY} = {name!r}: of two samples its output is {found}, but there must be {num_classes} logits for each"
+            f"{KEY} = {name!r}: of two samples its output is {found}, but there must be "
+            f"{num_classes} logits for each"
         )
 
 

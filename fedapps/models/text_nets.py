@@ -1,7 +1,7 @@
 """Recurrent nets that predict the next token at every position of a text.
 
-Source of the sizes: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for Federated Settings", 2018,
-arXiv 1812.01097.
+Source of the sizes: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A
+Benchmark for Federated Settings", 2018, arXiv 1812.01097.
 """
 
 from torch import Tensor, nn
@@ -9,22 +9,27 @@ from torch import Tensor, nn
 from algorithms.common.modules import torch_seeded
 from fedapps.models.base import Classifier
 
-#: Width of the embedding, width and number of the LSTM layers. ``stacked-lstm`` has LEAF's sizes for Shakespeare.
+#: Width of the embedding, width and number of the LSTM layers. ``stacked-lstm`` has
+#: LEAF's sizes for Shakespeare.
 SIZES = {"char-lstm": (8, 64, 1), "stacked-lstm": (8, 256, 2)}
 NAMES = tuple(SIZES)
 
 
 class StackedLSTM(Classifier):
-    """Maps tokens (n, length), int64, to logits (n, length, vocabulary). Head: the output layer.
+    """Maps tokens (n, length), int64, to logits (n, length, vocabulary). Head: the
+    output layer.
 
-    5,565,328 parameters with a vocabulary of 10,000, embedding 200, hidden 256 and 2 layers (the Reddit net of LEAF).
+    5,565,328 parameters with a vocabulary of 10,000, embedding 200, hidden 256 and 2
+    layers (the Reddit net of LEAF).
     """
 
     initialised = True
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
         body = nn.Sequential(
-            nn.Embedding(vocabulary, embedding), nn.LSTM(embedding, hidden, layers, batch_first=True), _Outputs()
+            nn.Embedding(vocabulary, embedding),
+            nn.LSTM(embedding, hidden, layers, batch_first=True),
+            _Outputs(),
         )
         super().__init__(body, nn.Linear(hidden, vocabulary))
 
@@ -37,6 +42,8 @@ class _Outputs(nn.Module):
 
 
 def build_lstm(vocabulary: int, embedding: int, hidden: int, layers: int, seed: int) -> StackedLSTM:
-    """Return a net with torch's default initialisation, drawn from ``seed``; the global random state is not changed."""
+    """Return a net with torch's default initialisation, drawn from ``seed``; the global
+    random state is not changed.
+    """
     with torch_seeded(seed):
         return StackedLSTM(vocabulary, embedding, hidden, layers)

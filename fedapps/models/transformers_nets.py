@@ -1,8 +1,11 @@
-"""Nets of the library transformers: ``model.name = "transformers:NET"``, for images and for characters.
+"""Nets of the library transformers: ``model.name = "transformers:NET"``, for images and
+for characters.
 
-NET is a type of net (``vit``, ``resnet``, ``gpt2``) with the library's default sizes, a folder with a ``config.json``, or a hub name
-whose files are in the library's cache. Weights are drawn or, with ``model.pretrained``, those of the safetensors files there, all but
-the head. Nothing is fetched, nothing is unpickled, and code that lies beside a config is never run.
+NET is a type of net (``vit``, ``resnet``, ``gpt2``) with the library's default sizes, a
+folder with a ``config.json``, or a hub name whose files are in the library's cache.
+Weights are drawn or, with ``model.pretrained``, those of the safetensors files there,
+all but the head. Nothing is fetched, nothing is unpickled, and code that lies beside a
+config is never run.
 """
 
 from pathlib import Path
@@ -21,7 +24,9 @@ HERE = {"local_files_only": True, "trust_remote_code": False}
 
 
 class Logits(nn.Module):
-    """A net of the library as one that maps a tensor to logits. Head: all of it that is not the library's base model."""
+    """A net of the library as one that maps a tensor to logits. Head: all of it that is
+    not the library's base model.
+    """
 
     def __init__(self, net: Any) -> None:
         super().__init__()
@@ -37,7 +42,8 @@ class Logits(nn.Module):
 
 
 def image_classifier(name: str, shape: Shape, num_classes: int, pretrained: bool) -> Logits:
-    """Return the net ``name`` for images of this shape; with ``pretrained`` weights of the shape that they are for.
+    """Return the net ``name`` for images of this shape; with ``pretrained`` weights of
+    the shape that they are for.
 
     Draws from torch's generator. Raises ``UserError`` if there is none.
     """
@@ -47,20 +53,28 @@ def image_classifier(name: str, shape: Shape, num_classes: int, pretrained: bool
     if pretrained:
         return Logits(_trained(library.AutoModelForImageClassification, name, config))
     channels, height, width = shape
-    for key, value in (("num_channels", channels), ("image_size", height if height == width else (height, width))):
+    for key, value in (
+        ("num_channels", channels),
+        ("image_size", height if height == width else (height, width)),
+    ):
         if hasattr(config, key):
             setattr(config, key, value)
-    return Logits(library.AutoModelForImageClassification.from_config(config, trust_remote_code=False).float())
+    return Logits(
+        library.AutoModelForImageClassification.from_config(config, trust_remote_code=False).float()
+    )
 
 
 def character_net(name: str, vocabulary: int, length: int, seed: int) -> Logits:
-    """Return the language model ``name`` for texts of ``length`` of ``vocabulary`` tokens, with weights drawn from ``seed``.
+    """Return the language model ``name`` for texts of ``length`` of ``vocabulary``
+    tokens, with weights drawn from ``seed``.
 
-    Raises ``UserError`` if there is none, or if it is none that predicts the next token from those before it.
+    Raises ``UserError`` if there is none, or if it is none that predicts the next token
+    from those before it.
     """
     library = _library(name)
     config = _config(library, name)
-    # The special tokens of the library's vocabularies have no meaning here; what follows the end of a text is not scored.
+    # The special tokens of the library's vocabularies have no meaning here; what
+    # follows the end of a text is not scored.
     for key, value in (
         ("vocab_size", vocabulary),
         ("use_cache", False),
@@ -69,9 +83,13 @@ def character_net(name: str, vocabulary: int, length: int, seed: int) -> Logits:
         setattr(config, key, value)
     with torch_seeded(seed):
         try:
-            net = Logits(library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).float())
+            net = Logits(
+                library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).float()
+            )
         except Exception as error:
-            raise UserError(f"model.name = {name!r}: cannot be built as a language model: {_line(error)}") from error
+            raise UserError(
+                f"model.name = {name!r}: cannot be built as a language model: {_line(error)}"
+            ) from error
         _check_causal(name, net, vocabulary, length)
     return net
 
@@ -84,14 +102,20 @@ def _check_causal(name: str, net: Logits, vocabulary: int, length: int) -> None:
     try:
         out, other = net.eval()(tokens), net(last)
     except Exception as error:
-        raise UserError(f"model.name = {name!r}: does not take texts of {length} characters: {_line(error)}") from error
+        raise UserError(
+            f"model.name = {name!r}: does not take texts of {length} characters: {_line(error)}"
+        ) from error
     finally:
         net.train()
     if out.shape != (1, length, vocabulary):
-        raise UserError(f"model.name = {name!r}: its output is {tuple(out.shape)}, not {vocabulary} logits for each character")
+        raise UserError(
+            f"model.name = {name!r}: its output is {tuple(out.shape)}, not {vocabulary} logits for "
+            "each character"
+        )
     if not torch.allclose(out[:, :-1], other[:, :-1], rtol=1e-4, atol=1e-5):
         raise UserError(
-            f"model.name = {name!r}: sees the characters that it is to predict: choose a causal language model, gpt2 say"
+            f"model.name = {name!r}: sees the characters that it is to predict: choose a causal "
+            "language model, gpt2 say"
         )
 
 
@@ -100,21 +124,29 @@ def _config(library: Any, name: str) -> Any:
     net = name.removeprefix(PREFIX)
     path = Path(net).expanduser()
     if not net:
-        raise UserError(f"model.name = {name!r}: name a type of net, a folder with a config.json, or a hub name")
+        raise UserError(
+            f"model.name = {name!r}: name a type of net, a folder with a config.json, or a hub name"
+        )
     if net.startswith(("/", ".", "~")) and not path.is_dir():
         raise UserError(f"model.name = {name!r}: there is no folder {net!r}")
     if not path.is_dir() and "/" not in net:
         known = list(library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
         if net not in known:
-            raise UserError(f"model.name = {name!r}: {nearest(net, known)}there is no such type of net and no such folder")
+            raise UserError(
+                f"model.name = {name!r}: {nearest(net, known)}there is no such type of net and no "
+                "such folder"
+            )
         return library.AutoConfig.for_model(net)
     try:
         return library.AutoConfig.from_pretrained(path if path.is_dir() else net, **HERE)
     except Exception as error:  # the library raises errors of many kinds
         if path.is_dir():
-            raise UserError(f"model.name = {name!r}: its config cannot be read: {_line(error)}") from error
+            raise UserError(
+                f"model.name = {name!r}: its config cannot be read: {_line(error)}"
+            ) from error
         raise UserError(
-            f"model.name = {name!r}: is not in the library's cache: fetch it with `hf download {net}`, or name a folder"
+            f"model.name = {name!r}: is not in the library's cache: fetch it with `hf download "
+            f"{net}`, or name a folder"
         ) from error
 
 
@@ -122,15 +154,35 @@ def _trained(kind: Any, name: str, config: Any) -> Any:
     net = name.removeprefix(PREFIX)
     path = Path(net).expanduser()
     if not path.is_dir() and "/" not in net:
-        raise UserError(f"model.pretrained = true: {name!r} is a type of net, which has no weights: name a folder or a hub name")
-    chosen = {**HERE, "use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        raise UserError(
+            f"model.pretrained = true: {name!r} is a type of net, which has no weights: name a "
+            "folder or a hub name"
+        )
+    chosen = {
+        **HERE,
+        "use_safetensors": True,
+        "ignore_mismatched_sizes": True,
+        "output_loading_info": True,
+    }
     try:
-        found, report = kind.from_pretrained(path if path.is_dir() else net, config=config, **chosen)
+        found, report = kind.from_pretrained(
+            path if path.is_dir() else net, config=config, **chosen
+        )
     except Exception as error:
-        raise UserError(f"model.pretrained = true: {name!r} no model.safetensors of it can be read: {_line(error)}") from error
-    others = {key if isinstance(key, str) else key[0] for part in ("missing_keys", "mismatched_keys") for key in report[part]}
+        raise UserError(
+            f"model.pretrained = true: {name!r} no model.safetensors of it can be read: "
+            f"{_line(error)}"
+        ) from error
+    others = {
+        key if isinstance(key, str) else key[0]
+        for part in ("missing_keys", "mismatched_keys")
+        for key in report[part]
+    }
     if drawn := sorted(key for key in others if key.startswith(f"{found.base_model_prefix}.")):
-        raise UserError(f"model.pretrained = true: {name!r} does not have the weights of this net ({drawn[0]}): mend the folder")
+        raise UserError(
+            f"model.pretrained = true: {name!r} does not have the weights of this net "
+            f"({drawn[0]}): mend the folder"
+        )
     return found.float()
 
 
@@ -138,7 +190,9 @@ def _library(name: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise UserError(f"model.name = {name!r}: transformers is not installed: pip install 'fedapps[text]'") from None
+        raise UserError(
+            f"model.name = {name!r}: transformers is not installed: pip install 'fedapps[text]'"
+        ) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

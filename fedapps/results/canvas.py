@@ -1,7 +1,9 @@
-"""Shapes in the plane and the two files they become: SVG, which the browser draws, and PNG, which Pillow draws.
+"""Shapes in the plane and the two files they become: SVG, which the browser draws, and
+PNG, which Pillow draws.
 
-Positions are points (1/72 inch) from the upper left corner. A plot is some hundred shapes, so both files take milliseconds,
-and no library for plots has to be imported at the end of every run.
+Positions are points (1/72 inch) from the upper left corner. A plot is some hundred
+shapes, so both files take milliseconds, and no library for plots has to be imported at
+the end of every run.
 """
 
 import html
@@ -26,9 +28,11 @@ _MEASURED = 64  # pixels of the font that measures texts
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points (n, 2); `dash` says how much is drawn and left out in turn, nothing is a solid line.
+    """A line through points (n, 2); `dash` says how much is drawn and left out in turn,
+    nothing is a solid line.
 
-    `series`, here and below: the label in the legend of what the shape belongs to, if it has one.
+    `series`, here and below: the label in the legend of what the shape belongs to, if
+    it has one.
     """
 
     points: Points
@@ -40,7 +44,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Area:
-    """Filled polygons, each (n, 2), of one colour; `crisp`: their edges are horizontal and vertical and stay sharp."""
+    """Filled polygons, each (n, 2), of one colour; `crisp`: their edges are horizontal
+    and vertical and stay sharp.
+    """
 
     rings: tuple[Points, ...]
     colour: str
@@ -62,7 +68,9 @@ class Dots:
 
 @dataclass(frozen=True)
 class Text:
-    """One line of text: `points` (1, 2) is its start, middle or end on the baseline, `size` the font's; upright reads upwards."""
+    """One line of text: `points` (1, 2) is its start, middle or end on the baseline,
+    `size` the font's; upright reads upwards.
+    """
 
     points: Points
     text: str
@@ -73,14 +81,30 @@ class Text:
     upright: bool = False
 
 
-#: Corners (n, 2) of the forms that dots may have, on a disc of radius 1 or a little outside; a disc has none.
+#: Corners (n, 2) of the forms that dots may have, on a disc of radius 1 or a little
+#: outside; a disc has none.
 FORMS = {
     "disc": np.zeros((0, 2)),
     "square": np.array([(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]),
     "up": np.array([(0, -1.3), (1.15, 0.7), (-1.15, 0.7)]),
     "diamond": np.array([(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)]),
     "down": np.array([(0, 1.3), (1.15, -0.7), (-1.15, -0.7)]),
-    "plus": np.array([(1, -3), (1, -1), (3, -1), (3, 1), (1, 1), (1, 3), (-1, 3), (-1, 1), (-3, 1), (-3, -1), (-1, -1), (-1, -3)])
+    "plus": np.array(
+        [
+            (1, -3),
+            (1, -1),
+            (3, -1),
+            (3, 1),
+            (1, 1),
+            (1, 3),
+            (-1, 3),
+            (-1, 1),
+            (-3, 1),
+            (-3, -1),
+            (-1, -1),
+            (-1, -3),
+        ]
+    )
     / 2.6,
 }
 FORMS["cross"] = FORMS["plus"] @ (np.array([[1, 1], [-1, 1]]) / 2**0.5)
@@ -89,7 +113,9 @@ Shape = Line | Area | Dots | Text
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """The width of a text in points, in DejaVu Sans: hardly any font that a browser would take is wider."""
+    """The width of a text in points, in DejaVu Sans: hardly any font that a browser
+    would take is wider.
+    """
     return _width(_printable(text), bold) * size
 
 
@@ -103,47 +129,90 @@ def _font(pixels: float, bold: bool) -> ImageFont.FreeTypeFont:
     package = find_spec("matplotlib")  # its fonts are used, but nothing of it is imported
     assert package is not None
     assert package.origin is not None
-    path = Path(package.origin).parent / "mpl-data" / "fonts" / "ttf" / f"DejaVuSans{'-Bold' * bold}.ttf"
+    path = (
+        Path(package.origin).parent
+        / "mpl-data"
+        / "fonts"
+        / "ttf"
+        / f"DejaVuSans{'-Bold' * bold}.ttf"
+    )
     return ImageFont.truetype(str(path), pixels, layout_engine=ImageFont.Layout.BASIC)
 
 
 def _printable(text: str) -> str:
-    """Foreign text without what neither XML nor Pillow can draw: line breaks, control characters, halves of characters."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+    """Foreign text without what neither XML nor Pillow can draw: line breaks, control
+    characters, halves of characters.
+    """
+    return (
+        text
+        if text.isprintable()
+        else "".join(char if char.isprintable() else " " for char in text)
+    )
 
 
-# --- SVG ---------------------------------------------------------------------------------------------------------------
+# --- SVG ------------------------------------------------------------------------------
 
 
 def svg(shapes: Iterable[Shape], size: tuple[float, float], background: str) -> bytes:
     """The shapes as an SVG file of `size` points (width, height)."""
     width, height = size
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}pt" height="{height:g}pt" viewBox="0 0 {width:g} {height:g}" '
-        f'font-family="{_FONTS}" fill="none" stroke-linejoin="round">\n<path fill="{background}" d="M0 0H{width:g}V{height:g}H0z"/>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}pt" height="{height:g}pt" '
+        f'viewBox="0 0 {width:g} {height:g}" '
+        f'font-family="{_FONTS}" fill="none" stroke-linejoin="round">\n<path fill="{background}" '
+        f'd="M0 0H{width:g}V{height:g}H0z"/>\n'
     )
     return (head + "\n".join(map(element, shapes)) + "\n</svg>\n").encode()
 
 
 def element(shape: Shape, mark: str = "") -> str:
-    """The shape as an element of SVG; `mark`: more attributes, with a space before each."""
+    """The shape as an element of SVG; `mark`: more attributes, with a space before
+    each.
+    """
     if isinstance(shape, Line):
         ends = (
-            f' stroke-dasharray="{" ".join(f"{part:.2f}" for part in shape.dash)}"' if shape.dash else ' stroke-linecap="round"'
+            f' stroke-dasharray="{" ".join(f"{part:.2f}" for part in shape.dash)}"'
+            if shape.dash
+            else ' stroke-linecap="round"'
         )
-        return f'<path{mark} stroke="{shape.colour}" stroke-width="{shape.width:g}"{ends} d="{_path(shape.points)}"/>'
+        return (
+            f'<path{mark} stroke="{shape.colour}" stroke-width="{shape.width:g}"{ends} '
+            f'd="{_path(shape.points)}"/>'
+        )
     if isinstance(shape, Area):
-        look = f' fill-opacity="{shape.alpha:g}"' * (shape.alpha < 1) + ' shape-rendering="crispEdges"' * shape.crisp
-        return f'<path{mark} fill="{shape.colour}"{look} d="{"".join(_path(ring) + "z" for ring in shape.rings)}"/>'
+        look = (
+            f' fill-opacity="{shape.alpha:g}"' * (shape.alpha < 1)
+            + ' shape-rendering="crispEdges"' * shape.crisp
+        )
+        return (
+            f'<path{mark} fill="{shape.colour}"{look} '
+            f'd="{"".join(_path(ring) + "z" for ring in shape.rings)}"/>'
+        )
     if isinstance(shape, Dots) and shape.form != "disc":
-        return f'<path{mark} fill="{shape.colour}" d="{"".join(_path(ring) + "z" for ring in _outlines(shape))}"/>'
+        return (
+            f'<path{mark} fill="{shape.colour}" '
+            f'd="{"".join(_path(ring) + "z" for ring in _outlines(shape))}"/>'
+        )
     if isinstance(shape, Dots):  # a line of no length with round ends
         path = "".join(f"M{_short(x)} {_short(y)}h0" for x, y in shape.points.tolist())
-        return f'<path{mark} stroke="{shape.colour}" stroke-width="{shape.size:g}" stroke-linecap="round" d="{path}"/>'
+        return (
+            f'<path{mark} stroke="{shape.colour}" stroke-width="{shape.size:g}" '
+            f'stroke-linecap="round" d="{path}"/>'
+        )
     ((x, y),) = shape.points.tolist()
-    place = f'transform="translate({x:.2f} {y:.2f}) rotate(-90)"' if shape.upright else f'x="{x:.2f}" y="{y:.2f}"'
-    look = f' text-anchor="{shape.anchor}"' * (shape.anchor != "start") + ' font-weight="bold"' * shape.bold
-    return f'<text {place} font-size="{shape.size:g}" fill="{shape.colour}"{look}>{html.escape(_printable(shape.text))}</text>'
+    place = (
+        f'transform="translate({x:.2f} {y:.2f}) rotate(-90)"'
+        if shape.upright
+        else f'x="{x:.2f}" y="{y:.2f}"'
+    )
+    look = (
+        f' text-anchor="{shape.anchor}"' * (shape.anchor != "start")
+        + ' font-weight="bold"' * shape.bold
+    )
+    return (
+        f'<text {place} font-size="{shape.size:g}" '
+        f'fill="{shape.colour}"{look}>{html.escape(_printable(shape.text))}</text>'
+    )
 
 
 def _outlines(dots: Dots) -> list[Points]:
@@ -152,13 +221,21 @@ def _outlines(dots: Dots) -> list[Points]:
 
 
 def _path(points: Points) -> str:
-    """Through these points, each as a step from the one before: differences of what is written, so that no error adds up."""
+    """Through these points, each as a step from the one before: differences of what is
+    written, so that no error adds up.
+    """
     written = np.round(points, 2)
     text, last = "M" + _pair(*written[0].tolist()), "M"
     for dx, dy in np.round(np.diff(written, axis=0), 2).tolist():
         command = "v" if dx == 0 else "h" if dy == 0 else "l"
         step = _short(dy) if dx == 0 else _short(dx) if dy == 0 else _pair(dx, dy)
-        text += step if command == last and step[0] == "-" else f" {step}" if command == last else command + step
+        text += (
+            step
+            if command == last and step[0] == "-"
+            else f" {step}"
+            if command == last
+            else command + step
+        )
         last = command
     return text
 
@@ -173,11 +250,13 @@ def _short(number: float) -> str:
     return f"{round(number, 2):g}" if abs(number) < 1e4 else f"{number:.2f}"
 
 
-# --- PNG ---------------------------------------------------------------------------------------------------------------
+# --- PNG ------------------------------------------------------------------------------
 
 
 def png(shapes: Sequence[Shape], size: tuple[float, float], background: str) -> bytes:
-    """The shapes as a PNG file of `size` points (width, height), 160 pixels an inch; all texts lie above all else."""
+    """The shapes as a PNG file of `size` points (width, height), 160 pixels an inch;
+    all texts lie above all else.
+    """
     pixels = [_FINER * round(_SCALE * length) for length in size]
     picture = Image.new("RGB", (pixels[0], pixels[1]), background)
     solid, mixing = ImageDraw.Draw(picture), ImageDraw.Draw(picture, "RGBA")
@@ -216,7 +295,9 @@ def _draw_line(draw: ImageDraw.ImageDraw, line: Line) -> None:
             _draw_discs(draw, [places[0], places[-1]], line.width, line.colour)
 
 
-def _draw_discs(draw: ImageDraw.ImageDraw, middles: Sequence[tuple[float, float]], size: float, colour: str) -> None:
+def _draw_discs(
+    draw: ImageDraw.ImageDraw, middles: Sequence[tuple[float, float]], size: float, colour: str
+) -> None:
     radius = size * _SCALE * _FINER / 2
     for x, y in middles:
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), colour)
@@ -231,7 +312,9 @@ def _dashes(points: Points, dash: Sequence[float]) -> list[Points]:
     for start, end in zip(starts, ends, strict=True):
         if start < end:
             along = np.concatenate([[start], way[(way > start) & (way < end)], [end]])
-            parts.append(np.stack([np.interp(along, way, points[:, axis]) for axis in (0, 1)], axis=1))
+            parts.append(
+                np.stack([np.interp(along, way, points[:, axis]) for axis in (0, 1)], axis=1)
+            )
     return parts
 
 

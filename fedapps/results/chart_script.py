@@ -1,7 +1,9 @@
-"""The script of a page with charts: values at the pointer or the arrow keys, and series that can be switched off.
+"""The script of a page with charts: values at the pointer or the arrow keys, and series
+that can be switched off.
 
-It is plain JavaScript over the SVG that `charts.py` writes: the drawing stays what it is, so that bars, maps and lines need no second
-implementation, and a page weighs six kilobytes more than its pictures. It loads nothing and keeps nothing.
+It is plain JavaScript over the SVG that `charts.py` writes: the drawing stays what it
+is, so that bars, maps and lines need no second implementation, and a page weighs six
+kilobytes more than its pictures. It loads nothing and keeps nothing.
 """
 
 import base64

@@ -1,7 +1,9 @@
-"""Charts of a page: figures as SVG in the page itself, and beside them the values that a reader can ask for.
+"""Charts of a page: figures as SVG in the page itself, and beside them the values that
+a reader can ask for.
 
-Without JavaScript the drawing is all there is, for a wide and for a narrow screen, in colours that follow the page's scheme. The script
-adds what `chart_script.py` says; it finds the values as JSON in the figure.
+Without JavaScript the drawing is all there is, for a wide and for a narrow screen, in
+colours that follow the page's scheme. The script adds what `chart_script.py` says; it
+finds the values as JSON in the figure.
 """
 
 import json
@@ -21,7 +23,9 @@ _COLOUR = re.compile(r"var\(--p-([0-9a-f]{6})-([0-9a-f]{6})\)")
 
 
 def chart(name: str, description: str, light: Figure, dark: Figure) -> Html:
-    """One figure, drawn in two colour schemes; `name` tells it from the others of the page."""
+    """One figure, drawn in two colour schemes; `name` tells it from the others of the
+    page.
+    """
     labels = list(dict.fromkeys(label for label, _ in light.legend))
     drawings, frames = [], {}
     for style, pair in (("wide", (light, dark)), ("narrow", (light.narrow(), dark.narrow()))):
@@ -30,15 +34,19 @@ def chart(name: str, description: str, light: Figure, dark: Figure) -> Html:
     panels = zip(_shown(light), _shown(dark), strict=True)
     told = {"frames": frames, "panels": [_panel(*pair, labels) for pair in panels]}
     data = json.dumps(told, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")  # no end of the element within it
+    # no end of the element within it
+    data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return Html(
-        f'<figure class="chart" data-name="{text(name)}" aria-label="{text(description)}">{"".join(drawings)}'
+        f'<figure class="chart" data-name="{text(name)}" '
+        f'aria-label="{text(description)}">{"".join(drawings)}'
         f'<script type="application/json">{data}</script></figure>'
     )
 
 
 def palette(page: Iterable[str]) -> str:
-    """The style sheet that says which colours stand behind the names in charts of a page, in both schemes."""
+    """The style sheet that says which colours stand behind the names in charts of a
+    page, in both schemes.
+    """
     pairs = sorted({pair for part in page for pair in _COLOUR.findall(part)})
     light, dark = ("".join(f"--p-{a}-{b}:#{(a, b)[which]};" for a, b in pairs) for which in (0, 1))
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}" if pairs else ""
@@ -53,7 +61,9 @@ def _both(light: str, dark: str) -> str:
     return f"var(--p-{light[1:].lower()}-{dark[1:].lower()})"
 
 
-def _svg(light: Figure, dark: Figure, style: str, description: str, labels: Sequence[str]) -> tuple[str, list[tuple[float, ...]]]:
+def _svg(
+    light: Figure, dark: Figure, style: str, description: str, labels: Sequence[str]
+) -> tuple[str, list[tuple[float, ...]]]:
     one, other = light.placed(), dark.placed()
     width, height = light.size
 
@@ -62,8 +72,11 @@ def _svg(light: Figure, dark: Figure, style: str, description: str, labels: Sequ
         for shape, twin in zip(shapes, twins, strict=True):
             series = "" if isinstance(shape, Text) or not marked else shape.series
             mark = f' data-s="{labels.index(series)}"' if series in labels else ""
-            look, sign, path = element(replace(_rounded(shape), colour=_both(shape.colour, twin.colour)), mark).partition(' d="')
-            if parts and sign and " stroke=" in look and parts[-1][0] == look:  # lines of one look are one path
+            look, sign, path = element(
+                replace(_rounded(shape), colour=_both(shape.colour, twin.colour)), mark
+            ).partition(' d="')
+            # lines of one look are one path
+            if parts and sign and " stroke=" in look and parts[-1][0] == look:
                 parts[-1] = look, parts[-1][1].removesuffix('"/>') + path
             else:
                 parts.append((look, sign + path))
@@ -73,14 +86,17 @@ def _svg(light: Figure, dark: Figure, style: str, description: str, labels: Sequ
     for (label, shapes), (_, twins) in zip(one.entries, other.entries, strict=True):
         body += f'<g data-k="{labels.index(label)}">{drawn(shapes, twins, False)}</g>'
     return (
-        f'<svg class="{style}" role="img" aria-label="{text(description)}" viewBox="0 0 {width:g} {height:g}" fill="none" '
+        f'<svg class="{style}" role="img" aria-label="{text(description)}" viewBox="0 0 {width:g} '
+        f'{height:g}" fill="none" '
         f'stroke-linejoin="round">{body}</svg>',
         [tuple(round(number, 2) for number in frame) for frame in one.frames],
     )
 
 
 def _rounded(shape: Shape) -> Shape:
-    """A shape at tenths of a point, which no screen shows; points of a line that then coincide or lie between equals are left out."""
+    """A shape at tenths of a point, which no screen shows; points of a line that then
+    coincide or lie between equals are left out.
+    """
     if isinstance(shape, Line):
         return replace(shape, points=_fewer(shape.points))
     if isinstance(shape, Area):
@@ -95,11 +111,13 @@ def _fewer(points: Points) -> Points:
     return points[np.concatenate([[True], ~flat, [True]])] if len(points) > 2 else points
 
 
-# --- values ------------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------
 
 
 def _panel(light: Panel, dark: Panel, labels: Sequence[str]) -> dict[str, Any]:
-    """What the script needs to tell the values of a panel: its axes, and the values at them, in units of the axes."""
+    """What the script needs to tell the values of a panel: its axes, and the values at
+    them, in units of the axes.
+    """
     low_high = light.limits()
     xs: list[list[float | None]] = []
     rows = []
@@ -116,7 +134,11 @@ def _panel(light: Panel, dark: Panel, labels: Sequence[str]) -> dict[str, Any]:
         "point": light.by_point,
     }
     if light.table is not None:
-        told["table"] = [_numbers(light.table.x), _numbers(light.table.y), [_numbers(row, 3) for row in light.table.values]]
+        told["table"] = [
+            _numbers(light.table.x),
+            _numbers(light.table.y),
+            [_numbers(row, 3) for row in light.table.values],
+        ]
         told["unit"], told["percent"] = " %" if light.percent else "", light.percent
     return told
 
@@ -134,13 +156,20 @@ def _row(reading: Reading, twin: Reading, panel: Panel, labels: Sequence[str]) -
 
 def _axis(axis: Axis, low: float, high: float) -> dict[str, Any]:
     label = axis.label.removesuffix(" (%)")
-    told: dict[str, Any] = {"lo": low, "hi": high, "label": label, "unit": " %" if axis.percent or label != axis.label else ""}
+    told: dict[str, Any] = {
+        "lo": low,
+        "hi": high,
+        "label": label,
+        "unit": " %" if axis.percent or label != axis.label else "",
+    }
     told |= {key: True for key in ("percent", "log", "down") if getattr(axis, key)}
     return told | ({"names": [str(name)[:60] for name in axis.names]} if len(axis.names) else {})
 
 
 def _numbers(values: Points, digits: int = 4) -> list[float | None]:
-    """Values as JSON has them: whole numbers as they are, others with so many digits, none for what is no number."""
+    """Values as JSON has them: whole numbers as they are, others with so many digits,
+    none for what is no number.
+    """
     return [
         None
         if not np.isfinite(value)

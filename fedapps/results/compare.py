@@ -1,6 +1,8 @@
-"""Compares runs: one table, one plot, one self-contained page, from their folders alone.
+"""Compares runs: one table, one plot, one self-contained page, from their folders
+alone.
 
-`comparison.py` decides what is compared with what; here it is written: for the terminal, as CSV and as HTML.
+`comparison.py` decides what is compared with what; here it is written: for the
+terminal, as CSV and as HTML.
 """
 
 import csv
@@ -32,7 +34,9 @@ from fedapps.results.uncertainty import SHARE, worst_section
 
 @dataclass(frozen=True)
 class Compared:
-    """What runs say beside each other, without files: rows, columns, what stands below the table, the clients' gains."""
+    """What runs say beside each other, without files: rows, columns, what stands below
+    the table, the clients' gains.
+    """
 
     rows: list[Row]
     columns: list[Column]
@@ -45,28 +49,45 @@ class Compared:
         return terminal_table(self.rows, self.columns)
 
     def figures(self, theme: Theme) -> dict[str, Figure]:
-        """The plots by file name; the clients' bars only where two methods have some."""
+        """The plots by file name; the clients' bars only where two methods have
+        some.
+        """
         pairs = [(run, row.label) for row in self.rows for run in row.runs]
         runs, labels = [run for run, _ in pairs], [label for _, label in pairs]
         found = {"comparison": comparison_figure(runs, labels, theme)}
         column = fair_measure(runs)
         pairs = [(run, label) for run, label in pairs if run.column(column)]
         if len({label for _, label in pairs}) > 1:
-            found["clients"] = client_bars([run for run, _ in pairs], [label for _, label in pairs], theme)
+            found["clients"] = client_bars(
+                [run for run, _ in pairs], [label for _, label in pairs], theme
+            )
         return found
 
     def records(self) -> list[dict[str, Any]]:
-        """One row per setting with every number at full precision; for several seeds `KEY-over-seeds-std` beside it."""
+        """One row per setting with every number at full precision; for several seeds
+        `KEY-over-seeds-std` beside it.
+        """
         keys = list(dict.fromkeys(key for row in self.rows for key in row.values))
-        spread = {key for key in keys if any(row.values.get(key, (0, None))[1] is not None for row in self.rows)}
+        spread = {
+            key
+            for key in keys
+            if any(row.values.get(key, (0, None))[1] is not None for row in self.rows)
+        }
         out = []
         for row in self.rows:
             method, state = (row.runs[0].method, row.runs[0].state) if row.runs else ("", "")
             seeds = " ".join(one_line(str(run.seed)) for run in row.runs)
-            record: dict[str, Any] = {"label": row.label, "method": method, "seeds": seeds, "state": state}
+            record: dict[str, Any] = {
+                "label": row.label,
+                "method": method,
+                "seeds": seeds,
+                "state": state,
+            }
             for key in keys:
                 mean, std = row.values.get(key, (None, None))
-                record |= {key: mean, f"{key}-over-seeds-std": std} if key in spread else {key: mean}
+                record |= (
+                    {key: mean, f"{key}-over-seeds-std": std} if key in spread else {key: mean}
+                )
             out.append(record)
         return out
 
@@ -80,7 +101,11 @@ class Compared:
             return Html(f"{shown}<br><small>{std}</small>" if std else shown)
 
         body = [
-            [Html(html.text(row.label) + _remark_html(row)), *(cell(row, column) for column in self.columns)] for row in self.rows
+            [
+                Html(html.text(row.label) + _remark_html(row)),
+                *(cell(row, column) for column in self.columns),
+            ]
+            for row in self.rows
         ]
         return html.table(["method", *(header(self.rows, column) for column in self.columns)], body)
 
@@ -103,14 +128,21 @@ _PICTURES = {
 
 
 def summary_table(run_dirs: Sequence[Path | str]) -> Table:
-    """The table of `compare` without its files, for the end of a run; the same errors."""
+    """The table of `compare` without its files, for the end of a run; the same
+    errors.
+    """
     rows = rows_of(_read(run_dirs))
     return terminal_table(rows, columns_of(rows))
 
 
-def compared(run_dirs: Sequence[Path | str], share: float = SHARE, reference: Path | str | None = None) -> Compared:
-    """Compares the runs in `run_dirs` and writes nothing; arguments and errors are those of `compare`."""
-    given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]  # `results/*` finds our own page
+def compared(
+    run_dirs: Sequence[Path | str], share: float = SHARE, reference: Path | str | None = None
+) -> Compared:
+    """Compares the runs in `run_dirs` and writes nothing; arguments and errors are
+    those of `compare`.
+    """
+    # `results/*` finds our own page
+    given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]
     rows = rows_of(_read([*given, *([reference] if reference else [])]))
     columns = columns_of(rows)
     rows, gained, gains = _with_gains(rows, Path(reference) if reference else None)
@@ -118,28 +150,39 @@ def compared(run_dirs: Sequence[Path | str], share: float = SHARE, reference: Pa
 
 
 def compare(
-    run_dirs: Sequence[Path | str], out: Path | str | None = None, share: float = SHARE, reference: Path | str | None = None
+    run_dirs: Sequence[Path | str],
+    out: Path | str | None = None,
+    share: float = SHARE,
+    reference: Path | str | None = None,
 ) -> Comparison:
-    """Compares the runs in `run_dirs` and writes comparison.png, clients.png, comparison.csv, gains.csv and report.html.
+    """Compares the runs in `run_dirs` and writes comparison.png, clients.png,
+    comparison.csv, gains.csv and report.html.
 
     Args:
         run_dirs: results folders; the order is kept, a folder given twice counts once.
         out: where the files go; default: the folder `comparison` beside the first run.
-        share: of the clients that are the worst ones, in the table of these.
-        reference: the run over which the gain of each client is measured, which joins the others; default: the first of method local.
+        share: of the clients that are the worst ones, in the table of these. reference:
+        the run over which the gain of each client is measured, which joins the others;
+        default: the first of method local.
 
     Raises:
-        UserError: no folder given, a folder is no run, a run has no evaluation, or `out` is a run's own folder.
+        UserError: no folder given, a folder is no run, a run has no evaluation, or
+        `out` is a run's own folder.
     """
     return write_comparison(compared(run_dirs, share, reference), out)
 
 
 def write_comparison(found: Compared, out: Path | str | None = None) -> Comparison:
-    """Writes the files of a comparison; those of an earlier one are replaced. `out` and errors: see `compare`."""
+    """Writes the files of a comparison; those of an earlier one are replaced. `out` and
+    errors: see `compare`.
+    """
     paths = [run.path for row in found.rows for run in row.runs]
     folder = Path(out) if out is not None else paths[0].resolve().parent / "comparison"
     if folder.resolve() in {path.resolve() for path in paths}:
-        raise UserError(f"compare: {folder} is the folder of a run, its report would be lost: choose another --out")
+        raise UserError(
+            f"compare: {folder} is the folder of a run, its report would be lost: choose another "
+            "--out"
+        )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"compare: {folder} is a file: choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,17 +200,30 @@ def write_comparison(found: Compared, out: Path | str | None = None) -> Comparis
     report.write_text(_html(found, pictures), encoding="utf-8")
     _write_csv(table_file, found.records())
     return Comparison(
-        found.rows, found.columns, found.sections, found.gains,
-        folder, report, plots["comparison"], table_file, plots["clients"] if "clients" in light else None,
-    )  # fmt: skip
+        found.rows,
+        found.columns,
+        found.sections,
+        found.gains,
+        folder,
+        report,
+        plots["comparison"],
+        table_file,
+        plots["clients"] if "clients" in light else None,
+    )
 
 
 def sections_of(rows: list[Row], share: float, gained: Section | None) -> list[Section]:
     """The tables below the main one. `share`: how many of the clients are the worst."""
-    return [section for section in (worst_section(rows, share), gained, gaps_section(rows)) if section is not None]
+    return [
+        section
+        for section in (worst_section(rows, share), gained, gaps_section(rows))
+        if section is not None
+    ]
 
 
-def _with_gains(rows: list[Row], reference: Path | None) -> tuple[list[Row], Section | None, list[Gains]]:
+def _with_gains(
+    rows: list[Row], reference: Path | None
+) -> tuple[list[Row], Section | None, list[Gains]]:
     """Add each row's gains over the reference to its values."""
     against = reference_of(rows, reference)
     if against is None:
@@ -188,7 +244,8 @@ def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
     for run in runs:
         if not has_result(run):
             raise UserError(
-                f"{run.path} has no finished evaluation ({run.state} after {run.rounds_completed} rounds): "
+                f"{run.path} has no finished evaluation ({run.state} after {run.rounds_completed} "
+                "rounds): "
                 "let the run go on with --resume or leave it out"
             )
     return runs
@@ -198,25 +255,41 @@ def _html(found: Compared, pictures: list[Html]) -> str:
     rows, columns = found.rows, found.columns
     tasks = list(dict.fromkeys(run.subject for r in rows for run in r.runs))
     heading = "Comparison of runs"
-    notes = ["Means over clients, each on its own test set; std is over clients. The best value of a column is bold."]
+    notes = [
+        "Means over clients, each on its own test set; std is over clients. The best value of a "
+        "column is bold."
+    ]
     if any(column.key.endswith("parity-gap") for column in columns):
         notes.append("Gap: best minus worst client.")
     if any(len(row.runs) > 1 for row in rows):
-        notes.append("± is the sample standard deviation over seeds; in the plot the band spans the seeds.")
+        notes.append(
+            "± is the sample standard deviation over seeds; in the plot the band spans the seeds."
+        )
     if not all(row.complete for row in rows):
         notes.append("A run that did not complete shows its last evaluation and does not compete.")
-    folders = [(row.label, one_line(str(run.seed)), run.state, run.path.resolve().name) for row in rows for run in row.runs]
+    folders = [
+        (row.label, one_line(str(run.seed)), run.state, run.path.resolve().name)
+        for row in rows
+        for run in row.runs
+    ]
     return html.page(
         heading,
         [
-            Html(f"<header><h1>{heading} <small>on {html.text(', '.join(tasks))}</small></h1></header>"),
+            Html(
+                f"<header><h1>{heading} <small>on "
+                f"{html.text(', '.join(tasks))}</small></h1></header>"
+            ),
             html.paragraph(" ".join(notes), "quiet"),
             Html(f'<div class="panel">{found.html()}</div>'),
             *(section.as_html() for section in found.sections),
             html.heading("Plots"),
             *pictures,
             html.heading("Details"),
-            html.collapsible("Runs", str(len(folders)), html.table(["method", "seed", "state", "folder"], folders, 4)),
+            html.collapsible(
+                "Runs",
+                str(len(folders)),
+                html.table(["method", "seed", "state", "folder"], folders, 4),
+            ),
         ],
         palette(pictures),
     )

@@ -14,15 +14,23 @@ def header(rows: list[Row], column: Column) -> str:
         return f"{column.header} {_scale(rows, column)[1]}"
     if column.key == "seconds":
         return f"{column.header} s"
-    return f"{column.header} %" if is_percent(column.key) and "%" not in column.header else column.header
+    return (
+        f"{column.header} %"
+        if is_percent(column.key) and "%" not in column.header
+        else column.header
+    )
 
 
 def _scale(rows: list[Row], column: Column) -> tuple[float, str]:
-    return byte_scale(max((abs(row.values[column.key][0]) for row in rows if column.key in row.values), default=0))
+    return byte_scale(
+        max((abs(row.values[column.key][0]) for row in rows if column.key in row.values), default=0)
+    )
 
 
 def cell_texts(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
-    """The mean and, for several seeds, `±` and the standard deviation with as many decimals."""
+    """The mean and, for several seeds, `±` and the standard deviation with as many
+    decimals.
+    """
     if column.key not in row.values:
         return "-", ""
     mean, std = row.values[column.key]
@@ -43,7 +51,9 @@ def cell_texts(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
 
 
 def winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
-    """(label, key) of the best values: all that look like the best one, none if all look alike."""
+    """(label, key) of the best values: all that look like the best one, none if all
+    look alike.
+    """
     found: set[tuple[str, str]] = set()
     for column in columns:
         best = best_value(rows, column)
@@ -56,7 +66,9 @@ def winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
 
 
 def terminal_table(rows: list[Row], columns: list[Column]) -> Table:
-    """For a terminal: units in the headers and seeds on a second line, so that it fits in 80 columns."""
+    """For a terminal: units in the headers and seeds on a second line, so that it fits
+    in 80 columns.
+    """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     lines = [line for row in rows for line in _label(row).plain.split("\n")]
     longest = max(len(word) for line in lines for word in line.split())
@@ -82,4 +94,8 @@ def terminal_table(rows: list[Row], columns: list[Column]) -> Table:
 
 def _label(row: Row) -> Text:
     label = Text(row.label, style="" if row.complete else "yellow")
-    return label.append(f"\n{row.remark}", style="dim" if row.complete else "yellow") if row.remark else label
+    return (
+        label.append(f"\n{row.remark}", style="dim" if row.complete else "yellow")
+        if row.remark
+        else label
+    )

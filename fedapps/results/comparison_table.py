@@ -1,8 +1,9 @@
-"""The rows and columns of a comparison: which runs belong together, under which name, and which value is best.
+"""The rows and columns of a comparison: which runs belong together, under which name,
+and which value is best.
 
-Runs that differ in nothing but the seed become one row, mean ± sample standard deviation over the seeds. A run that
-did not complete keeps a row of its own and takes no part in the contest for the best value: its numbers are those of
-an earlier round.
+Runs that differ in nothing but the seed become one row, mean ± sample standard
+deviation over the seeds. A run that did not complete keeps a row of its own and takes
+no part in the contest for the best value: its numbers are those of an earlier round.
 """
 
 import json
@@ -19,14 +20,17 @@ from fedapps.results.reader import RunFolder, numbers
 
 @dataclass(frozen=True)
 class Column:
-    """A number to compare: where it is found, how its column is headed, and whether the most or the least is best."""
+    """A number to compare: where it is found, how its column is headed, and whether the
+    most or the least is best.
+    """
 
     key: str
     header: str
     best: Callable[[list[float]], float] | None = None
 
 
-#: In the order of the table. `rounds-completed` has no best: more rounds are more work, not a better method.
+#: In the order of the table. `rounds-completed` has no best: more rounds are more work,
+#: not a better method.
 COLUMNS = (
     Column("accuracy-mean", "mean", max),
     Column("accuracy-std", "std", min),
@@ -50,7 +54,8 @@ COLUMNS = (
     Column("seconds", "time", min),
     Column("rounds-completed", "rounds"),
 )
-#: In the place of those of the accuracy, for runs that all have an area under the ROC curve.
+#: In the place of those of the accuracy, for runs that all have an area under the ROC
+#: curve.
 AUROC_COLUMNS = (
     Column("auroc-mean", "AUROC", max),
     Column("auroc-std", "std", min),
@@ -59,20 +64,32 @@ AUROC_COLUMNS = (
     Column("auroc-gini", "gini", min),
     Column("accuracy-mean", "accuracy", max),
 )
-_OF_ACCURACY = ("accuracy-mean", "accuracy-std", "accuracy-worst10", "accuracy-best10", "accuracy-worst", "parity-gap", "gini")
+_OF_ACCURACY = (
+    "accuracy-mean",
+    "accuracy-std",
+    "accuracy-worst10",
+    "accuracy-best10",
+    "accuracy-worst",
+    "parity-gap",
+    "gini",
+)
 
 
-#: In the name of a metric, between a measure and the trivial predictor that it was measured of.
+#: In the name of a metric, between a measure and the trivial predictor that it was
+#: measured of.
 REFERENCE = "-of-"
-# Settings that make no name for a run: how often it was looked at changes nothing in it.
+# Settings that make no name for a run: how often it was looked at changes nothing in
+# it.
 _NO_NAME = ("seed", "evaluate-every", "checkpoint-every")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: its runs (more than one: other seeds), and per metric the mean and, over seeds, the std.
+    """One setting: its runs (more than one: other seeds), and per metric the mean and,
+    over seeds, the std.
 
-    Without runs: a predictor that needs no training, measured by the runs of the other rows.
+    Without runs: a predictor that needs no training, measured by the runs of the other
+    rows.
     """
 
     label: str
@@ -86,7 +103,9 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """What the reader must know besides the numbers: the seeds, or where an incomplete run stopped."""
+        """What the reader must know besides the numbers: the seeds, or where an
+        incomplete run stopped.
+        """
         if not self.complete:
             run = self.runs[0]
             return f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"
@@ -94,20 +113,31 @@ class Row:
 
 
 def has_result(run: RunFolder) -> bool:
-    """Whether there is anything to compare: an evaluation, or measures over clients in the summary."""
-    return bool(run.evaluation) or any(key.split("-")[-1] in ("mean", "std", "worst10", "best10") for key in numbers(run.summary))
+    """Whether there is anything to compare: an evaluation, or measures over clients in
+    the summary.
+    """
+    return bool(run.evaluation) or any(
+        key.split("-")[-1] in ("mean", "std", "worst10", "best10") for key in numbers(run.summary)
+    )
 
 
 def _groups(runs: list[RunFolder]) -> list[list[RunFolder]]:
-    """Complete runs with the same settings but different seeds together, everything else alone."""
+    """Complete runs with the same settings but different seeds together, everything
+    else alone.
+    """
     groups: dict[str, list[list[RunFolder]]] = {}
     for run in runs:
         rest = {key: value for key, value in run.settings.items() if key != "seed"}
         # Without settings nothing shows that two runs belong together.
         together = bool(rest) and run.state == "completed" and run.seed is not None
-        key = json.dumps(rest, sort_keys=True, default=str) if together else f"only {run.path.resolve()}"
+        key = (
+            json.dumps(rest, sort_keys=True, default=str)
+            if together
+            else f"only {run.path.resolve()}"
+        )
         alike = groups.setdefault(key, [])
-        # The same seed twice is a repetition, not another draw: averaging it would fake certainty.
+        # The same seed twice is a repetition, not another draw: averaging it would fake
+        # certainty.
         group = next((g for g in alike if all(run.seed != other.seed for other in g)), None)
         if group is None:
             alike.append([run])
@@ -121,7 +151,9 @@ def rows_of(runs: list[RunFolder]) -> list[Row]:
     groups = _groups(runs)
     rows = []
     for group, label in zip(groups, _labels(groups), strict=True):
-        shared = [k for k in group[0].numbers if k != "seed" and all(k in run.numbers for run in group)]
+        shared = [
+            k for k in group[0].numbers if k != "seed" and all(k in run.numbers for run in group)
+        ]
         values: dict[str, tuple[float, float | None]] = {}
         for key in shared:
             samples = [float(run.numbers[key]) for run in group]
@@ -132,7 +164,9 @@ def rows_of(runs: list[RunFolder]) -> list[Row]:
 
 
 def _references(rows: list[Row]) -> list[Row]:
-    """One row per predictor that nobody had to train: what a run calls ``MEASURE-of-NAME`` is NAME's value of MEASURE."""
+    """One row per predictor that nobody had to train: what a run calls
+    ``MEASURE-of-NAME`` is NAME's value of MEASURE.
+    """
     found: dict[str, dict[str, list[tuple[float, float | None]]]] = {}
     for row in rows:
         for key, value in row.values.items():
@@ -143,8 +177,12 @@ def _references(rows: list[Row]) -> list[Row]:
     def agree(values: list[tuple[float, float | None]]) -> bool:
         return all(math.isclose(value[0], values[0][0], rel_tol=1e-6) for value in values)
 
-    # Where runs disagree they were of different data: then the number belongs to none of the table.
-    same = {name: {key: v[0] for key, v in measures.items() if agree(v)} for name, measures in found.items()}
+    # Where runs disagree they were of different data: then the number belongs to none
+    # of the table.
+    same = {
+        name: {key: v[0] for key, v in measures.items() if agree(v)}
+        for name, measures in found.items()
+    }
     return [Row(f"{name} (not trained)", (), values) for name, values in same.items() if values]
 
 
@@ -153,12 +191,16 @@ def _std(samples: list[float]) -> float:
 
 
 def _labels(groups: list[list[RunFolder]]) -> list[str]:
-    """The method; where that is not enough the settings that differ; where they do not differ, seed and folder."""
+    """The method; where that is not enough the settings that differ; where they do not
+    differ, seed and folder.
+    """
     labels = [group[0].method for group in groups]
     for name in {label for label in labels if labels.count(label) > 1}:
         members = [index for index, label in enumerate(labels) if label == name]
         settings = [groups[index][0].settings for index in members]
-        keys = list(dict.fromkeys(key for table in settings for key in table if key not in _NO_NAME))
+        keys = list(
+            dict.fromkeys(key for table in settings for key in table if key not in _NO_NAME)
+        )
         differing = [key for key in keys if len({str(table.get(key)) for table in settings}) > 1]
         for index, table in zip(members, settings, strict=True):
             parts = [f"{key.split('.')[-1]}={table[key]}" for key in differing[:3] if key in table]
@@ -167,8 +209,11 @@ def _labels(groups: list[list[RunFolder]]) -> list[str]:
         # A row of several runs has no folder of its own to be named after.
         for index in [i for i, label in enumerate(labels) if label == name and len(groups[i]) == 1]:
             labels[index] = one_line(f"{name} ({groups[index][0].path.resolve().name})", 120)
-    # Folders of the same name in different places: at last a number, so that no two rows share a label.
-    return [f"{label} #{i + 1}" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
+    # Folders of the same name in different places: at last a number, so that no two
+    # rows share a label.
+    return [
+        f"{label} #{i + 1}" if labels.count(label) > 1 else label for i, label in enumerate(labels)
+    ]
 
 
 def columns_of(rows: list[Row]) -> list[Column]:
@@ -183,26 +228,35 @@ def columns_of(rows: list[Row]) -> list[Column]:
     at = wanted.index(next(column for column in wanted if column.key == "bytes-up"))
     wanted = (*wanted[:at], *new, *wanted[at:])
     columns = [column for column in wanted if any(column.key in row.values for row in rows)]
-    # What is the same as another column in all rows says nothing: a single model for all, a worst tenth of one client.
+    # What is the same as another column in all rows says nothing: a single model for
+    # all, a worst tenth of one client.
     alike = [(f"global-{name}-mean", f"{name}-mean") for name in LEADING]
     for key, like in [*alike, *((f"{name}-worst10", f"{name}-worst") for name in LEADING)]:
         if all(row.values.get(key) == row.values.get(like) for row in rows):
             columns = [column for column in columns if column.key != key]
     if any(column.key in LEADING_MEANS for column in columns):
         return columns
-    # Another kind of task: what its evaluations measure, before the costs. Only of a loss it is known what is better.
+    # Another kind of task: what its evaluations measure, before the costs. Only of a
+    # loss it is known what is better.
     known = {column.key for column in COLUMNS}
-    keys = dict.fromkeys(k for row in rows for run in row.runs for k in run.evaluation if k not in known)
+    keys = dict.fromkeys(
+        k for row in rows for run in row.runs for k in run.evaluation if k not in known
+    )
     of_tests = [key for key in keys if "train" not in key.split("-") and REFERENCE not in key]
     return [
-        *(Column(key, metric_name(key), min if lower_is_better(key) else None) for key in of_tests[:6]),
+        *(
+            Column(key, metric_name(key), min if lower_is_better(key) else None)
+            for key in of_tests[:6]
+        ),
         *columns,
     ]
 
 
 def best_value(rows: list[Row], column: Column) -> float | None:
     """The best value among the complete runs, None where there is no contest."""
-    values = [row.values[column.key][0] for row in rows if row.complete and column.key in row.values]
+    values = [
+        row.values[column.key][0] for row in rows if row.complete and column.key in row.values
+    ]
     values = [value for value in values if math.isfinite(value)]
     if column.best is None or len(values) < 2 or min(values) == max(values):
         return None

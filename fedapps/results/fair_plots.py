@@ -1,4 +1,6 @@
-"""Plots of fairness: the weights that a method gives its clients over the rounds, and what each client gets, method beside method."""
+"""Plots of fairness: the weights that a method gives its clients over the rounds, and
+what each client gets, method beside method.
+"""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -9,7 +11,15 @@ from numpy.typing import NDArray
 
 from algorithms.common.measures import LEADING, lower_is_better
 from fedapps.results.axes import Panel, Reading
-from fedapps.results.drawing import heat, heat_key, label_rounds, label_values, legend, panels, title
+from fedapps.results.drawing import (
+    heat,
+    heat_key,
+    label_rounds,
+    label_values,
+    legend,
+    panels,
+    title,
+)
 from fedapps.results.formats import is_percent, metric_text
 from fedapps.results.layout import Figure
 from fedapps.results.reader import RunFolder
@@ -26,7 +36,9 @@ Floats = NDArray[np.float64]
 
 
 def weights_figure(run: RunFolder, theme: Theme) -> Figure:
-    """Return a heat map of the clients' weights; a client that was not asked in a round has no colour there."""
+    """Return a heat map of the clients' weights; a client that was not asked in a round
+    has no colour there.
+    """
     rounds, clients, table = weights_table(run.weights)
     total = len(clients)
     chosen, reason = _clients_shown(table)
@@ -37,7 +49,9 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure:
     figure, (axes,) = panels(1, 1, (6.2, height), theme)
     title(axes, "Weight of each client over rounds")
     if table.shape[1] < len(rounds):
-        axes.note = f"each column: the mean over {-(-len(rounds) // table.shape[1])} rounds with weights"
+        axes.note = (
+            f"each column: the mean over {-(-len(rounds) // table.shape[1])} rounds with weights"
+        )
     seen = table[~np.isnan(table)]
     high = float(seen.max())
     low = float(seen.min()) if 0.5 * high < seen.min() < high else 0.0
@@ -46,7 +60,9 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure:
     axes.y.ticks, axes.y.down = (range(len(clients)), [client[:8] for client in clients]), True
     axes.y.names = clients
     axes.y.size = 6.5 if len(clients) > 15 else 8.5
-    axes.y.label = f"the {len(clients)} of {total} clients {reason}" if total > len(clients) else "client"
+    axes.y.label = (
+        f"the {len(clients)} of {total} clients {reason}" if total > len(clients) else "client"
+    )
     label_rounds(axes)
     key = heat_key(axes, (low, high), colours, "weight p (line: an equal share)")
     equal = len(set(rounds)) / len(run.weights)
@@ -56,10 +72,13 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure:
 
 
 def weights_table(weights: Sequence[tuple[int, str, float]]) -> tuple[list[int], list[str], Floats]:
-    """Return rounds (R,), clients (K,) in natural order and the weights (K, R), NaN where a client was not asked."""
+    """Return rounds (R,), clients (K,) in natural order and the weights (K, R), NaN
+    where a client was not asked.
+    """
     rounds = sorted({number for number, _, _ in weights})
     clients = sorted(
-        {client for _, client, _ in weights}, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name)
+        {client for _, client, _ in weights},
+        key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name),
     )
     row = {client: place for place, client in enumerate(clients)}
     column = {number: place for place, number in enumerate(rounds)}
@@ -74,11 +93,15 @@ def _clients_shown(table: Floats) -> tuple[NDArray[np.intp], str]:
     asked = (~np.isnan(table)).sum(1)
     mean = np.nansum(table, 1) / asked
     order = np.lexsort((-mean, -asked))[:_MAX_CLIENTS]
-    return np.sort(order), "with the largest weights" if asked.min() == asked.max() else "that were asked most often"
+    return np.sort(
+        order
+    ), "with the largest weights" if asked.min() == asked.max() else "that were asked most often"
 
 
 def _fewer_columns(rounds: Sequence[int], table: Floats, most: int) -> tuple[Floats, Floats]:
-    """Return the borders of the columns, and the weights: means over adjacent rounds where these are too many."""
+    """Return the borders of the columns, and the weights: means over adjacent rounds
+    where these are too many.
+    """
     middles = (np.array(rounds[1:]) + np.array(rounds[:-1])) / 2
     edges = np.concatenate([[rounds[0] - 0.5], middles, [rounds[-1] + 0.5]])
     if len(rounds) <= most:
@@ -91,7 +114,9 @@ def _fewer_columns(rounds: Sequence[int], table: Floats, most: int) -> tuple[Flo
 
 
 def fair_measure(runs: Sequence[RunFolder]) -> str:
-    """Return of which measure the clients are compared: AUROC where all runs have it, else the leading score of most of them."""
+    """Return of which measure the clients are compared: AUROC where all runs have it,
+    else the leading score of most of them.
+    """
     if runs and all(run.column("auroc") for run in runs):
         return "auroc"
     return max(LEADING, key=lambda name: sum(bool(run.column(name)) for run in runs))
@@ -103,10 +128,12 @@ def worst_first(values: Any, measure: str) -> Floats:
 
 
 def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) -> Figure:
-    """Return the clients from worst to best, as bars, a panel for each label, at most eight.
+    """Return the clients from worst to best, as bars, a panel for each label, at most
+    eight.
 
-    Of several runs with one label (seeds), the k-th bar is the mean of the k-th worst clients; its whisker goes from the lowest run to
-    the highest. The line in a panel is what the bars of the first label are.
+    Of several runs with one label (seeds), the k-th bar is the mean of the k-th worst
+    clients; its whisker goes from the lowest run to the highest. The line in a panel is
+    what the bars of the first label are.
     """
     column = fair_measure(runs)
     groups: dict[str, list[RunFolder]] = {}
@@ -120,14 +147,22 @@ def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) 
     stacks = [_sorted_clients(members, column) for _, members in shown]
     top = 1.1 * max(stack.max() for stack in stacks)
     top = min(1.02, top) if is_percent(column) else top
-    for place, (panel, (label, members), stack) in enumerate(zip(axes, shown, stacks, strict=False)):
+    for place, (panel, (label, members), stack) in enumerate(
+        zip(axes, shown, stacks, strict=False)
+    ):
         _bars(panel, stack, theme)
         if place:
             _outline(panel, stacks[0].mean(0), stack.shape[1], shown[0][0], theme)
-        title(panel, "\n".join(wrap(label, 32, max_lines=2, placeholder="…")), 11 if len(label) <= 24 else 8.5)
+        title(
+            panel,
+            "\n".join(wrap(label, 32, max_lines=2, placeholder="…")),
+            11 if len(label) <= 24 else 8.5,
+        )
         worst, mean, best = stack[:, 0].mean(), stack.mean(), stack[:, -1].mean()
         told = {"mean": mean, "worst": worst, "gap": abs(best - worst)}
-        panel.note = " · ".join(f"{name} {metric_text(column, value, unit=False)}" for name, value in told.items())
+        panel.note = " · ".join(
+            f"{name} {metric_text(column, value, unit=False)}" for name, value in told.items()
+        )
         panel.y.low, panel.y.high = 0.0, top
         _name_clients(panel, members, column, stack.shape[1])
         if place % columns == 0:
@@ -141,10 +176,14 @@ def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) 
 
 
 def _sorted_clients(members: Sequence[RunFolder], column: str) -> Floats:
-    """Return each run's values from worst to best (runs, n); of runs with more clients than others, quantiles."""
+    """Return each run's values from worst to best (runs, n); of runs with more clients
+    than others, quantiles.
+    """
     values = [run.column(column) for run in members]
     share = np.linspace(0, 1, min(map(len, values)))
-    return np.array([worst_first(v if len(v) == len(share) else np.quantile(v, share), column) for v in values])
+    return np.array(
+        [worst_first(v if len(v) == len(share) else np.quantile(v, share), column) for v in values]
+    )
 
 
 def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
@@ -153,15 +192,24 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
     places = np.arange(n, dtype=np.float64)
     few = n <= _MAX_BARS
     name = "worst tenth" if worst > 1 else "worst client"
-    for part, colour, label in ((slice(worst), theme.series[1], name), (slice(worst, n), theme.series[0], "")):
+    for part, colour, label in (
+        (slice(worst), theme.series[1], name),
+        (slice(worst, n), theme.series[0], ""),
+    ):
         if few:
             axes.bars(places[part], heights[part], 0.8, colour, label=label)
         else:  # one shape: bars thinner than a pixel would get lost
-            axes.blocks(np.append(places[part], part.stop) - 0.5, heights[part], colour, label=label)
+            axes.blocks(
+                np.append(places[part], part.stop) - 0.5, heights[part], colour, label=label
+            )
     if few and len(stack) > 1:
         lowest, highest = (np.stack([places, end], axis=1) for end in (stack.min(0), stack.max(0)))
         axes.whiskers(lowest, highest, theme.muted, 1.1, "lowest to highest run")
-        axes.readings.append(Reading("lowest to highest run", theme.muted, places, low=stack.min(0), high=stack.max(0)))
+        axes.readings.append(
+            Reading(
+                "lowest to highest run", theme.muted, places, low=stack.min(0), high=stack.max(0)
+            )
+        )
     axes.level(float(stack.mean()), theme.ink, 1.1, (4, 3), "mean")
     axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
 
@@ -172,8 +220,12 @@ def _outline(axes: Panel, heights: Floats, n: int, label: str, theme: Theme) -> 
         descends = heights[0] > heights[-1]
         heights = np.quantile(heights, np.linspace(0, 1, n))[:: -1 if descends else 1]
     edges = np.arange(n + 1) - 0.5
-    axes.steps(edges, heights, theme.ink, 1.4 if n <= _MAX_BARS else 0.9, f"{label[:30]}, for comparison")
-    axes.readings.append(Reading(f"{label[:30]}, for comparison", theme.ink, np.arange(n, dtype=np.float64), heights))
+    axes.steps(
+        edges, heights, theme.ink, 1.4 if n <= _MAX_BARS else 0.9, f"{label[:30]}, for comparison"
+    )
+    axes.readings.append(
+        Reading(f"{label[:30]}, for comparison", theme.ink, np.arange(n, dtype=np.float64), heights)
+    )
 
 
 def _name_clients(axes: Panel, members: Sequence[RunFolder], column: str, n: int) -> None:
@@ -181,7 +233,9 @@ def _name_clients(axes: Panel, members: Sequence[RunFolder], column: str, n: int
     if len(members) > 1 or n > 16:  # the k-th worst is not the same client in every run
         axes.x.ticks = [], []
         return
-    rows: list[dict[str, Any]] = [row for row in members[0].clients if np.isfinite(row.get(column, np.nan))]
+    rows: list[dict[str, Any]] = [
+        row for row in members[0].clients if np.isfinite(row.get(column, np.nan))
+    ]
     sign = -1 if lower_is_better(column) else 1
     axes.x.names = [str(row["client"]) for row in sorted(rows, key=lambda row: sign * row[column])]
     names = [name[:8] for name in axes.x.names]

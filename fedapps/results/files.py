@@ -1,4 +1,6 @@
-"""Files of a results folder. A full disk costs neither what is there nor what was to be written: that waits until there is room."""
+"""Files of a results folder. A full disk costs neither what is there nor what was to be
+written: that waits until there is room.
+"""
 
 import csv
 import io
@@ -10,7 +12,9 @@ from typing import Any
 
 
 class Files:
-    """Texts for files in ``folder``: what has been given to ``replace`` and ``append`` is there after a ``write`` without error."""
+    """Texts for files in ``folder``: what has been given to ``replace`` and ``append``
+    is there after a ``write`` without error.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +41,9 @@ class Files:
         where[name] = where.get(name, "") + text
 
     def write(self) -> None:
-        """Write what waits. Raises ``OSError`` if some of it could not be written: it goes on waiting."""
+        """Write what waits. Raises ``OSError`` if some of it could not be written: it
+        goes on waiting.
+        """
         failed: OSError | None = None
         for waiting, put in ((self._whole, write_text), (self._more, append_text)):
             for name, text in list(waiting.items()):
@@ -51,12 +57,16 @@ class Files:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: a reader sees the old or the new text, never a part of it."""
+    """Write a file atomically: a reader sees the old or the new text, never a part of
+    it.
+    """
     replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file beside ``path``, and put it in its place; without success nothing of it stays."""
+    """Let ``write`` make a file beside ``path``, and put it in its place; without
+    success nothing of it stays.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         write(partial)

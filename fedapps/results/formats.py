@@ -1,7 +1,8 @@
-"""Human-readable formats of numbers and of untrusted text, shared by the terminal output, the plots and the reports.
+"""Human-readable formats of numbers and of untrusted text, shared by the terminal
+output, the plots and the reports.
 
-Byte units are decimal (1 MB = 10^6 bytes), as is usual for network traffic; fractions such as accuracies are shown in per cent,
-durations in their two largest units.
+Byte units are decimal (1 MB = 10^6 bytes), as is usual for network traffic; fractions
+such as accuracies are shown in per cent, durations in their two largest units.
 """
 
 import math
@@ -20,7 +21,9 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def byte_scale(largest: float) -> tuple[float, str]:
-    """Return the divisor and the unit in which `largest` bytes has one to three digits before the decimal point."""
+    """Return the divisor and the unit in which `largest` bytes has one to three digits
+    before the decimal point.
+    """
     index = 0
     while index < len(_BYTE_UNITS) - 1 and largest >= 999.5 * 1000**index:
         index += 1
@@ -28,7 +31,9 @@ def byte_scale(largest: float) -> tuple[float, str]:
 
 
 def bytes_text(count: float) -> str:
-    """Format a number of bytes with three significant digits and decimal units: `1234567` becomes `1.23 MB`."""
+    """Format a number of bytes with three significant digits and decimal units:
+    `1234567` becomes `1.23 MB`.
+    """
     if not math.isfinite(count):
         return "?"
     divisor, unit = byte_scale(abs(count))
@@ -36,20 +41,26 @@ def bytes_text(count: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a value from 0.01 to 999 with three significant digits, without an exponent."""
+    """Format a value from 0.01 to 999 with three significant digits, without an
+    exponent.
+    """
     size = abs(value)
     decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
     return f"{value:.{decimals}f}"
 
 
 def seconds_text(seconds: float) -> str:
-    """Format a duration: `0.041` becomes `41 ms`, `75` becomes `1 min 15 s`, `4000` becomes `1 h 07 min`."""
+    """Format a duration: `0.041` becomes `41 ms`, `75` becomes `1 min 15 s`, `4000`
+    becomes `1 h 07 min`.
+    """
     if not math.isfinite(seconds) or seconds < 0:
         return "?"
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.5:
-        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+        return (
+            f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+        )
     whole = round(seconds)
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
@@ -65,7 +76,9 @@ def percent_text(fraction: float, unit: bool = True) -> str:
 
 
 def is_percent(key: str) -> bool:
-    """Return whether the metric `key` (`accuracy-worst10`, `top5`, `global-accuracy-mean`) is a fraction."""
+    """Return whether the metric `key` (`accuracy-worst10`, `top5`,
+    `global-accuracy-mean`) is a fraction.
+    """
     parts = key.split("-")
     return not {"gini", "p"} & set(parts) and any(part.startswith(_PERCENT) for part in parts)
 
@@ -83,7 +96,11 @@ def metric_text(key: str, value: object, unit: bool = True) -> str:
     if is_percent(key):
         return percent_text(value, unit)
     if isinstance(value, int):
-        return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if abs(value) >= 10_000 else str(value)
+        return (
+            f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+            if abs(value) >= 10_000
+            else str(value)
+        )
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else "infinite"
     if value == 0 or 0.01 <= abs(value) < 100:
@@ -92,18 +109,32 @@ def metric_text(key: str, value: object, unit: bool = True) -> str:
 
 
 def metric_name(key: str) -> str:
-    """Return a label for a metric's key: `accuracy-worst10` becomes `accuracy, worst 10 %`."""
-    words = {"ece": "ECE", "mce": "MCE", "auroc": "AUROC", "top5": "top-5", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+    """Return a label for a metric's key: `accuracy-worst10` becomes `accuracy, worst 10
+    %`.
+    """
+    words = {
+        "ece": "ECE",
+        "mce": "MCE",
+        "auroc": "AUROC",
+        "top5": "top-5",
+        "rmse": "RMSE",
+        "mae": "MAE",
+        "r2": "R²",
+    }
     parts = [words.get(part, _TAIL.sub(r"\1 \2 %", part)) for part in key.split("-")]
-    if len(parts) > 1 and (parts[-1] in ("mean", "std", "worst", "pooled") or _TAIL.fullmatch(key.split("-")[-1])):
+    if len(parts) > 1 and (
+        parts[-1] in ("mean", "std", "worst", "pooled") or _TAIL.fullmatch(key.split("-")[-1])
+    ):
         return f"{' '.join(parts[:-1])}, {parts[-1]}"
     return " ".join(parts)
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Sanitise untrusted text for a terminal: one line, no control or bidirectional characters, at most `limit` characters.
+    """Sanitise untrusted text for a terminal: one line, no control or bidirectional
+    characters, at most `limit` characters.
 
-    A client chooses the message of its failure, and escape sequences in it would act on the reader's terminal.
+    A client chooses the message of its failure, and escape sequences in it would act on
+    the reader's terminal.
     """
     kept = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text)
     kept = " ".join(kept.split())

@@ -1,9 +1,12 @@
-"""What each client gains over a reference run, usually training alone: whether to take part at all.
+"""What each client gains over a reference run, usually training alone: whether to take
+part at all.
 
-A client is paired with itself by its id, a run with the reference of the same seed, since another seed deals other samples. With a_k
-the accuracy (AUROC where all runs have it) of client k and b_k that in the reference run: the mean of a_k - b_k, the share of clients
-with a_k > b_k and with a_k < b_k, and the least a_k - b_k, that of the client that loses most. Of an RMSE, of which less is better, the
-gain is b_k - a_k. From three seeds on the mean has bounds, which know of other seeds and of other clients.
+A client is paired with itself by its id, a run with the reference of the same seed,
+since another seed deals other samples. With a_k the accuracy (AUROC where all runs have
+it) of client k and b_k that in the reference run: the mean of a_k - b_k, the share of
+clients with a_k > b_k and with a_k < b_k, and the least a_k - b_k, that of the client
+that loses most. Of an RMSE, of which less is better, the gain is b_k - a_k. From three
+seeds on the mean has bounds, which know of other seeds and of other clients.
 """
 
 import csv
@@ -26,7 +29,8 @@ from fedapps.results.reader import RunFolder, is_number
 from fedapps.results.sections import Section
 from fedapps.results.seeds import ENOUGH, Interval, nested_bootstrap
 
-#: Settings of the data that change neither which samples a client tests on nor how they are scored.
+#: Settings of the data that change neither which samples a client tests on nor how they
+#: are scored.
 _FREE = {
     "data.group",
     "data.group-edges",
@@ -40,7 +44,9 @@ _FREE = {
 
 
 class Pair(NamedTuple):
-    """One client's value in a run and in the reference run of the same seed, and whether less is better of it."""
+    """One client's value in a run and in the reference run of the same seed, and
+    whether less is better of it.
+    """
 
     seed: object
     client: str
@@ -56,14 +62,18 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Gains:
-    """The clients of one row, paired run by run, and how many of the reference's clients have no partner."""
+    """The clients of one row, paired run by run, and how many of the reference's
+    clients have no partner.
+    """
 
     row: Row
     runs: tuple[tuple[Pair, ...], ...]
     alone: int
 
     def numbers(self) -> dict[str, tuple[float, float | None]]:
-        """Return the mean over the runs of each measure and, of several, the deviation; of ``gain-worst`` the least."""
+        """Return the mean over the runs of each measure and, of several, the deviation;
+        of ``gain-worst`` the least.
+        """
         means = [[pair.gain for pair in run] for run in self.runs]
         table = {
             "gain-mean": [sum(gains) / len(gains) for gains in means],
@@ -73,28 +83,44 @@ class Gains:
         out = {key: (sum(v) / len(v), stdev(v) if len(v) > 1 else None) for key, v in table.items()}
         out |= {"gain-worst": (min(min(gains) for gains in means), None)}
         bounds = self.bounds
-        return out if bounds is None else out | {"gain-mean-low": (bounds.low, None), "gain-mean-high": (bounds.high, None)}
+        return (
+            out
+            if bounds is None
+            else out | {"gain-mean-low": (bounds.low, None), "gain-mean-high": (bounds.high, None)}
+        )
 
     @cached_property
     def bounds(self) -> Interval | None:
-        """The mean with its 95 % bounds over seeds and, within them, clients; none of fewer than three seeds."""
+        """The mean with its 95 % bounds over seeds and, within them, clients; none of
+        fewer than three seeds.
+        """
         if len(self.runs) < ENOUGH:
             return None
         draws = max(100, min(2000, 4_000_000 // max(map(len, self.runs))))
-        return nested_bootstrap([np.array([pair.gain for pair in run]) for run in self.runs], generator(0, "gains"), draws)
+        return nested_bootstrap(
+            [np.array([pair.gain for pair in run]) for run in self.runs],
+            generator(0, "gains"),
+            draws,
+        )
 
 
 def reference_of(rows: Sequence[Row], reference: Path | None) -> Row | None:
-    """Return the row that holds the run in the folder ``reference``; without one the first row of method local, if there is one."""
+    """Return the row that holds the run in the folder ``reference``; without one the
+    first row of method local, if there is one.
+    """
     if reference is None:
         return next((row for row in rows if row.runs[0].method == "local"), None)
-    return next(row for row in rows if any(run.path.resolve() == reference.resolve() for run in row.runs))
+    return next(
+        row for row in rows if any(run.path.resolve() == reference.resolve() for run in row.runs)
+    )
 
 
 def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, list[Gains]]:
-    """Return the measure, and what the clients of every other row gain over ``reference``.
+    """Return the measure, and what the clients of every other row gain over
+    ``reference``.
 
-    Rows without a run of the same seed and the same data are left out; if that leaves none, an error if the reference was ``named``.
+    Rows without a run of the same seed and the same data are left out; if that leaves
+    none, an error if the reference was ``named``.
     """
     measure = fair_measure([run for row in rows for run in row.runs])
     found = []
@@ -103,7 +129,14 @@ def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, l
             continue
         pairs, alone = [], 0
         for run in row.runs:
-            partner = next((other for other in reference.runs if other.seed == run.seed and _same_data(run, other)), None)
+            partner = next(
+                (
+                    other
+                    for other in reference.runs
+                    if other.seed == run.seed and _same_data(run, other)
+                ),
+                None,
+            )
             if partner is not None and (paired := _pairs(run, partner, measure)):
                 pairs.append(paired)
                 alone += len(partner.column(measure)) - len(paired)
@@ -111,20 +144,32 @@ def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, l
             found.append(Gains(row, tuple(pairs), alone))
     if named and not found:
         raise UserError(
-            f"compare: no run has the seed, the data and the clients of {reference.runs[0].path}, the reference: nothing can be paired"
+            f"compare: no run has the seed, the data and the clients of {reference.runs[0].path}, "
+            "the reference: nothing can be paired"
         )
     return measure, found
 
 
 def _same_data(run: RunFolder, other: RunFolder) -> bool:
-    keys = {key for key in run.settings | other.settings if key.split(".")[0] in ("data", run.task) and key not in _FREE}
-    return all(run.settings.get(key) == other.settings.get(key) for key in keys | {"task", "num-clients"})
+    keys = {
+        key
+        for key in run.settings | other.settings
+        if key.split(".")[0] in ("data", run.task) and key not in _FREE
+    }
+    return all(
+        run.settings.get(key) == other.settings.get(key) for key in keys | {"task", "num-clients"}
+    )
 
 
 def _pairs(run: RunFolder, reference: RunFolder, measure: str) -> tuple[Pair, ...]:
-    known = {row["client"]: row[measure] for row in reference.clients if is_number(row.get(measure))}
+    known = {
+        row["client"]: row[measure] for row in reference.clients if is_number(row.get(measure))
+    }
     scored = [row for row in run.clients if is_number(row.get(measure)) and row["client"] in known]
-    return tuple(Pair(run.seed, row["client"], row[measure], known[row["client"]], lower_is_better(measure)) for row in scored)
+    return tuple(
+        Pair(run.seed, row["client"], row[measure], known[row["client"]], lower_is_better(measure))
+        for row in scored
+    )
 
 
 def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Section | None:
@@ -135,7 +180,11 @@ def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Secti
         (mean, std), (up, _), (down, _), (worst, _) = list(numbers.values())[:4]
         bounds = gains.bounds
         spread = "" if std is None else f"\n±{_size(measure, std)}"
-        spread += "" if bounds is None else f"\n{_signed(measure, bounds.low)} to {_signed(measure, bounds.high)}"
+        spread += (
+            ""
+            if bounds is None
+            else f"\n{_signed(measure, bounds.low)} to {_signed(measure, bounds.high)}"
+        )
         clients = len({pair.client for run in gains.runs for pair in run})
         rows.append(
             (
@@ -149,19 +198,34 @@ def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Secti
         )
     if not rows:
         return None
-    header = ("method", "gain, mean", "clients that gain %", "that lose %", "gain, least", "clients")
+    header = (
+        "method",
+        "gain, mean",
+        "clients that gain %",
+        "that lose %",
+        "gain, least",
+        "clients",
+    )
     name = metric_name(measure)
     difference = (
-        f"{name[:1].upper() + name[1:]} of each client minus its own under {reference.label} with the same seed, in points"
+        f"{name[:1].upper() + name[1:]} of each client minus its own under {reference.label} "
+        "with the same seed, in points"
     )
     if lower_is_better(measure):
-        difference = f"How much less the {name} of each client is than its own under {reference.label} with the same seed"
-    note = f"{difference}; the least gain is that of the client that loses most. Each client is in gains.csv."
+        difference = (
+            f"How much less the {name} of each client is than its own under {reference.label} "
+            "with the same seed"
+        )
+    note = (
+        f"{difference}; the least gain is that of the client that loses most. Each client is "
+        "in gains.csv."
+    )
     if any(len(gains.runs) > 1 for gains in found):
         note += " Of several seeds: means, and the least of all."
     if any(gains.bounds for gains in found):
         note += (
-            " From three seeds on with the central 95 % of what other seeds, and other clients in them, would show (bootstrap)."
+            " From three seeds on with the central 95 % of what other seeds, and other clients "
+            "in them, would show (bootstrap)."
         )
     if alone := sum(gains.alone for gains in found):
         note += f" {alone} clients of the reference have no partner and are left out."
@@ -177,12 +241,18 @@ def _size(measure: str, value: float) -> str:
 
 
 def records(found: Sequence[Gains]) -> list[dict[str, Any]]:
-    """Return one row per client and run: its value, that in the reference run, its gain."""
-    return [{"label": one.row.label, **_told(pair)} for one in found for run in one.runs for pair in run]
+    """Return one row per client and run: its value, that in the reference run, its
+    gain.
+    """
+    return [
+        {"label": one.row.label, **_told(pair)} for one in found for run in one.runs for pair in run
+    ]
 
 
 def _told(pair: Pair) -> dict[str, Any]:
-    return {name: value for name, value in pair._asdict().items() if name != "lower"} | {"gain": pair.gain}
+    return {name: value for name, value in pair._asdict().items() if name != "lower"} | {
+        "gain": pair.gain
+    }
 
 
 def write_gains(path: Path, found: Sequence[Gains]) -> None:

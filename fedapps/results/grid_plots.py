@@ -1,7 +1,9 @@
-"""The plots that a sweep's file can ask for: lines over rounds, bytes, seconds or models, clients from worst to best, and others.
+"""The plots that a sweep's file can ask for: lines over rounds, bytes, seconds or
+models, clients from worst to best, and others.
 
-A plot has a panel for each measure and each column of the sweep's table, and a line (or a bar) for each of its rows: the mean over
-seeds, with a band from the lowest to the highest. ``KINDS`` says which there are.
+A plot has a panel for each measure and each column of the sweep's table, and a line (or
+a bar) for each of its rows: the mean over seeds, with a band from the lowest to the
+highest. ``KINDS`` says which there are.
 """
 
 import math
@@ -14,7 +16,15 @@ from numpy.typing import NDArray
 
 from algorithms.common.measures import LEADING
 from fedapps.results.axes import Panel
-from fedapps.results.drawing import label_rounds, label_values, legend, line, line_with_range, panels, title
+from fedapps.results.drawing import (
+    label_rounds,
+    label_values,
+    legend,
+    line,
+    line_with_range,
+    panels,
+    title,
+)
 from fedapps.results.fair_plots import client_bars, weights_figure, worst_first
 from fedapps.results.formats import is_percent, metric_name
 from fedapps.results.layout import Figure
@@ -41,7 +51,11 @@ KINDS = {
     "curve": "what runs measured along a curve of their own, such as lambda-accuracy along lambda",
     "weights": "the weights that the server gave each client, of the first run of each row",
 }
-_X = {"bytes": "MB, all clients", "seconds": "seconds", "models": "models sent and received, per client"}
+_X = {
+    "bytes": "MB, all clients",
+    "seconds": "seconds",
+    "models": "models sent and received, per client",
+}
 #: What is summed up to a round, and its unit.
 _SUMMED = {"bytes": (("bytes-up", "bytes-down"), 1e6), "seconds": (("seconds",), 1.0)}
 
@@ -50,10 +64,12 @@ _SUMMED = {"bytes": (("bytes-up", "bytes-down"), 1e6), "seconds": (("seconds",),
 class PlotSpec:
     """One ``[[sweep.plot]]``.
 
-    ``kind``: one of ``KINDS``. ``measures``: () for the sweep's first. ``rows``: () for all. ``x``: the axis of ``parameter``. ``log``:
-    the logarithmic axes, "", "x", "y" or "xy". ``levels``: measures or numbers that are drawn as horizontal lines, by what the legend
-    calls them. ``relative``: show the difference to the mean of all rows. ``slope``: of a dotted line t ** slope, with ``log = "xy"``.
-    ``name``: of the file, "" for the kind.
+    ``kind``: one of ``KINDS``. ``measures``: () for the sweep's first. ``rows``: () for
+    all. ``x``: the axis of ``parameter``. ``log``: the logarithmic axes, "", "x", "y"
+    or "xy". ``levels``: measures or numbers that are drawn as horizontal lines, by what
+    the legend calls them. ``relative``: show the difference to the mean of all rows.
+    ``slope``: of a dotted line t ** slope, with ``log = "xy"``. ``name``: of the file,
+    "" for the kind.
     """
 
     kind: str
@@ -73,7 +89,8 @@ class PlotSpec:
             raise ValueError(f'log = {self.log!r}: "x", "y" or "xy"')
         if (self.kind == "parameter") != bool(self.x):
             raise ValueError(
-                f"kind = {self.kind!r}, x = {self.x!r}: x names the axis of a plot of kind parameter, and of no other"
+                f"kind = {self.kind!r}, x = {self.x!r}: x names the axis of a plot of kind "
+                "parameter, and of no other"
             )
         if self.slope and self.log != "xy":
             raise ValueError(f'slope = {self.slope}: needs log = "xy"')
@@ -106,35 +123,65 @@ def read_plot(table: Any) -> PlotSpec:
 
 
 def drawn(
-    spec: PlotSpec, measures: Sequence[str], shown: Sequence[Shown], numbers: Mapping[str, float], theme: Theme
+    spec: PlotSpec,
+    measures: Sequence[str],
+    shown: Sequence[Shown],
+    numbers: Mapping[str, float],
+    theme: Theme,
 ) -> Figure | None:
     """Return a plot; ``None`` if no run has what it shows.
 
-    ``measures``: the sweep's, of which the first is shown unless the plot names its own. ``shown``: what each panel shows, for each
-    measure. ``numbers``: for ``parameter``, the number that stands at each label of its axis; there ``shown`` has lines named
-    ``LINE\\0LABEL``, which belong together.
+    ``measures``: the sweep's, of which the first is shown unless the plot names its
+    own. ``shown``: what each panel shows, for each measure. ``numbers``: for
+    ``parameter``, the number that stands at each label of its axis; there ``shown`` has
+    lines named ``LINE\\0LABEL``, which belong together.
     """
     if spec.rows and spec.kind != "parameter":
-        shown = [(heading, {row: runs for row, runs in lines.items() if row in spec.rows}) for heading, lines in shown]
+        shown = [
+            (heading, {row: runs for row, runs in lines.items() if row in spec.rows})
+            for heading, lines in shown
+        ]
     wanted = list(spec.measures or measures[:1])
     if spec.kind == "bars":
-        pairs = [(run, row) for _, lines in shown[:1] for row, runs in lines.items() for run in runs if run.clients]
-        known = [(run, row) for run, row in pairs if any(run.column(name) for name in ("auroc", *LEADING))]
-        return client_bars([run for run, _ in known], [row for _, row in known], theme) if known else None
+        pairs = [
+            (run, row)
+            for _, lines in shown[:1]
+            for row, runs in lines.items()
+            for run in runs
+            if run.clients
+        ]
+        known = [
+            (run, row)
+            for run, row in pairs
+            if any(run.column(name) for name in ("auroc", *LEADING))
+        ]
+        return (
+            client_bars([run for run, _ in known], [row for _, row in known], theme)
+            if known
+            else None
+        )
     if spec.kind == "weights":
-        firsts = (run for _, lines in shown for runs in lines.values() for run in runs[:1] if run.weights)
+        firsts = (
+            run for _, lines in shown for runs in lines.values() for run in runs[:1] if run.weights
+        )
         return weights_figure(first, theme) if (first := next(firsts, None)) else None
     return _panels(spec, wanted, shown[: max(1, MAX_PANELS // len(wanted))], numbers, theme)
 
 
 def _panels(
-    spec: PlotSpec, wanted: list[str], shown: Sequence[Shown], numbers: Mapping[str, float], theme: Theme
+    spec: PlotSpec,
+    wanted: list[str],
+    shown: Sequence[Shown],
+    numbers: Mapping[str, float],
+    theme: Theme,
 ) -> Figure | None:
     count = len(wanted) * len(shown)
     wide = len(shown) if len(wanted) > 1 and len(shown) > 1 else min(3, count)
     high = -(-count // wide)
     rows = max((len(lines) for _, lines in shown), default=1)
-    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.4 * high + 0.22 * rows / wide + 0.5), theme)
+    figure, axes = panels(
+        high, wide, (max(6.2, 4.4 * wide), 3.4 * high + 0.22 * rows / wide + 0.5), theme
+    )
     cells = [(measure, heading, lines) for measure in wanted for heading, lines in shown]
     any_line = False
     for panel, (text, heading, lines) in zip(axes, cells, strict=False):
@@ -144,7 +191,13 @@ def _panels(
         _label(panel, spec, text, heading, len(cells) > 1)
         for place, (name, level) in enumerate((spec.levels or {}).items()):
             if (value := _level(level, lines)) is not None:
-                panel.level(_scaled(np.array([value]), "y" in spec.log)[0], theme.muted, 1.3, STYLES[(place + 2) % 4], name)
+                panel.level(
+                    _scaled(np.array([value]), "y" in spec.log)[0],
+                    theme.muted,
+                    1.3,
+                    STYLES[(place + 2) % 4],
+                    name,
+                )
     for panel in axes[count:]:
         panel.hidden = True
     legend(figure, max(axes[:count], key=lambda panel: len(panel.legend)))
@@ -157,11 +210,21 @@ def _lines(
     """Return for each line its places (n,) and values (seeds, n)."""
     if spec.kind == "parameter":
         return _along_parameter(read_measure(text), lines, numbers)
-    found = {row: told for row, runs in lines.items() if (told := _line(spec.kind, text, runs)) is not None}
+    found = {
+        row: told
+        for row, runs in lines.items()
+        if (told := _line(spec.kind, text, runs)) is not None
+    }
     if spec.relative and len(found) > 1:
-        least = min(len(values) for _, values in found.values()), min(values.shape[1] for _, values in found.values())
+        least = (
+            min(len(values) for _, values in found.values()),
+            min(values.shape[1] for _, values in found.values()),
+        )
         middle = np.mean([values[: least[0], : least[1]] for _, values in found.values()], axis=0)
-        found = {row: (x[: least[1]], y[: least[0], : least[1]] - middle) for row, (x, y) in found.items()}
+        found = {
+            row: (x[: least[1]], y[: least[0], : least[1]] - middle)
+            for row, (x, y) in found.items()
+        }
     return found
 
 
@@ -175,11 +238,19 @@ def _line(kind: str, text: str, runs: Runs) -> tuple[Floats, Floats] | None:
 
 def _over(kind: str, runs: Runs, measure: Measure) -> tuple[Floats, Floats] | None:
     """Return the places and the values of runs at the rounds that all of them have."""
-    curves = [(run, dict(zip(*curve, strict=True))) for run in runs if (curve := curve_of(run, measure))[0]]
+    curves = [
+        (run, dict(zip(*curve, strict=True)))
+        for run in runs
+        if (curve := curve_of(run, measure))[0]
+    ]
     if not curves:
         return None
     places = [_places(kind, run) for run, _ in curves]
-    common = sorted(set.intersection(*(set(values) & set(at) for (_, values), at in zip(curves, places, strict=True))))
+    common = sorted(
+        set.intersection(
+            *(set(values) & set(at) for (_, values), at in zip(curves, places, strict=True))
+        )
+    )
     if not common:
         return None
     x = np.mean([[at[number] for number in common] for at in places], axis=0)
@@ -210,10 +281,14 @@ def _sorted(runs: Runs, column: str) -> tuple[Floats, Floats] | None:
 
 
 def _own_curve(runs: Runs, name: str) -> tuple[Floats, Floats] | None:
-    """Return a curve of curves.json over the one that has the same first word, ``lambda-accuracy`` over ``lambda``."""
+    """Return a curve of curves.json over the one that has the same first word,
+    ``lambda-accuracy`` over ``lambda``.
+    """
     axis = name.partition("-")[0]
     found = [run.curves for run in runs if name in run.curves and axis in run.curves]
-    return (np.array(found[0][axis]), np.array([curves[name] for curves in found])) if found else None
+    return (
+        (np.array(found[0][axis]), np.array([curves[name] for curves in found])) if found else None
+    )
 
 
 def _along_parameter(
@@ -237,11 +312,18 @@ def _level(level: str | float, lines: Mapping[str, Runs]) -> float | None:
     if not isinstance(level, str):
         return float(level)
     measure = read_measure(level)
-    values = [value for runs in lines.values() for run in runs if (value := value_of(run, measure)) is not None]
+    values = [
+        value
+        for runs in lines.values()
+        for run in runs
+        if (value := value_of(run, measure)) is not None
+    ]
     return float(np.mean(values)) if values else None
 
 
-def _draw(panel: Panel, spec: PlotSpec, found: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> None:
+def _draw(
+    panel: Panel, spec: PlotSpec, found: Mapping[str, tuple[Floats, Floats]], theme: Theme
+) -> None:
     for index, (row, (x, stack)) in enumerate(found.items()):
         colour, style = look(index, theme)
         x, stack = _scaled(x, "x" in spec.log), _scaled(stack, "y" in spec.log)
@@ -296,11 +378,16 @@ def _label(panel: Panel, spec: PlotSpec, text: str, heading: str, several: bool)
         }[spec.kind]
     for axis, name, limits in zip((panel.x, panel.y), "xy", panel.limits(), strict=True):
         if name in spec.log:
-            axis.log, axis.ticks = True, _round_powers(*limits, 100.0 if name == "y" and is_percent(key) else 1.0)
+            axis.log, axis.ticks = (
+                True,
+                _round_powers(*limits, 100.0 if name == "y" and is_percent(key) else 1.0),
+            )
 
 
 def _round_powers(low: float, high: float, scale: float) -> tuple[list[float], list[str]]:
-    """Return ticks of an axis of logarithms: 1, 2 and 5 times powers of ten, or powers alone; their texts are ``scale`` times them."""
+    """Return ticks of an axis of logarithms: 1, 2 and 5 times powers of ten, or powers
+    alone; their texts are ``scale`` times them.
+    """
     shift = math.log10(scale)
     powers = range(math.floor(low + shift), math.ceil(high + shift) + 1)
     for steps, every in (((1, 2, 5), 1), ((1,), 1), ((1,), 2), ((1,), 4)):

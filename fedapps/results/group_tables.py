@@ -1,4 +1,6 @@
-"""What a model does to groups of samples, as tables: the groups of one run, and the gaps of several runs side by side."""
+"""What a model does to groups of samples, as tables: the groups of one run, and the
+gaps of several runs side by side.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,24 +39,43 @@ def groups_section(run: RunFolder) -> Section | None:
     for row in run.groups:
         shares = [_share(row, name) for name in ("accuracy", *rates)]
         ece = row.get("ece")
-        calibration = metric_text("ece", ece) if is_number(ece) and _number(row, "samples") >= FEW else "-"
+        calibration = (
+            metric_text("ece", ece) if is_number(ece) and _number(row, "samples") >= FEW else "-"
+        )
         name = one_line(str(row["group"]), 40)
-        rows.append((name, f"{_number(row, 'samples'):g}", f"{_number(row, 'clients'):g}", *shares, calibration))
-    gaps = ", ".join(f"{label} {metric_text(key, run.numbers[key])}" for key, label in GAPS.items() if key in run.numbers)
+        rows.append(
+            (
+                name,
+                f"{_number(row, 'samples'):g}",
+                f"{_number(row, 'clients'):g}",
+                *shares,
+                calibration,
+            )
+        )
+    gaps = ", ".join(
+        f"{label} {metric_text(key, run.numbers[key])}"
+        for key, label in GAPS.items()
+        if key in run.numbers
+    )
     notes = [
-        f"Test samples of all clients together, by {one_line(str(run.settings.get('data.group', 'group')), 40)}.",
+        "Test samples of all clients together, by "
+        f"{one_line(str(run.settings.get('data.group', 'group')), 40)}.",
         f"A share of fewer than {FEW} samples is shown as counts.",
         *([f"Between groups: {gaps}."] if gaps else []),
         *_chance(run),
     ]
     if run.left_out:
         clients = ", ".join(run.left_out[:10]) + (", ..." if len(run.left_out) > 10 else "")
-        notes.append(f"Sums that cannot be right were left out, of client {clients}: rounds.jsonl says why.")
+        notes.append(
+            f"Sums that cannot be right were left out, of client {clients}: rounds.jsonl says why."
+        )
     return Section("Groups", " ".join(notes), header, tuple(rows))
 
 
 def _chance(run: RunFolder) -> list[str]:
-    """Return a sentence on the gap that groups of equal accuracy would show; nothing unless two groups have samples."""
+    """Return a sentence on the gap that groups of equal accuracy would show; nothing
+    unless two groups have samples.
+    """
     counts = [(_number(row, "right"), _number(row, "samples")) for row in run.groups]
     counts = [(right, n) for right, n in counts if n >= 1]
     if len(counts) < 2 or not all(0 <= right <= n < 2**53 for right, n in counts):
@@ -63,19 +84,27 @@ def _chance(run: RunFolder) -> list[str]:
     seed = run.seed if isinstance(run.seed, int) and run.seed >= 0 else 0
     gap = uncertainty(right, samples, generator(seed, "bootstrap of groups"))["gap"]
     assert gap.chance is not None
-    return [f"Groups of one and the same accuracy would show a gap of {percent_text(gap.chance)} by chance; p = {gap.p:.3f}."]
+    return [
+        f"Groups of one and the same accuracy would show a gap of {percent_text(gap.chance)} by "
+        f"chance; p = {gap.p:.3f}."
+    ]
 
 
 def gaps_section(rows: Sequence[Row]) -> Section | None:
-    """Return the gaps between the groups, one run (or one setting with several seeds) a row; ``None`` if no run has groups."""
+    """Return the gaps between the groups, one run (or one setting with several seeds) a
+    row; ``None`` if no run has groups.
+    """
     keys = [key for key in GAPS if any(key in row.values for row in rows)]
     shown = [row for row in rows if any(key in row.values for key in keys)]
     if not shown:
         return None
     table = tuple((row.label, *(_mean(row, key) for key in keys)) for row in shown)
-    columns = {one_line(str(run.settings.get("data.group", "")), 40) for row in shown for run in row.runs}
+    columns = {
+        one_line(str(run.settings.get("data.group", "")), 40) for row in shown for run in row.runs
+    }
     note = (
-        f"Test samples of all clients together, by {', '.join(sorted(columns))}. A gap is the highest minus the lowest rate among the "
+        f"Test samples of all clients together, by {', '.join(sorted(columns))}. A gap is the "
+        "highest minus the lowest rate among the "
         "groups; the rates of single groups are in each run's report and groups.csv."
     )
     return Section("Groups", note, ("method", *(GAPS[key] for key in keys)), table)
@@ -85,11 +114,15 @@ def _mean(row: Row, key: str) -> str:
     if key not in row.values:
         return "-"
     mean, std = row.values[key]
-    return metric_text(key, mean) + ("" if std is None else f" ±{metric_text(key, std, unit=False)}")
+    return metric_text(key, mean) + (
+        "" if std is None else f" ±{metric_text(key, std, unit=False)}"
+    )
 
 
 def _share(row: dict[str, Any], name: str) -> str:
-    """Return a rate of a group in per cent, as counts if its samples are few, and "-" if it has none or its counts are unknown."""
+    """Return a rate of a group in per cent, as counts if its samples are few, and "-"
+    if it has none or its counts are unknown.
+    """
     tp, fp, fn, tn = (_number(row, key) for key in ("tp", "fp", "fn", "tn"))
     upper, lower = {
         "accuracy": (_number(row, "right"), _number(row, "samples")),
@@ -97,7 +130,8 @@ def _share(row: dict[str, Any], name: str) -> str:
         "tpr": (tp, tp + fn),
         "fpr": (fp, fp + tn),
     }[name]
-    many = lower if "tp" in row or name == "accuracy" else _number(row, "samples")  # of more classes there are no counts by class
+    # of more classes there are no counts by class
+    many = lower if "tp" in row or name == "accuracy" else _number(row, "samples")
     if not is_number(row.get(name)) or (many < FEW and many != lower):
         return "-"
     return percent_text(row[name]) if many >= FEW else f"{upper:g} of {lower:g}"

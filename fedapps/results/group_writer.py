@@ -1,6 +1,8 @@
-"""Measures by group of samples, from the sums that clients report: the rows of groups.csv, and the gaps for the round's record.
+"""Measures by group of samples, from the sums that clients report: the rows of
+groups.csv, and the gaps for the round's record.
 
-Sums are untrusted. Those that no samples could add up to are left out, and the client is named with the reason.
+Sums are untrusted. Those that no samples could add up to are left out, and the client
+is named with the reason.
 """
 
 from collections.abc import Mapping
@@ -14,14 +16,29 @@ from algorithms.fairness.groups import Groups, add_up, group_gaps, group_measure
 
 #: The name of the sums among a client's metrics.
 SUMS = "group-sums"
-#: The columns of groups.csv after the group's name; the last counts are for two classes only.
-COLUMNS = ("clients", "samples", "right", "accuracy", "selected", "tpr", "fpr", "ece", "tp", "fp", "fn", "tn")
+#: The columns of groups.csv after the group's name; the last counts are for two classes
+#: only.
+COLUMNS = (
+    "clients",
+    "samples",
+    "right",
+    "accuracy",
+    "selected",
+    "tpr",
+    "fpr",
+    "ece",
+    "tp",
+    "fp",
+    "fn",
+    "tn",
+)
 
 
 def group_table(
     groups: Groups, metrics: Mapping[int | str, Mapping[str, Any]]
 ) -> tuple[list[list[Any]], dict[str, float], list[dict[str, Any]]]:
-    """Return the table of the groups, the gaps between them, and of each client left out its id and the reason.
+    """Return the table of the groups, the gaps between them, and of each client left
+    out its id and the reason.
 
     ``metrics``: those of every client. Without any sums all is empty.
     """
@@ -36,10 +53,23 @@ def group_table(
             log(WARNING, "client %s: %s left out: %s", client, SUMS, fault)
             left_out.append({"client": client, "reason": f"{SUMS}: {fault}"})
     total = add_up(sound, groups)
-    members = sum((groups.parts(sums).actual.sum(1) > 0 for sums in sound), np.zeros(len(groups.names), int))
-    rows = [{"clients": int(count), **row} for count, row in zip(members, group_measures(total, groups), strict=True)]
+    members = sum(
+        (groups.parts(sums).actual.sum(1) > 0 for sums in sound), np.zeros(len(groups.names), int)
+    )
+    rows = [
+        {"clients": int(count), **row}
+        for count, row in zip(members, group_measures(total, groups), strict=True)
+    ]
     table: list[list[Any]] = [["group", *COLUMNS]]
     for name, row in zip(groups.names, rows, strict=True):
         cells = [row.get(column, "") for column in COLUMNS]
-        table.append([name, *(int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells)])
+        table.append(
+            [
+                name,
+                *(
+                    int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+                    for cell in cells
+                ),
+            ]
+        )
     return table, group_gaps(total, groups), left_out

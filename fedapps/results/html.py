@@ -1,7 +1,9 @@
-"""One self-contained HTML page: styles, pictures and the script of its charts inline, nothing loaded from anywhere.
+"""One self-contained HTML page: styles, pictures and the script of its charts inline,
+nothing loaded from anywhere.
 
-Works offline, printed, on a phone, in a light and a dark colour scheme. Every function takes plain text and escapes
-it, because names of clients and reasons of failures come from outside; only `Html` passes unchanged.
+Works offline, printed, on a phone, in a light and a dark colour scheme. Every function
+takes plain text and escapes it, because names of clients and reasons of failures come
+from outside; only `Html` passes unchanged.
 """
 
 import base64
@@ -18,7 +20,8 @@ class Html(str):
     __slots__ = ()
 
 
-# Cells that hold numbers, by the number of columns of text before them: a class for each cell would be half of a long table.
+# Cells that hold numbers, by the number of columns of text before them: a class for
+# each cell would be half of a long table.
 _NUMBERS = ", ".join(f"table.text{count} tr > :nth-child(n + {count + 1})" for count in range(5))
 
 _CSS = f"""
@@ -86,8 +89,15 @@ pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
 """
 
 
-def page(heading: str, body: Iterable[Html], style: str = "", scripts: Sequence[str] = (SCRIPT,), connect: str = "'none'") -> str:
-    """The whole document; `heading` is the window's title, `style` that of this page alone.
+def page(
+    heading: str,
+    body: Iterable[Html],
+    style: str = "",
+    scripts: Sequence[str] = (SCRIPT,),
+    connect: str = "'none'",
+) -> str:
+    """The whole document; `heading` is the window's title, `style` that of this page
+    alone.
 
     `scripts` run at its end, and no others; `connect`: whom they may ask.
     """
@@ -97,8 +107,10 @@ def page(heading: str, body: Iterable[Html], style: str = "", scripts: Sequence[
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # Nothing foreign may run or load even if an escape were forgotten.
         '<meta http-equiv="Content-Security-Policy" '
-        f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}; connect-src {connect}\">\n"
-        f'<title>{text(heading)}</title>\n<style>{_CSS}{STYLE}</style>\n<style id="palette">{style}</style>\n'
+        "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
+        f'{allowed}; connect-src {connect}">\n'
+        f"<title>{text(heading)}</title>\n<style>{_CSS}{STYLE}</style>\n<style "
+        f'id="palette">{style}</style>\n'
         "</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + "\n</main>\n"
@@ -140,23 +152,31 @@ def image(description: str, data: bytes) -> Html:
 
 def pairs(rows: Iterable[tuple[object, object]]) -> Html:
     """Names and their values, one pair a line, as wide as they need."""
-    lines = "".join(f"<tr><td>{text(name)}</td><td>{text(value)}</td></tr>\n" for name, value in rows)
+    lines = "".join(
+        f"<tr><td>{text(name)}</td><td>{text(value)}</td></tr>\n" for name, value in rows
+    )
     return Html(f'<div class="scroll"><table class="pairs"><tbody>{lines}</tbody></table></div>')
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], text_columns: int = 1) -> Html:
-    """A table; the first `text_columns` columns are text, the others numbers (aligned right)."""
+    """A table; the first `text_columns` columns are text, the others numbers (aligned
+    right).
+    """
 
     def cells(tag: str, values: Sequence[object]) -> str:
         return "".join(f"<{tag}>{text(value)}</{tag}>" for value in values)
 
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
     head = f"<thead><tr>{cells('th', header)}</tr></thead>\n"
-    return Html(f'<div class="scroll"><table class="text{text_columns}">{head}<tbody>{body}</tbody></table></div>')
+    return Html(
+        '<div class="scroll"><table '
+        f'class="text{text_columns}">{head}<tbody>{body}</tbody></table></div>'
+    )
 
 
 def collapsible(label: str, note: str, content: Html, is_open: bool = False) -> Html:
     """A part of the page that opens on a click."""
     return Html(
-        f"<details{' open' if is_open else ''}><summary>{text(label)} <span>{text(note)}</span></summary>\n{content}</details>"
+        f"<details{' open' if is_open else ''}><summary>{text(label)} "
+        f"<span>{text(note)}</span></summary>\n{content}</details>"
     )

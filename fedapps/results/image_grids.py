@@ -1,4 +1,6 @@
-"""Pictures of a synthetic set while it is made: a labelled grid every few rounds, all as one animation; the set as a data set."""
+"""Pictures of a synthetic set while it is made: a labelled grid every few rounds, all
+as one animation; the set as a data set.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +23,19 @@ SIDE = 480  # pixels, about
 
 
 class ImageGrids:
-    """Callback that draws the set of ``strategy`` into ``folder``/synthetic; ``done``: rounds that a resumed run holds already."""
+    """Callback that draws the set of ``strategy`` into ``folder``/synthetic; ``done``:
+    rounds that a resumed run holds already.
+    """
 
-    def __init__(self, folder: Path, strategy: "MakingSamples", every: int, num_classes: int, done: int = 0) -> None:
-        self.folder, self.strategy, self.every, self.num_classes = folder / FOLDER, strategy, every, num_classes
+    def __init__(
+        self, folder: Path, strategy: "MakingSamples", every: int, num_classes: int, done: int = 0
+    ) -> None:
+        self.folder, self.strategy, self.every, self.num_classes = (
+            folder / FOLDER,
+            strategy,
+            every,
+            num_classes,
+        )
         for path in grids(folder):
             if int(path.stem.partition("-")[2]) > done:
                 path.unlink()
@@ -44,7 +55,8 @@ class ImageGrids:
         save_set(self.folder / SET, x, y, self.num_classes)
         paths = grids(self.folder.parent)
         picked = [
-            paths[i * (len(paths) - 1) // max(1, min(len(paths), MAX_FRAMES) - 1)] for i in range(min(len(paths), MAX_FRAMES))
+            paths[i * (len(paths) - 1) // max(1, min(len(paths), MAX_FRAMES) - 1)]
+            for i in range(min(len(paths), MAX_FRAMES))
         ]
         frames = []
         for path in picked:
@@ -52,7 +64,13 @@ class ImageGrids:
                 frames.append(picture.copy())
         if len(frames) > 1:
             times = [400] * (len(frames) - 1) + [2000]
-            frames[0].save(self.folder / ANIMATION, save_all=True, append_images=frames[1:], duration=times, loop=0)
+            frames[0].save(
+                self.folder / ANIMATION,
+                save_all=True,
+                append_images=frames[1:],
+                duration=times,
+                loop=0,
+            )
 
 
 def grids(folder: Path) -> list[Path]:
@@ -61,15 +79,25 @@ def grids(folder: Path) -> list[Path]:
 
 
 def grid(x: NDArray[Any], y: NDArray[Any], heading: str) -> Image.Image:
-    """Return images x (M, C, H, W) in [0, 1] as one picture: a row a class, its label before it, ``heading`` above."""
+    """Return images x (M, C, H, W) in [0, 1] as one picture: a row a class, its label
+    before it, ``heading`` above.
+    """
     classes, (channels, height, width) = np.unique(y), x.shape[1:]
     columns = min(MAX_COLUMNS, max(int((y == label).sum()) for label in classes))
     scale = max(1, round(SIDE / max(len(classes) * height, columns * width)))
     high, wide, left, top = height * scale + 2, width * scale + 2, 28, 20
-    picture = Image.new("L" if channels == 1 else "RGB", (left + columns * wide, top + len(classes) * high), "white")
+    picture = Image.new(
+        "L" if channels == 1 else "RGB", (left + columns * wide, top + len(classes) * high), "white"
+    )
     draw = ImageDraw.Draw(picture)
     draw.text((left, 4), heading, fill="black")
-    pixels = np.round(np.clip(x, 0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1).repeat(scale, 1).repeat(scale, 2)
+    pixels = (
+        np.round(np.clip(x, 0, 1) * 255)
+        .astype(np.uint8)
+        .transpose(0, 2, 3, 1)
+        .repeat(scale, 1)
+        .repeat(scale, 2)
+    )
     for row, label in enumerate(classes):
         draw.text((8, top + row * high + high // 2 - 6), str(label), fill="black")
         for column, image in enumerate(pixels[y == label][:columns]):

@@ -1,8 +1,10 @@
-"""A page that follows a run, or the runs of a sweep, while they write: what `fedapps watch` serves.
+"""A page that follows a run, or the runs of a sweep, while they write: what `fedapps
+watch` serves.
 
-It reads the files that a run writes anyway, in a process of its own, and only when a page asks and something has changed. It listens on
-the loopback interface; who does not know the token in the address, or asks under another name than this machine's own, gets nothing.
-No path of a request is ever looked for on the disk.
+It reads the files that a run writes anyway, in a process of its own, and only when a
+page asks and something has changed. It listens on the loopback interface; who does not
+know the token in the address, or asks under another name than this machine's own, gets
+nothing. No path of a request is ever looked for on the disk.
 """
 
 import hmac
@@ -24,7 +26,14 @@ from fedapps.results.chart_script import SCRIPT
 from fedapps.results.charts import palette
 from fedapps.results.formats import seconds_text
 from fedapps.results.html import Html
-from fedapps.results.live_files import QUIET, is_quiet, is_watchable, runs_of, seconds_left, stamp_of
+from fedapps.results.live_files import (
+    QUIET,
+    is_quiet,
+    is_watchable,
+    runs_of,
+    seconds_left,
+    stamp_of,
+)
 from fedapps.results.live_sweep import Sweep
 from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.report import report_body, report_title
@@ -75,7 +84,8 @@ setTimeout(look, 1000);
 def admitted(path: str, host: str | None, token: str, port: int) -> str | None:
     """Return what a request asks for behind the token; ``None`` if it must get nothing.
 
-    ``host``: its Host header. Only this machine's own names count, so that no page elsewhere reaches the server under its own name.
+    ``host``: its Host header. Only this machine's own names count, so that no page
+    elsewhere reaches the server under its own name.
     """
     if host not in (f"127.0.0.1:{port}", f"localhost:{port}"):
         return None
@@ -84,13 +94,23 @@ def admitted(path: str, host: str | None, token: str, port: int) -> str | None:
 
 
 def news(folder: Path, now: float, sweep: Sweep | None = None) -> dict[str, str]:
-    """Return title, body and palette of the page of a run or a sweep as it is now; ``sweep``: what is known of it from before."""
+    """Return title, body and palette of the page of a run or a sweep as it is now;
+    ``sweep``: what is known of it from before.
+    """
     if (folder / "cells").is_dir():
         title, body = folder.name, (sweep or Sweep(folder)).body(now)
-    elif any((folder / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")):
+    elif any(
+        (folder / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")
+    ):
         run = read_run(folder)
-        title, body = report_title(run), report_body(run, run_figures(run, LIGHT), run_figures(run, DARK))
-        title, body = f"{run.state}: {title}", [*body[:3], html.paragraph(_hope(run, now), "quiet"), *body[3:]]
+        title, body = (
+            report_title(run),
+            report_body(run, run_figures(run, LIGHT), run_figures(run, DARK)),
+        )
+        title, body = (
+            f"{run.state}: {title}",
+            [*body[:3], html.paragraph(_hope(run, now), "quiet"), *body[3:]],
+        )
     else:
         title, body = folder.name, [html.paragraph("The run has not begun yet.")]
     return {"title": title, "body": "\n".join(body), "palette": palette(body)}
@@ -107,7 +127,9 @@ def _hope(run: RunFolder, now: float) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """The page of a folder as it was: of which ``files``, when it was made (Unix), and the CPU seconds that this took."""
+    """The page of a folder as it was: of which ``files``, when it was made (Unix), and
+    the CPU seconds that this took.
+    """
 
     news: dict[str, str]
     files: str
@@ -116,13 +138,17 @@ class Known:
 
 
 def is_due(known: Known, files: str, now: float, hurry: bool = False) -> bool:
-    """Return whether a page is to be made anew: large ones wait, so that following a run takes a bounded share of a core."""
+    """Return whether a page is to be made anew: large ones wait, so that following a
+    run takes a bounded share of a core.
+    """
     since = now - known.made
     return since > QUIET or (files != known.files and (hurry or since >= known.cost / SHARE))
 
 
 class Pages(ThreadingHTTPServer):
-    """Serves the page of ``folder`` at ``address`` until ``shutdown``. ``port``: 0 for a free one. Raises ``OSError``."""
+    """Serves the page of ``folder`` at ``address`` until ``shutdown``. ``port``: 0 for
+    a free one. Raises ``OSError``.
+    """
 
     daemon_threads = True
 
@@ -143,14 +169,18 @@ class Pages(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def current(self, folder: Path) -> dict[str, str]:
-        """Return the news of a folder, made anew if its files have changed, though not more often than the run can bear."""
+        """Return the news of a folder, made anew if its files have changed, though not
+        more often than the run can bear.
+        """
         with self._lock:
             now, files, known = time.time(), stamp_of(folder), self._known.get(folder)
             if known is None or is_due(known, files, now, self.hurry):
                 began = time.thread_time()
                 made = news(folder, now, self._sweep if folder == self.folder else None)
                 digest = f"{files}-{hash(made['body']) & 0xFFFFFFFF:08x}"
-                known = self._known[folder] = Known({**made, "stamp": digest}, files, now, time.thread_time() - began)
+                known = self._known[folder] = Known(
+                    {**made, "stamp": digest}, files, now, time.thread_time() - began
+                )
             return known.news
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -162,7 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 20
 
     def do_GET(self) -> None:
-        rest = admitted(self.path, self.headers.get("Host"), self.server.token, self.server.server_port)
+        rest = admitted(
+            self.path, self.headers.get("Host"), self.server.token, self.server.server_port
+        )
         if rest is None:
             return self._answer(404, "text/plain", "not found\n")
         name, _, what = rest.rpartition("/")
@@ -174,18 +206,30 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.told[folder], self.server.asked = found["stamp"], time.monotonic()
         if what == "news":
             keys = ("stamp",) if after == found["stamp"] else ("stamp", "title", "body", "palette")
-            return self._answer(200, "application/json", json.dumps({key: found[key] for key in keys}))
-        page = html.page(found["title"], [Html(found["body"])], found["palette"], (SCRIPT, _LIVE), "'self'")
-        return self._answer(200, "text/html; charset=utf-8", page.replace("<main>", f'<main data-stamp="{found["stamp"]}">', 1))
+            return self._answer(
+                200, "application/json", json.dumps({key: found[key] for key in keys})
+            )
+        page = html.page(
+            found["title"], [Html(found["body"])], found["palette"], (SCRIPT, _LIVE), "'self'"
+        )
+        return self._answer(
+            200,
+            "text/html; charset=utf-8",
+            page.replace("<main>", f'<main data-stamp="{found["stamp"]}">', 1),
+        )
 
     def _answer(self, status: int, kind: str, text: str) -> None:
         data = text.encode()
         self.send_response(status)
         for key, value in (
-            ("Content-Type", kind), ("Content-Length", str(len(data))), ("Cache-Control", "no-store"),
+            ("Content-Type", kind),
+            ("Content-Length", str(len(data))),
+            ("Cache-Control", "no-store"),
             ("Referrer-Policy", "no-referrer"),
-            ("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "DENY"), ("Cross-Origin-Resource-Policy", "same-origin"),
-        ):  # fmt: skip
+            ("X-Content-Type-Options", "nosniff"),
+            ("X-Frame-Options", "DENY"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+        ):
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(data)
@@ -195,14 +239,19 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def watch(folder: Path, port: int = 0, until_end: bool = False) -> int:
-    """Serve the page of a folder until Ctrl-C, or, with ``until_end``, until standard input ends. Raises ``UserError``."""
+    """Serve the page of a folder until Ctrl-C, or, with ``until_end``, until standard
+    input ends. Raises ``UserError``.
+    """
     folder = folder.expanduser().absolute()
     if not until_end and not is_watchable(folder):
         raise UserError(f"{folder} holds neither a run nor a sweep: name the results folder of one")
     try:
         pages = Pages(folder, port)
     except (OSError, OverflowError) as error:
-        raise UserError(f"--port {port}: cannot be used ({error}): choose another one, or none to get a free one") from None
+        raise UserError(
+            f"--port {port}: cannot be used ({error}): choose another one, or none to get a free "
+            "one"
+        ) from None
     if hasattr(os, "nice"):
         os.nice(10)  # the run comes first
     print(f"watch:   {pages.address}", file=sys.stderr, flush=True)
@@ -217,7 +266,9 @@ def watch(folder: Path, port: int = 0, until_end: bool = False) -> int:
 
 
 def _end_after(pages: Pages) -> None:
-    """Wait for the end of standard input, and then until pages that are open have had the end of the run."""
+    """Wait for the end of standard input, and then until pages that are open have had
+    the end of the run.
+    """
     sys.stdin.buffer.read()
     pages.hurry = True
     until = time.monotonic() + _GRACE

@@ -5,26 +5,43 @@ from pathlib import Path
 
 from fedapps.results.reader import RunFolder, is_number
 
-FILES = ("settings.toml", "rounds.jsonl", "clients.csv", "weights.csv", "curves.json", "summary.json")
-QUIET = 60.0  # seconds without a change after which a run may have been killed, and at least so many rounds' time:
+FILES = (
+    "settings.toml",
+    "rounds.jsonl",
+    "clients.csv",
+    "weights.csv",
+    "curves.json",
+    "summary.json",
+)
+# seconds without a change after which a run may have been killed, and at least so many
+# rounds' time:
+QUIET = 60.0
 _QUIET_ROUNDS = 20
 _WINDOW = 10  # rounds whose seconds tell the time left
 
 
 def runs_of(folder: Path) -> dict[str, Path]:
-    """Return the folders of a sweep's runs by name; none if ``folder`` is no sweep's."""
+    """Return the folders of a sweep's runs by name; none if ``folder`` is no
+    sweep's.
+    """
     cells = folder / "cells"
     found = sorted(path for path in cells.iterdir() if path.is_dir()) if cells.is_dir() else []
     return {path.name: path for path in found}
 
 
 def is_watchable(folder: Path) -> bool:
-    """Return whether a folder holds a run or a sweep, perhaps one that has just begun."""
-    return (folder / "cells").is_dir() or any((folder / name).is_file() for name in (*FILES, "run.log"))
+    """Return whether a folder holds a run or a sweep, perhaps one that has just
+    begun.
+    """
+    return (folder / "cells").is_dir() or any(
+        (folder / name).is_file() for name in (*FILES, "run.log")
+    )
 
 
 def seconds_left(run: RunFolder) -> float | None:
-    """Return about how long a run still takes, by its last rounds; ``None`` if nothing is known of it."""
+    """Return about how long a run still takes, by its last rounds; ``None`` if nothing
+    is known of it.
+    """
     times = _seconds(run)
     if not times or run.num_rounds is None:
         return None
@@ -43,7 +60,9 @@ def last_written(folder: Path) -> float:
 
 
 def is_quiet(run: RunFolder, now: float) -> bool:
-    """Return whether a run that has not ended has written nothing for longer than its rounds explain, at ``now`` (seconds, Unix)."""
+    """Return whether a run that has not ended has written nothing for longer than its
+    rounds explain, at ``now`` (seconds, Unix).
+    """
     return run.state == "running" and now - last_written(run.path) > patience(run)
 
 
@@ -62,4 +81,6 @@ def stamp_of(folder: Path) -> str:
 
 def _seconds(run: RunFolder) -> list[float]:
     """Return the time of the last rounds."""
-    return [record["seconds"] for record in run.rounds[-_WINDOW:] if is_number(record.get("seconds"))]
+    return [
+        record["seconds"] for record in run.rounds[-_WINDOW:] if is_number(record.get("seconds"))
+    ]

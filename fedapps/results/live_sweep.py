@@ -1,6 +1,8 @@
-"""The page of a sweep while it runs: how its runs stand, and the curves of those that are going on.
+"""The page of a sweep while it runs: how its runs stand, and the curves of those that
+are going on.
 
-Of each run as much is kept as the page shows, and read anew only when its files have changed: a sweep may have hundreds of runs.
+Of each run as much is kept as the page shows, and read anew only when its files have
+changed: a sweep may have hundreds of runs.
 """
 
 import json
@@ -33,7 +35,9 @@ Curve = tuple[list[int], list[float]]  # rounds, values
 
 @dataclass(frozen=True)
 class Glance:
-    """What the page shows of one run. ``rest``: seconds after the last news, ``written`` (Unix), when it may have been killed."""
+    """What the page shows of one run. ``rest``: seconds after the last news,
+    ``written`` (Unix), when it may have been killed.
+    """
 
     name: str
     state: str
@@ -47,7 +51,9 @@ class Glance:
     written: float
 
     def state_at(self, now: float) -> str:
-        """Return the state, "quiet" for one that has written nothing for longer than its rounds explain."""
+        """Return the state, "quiet" for one that has written nothing for longer than
+        its rounds explain.
+        """
         return "quiet" if self.state == "running" and now - self.written > self.rest else self.state
 
 
@@ -55,7 +61,9 @@ LOSS = "training loss"
 
 
 def glance(path: Path) -> Glance | None:
-    """Return what is to be seen of the run in a folder; ``None`` if it has just begun."""
+    """Return what is to be seen of the run in a folder; ``None`` if it has just
+    begun.
+    """
     try:
         run = read_run(path)
     except UserError:
@@ -65,7 +73,9 @@ def glance(path: Path) -> Glance | None:
     curves = {name: _thinned(curve) for name, curve in found.items() if curve}
     value = run.evaluation.get(key, float("nan"))
     counts = (run.rounds_completed, run.num_rounds, len(run.failures))
-    return Glance(path.name, run.state, *counts, key, value, curves, patience(run), last_written(path))
+    return Glance(
+        path.name, run.state, *counts, key, value, curves, patience(run), last_written(path)
+    )
 
 
 def _thinned(curve: Curve) -> Curve:
@@ -75,7 +85,9 @@ def _thinned(curve: Curve) -> Curve:
 
 @dataclass
 class Sweep:
-    """The runs of a sweep, as they were last seen, and which line of the charts each that goes on has."""
+    """The runs of a sweep, as they were last seen, and which line of the charts each
+    that goes on has.
+    """
 
     folder: Path
     _seen: dict[str, tuple[str, Glance | None]] = field(default_factory=dict)
@@ -93,7 +105,10 @@ class Sweep:
         style = "failed" if counts["failed"] else "completed" if done else "running"
         return [
             Html(f"<header><h1>{html.text(self.folder.name)}</h1>"),
-            Html(f'<div class="state {style}">{html.text(told or "no run has begun yet")}</div></header>'),
+            Html(
+                '<div class="state '
+                f'{style}">{html.text(told or "no run has begun yet")}</div></header>'
+            ),
             *self._charts(runs, states),
             Html(f'<div class="panel">{_table(runs, states)}</div>'),
         ]
@@ -103,7 +118,11 @@ class Sweep:
         before, self._seen = self._seen, {}
         for name, path in folders.items():
             stamp = stamp_of(path)
-            self._seen[name] = before[name] if name in before and before[name][0] == stamp else (stamp, glance(path))
+            self._seen[name] = (
+                before[name]
+                if name in before and before[name][0] == stamp
+                else (stamp, glance(path))
+            )
         return [seen for _, seen in self._seen.values() if seen is not None]
 
     def _planned(self) -> int:
@@ -114,7 +133,9 @@ class Sweep:
             return 0
 
     def _charts(self, runs: Sequence[Glance], states: Mapping[str, str]) -> list[Html]:
-        """Return a chart of the measure and one of the training loss, of the runs that have them."""
+        """Return a chart of the measure and one of the training loss, of the runs that
+        have them.
+        """
         going = [run for run in runs if states[run.name] in ("running", "quiet")]
         alone = list(runs) if len(runs) <= LINES else going
         self._give_places([run.name for run in alone])
@@ -131,13 +152,19 @@ class Sweep:
         return [Html(f'<div class="plots">{"".join(charts)}</div>')] if charts else []
 
     def _give_places(self, names: Sequence[str]) -> None:
-        """Let every run keep its place among the lines while it goes on, so that its colour stays."""
+        """Let every run keep its place among the lines while it goes on, so that its
+        colour stays.
+        """
         self._places = {name: place for name, place in self._places.items() if name in names}
         for name in names:
             taken = set(self._places.values())
-            self._places.setdefault(name, next(place for place in range(len(names) + len(taken)) if place not in taken))
+            self._places.setdefault(
+                name, next(place for place in range(len(names) + len(taken)) if place not in taken)
+            )
 
-    def _figure(self, key: str, drawn: Sequence[Glance], rest: Sequence[Glance], theme: Theme) -> Figure:
+    def _figure(
+        self, key: str, drawn: Sequence[Glance], rest: Sequence[Glance], theme: Theme
+    ) -> Figure:
         name = metric_name(key) if key != LOSS else LOSS
         figure, axes = one_panel(f"{name[0].upper()}{name[1:]} over rounds", theme)
         if rest:
@@ -147,9 +174,17 @@ class Sweep:
                     values.setdefault(number, []).append(value)
             rounds = sorted(values)
             low, high = ([end(values[number]) for number in rounds] for end in (min, max))
-            axes.band(rounds, low, high, theme.muted, label=f"the {len(rest)} finished: lowest to highest")
+            axes.band(
+                rounds, low, high, theme.muted, label=f"the {len(rest)} finished: lowest to highest"
+            )
         for run in sorted(drawn, key=lambda one: self._places[one.name]):
-            line(axes, *run.curves[key], *look(self._places[run.name], theme), one_line(run.name, 40), 1.6)
+            line(
+                axes,
+                *run.curves[key],
+                *look(self._places[run.name], theme),
+                one_line(run.name, 40),
+                1.6,
+            )
         label_rounds(axes)
         label_values(axes, "" if key == LOSS else key, "")
         axes.y.label = axes.y.label or LOSS
@@ -160,7 +195,13 @@ class Sweep:
 def _table(runs: Sequence[Glance], states: Mapping[str, str]) -> Html:
     keys = {run.key for run in runs if run.key}
     words, rows = {key: "" if len(keys) == 1 else f"{metric_name(key)} " for key in keys}, []
-    for run in sorted(runs, key=lambda one: (_ORDER.index(states[one.name]) if states[one.name] in _ORDER else 0, one.name)):
+    for run in sorted(
+        runs,
+        key=lambda one: (
+            _ORDER.index(states[one.name]) if states[one.name] in _ORDER else 0,
+            one.name,
+        ),
+    ):
         link = Html(f'<a href="{html.text(run.name)}/">{html.text(run.name)}</a>')
         tag = Html(f'<span class="tag {html.text(run.state)}">{html.text(states[run.name])}</span>')
         measure = f"{words[run.key]}{metric_text(run.key, run.value)}" if run.key else "-"

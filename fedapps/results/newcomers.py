@@ -1,4 +1,6 @@
-"""The new clients of a run (``num-new-clients``): their measures over clients, their rows in clients.csv, and their table."""
+"""The new clients of a run (``num-new-clients``): their measures over clients, their
+rows in clients.csv, and their table.
+"""
 
 import re
 from collections.abc import Mapping
@@ -20,15 +22,22 @@ Metrics = Mapping[int | str, Mapping[str, Any]]
 
 
 def newcomer_rows(metrics: Metrics) -> dict[int | str, dict[str, float]]:
-    """Return what clients.csv tells of new clients: their measures, by name ``new-NAME`` or ``new-NAME-EPOCHS``, and the mark."""
+    """Return what clients.csv tells of new clients: their measures, by name
+    ``new-NAME`` or ``new-NAME-EPOCHS``, and the mark.
+    """
     return {
-        client: {MARK: 1, **{k: v for k, v in values.items() if _NAME.fullmatch(k) and not isinstance(v, list)}}
+        client: {
+            MARK: 1,
+            **{k: v for k, v in values.items() if _NAME.fullmatch(k) and not isinstance(v, list)},
+        }
         for client, values in metrics.items()
     }
 
 
 def newcomer_measures(metrics: Metrics) -> dict[str, float]:
-    """Return the mean of every measure over the new clients, and of accuracy, auroc and rmse the mean of the worst tenth."""
+    """Return the mean of every measure over the new clients, and of accuracy, auroc and
+    rmse the mean of the worst tenth.
+    """
     found: dict[str, list[float]] = {}
     for values in newcomer_rows(metrics).values():
         for name, value in values.items():
@@ -44,10 +53,13 @@ def newcomer_measures(metrics: Metrics) -> dict[str, float]:
 
 
 def newcomer_means(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of new clients' mean accuracies (AUROC, RMSE) among ``keys``, by epochs, each with what a heading says."""
+    """Return the keys of new clients' mean accuracies (AUROC, RMSE) among ``keys``, by
+    epochs, each with what a heading says.
+    """
     found = {key: int(match[2].lstrip("-") or 0) for key in keys if (match := _MEAN.fullmatch(key))}
     return {
-        key: f"new, {_epochs(found[key])}" for key in sorted(found, key=lambda key: (key.startswith("new-auroc"), found[key]))
+        key: f"new, {_epochs(found[key])}"
+        for key in sorted(found, key=lambda key: (key.startswith("new-auroc"), found[key]))
     }
 
 
@@ -61,15 +73,29 @@ def newcomers_section(run: RunFolder) -> Section | None:
             re.sub("accuracy|auroc|rmse", "loss", key),
             re.sub("accuracy|auroc|rmse", "ece", key),
         ]
-        cells = [metric_text(name, run.evaluation[name], unit=False) if name in run.evaluation else "-" for name in others]
+        cells = [
+            metric_text(name, run.evaluation[name], unit=False) if name in run.evaluation else "-"
+            for name in others
+        ]
         rows.append((told.removeprefix("new, ") + (" (AUROC)" if "auroc" in key else ""), *cells))
     if not rows:
         return None
     count = len(run.column(MARK))
-    note = f"{count} clients that never took part, on their test samples, after local epochs of the method's own."
-    if all("rmse" in key for key in newcomer_means(run.evaluation)):  # in the targets' units, and without a calibration
-        return Section("New clients", note, ("trained", "RMSE", "worst 10 %", "loss"), tuple(row[:-1] for row in rows))
-    return Section("New clients", note, ("trained", "mean %", "worst 10 %", "loss", "ECE"), tuple(rows))
+    note = (
+        f"{count} clients that never took part, on their test samples, after local epochs of "
+        "the method's own."
+    )
+    # in the targets' units, and without a calibration
+    if all("rmse" in key for key in newcomer_means(run.evaluation)):
+        return Section(
+            "New clients",
+            note,
+            ("trained", "RMSE", "worst 10 %", "loss"),
+            tuple(row[:-1] for row in rows),
+        )
+    return Section(
+        "New clients", note, ("trained", "mean %", "worst 10 %", "loss", "ECE"), tuple(rows)
+    )
 
 
 def _epochs(number: int) -> str:

@@ -1,6 +1,8 @@
-"""What a notebook shows: plots as objects, and a line that is brought up to date in its place.
+"""What a notebook shows: plots as objects, and a line that is brought up to date in its
+place.
 
-Nothing here needs more than the kernel that the notebook runs on; elsewhere plots are saved, and the progress is shown on the terminal.
+Nothing here needs more than the kernel that the notebook runs on; elsewhere plots are
+saved, and the progress is shown on the terminal.
 """
 
 import base64
@@ -25,7 +27,9 @@ def in_notebook() -> bool:
 
 
 class Line:
-    """A bar with a text in the output of a notebook's cell, which ``show`` brings up to date."""
+    """A bar with a text in the output of a notebook's cell, which ``show`` brings up to
+    date.
+    """
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -35,7 +39,9 @@ class Line:
         bar = f'<progress value="{done}" max="{max(total, 1)}" style="width: 12em"></progress>'
         content = {"text/plain": text, "text/html": f"{bar} {markup.escape(text)}"}
         if self._handle is None:
-            self._handle = import_module("IPython.display").display(content, raw=True, display_id=True)
+            self._handle = import_module("IPython.display").display(
+                content, raw=True, display_id=True
+            )
         else:
             self._handle.update(content, raw=True)
 
@@ -53,7 +59,9 @@ class Plot:
         return svg(self._figure).decode()
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure as PNG or SVG, by the ending of ``path``, and return the path. Raises ``UserError`` for another ending."""
+        """Write the figure as PNG or SVG, by the ending of ``path``, and return the
+        path. Raises ``UserError`` for another ending.
+        """
         path = Path(path)
         forms = {".png": png, ".svg": svg}
         if path.suffix not in forms:
@@ -63,17 +71,25 @@ class Plot:
 
 
 class Plots(Mapping[str, Plot]):
-    """Figures by name: a notebook shows all of them, ``plots["clients"]`` is one, ``save`` writes them into a folder."""
+    """Figures by name: a notebook shows all of them, ``plots["clients"]`` is one,
+    ``save`` writes them into a folder.
+    """
 
     def __init__(self, figures: Mapping[str, Figure]) -> None:
         self._plots = {name: Plot(name, figure) for name, figure in figures.items()}
 
     def __repr__(self) -> str:
-        return f"<fedapps.Plots {', '.join(self) or 'none'}: a notebook shows them, .save(FOLDER) writes them>"
+        return (
+            f"<fedapps.Plots {', '.join(self) or 'none'}: a notebook shows them, .save(FOLDER) "
+            "writes them>"
+        )
 
     def __getitem__(self, name: str) -> Plot:
         if name not in self._plots:
-            raise KeyError(f"{name!r}: {nearest(name, self._plots)}there are {', '.join(self._plots) or 'no plots'}")
+            raise KeyError(
+                f"{name!r}: {nearest(name, self._plots)}there are "
+                f"{', '.join(self._plots) or 'no plots'}"
+            )
         return self._plots[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -83,14 +99,22 @@ class Plots(Mapping[str, Plot]):
         return len(self._plots)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write every figure as NAME.png into a folder, which is made if there is none, and return the paths."""
+        """Write every figure as NAME.png into a folder, which is made if there is none,
+        and return the paths.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
         return [plot.save(Path(folder) / f"{name}.png") for name, plot in self._plots.items()]
 
     def _repr_html_(self) -> str:
-        return Html(f'<div style="display: flex; flex-wrap: wrap; gap: .5em">{"".join(map(_image, self._plots.values()))}</div>')
+        return Html(
+            '<div style="display: flex; flex-wrap: wrap; gap: '
+            f'.5em">{"".join(map(_image, self._plots.values()))}</div>'
+        )
 
 
 def _image(plot: Plot) -> str:
     data = base64.b64encode(plot._repr_svg_().encode()).decode()
-    return f'<img alt="{markup.escape(plot.name)}" style="max-width: 100%" src="data:image/svg+xml;base64,{data}">'
+    return (
+        f'<img alt="{markup.escape(plot.name)}" style="max-width: 100%" '
+        f'src="data:image/svg+xml;base64,{data}">'
+    )

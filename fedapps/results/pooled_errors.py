@@ -1,4 +1,6 @@
-"""Errors over the samples of all clients together, from the sums that clients report (``algorithms.common.target_errors``)."""
+"""Errors over the samples of all clients together, from the sums that clients report
+(``algorithms.common.target_errors``).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +16,11 @@ MAX_TARGETS = 10
 
 
 def pooled_errors(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return ``rmse-pooled``, ``mae-pooled`` and ``r2-pooled``; {} unless clients report sums.
+    """Return ``rmse-pooled``, ``mae-pooled`` and ``r2-pooled``; {} unless clients
+    report sums.
 
-    Of several targets also those of each, as ``rmse-pooled-1``. Clients whose sums cannot be those of any samples are left out.
+    Of several targets also those of each, as ``rmse-pooled-1``. Clients whose sums
+    cannot be those of any samples are left out.
     """
     found = [part for values in metrics.values() if (part := _sums(values)) is not None]
     if not found:
@@ -33,7 +37,13 @@ def pooled_errors(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, f
 def _sums(values: Mapping[str, Any]) -> tuple[int, NDArray[np.float64]] | None:
     """Return a client's number of samples and its sums (targets, 4)."""
     listed, count = values.get(ERROR_SUMS), values.get("test-samples")
-    if not isinstance(listed, list) or not listed or len(listed) % CHANNELS or not isinstance(count, int | float) or count < 1:
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or len(listed) % CHANNELS
+        or not isinstance(count, int | float)
+        or count < 1
+    ):
         return None
     sums = np.array(listed, np.float64).reshape(-1, CHANNELS)
     sound = np.isfinite(sums).all() and (sums[:, [0, 1, 3]] >= 0).all() and count < 2**53

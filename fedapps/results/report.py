@@ -1,6 +1,7 @@
 """The report of one run: `report.html`, one file that can be mailed and read anywhere.
 
-It is made from the run folder's files alone, so it exists for an interrupted run too, and says so.
+It is made from the run folder's files alone, so it exists for an interrupted run too,
+and says so.
 """
 
 from dataclasses import replace
@@ -11,7 +12,14 @@ from fedapps.results import html
 from fedapps.results.charts import chart, palette
 from fedapps.results.comparison_table import rows_of
 from fedapps.results.fair_plots import fair_measure
-from fedapps.results.formats import LEADING_MEANS, bytes_text, metric_name, metric_text, one_line, seconds_text
+from fedapps.results.formats import (
+    LEADING_MEANS,
+    bytes_text,
+    metric_name,
+    metric_text,
+    one_line,
+    seconds_text,
+)
 from fedapps.results.group_tables import groups_section
 from fedapps.results.html import Html
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
@@ -80,7 +88,8 @@ _ALTERNATIVES = {
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Draws the run's plots (`plots/*.png`) and writes `report.html` into its folder; returns the report's path.
+    """Draws the run's plots (`plots/*.png`) and writes `report.html` into its folder;
+    returns the report's path.
 
     Raises UserError if the folder is no run folder.
     """
@@ -97,7 +106,8 @@ def report_html(run: RunFolder, light: dict[str, Figure]) -> str:
 
     Lines have fewer points, and tables fewer rows, if it would be too large with all.
     """
-    free = LIMIT + sum(map(len, _synthetic(run)))  # pictures that the run has made are as large as they are
+    # pictures that the run has made are as large as they are
+    free = LIMIT + sum(map(len, _synthetic(run)))
     for points in _DETAIL:
         if points < MOST:
             light = run_figures(run, replace(LIGHT, points=points))
@@ -114,19 +124,33 @@ def report_title(run: RunFolder) -> str:
     return f"{run.method} on {run.subject}" if run.subject else run.method
 
 
-def report_body(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure], points: int = MOST) -> list[Html]:
-    """The parts of the report; `light` and `dark` are its figures by name, whose lines have so many points at most."""
+def report_body(
+    run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure], points: int = MOST
+) -> list[Html]:
+    """The parts of the report; `light` and `dark` are its figures by name, whose lines
+    have so many points at most.
+    """
     on = run.subject
     body = [
         Html(f"<header><h1>{html.text(run.method)}{_on(on)}</h1>"),
         html.paragraph(_subtitle(run), "quiet"),
-        Html(f'<div class="state {run.state}">{_MARKS[run.state]} {html.text(state_sentence(run))}</div></header>'),
+        Html(
+            f'<div class="state {run.state}">{_MARKS[run.state]} '
+            f"{html.text(state_sentence(run))}</div></header>"
+        ),
         html.cards(_card_entries(run)),
     ]
-    pictures = {name: chart(name, _ALTERNATIVES.get(name, f"Plot {name}"), one, dark[name]) for name, one in light.items()}
+    pictures = {
+        name: chart(name, _ALTERNATIVES.get(name, f"Plot {name}"), one, dark[name])
+        for name, one in light.items()
+    }
     measures = pictures.pop("measures", None)
     if pictures:
-        body += [html.heading("Plots"), *_thinning(run, points), Html(f'<div class="plots">{"".join(pictures.values())}</div>')]
+        body += [
+            html.heading("Plots"),
+            *_thinning(run, points),
+            Html(f'<div class="plots">{"".join(pictures.values())}</div>'),
+        ]
     body += _synthetic(run)
     body += [section.as_html() for section in sections_of(run)]
     body.append(html.heading("Details"))
@@ -136,7 +160,9 @@ def report_body(run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure
     body += [
         *_details(run, points / MOST),
         html.heading("Repeat this run"),
-        html.paragraph("In the folder of this report, which holds the settings with the seed:", "quiet"),
+        html.paragraph(
+            "In the folder of this report, which holds the settings with the seed:", "quiet"
+        ),
         Html("<pre>fedapps run settings.toml --out again</pre>"),
     ]
     return body
@@ -149,26 +175,46 @@ def _thinning(run: RunFolder, points: int) -> list[Html]:
     if not many:
         return []
     told = (
-        f"Of {' and '.join(many)} a line has about {points} points, in a small plot {points // 3}: the lowest and the highest value "
-        "of each stretch, so that no peak is missing. The files rounds.jsonl and clients.csv have all values."
+        f"Of {' and '.join(many)} a line has about {points} points, in a small plot {points // 3}: "
+        "the lowest and the highest value "
+        "of each stretch, so that no peak is missing. The files rounds.jsonl and clients.csv have "
+        "all values."
     )
     return [html.paragraph(told, "quiet")]
 
 
 def sections_of(run: RunFolder) -> list[Section]:
-    """The tables below the main one, for the report and for the end of a run on the terminal."""
+    """The tables below the main one, for the report and for the end of a run on the
+    terminal.
+    """
     return [
-        section for section in (worst_section(rows_of([run])), newcomers_section(run), groups_section(run)) if section is not None
+        section
+        for section in (worst_section(rows_of([run])), newcomers_section(run), groups_section(run))
+        if section is not None
     ]
 
 
 def _synthetic(run: RunFolder) -> list[Html]:
     """The synthetic images: those of the last round, and how they came to be."""
     drawn, animation = grids(run.path), run.path / FOLDER / ANIMATION
-    pictures = [html.image(f"Synthetic images, {drawn[-1].stem.replace('-', ' ')}", drawn[-1].read_bytes())] if drawn else []
+    pictures = (
+        [
+            html.image(
+                f"Synthetic images, {drawn[-1].stem.replace('-', ' ')}", drawn[-1].read_bytes()
+            )
+        ]
+        if drawn
+        else []
+    )
     if animation.is_file():
-        pictures.append(html.image("Synthetic images over the rounds, animated", animation.read_bytes()))
-    return [html.heading("Synthetic images"), Html(f'<div class="plots">{"".join(pictures)}</div>')] if pictures else []
+        pictures.append(
+            html.image("Synthetic images over the rounds, animated", animation.read_bytes())
+        )
+    return (
+        [html.heading("Synthetic images"), Html(f'<div class="plots">{"".join(pictures)}</div>')]
+        if pictures
+        else []
+    )
 
 
 def state_sentence(run: RunFolder) -> str:
@@ -178,8 +224,14 @@ def state_sentence(run: RunFolder) -> str:
         return f"Completed: {planned}."
     if run.state == "failed":
         return f"Failed after {planned}{': ' + run.reason if run.reason else '.'}"
-    evaluated = max((record["round"] for record in run.rounds if record.get("evaluate")), default=None)
-    numbers = f"the numbers are those of round {evaluated}" if evaluated else "there was no evaluation yet"
+    evaluated = max(
+        (record["round"] for record in run.rounds if record.get("evaluate")), default=None
+    )
+    numbers = (
+        f"the numbers are those of round {evaluated}"
+        if evaluated
+        else "there was no evaluation yet"
+    )
     if run.state == "running":
         return f"Still running, or killed, when this was written: {planned}; {numbers}."
     return f"Interrupted after {planned}; {numbers}. “fedapps run” with --resume continues it."
@@ -195,8 +247,11 @@ def _subtitle(run: RunFolder) -> str:
         parts.append(f"{len(run.clients)} clients evaluated")
     if "clients-per-round" in run.settings:
         sampled = run.settings["clients-per-round"]
-        parts.append(f"{one_line(str(sampled))} clients a round" if sampled else "all clients in every round")
-    learns = any(key in run.numbers for key in LEADING_MEANS)  # other tasks use neither samples nor a net
+        parts.append(
+            f"{one_line(str(sampled))} clients a round" if sampled else "all clients in every round"
+        )
+    # other tasks use neither samples nor a net
+    learns = any(key in run.numbers for key in LEADING_MEANS)
     if learns and "data.partition" in run.settings:
         parts.append(f"partition {one_line(str(run.settings['data.partition']))}")
     if learns and "model.name" in run.settings:
@@ -207,12 +262,19 @@ def _subtitle(run: RunFolder) -> str:
 def _card_entries(run: RunFolder) -> list[tuple[str, str]]:
     labels = dict(_CARDS)
     if not any(key in run.numbers for key in LEADING_MEANS):
-        labels = {key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]} | labels
-    return [(label, metric_text(key, run.numbers[key])) for key, label in labels.items() if key in run.numbers]
+        labels = {
+            key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]
+        } | labels
+    return [
+        (label, metric_text(key, run.numbers[key]))
+        for key, label in labels.items()
+        if key in run.numbers
+    ]
 
 
 def _unweighted(key: str) -> bool:
-    # A mean weighted by samples is the objective of most methods without accuracies: it comes first.
+    # A mean weighted by samples is the objective of most methods without accuracies: it
+    # comes first.
     return not key.endswith("-weighted")
 
 
@@ -220,19 +282,32 @@ def _details(run: RunFolder, share: float) -> list[Html]:
     """The tables that open; `share`: of their most rows."""
     parts = []
     if run.unreadable_lines:
-        parts.append(html.paragraph(f"rounds.jsonl holds {run.unreadable_lines} unreadable line(s), left out here."))
+        parts.append(
+            html.paragraph(
+                f"rounds.jsonl holds {run.unreadable_lines} unreadable line(s), left out here."
+            )
+        )
     if run.failures:
         shown = run.failures[: round(share * _MAX_FAILURE_ROWS)]
         rows = [(failure.round, failure.client, failure.reason) for failure in shown]
-        note = f"{len(run.failures)} left out of their rounds" + _cut(len(shown), len(run.failures), "rounds.jsonl")
+        note = f"{len(run.failures)} left out of their rounds" + _cut(
+            len(shown), len(run.failures), "rounds.jsonl"
+        )
         parts.append(
-            html.collapsible("Failed replies", note, html.table(["round", "client", "reason"], rows, 3), is_open=len(rows) <= 10)
+            html.collapsible(
+                "Failed replies",
+                note,
+                html.table(["round", "client", "reason"], rows, 3),
+                is_open=len(rows) <= 10,
+            )
         )
     if run.clients:
         parts.append(_client_table(run, round(share * _MAX_CLIENT_ROWS)))
     parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(_all_numbers(run))))
     if run.settings:
-        rows_of_settings = [(Html(f"<code>{html.text(k)}</code>"), _setting(v)) for k, v in run.settings.items()]
+        rows_of_settings = [
+            (Html(f"<code>{html.text(k)}</code>"), _setting(v)) for k, v in run.settings.items()
+        ]
         parts.append(html.collapsible("Settings", "settings.toml", html.pairs(rows_of_settings)))
     if run.versions:
         versions = [(one_line(name), one_line(version)) for name, version in run.versions.items()]
@@ -245,9 +320,14 @@ def _client_table(run: RunFolder, most: int) -> Html:
     columns = list(dict.fromkeys(key for row in run.clients for key in row))
     columns.sort(key=lambda key: key != "client")
     measure = fair_measure([run])
-    order = measure if measure in columns else next((key for key in columns[1:] if run.column(key)), "")
+    order = (
+        measure if measure in columns else next((key for key in columns[1:] if run.column(key)), "")
+    )
     sign = -1 if lower_is_better(order) else 1
-    rows = sorted(run.clients, key=lambda row: sign * row[order] if is_number(row.get(order)) else float("inf"))
+    rows = sorted(
+        run.clients,
+        key=lambda row: sign * row[order] if is_number(row.get(order)) else float("inf"),
+    )
     shown = rows[:most]
     end = "highest" if sign < 0 else "lowest"
     note = f"{len(rows)}, {end} {metric_name(order)} first" if order else f"{len(rows)}"
@@ -262,7 +342,13 @@ def _client_table(run: RunFolder, most: int) -> Html:
 
 
 def _cell(key: str, value: object) -> str:
-    return "" if value is None else one_line(str(value), 60) if key == "client" else metric_text(key, value)
+    return (
+        ""
+        if value is None
+        else one_line(str(value), 60)
+        if key == "client"
+        else metric_text(key, value)
+    )
 
 
 def _cut(shown: int, total: int, file: str) -> str:

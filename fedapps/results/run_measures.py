@@ -1,15 +1,20 @@
-"""What can be asked of a run: a number of its summary, its value in some round, how many rounds to a target, an extreme over clients.
+"""What can be asked of a run: a number of its summary, its value in some round, how
+many rounds to a target, an extreme over clients.
 
 A measure is written
 
     accuracy-mean                 the number of that name in the summary
-    accuracy-mean@20              the evaluation's after round 20, or the last one before
-    accuracy-mean@200-models      the last one for which a client had sent and received at most 200 models
-    best(accuracy-mean)           the largest of the evaluations, of a loss or an error the least
-    rounds-to(accuracy-mean,0.85) the first round whose evaluation reaches it (a loss: falls to it); infinite if none does
+    accuracy-mean@20              that of the last evaluation up to round 20
+    accuracy-mean@200-models      the last one for which a client had sent and received
+                                  at most 200 models
+    best(accuracy-mean)           the largest of the evaluations, of a loss or an error
+                                  the least
+    rounds-to(accuracy-mean,0.85) the first round whose evaluation reaches it (a loss:
+                                  falls to it); infinite if none does
     train.loss, train.loss@20     a metric of training, of the last round or of round 20
     sum(train.objective)          that, summed over the rounds
-    max(clients.loss)             the largest of a column of clients.csv; min and mean likewise
+    max(clients.loss)             the largest of a column of clients.csv; min and mean
+                                  likewise
 """
 
 import math
@@ -31,10 +36,11 @@ _FORMS = re.compile(
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure that was read: of which ``key`` of which ``part`` (evaluate, train, clients), and what is taken of it.
+    """A measure that was read: of which ``key`` of which ``part`` (evaluate, train,
+    clients), and what is taken of it.
 
-    ``form``: "" for the last value, at a ``place`` for that of a round (or, ``models``, of a number of models); ``target``: what is to
-    be reached.
+    ``form``: "" for the last value, at a ``place`` for that of a round (or, ``models``,
+    of a number of models); ``target``: what is to be reached.
     """
 
     text: str
@@ -47,7 +53,9 @@ class Measure:
 
     @property
     def unit(self) -> str:
-        """The key that says how values are written: ``accuracy-mean``, or ``rounds``."""
+        """The key that says how values are written: ``accuracy-mean``, or
+        ``rounds``.
+        """
         return "rounds" if self.form == "rounds-to" else self.key
 
     @property
@@ -59,16 +67,25 @@ class Measure:
         if self.form == "rounds-to":
             return f"rounds to {name} {self.target:g}"
         if self.part == "clients":
-            return f"{name}, {({'max': 'largest', 'min': 'least', 'mean': 'mean'})[self.form]} of a client"
+            return (
+                f"{name}, {({'max': 'largest', 'min': 'least', 'mean': 'mean'})[self.form]} of "
+                "a client"
+            )
         if self.form:
             name = {"best": f"best {name}", "sum": f"sum of {name}"}[self.form]
         if self.place is None:
             return name
-        return f"{name} with {self.place:,} models" if self.models else f"{name} after round {self.place}"
+        return (
+            f"{name} with {self.place:,} models"
+            if self.models
+            else f"{name} after round {self.place}"
+        )
 
 
 def read_measure(text: str) -> Measure:
-    """Return the measure that a text means. Raises ``ValueError`` with the allowed forms."""
+    """Return the measure that a text means. Raises ``ValueError`` with the allowed
+    forms.
+    """
     found = _FORMS.fullmatch(text.replace(" ", ""))
     form, key, target, place, models = found.groups() if found else ("", "", None, None, None)
     part, dot, rest = (key or "").partition(".")
@@ -82,19 +99,35 @@ def read_measure(text: str) -> Measure:
         **dict.fromkeys(("max", "min", "mean"), part == "clients" and place is None),
     }
     form = form or ""
-    if not found or not fits[form] or (form == "rounds-to") != (target is not None) or (form != "") != closed:
+    if (
+        not found
+        or not fits[form]
+        or (form == "rounds-to") != (target is not None)
+        or (form != "") != closed
+    ):
         raise ValueError(
-            f"{text!r}: write NAME, NAME@ROUND, NAME@N-models, best(NAME), rounds-to(NAME,VALUE), train.NAME, sum(train.NAME) or "
+            f"{text!r}: write NAME, NAME@ROUND, NAME@N-models, best(NAME), rounds-to(NAME,VALUE), "
+            "train.NAME, sum(train.NAME) or "
             "max(clients.NAME)"
         )
     return Measure(
-        text, key, part, form, None if place is None else int(place), bool(models), float(target) if target else math.nan
+        text,
+        key,
+        part,
+        form,
+        None if place is None else int(place),
+        bool(models),
+        float(target) if target else math.nan,
     )
 
 
 def curve_of(run: RunFolder, measure: Measure) -> tuple[list[int], list[float]]:
-    """Return the rounds and what the measure was in each: the sum so far for ``sum``. Empty without any."""
-    rounds, values = run.series("train" if measure.part == "train" else "evaluate").get(measure.key, ([], []))
+    """Return the rounds and what the measure was in each: the sum so far for ``sum``.
+    Empty without any.
+    """
+    rounds, values = run.series("train" if measure.part == "train" else "evaluate").get(
+        measure.key, ([], [])
+    )
     if measure.form == "sum":
         values = list(accumulate(values))
     return rounds, values
@@ -115,9 +148,20 @@ def value_of(run: RunFolder, measure: Measure) -> float | None:
         return min(values) if lower_is_better(measure.key) else max(values)
     if measure.form == "rounds-to":
         sign = -1 if lower_is_better(measure.key) else 1
-        return float(next((r for r, v in zip(rounds, values, strict=True) if sign * v >= sign * measure.target), math.inf))
+        return float(
+            next(
+                (
+                    r
+                    for r, v in zip(rounds, values, strict=True)
+                    if sign * v >= sign * measure.target
+                ),
+                math.inf,
+            )
+        )
     if measure.place is None:
         return values[-1]
     known = run.models if measure.models else {number: float(number) for number in rounds}
-    early = [v for r, v in zip(rounds, values, strict=True) if known.get(r, math.inf) <= measure.place]
+    early = [
+        v for r, v in zip(rounds, values, strict=True) if known.get(r, math.inf) <= measure.place
+    ]
     return early[-1] if early else None

@@ -1,7 +1,8 @@
 """Plots of a run and of several runs.
 
-`run_figures` draws what the run folder holds: the known measures each in a plot of their own, every other number of the
-rounds as one small panel. Each figure exists for a light and a dark page.
+`run_figures` draws what the run folder holds: the known measures each in a plot of
+their own, every other number of the rounds as one small panel. Each figure exists for a
+light and a dark page.
 """
 
 import re
@@ -35,7 +36,9 @@ _LINE_STYLES = ("-", "--", ":", "-.")
 
 
 def plot_run(run_dir: Path | str) -> list[Path]:
-    """Writes the run's plots to `plots/*.png` in its folder (light scheme) and returns their paths."""
+    """Writes the run's plots to `plots/*.png` in its folder (light scheme) and returns
+    their paths.
+    """
     run = read_run(run_dir)
     return write_plots(run.path, run_figures(run, LIGHT))
 
@@ -43,7 +46,8 @@ def plot_run(run_dir: Path | str) -> list[Path]:
 def write_plots(run_dir: Path, figures: dict[str, Figure]) -> list[Path]:
     """Writes figures by name as `plots/NAME.png` into a folder and returns their paths.
 
-    Clients name the curves, so that characters of a name that are neither letters nor digits become an underscore.
+    Clients name the curves, so that characters of a name that are neither letters nor
+    digits become an underscore.
     """
     paths = [run_dir / "plots" / f"{file_name(name)}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
@@ -76,11 +80,18 @@ def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
         figures["clients"] = _client_bars(run, measure, theme)
     if run.weights:
         figures["weights"] = weights_figure(run, theme)
-    figures |= {f"curve-{name}": figure for name, figure in list(_curves(run.curves, theme).items())[:_MAX_PANELS]}
+    figures |= {
+        f"curve-{name}": figure
+        for name, figure in list(_curves(run.curves, theme).items())[:_MAX_PANELS]
+    }
     if any("bytes-up" in record or "bytes-down" in record for record in run.rounds):
         figures["bytes"] = _bytes(run, theme)
     shown = {f"{measure}-mean", f"{measure}-worst10", f"{measure}-best10", f"global-{measure}-mean"}
-    others = {metric_name(k): (k, s) for k, s in evaluate.items() if k not in shown or measure not in figures}
+    others = {
+        metric_name(k): (k, s)
+        for k, s in evaluate.items()
+        if k not in shown or measure not in figures
+    }
     others |= {f"training {metric_name(k)}": (k, s) for k, s in train.items() if k != "loss"}
     if others:
         figures["measures"] = _small_panels(others, theme)
@@ -88,10 +99,12 @@ def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
 
 
 def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) -> Figure:
-    """Accuracy or RMSE (AUROC where all runs have it) over rounds beside the clients' own, sorted; one colour per label.
+    """Accuracy or RMSE (AUROC where all runs have it) over rounds beside the clients'
+    own, sorted; one colour per label.
 
-    Runs with the same label (seeds of one setting) are drawn as their mean with a band from lowest to highest.
-    Runs without accuracies are compared by the first other measure of their evaluations.
+    Runs with the same label (seeds of one setting) are drawn as their mean with a band
+    from lowest to highest. Runs without accuracies are compared by the first other
+    measure of their evaluations.
     """
     groups: dict[str, list[RunFolder]] = {}
     for run, label in zip(runs, labels, strict=True):
@@ -105,16 +118,23 @@ def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: T
     for index, (label, members) in enumerate(groups.items()):
         colour = theme.series[index % len(theme.series)]
         style = _LINE_STYLES[index // len(theme.series) % len(_LINE_STYLES)]
-        over_rounds = [dict(zip(*s, strict=True)) for run in members if (s := run.series("evaluate").get(metric))]
+        over_rounds = [
+            dict(zip(*s, strict=True))
+            for run in members
+            if (s := run.series("evaluate").get(metric))
+        ]
         if over_rounds:
             common = sorted(set.intersection(*(set(values) for values in over_rounds)))
             stack = np.array([[values[r] for r in common] for values in over_rounds])
             line_with_range(axes[0], common, stack, colour, style, label)
         of_clients = [values for run in members if (values := run.column(column))]
         if with_clients and of_clients:
-            # Shares of the clients instead of ranks: runs with different numbers of clients stay comparable.
+            # Shares of the clients instead of ranks: runs with different numbers of
+            # clients stay comparable.
             share = np.linspace(0, 1, max(101, *map(len, of_clients)))
-            stack = np.array([worst_first(np.quantile(values, share), column) for values in of_clients])
+            stack = np.array(
+                [worst_first(np.quantile(values, share), column) for values in of_clients]
+            )
             line_with_range(axes[1], 100 * share, stack, colour, style, label)
         if with_models:
             draw_over_models(axes[-1], members, metric, colour, style, label)
@@ -133,10 +153,14 @@ def comparison_figure(runs: Sequence[RunFolder], labels: Sequence[str], theme: T
     return figure
 
 
-def _measure(evaluate: dict[str, tuple[list[int], list[float]]], measure: str, theme: Theme) -> Figure:
+def _measure(
+    evaluate: dict[str, tuple[list[int], list[float]]], measure: str, theme: Theme
+) -> Figure:
     figure, axes = one_panel(f"{_sentence(metric_name(measure))} over rounds", theme)
     if f"{measure}-worst10" in evaluate and f"{measure}-best10" in evaluate:
-        low, high = (dict(zip(*evaluate[f"{measure}-{end}"], strict=True)) for end in ("worst10", "best10"))
+        low, high = (
+            dict(zip(*evaluate[f"{measure}-{end}"], strict=True)) for end in ("worst10", "best10")
+        )
         rounds = sorted(low.keys() & high.keys())
         ends = [low[r] for r in rounds], [high[r] for r in rounds]
         axes.band(rounds, *ends, theme.series[0], label="worst 10 % to best 10 % of clients")
@@ -150,9 +174,14 @@ def _measure(evaluate: dict[str, tuple[list[int], list[float]]], measure: str, t
 
 
 def _client_bars(run: RunFolder, measure: str, theme: Theme) -> Figure:
-    figure, axes = one_panel(f"{_sentence(metric_name(measure))} of each client, from worst to best", theme)
+    figure, axes = one_panel(
+        f"{_sentence(metric_name(measure))} of each client, from worst to best", theme
+    )
     sign = -1 if lower_is_better(measure) else 1
-    rows = sorted((row for row in run.clients if _finite(row.get(measure))), key=lambda row: sign * row[measure])
+    rows = sorted(
+        (row for row in run.clients if _finite(row.get(measure))),
+        key=lambda row: sign * row[measure],
+    )
     heights = [row[measure] for row in rows]
     few = len(rows) <= 40
     if few:
@@ -186,11 +215,28 @@ def _client_bars(run: RunFolder, measure: str, theme: Theme) -> Figure:
 def _bytes(run: RunFolder, theme: Theme) -> Figure:
     figure, axes = one_panel("Traffic so far", theme)
     rounds = [record["round"] for record in run.rounds]
-    totals = {key: np.cumsum([_count(record.get(key)) for record in run.rounds]) for key in ("bytes-up", "bytes-down")}
+    totals = {
+        key: np.cumsum([_count(record.get(key)) for record in run.rounds])
+        for key in ("bytes-up", "bytes-down")
+    }
     divisor, unit = byte_scale(max(float(total[-1]) for total in totals.values()))
     # Both directions often carry the same: the dashed line on top keeps both visible.
-    line(axes, rounds, totals["bytes-down"] / divisor, theme.series[0], label="server to clients", width=3.2)
-    line(axes, rounds, totals["bytes-up"] / divisor, theme.series[1], (3, 2), label="clients to server")
+    line(
+        axes,
+        rounds,
+        totals["bytes-down"] / divisor,
+        theme.series[0],
+        label="server to clients",
+        width=3.2,
+    )
+    line(
+        axes,
+        rounds,
+        totals["bytes-up"] / divisor,
+        theme.series[1],
+        (3, 2),
+        label="clients to server",
+    )
     axes.y.low = 0.0
     label_rounds(axes)
     axes.y.label = f"bytes, all clients together ({unit})"
@@ -199,7 +245,9 @@ def _bytes(run: RunFolder, theme: Theme) -> Figure:
 
 
 def _curves(curves: dict[str, list[float]], theme: Theme) -> dict[str, Figure]:
-    """Every list `X-Y` as long as the list `X` is a curve of Y over X; `X-Y-std` is its band."""
+    """Every list `X-Y` as long as the list `X` is a curve of Y over X; `X-Y-std` is its
+    band.
+    """
     figures = {}
     for key, values in curves.items():
         owners = [x for x in curves if key.startswith(f"{x}-") and len(curves[x]) == len(values)]
@@ -212,7 +260,8 @@ def _curves(curves: dict[str, list[float]], theme: Theme) -> dict[str, Figure]:
         x, y = np.array(curves[x_name], float), np.array(values, float)
         std = np.array(curves.get(f"{key}-std", []), float)
         if std.shape == y.shape:
-            # What is never negative on average (a loss, an error) is not shown as if it could be.
+            # What is never negative on average (a loss, an error) is not shown as if it
+            # could be.
             low, high = np.maximum(y - std, min(0.0, y.min())), y + std
             if is_percent(y_name):
                 high = np.minimum(high, 1)
@@ -226,7 +275,9 @@ def _curves(curves: dict[str, list[float]], theme: Theme) -> dict[str, Figure]:
     return figures
 
 
-def _small_panels(series: dict[str, tuple[str, tuple[list[int], list[float]]]], theme: Theme) -> Figure:
+def _small_panels(
+    series: dict[str, tuple[str, tuple[list[int], list[float]]]], theme: Theme
+) -> Figure:
     shown = list(series.items())[:_MAX_PANELS]
     columns = 2 if len(shown) > 1 else 1
     rows = -(-len(shown) // columns)

@@ -1,4 +1,6 @@
-"""Small tables that stand below a run's or a comparison's main one, on the terminal and in the report alike."""
+"""Small tables that stand below a run's or a comparison's main one, on the terminal and
+in the report alike.
+"""
 
 from dataclasses import dataclass
 
@@ -13,7 +15,9 @@ from fedapps.results.html import Html
 
 @dataclass(frozen=True)
 class Section:
-    """A table of texts under a title; in a cell, what follows a line break is secondary. ``note``: how to read it."""
+    """A table of texts under a title; in a cell, what follows a line break is
+    secondary. ``note``: how to read it.
+    """
 
     title: str
     note: str
@@ -21,7 +25,9 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
 
     def terminal(self) -> Group:
-        """Return title, table and note for a terminal; the first space in a heading is a line break, so that 80 columns hold more."""
+        """Return title, table and note for a terminal; the first space in a heading is
+        a line break, so that 80 columns hold more.
+        """
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for place, name in enumerate(self.header):
             if place:
@@ -34,8 +40,11 @@ class Section:
 
     def as_html(self) -> Html:
         """Return the heading, the table and the note."""
-        panel = Html(f'<div class="panel">{html.table(self.header, [[_cell(cell) for cell in row] for row in self.rows])}</div>')
-        return Html("\n".join([html.heading(self.title), panel, html.paragraph(self.note, "quiet")]))
+        table = html.table(self.header, [[_cell(cell) for cell in row] for row in self.rows])
+        panel = Html(f'<div class="panel">{table}</div>')
+        return Html(
+            "\n".join([html.heading(self.title), panel, html.paragraph(self.note, "quiet")])
+        )
 
 
 def _text(cell: str) -> Text:

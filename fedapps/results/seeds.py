@@ -1,7 +1,10 @@
-"""Statistics over seeds: t intervals of a mean, differences paired by seed, and a bootstrap of seeds and, within them, of clients.
+"""Statistics over seeds: t intervals of a mean, differences paired by seed, and a
+bootstrap of seeds and, within them, of clients.
 
-A seed deals the data, draws the start and samples the clients, so seeds are the independent repetitions of a study; clients of one run
-share a model and are not. Two settings with the same seed share all of that, hence differences are taken seed by seed first.
+A seed deals the data, draws the start and samples the clients, so seeds are the
+independent repetitions of a study; clients of one run share a model and are not. Two
+settings with the same seed share all of that, hence differences are taken seed by seed
+first.
 """
 
 import math
@@ -20,7 +23,9 @@ ENOUGH = 3
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over ``n`` values, their sample standard deviation, and the bounds of the mean; infinite where n < 2."""
+    """A mean over ``n`` values, their sample standard deviation, and the bounds of the
+    mean; infinite where n < 2.
+    """
 
     mean: float
     std: float
@@ -35,7 +40,9 @@ class Interval:
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Return mean ± t · s / √n, t the quantile of Student's distribution with n - 1 degrees of freedom."""
+    """Return mean ± t · s / √n, t the quantile of Student's distribution with n - 1
+    degrees of freedom.
+    """
     from scipy.stats import t  # late: it takes longer to import than a table takes to make
 
     n, mean = len(values), fmean(values)
@@ -51,11 +58,18 @@ def paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> list[float
     return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
 
 
-def stands_out(name: Any, by_seed: Mapping[Any, Mapping[Any, float]], smaller: bool = False, level: float = 0.95) -> bool:
-    """Return whether a setting is better than every other one beyond the noise between seeds.
+def stands_out(
+    name: Any,
+    by_seed: Mapping[Any, Mapping[Any, float]],
+    smaller: bool = False,
+    level: float = 0.95,
+) -> bool:
+    """Return whether a setting is better than every other one beyond the noise between
+    seeds.
 
-    ``by_seed``: of each setting its value by seed. That is, with at least three common seeds the t interval of its paired difference to
-    each other setting lies wholly on its side of 0. All of them must, so nothing has to be corrected for their number.
+    ``by_seed``: of each setting its value by seed. That is, with at least three common
+    seeds the t interval of its paired difference to each other setting lies wholly on
+    its side of 0. All of them must, so nothing has to be corrected for their number.
     """
     sign = -1.0 if smaller else 1.0
     for other, values in by_seed.items():
@@ -67,17 +81,29 @@ def stands_out(name: Any, by_seed: Mapping[Any, Mapping[Any, float]], smaller: b
 
 
 def nested_bootstrap(
-    differences: Sequence[NDArray[np.float64]], rng: Generator, draws: int = 10_000, level: float = 0.95
+    differences: Sequence[NDArray[np.float64]],
+    rng: Generator,
+    draws: int = 10_000,
+    level: float = 0.95,
 ) -> Interval:
-    """Return the mean over seeds of the clients' mean difference, with bounds that know of both levels.
+    """Return the mean over seeds of the clients' mean difference, with bounds that know
+    of both levels.
 
-    ``differences``: for each seed (S of them) those of its clients (K_s,), each to itself. A draw takes S seeds with replacement and of
-    each as many clients with replacement as it has; the bounds are quantiles of the draws' means. ``std``: of the seeds' means.
+    ``differences``: for each seed (S of them) those of its clients (K_s,), each to
+    itself. A draw takes S seeds with replacement and of each as many clients with
+    replacement as it has; the bounds are quantiles of the draws' means. ``std``: of the
+    seeds' means.
     """
     means = np.array([part.mean() for part in differences])
     # Of shape (S, draws).
-    drawn = np.array([[part[rng.integers(len(part), size=len(part))].mean() for _ in range(draws)] for part in differences])
-    # A seed that is drawn twice brings other clients the second time: another column of its draws.
+    drawn = np.array(
+        [
+            [part[rng.integers(len(part), size=len(part))].mean() for _ in range(draws)]
+            for part in differences
+        ]
+    )
+    # A seed that is drawn twice brings other clients the second time: another column of
+    # its draws.
     seeds = rng.integers(len(means), size=(len(means), draws))
     columns = rng.permuted(np.broadcast_to(np.arange(draws), (len(means), draws)), axis=1)
     low, high = np.quantile(drawn[seeds, columns].mean(0), [(1 - level) / 2, (1 + level) / 2])

@@ -8,7 +8,8 @@ MOST = 280
 
 @dataclass(frozen=True)
 class Theme:
-    """How plots look: colours, of which `series` are told apart with every common colour blindness, in this order.
+    """How plots look: colours, of which `series` are told apart with every common
+    colour blindness, in this order.
 
     points: most that a line is drawn by; fewer on a page that would be too large.
     """
@@ -21,7 +22,8 @@ class Theme:
     points: int = MOST
 
 
-# Hues after Okabe and Ito's palette, darkened or lightened until each stands out from its page.
+# Hues after Okabe and Ito's palette, darkened or lightened until each stands out from
+# its page.
 LIGHT = Theme(
     surface="#ffffff",
     ink="#1b2026",

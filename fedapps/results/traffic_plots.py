@@ -1,4 +1,6 @@
-"""Accuracy against models sent: what a method costs where rounds of different methods send different numbers of models."""
+"""Accuracy against models sent: what a method costs where rounds of different methods
+send different numbers of models.
+"""
 
 from collections.abc import Sequence
 
@@ -26,15 +28,25 @@ def over_models(run: RunFolder, key: str) -> tuple[list[float], list[float]]:
     """Return (models sent until each evaluation, value of the measure)."""
     sent = run.models
     rounds, values = run.series("evaluate").get(key, ([], []))
-    pairs = [(sent[number], value) for number, value in zip(rounds, values, strict=True) if number in sent]
+    pairs = [
+        (sent[number], value)
+        for number, value in zip(rounds, values, strict=True)
+        if number in sent
+    ]
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def draw_over_models(axes: Panel, members: Sequence[RunFolder], key: str, colour: str, style: str, label: str) -> None:
-    """Draw runs of one setting: their mean, and a band from lowest to highest where they sent the same."""
+def draw_over_models(
+    axes: Panel, members: Sequence[RunFolder], key: str, colour: str, style: str, label: str
+) -> None:
+    """Draw runs of one setting: their mean, and a band from lowest to highest where
+    they sent the same.
+    """
     curves = [curve for run in members if (curve := over_models(run, key))[0]]
     if curves and all(curve[0] == curves[0][0] for curve in curves):
-        line_with_range(axes, curves[0][0], np.array([values for _, values in curves]), colour, style, label)
+        line_with_range(
+            axes, curves[0][0], np.array([values for _, values in curves]), colour, style, label
+        )
     else:
         for number, curve in enumerate(curves):
             line(axes, *curve, colour, style, label=label if number == 0 else "")

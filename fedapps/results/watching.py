@@ -9,10 +9,13 @@ from pathlib import Path
 
 @contextmanager
 def watched(folder: Path, wanted: bool) -> Iterator[None]:
-    """Let a process of its own serve a page that follows what is in ``folder``; it ends with this one, however that ends."""
+    """Let a process of its own serve a page that follows what is in ``folder``; it ends
+    with this one, however that ends.
+    """
     if not wanted:
         yield
         return
     command = [sys.executable, "-m", "fedapps", "watch", str(folder), "--until-end-of-input"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # Ctrl-C is for the run
+    # Ctrl-C is for the run
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
         yield  # then its standard input is closed, and its end waited for

@@ -1,9 +1,12 @@
-"""Write a run's folder during the run: settings.toml, rounds.jsonl, clients.csv, weights.csv, curves.json, summary.json, the model.
+"""Write a run's folder during the run: settings.toml, rounds.jsonl, clients.csv,
+weights.csv, curves.json, summary.json, the model.
 
-Every file is complete after every round, so that an interrupted run can be read, reported and resumed. What finds no room on the disk
-waits for a later round, and a run that ends without it has not completed. ``bytes-up`` and ``bytes-down`` count the training phases
-(the method's cost); evaluation is counted separately. They are what clients with nodes of their own would send; where clients share
-nodes, ``travelled-up`` and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
+Every file is complete after every round, so that an interrupted run can be read,
+reported and resumed. What finds no room on the disk waits for a later round, and a run
+that ends without it has not completed. ``bytes-up`` and ``bytes-down`` count the
+training phases (the method's cost); evaluation is counted separately. They are what
+clients with nodes of their own would send; where clients share nodes, ``travelled-up``
+and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
 """
 
 import csv
@@ -32,7 +35,13 @@ from fedapps.results.pooled_errors import pooled_errors
 from fedapps.results.reader import read_table
 from fedapps.results.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
-from strategies.base.capabilities import DecidingWeights, SpendingPrivacy, counted_models, own_measures, replies_of
+from strategies.base.capabilities import (
+    DecidingWeights,
+    SpendingPrivacy,
+    counted_models,
+    own_measures,
+    replies_of,
+)
 from strategies.base.client_grid import Exchange
 from strategies.base.records import most_common
 from strategies.base.rounds import Round
@@ -53,7 +62,8 @@ FILES = (
     "trackers.lock",
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
-# Settings that may differ between a run and its continuation, since they do not affect the results.
+# Settings that may differ between a run and its continuation, since they do not affect
+# the results.
 FREE = (
     "out",
     "resume",
@@ -69,7 +79,8 @@ FREE = (
 )
 # In the record of the first round: who never takes part.
 NEW_CLIENTS = "new-clients"
-# Approximate maximum number of rows of weights.csv: if a run would have more, it records every second, third, ... round only.
+# Approximate maximum number of rows of weights.csv: if a run would have more, it
+# records every second, third, ... round only.
 MAX_WEIGHTS = 100_000
 
 
@@ -85,9 +96,11 @@ class Recorder:
         strategy: Any = None,
         groups: Groups | None = None,
     ) -> None:
-        """Open the folder; ``done``: number of rounds in the checkpoint being resumed (records of later rounds are dropped).
+        """Open the folder; ``done``: number of rounds in the checkpoint being resumed
+        (records of later rounds are dropped).
 
-        Raises ``OSError`` if it cannot be written; what it holds is then as it was, or dropped.
+        Raises ``OSError`` if it cannot be written; what it holds is then as it was, or
+        dropped.
 
         ``config``: the run's settings, with dotted keys.
         ``strategy``: if it decides weights (``last_weights``), these are recorded.
@@ -97,7 +110,8 @@ class Recorder:
         self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
-        #: What was recorded last: the line of rounds.jsonl, and clients.csv if the round had an evaluation.
+        #: What was recorded last: the line of rounds.jsonl, and clients.csv if the
+        #: round had an evaluation.
         self.row: dict[str, Any] = {}
         self.clients: list[list[Any]] = []
         self.num_rounds = int(config["num-rounds"])
@@ -109,9 +123,16 @@ class Recorder:
         self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
         for row in rows:
             self._count(row)
-        self.facts = {"method": config["method"], "task": task, "seed": config["seed"], "num-rounds": self.num_rounds}
+        self.facts = {
+            "method": config["method"],
+            "task": task,
+            "seed": config["seed"],
+            "num-rounds": self.num_rounds,
+        }
         stored = {k: v for k, v in config.items() if k not in ("out", "resume")}
-        self.files.replace("settings.toml", to_toml(stored | {f"versions.{k}": v for k, v in versions().items()}))
+        self.files.replace(
+            "settings.toml", to_toml(stored | {f"versions.{k}": v for k, v in versions().items()})
+        )
         self.files.replace("rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         self._keep_weights(done)
         self.finish("running")
@@ -135,13 +156,23 @@ class Recorder:
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
             of_clients = {name for values in now.evaluated.metrics.values() for name in values}
-            own = own_measures(self.strategy) if self.strategy is not None else {}  # also where a client sends the same name
-            row["evaluate"] = {name: value for name, value in weighted.items() if name in own or name not in of_clients}
-            row["evaluate"] |= summarise(now.evaluated.metrics) | pooled_errors(now.evaluated.metrics)
+            # also where a client sends the same name
+            own = own_measures(self.strategy) if self.strategy is not None else {}
+            row["evaluate"] = {
+                name: value
+                for name, value in weighted.items()
+                if name in own or name not in of_clients
+            }
+            row["evaluate"] |= summarise(now.evaluated.metrics) | pooled_errors(
+                now.evaluated.metrics
+            )
             for name, value in weighted.items():
                 if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
                     row["evaluate"][f"{name}-weighted"] = value
-            row["evaluate-bytes-up"], row["evaluate-bytes-down"] = now.evaluated.bytes_up, now.evaluated.bytes_down
+            row["evaluate-bytes-up"], row["evaluate-bytes-down"] = (
+                now.evaluated.bytes_up,
+                now.evaluated.bytes_down,
+            )
             row |= _travelled("evaluate-", now.evaluated)
             newcomers = now.newcomers or Exchange()
             row["evaluate"] |= newcomer_measures(newcomers.metrics)
@@ -157,25 +188,35 @@ class Recorder:
         self.row = row
         self._count(row)
         self.files.append("rounds.jsonl", json.dumps(row) + "\n")
-        if now.trained.clients:  # without replies the strategy's weights are still those of an earlier round
-            self._write_weights(now.number, self.strategy.last_weights if isinstance(self.strategy, DecidingWeights) else {})
+        # without replies the strategy's weights are still those of an earlier round
+        if now.trained.clients:
+            self._write_weights(
+                now.number,
+                self.strategy.last_weights if isinstance(self.strategy, DecidingWeights) else {},
+            )
         try:
             self.finish("running")
         except OSError as error:
             log(WARNING, "round %d cannot be recorded yet: %s. The run goes on.", now.number, error)
 
     def _models(self, now: Round) -> dict[str, int]:
-        """Return the number of models sent in training: counted by the method, or one per message if messages are models."""
+        """Return the number of models sent in training: counted by the method, or one
+        per message if messages are models.
+        """
         if self.strategy is None:
             return {}
         if counted := counted_models(self.strategy):
             return {**counted, "counts-models": True}
         if replies_of(self.strategy) == "model":
-            return {"models-up": len(now.trained.clients), "models-down": len(now.trained.clients) + len(now.trained.failures)}
+            return {
+                "models-up": len(now.trained.clients),
+                "models-down": len(now.trained.clients) + len(now.trained.failures),
+            }
         return {}
 
     def _count(self, row: Mapping[str, Any]) -> None:
-        # Running totals: a run of 100,000 rounds must not sum over all past rounds after each round.
+        # Running totals: a run of 100,000 rounds must not sum over all past rounds
+        # after each round.
         self.completed = row["round"]
         self.failures += len(row["failures"])
         self.capped += len(row.get("capped", ()))
@@ -187,7 +228,8 @@ class Recorder:
                 self.models[key] = self.models.get(key, 0) + row[key]
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
-        """Write summary.json with this status (running, completed, failed, interrupted), and what waits to be written; return it.
+        """Write summary.json with this status (running, completed, failed,
+        interrupted), and what waits to be written; return it.
 
         Raises ``OSError`` if something could not be written.
         """
@@ -212,7 +254,9 @@ class Recorder:
         return summary
 
     def _uncertainty(self) -> dict[str, float]:
-        return as_numbers(of_clients(read_table(self.folder / "clients.csv", "client"), self.facts["seed"]))
+        return as_numbers(
+            of_clients(read_table(self.folder / "clients.csv", "client"), self.facts["seed"])
+        )
 
     def save_model(self, arrays: ArrayRecord) -> None:
         """Write the final global model. Raises ``OSError``."""
@@ -225,12 +269,21 @@ class Recorder:
             raise OSError(f"the model cannot be written: {error}") from error
 
     def _write_clients(
-        self, metrics: Mapping[int | str, Mapping[str, Any]], newcomers: Mapping[int | str, Mapping[str, Any]]
+        self,
+        metrics: Mapping[int | str, Mapping[str, Any]],
+        newcomers: Mapping[int | str, Mapping[str, Any]],
     ) -> None:
-        # A client may lack a metric that others have: AUROC, for example, if it has a single class.
+        # A client may lack a metric that others have: AUROC, for example, if it has a
+        # single class.
         everyone = [*metrics.items(), *newcomers.items()]
-        scalars = list(dict.fromkeys(n for _, values in everyone for n, v in values.items() if not isinstance(v, list)))
-        rows = [[client, *(values.get(name, "") for name in scalars)] for client, values in everyone]
+        scalars = list(
+            dict.fromkeys(
+                n for _, values in everyone for n, v in values.items() if not isinstance(v, list)
+            )
+        )
+        rows = [
+            [client, *(values.get(name, "") for name in scalars)] for client, values in everyone
+        ]
         self.clients = [["client", *scalars], *rows]
         self.files.replace("clients.csv", csv_text(self.clients))
         if curves := mean_curves(metrics):
@@ -240,7 +293,9 @@ class Recorder:
         every = -(-self.num_rounds * len(weights) // MAX_WEIGHTS)  # the same after a resume
         if not weights or (number - 1) % every:
             return
-        rows: list[list[Any]] = [] if self.files.begun("weights.csv") else [["round", "client", "weight"]]
+        rows: list[list[Any]] = (
+            [] if self.files.begun("weights.csv") else [["round", "client", "weight"]]
+        )
         rows += [[number, client, f"{weight:.6g}"] for client, weight in weights.items()]
         self.files.append("weights.csv", csv_text(rows))
 
@@ -250,7 +305,11 @@ class Recorder:
         if not path.exists():
             return
         with path.open(newline="", encoding="utf-8") as file:
-            kept = [row for row in csv.reader(file) if row and (row[0] == "round" or (row[0].isdigit() and int(row[0]) <= done))]
+            kept = [
+                row
+                for row in csv.reader(file)
+                if row and (row[0] == "round" or (row[0].isdigit() and int(row[0]) <= done))
+            ]
         if len(kept) < 2:
             path.unlink()
             return
@@ -258,7 +317,9 @@ class Recorder:
 
 
 def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
-    """Return what went to nodes and back in a phase, if it is not what the clients sent and received."""
+    """Return what went to nodes and back in a phase, if it is not what the clients sent
+    and received.
+    """
     if exchange.travel is None:
         return {}
     facts = {
@@ -275,31 +336,45 @@ BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 # What clients report that has no mean worth telling.
 COUNTS = ("num-examples", "test-samples", SUMS)
-# Metrics whose spread over the clients is reported, and the name prefix of their Gini coefficient and parity gap.
+# Metrics whose spread over the clients is reported, and the name prefix of their Gini
+# coefficient and parity gap.
 FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
-# Losses whose spread is reported beside that of the accuracy. A client that calls one ``test-loss`` has its training loss in ``loss``.
+# Losses whose spread is reported beside that of the accuracy. A client that calls one
+# ``test-loss`` has its training loss in ``loss``.
 LOSSES = ("test-loss", "loss")
 
 
 def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of every scalar metric over the clients that report it, and fairness metrics of accuracy and auroc.
+    """Return the mean of every scalar metric over the clients that report it, and
+    fairness metrics of accuracy and auroc.
 
-    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``; those of auroc have the prefix ``auroc-``. Beside
-    a leading score, the test loss has ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too, and so has an rmse; their worst values
-    are the highest.
+    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``;
+    those of auroc have the prefix ``auroc-``. Beside a leading score, the test loss has
+    ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too, and so has an rmse; their
+    worst values are the highest.
     """
     out: dict[str, float] = {}
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
-    usual = [name for name in LOSSES if 2 * sum(name in values for values in metrics.values()) > len(metrics)]
+    usual = [
+        name
+        for name in LOSSES
+        if 2 * sum(name in values for values in metrics.values()) > len(metrics)
+    ]
     spread_errors = {"rmse", *usual[:1]} if not set(LEADING).isdisjoint(names) else set()
     for name in names:
-        listed = [client[name] for client in metrics.values() if name in client and not isinstance(client[name], list)]
+        listed = [
+            client[name]
+            for client in metrics.values()
+            if name in client and not isinstance(client[name], list)
+        ]
         if name in COUNTS or not listed:
             continue
         values = np.array(listed, dtype=float)
         if name in FAIRNESS and values.min() >= 0:  # client-reported values are untrusted
             spread = {"gini": gini(values), "parity-gap": parity_gap(values)}
-            out |= describe_clients(values, name) | {FAIRNESS[name] + key: value for key, value in spread.items()}
+            out |= describe_clients(values, name) | {
+                FAIRNESS[name] + key: value for key, value in spread.items()
+            }
         elif name in spread_errors:
             out |= describe_clients(values, name, loss=True)
         else:
@@ -308,7 +383,9 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
 
 
 def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return mean and std over clients of list metrics ``X-Y`` that have a grid ``X-grid``, and the grid as ``X``."""
+    """Return mean and std over clients of list metrics ``X-Y`` that have a grid
+    ``X-grid``, and the grid as ``X``.
+    """
     lists: dict[str, list[list[float]]] = {}
     for values in metrics.values():
         for name, value in values.items():
@@ -321,9 +398,13 @@ def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, lis
     curves: dict[str, list[float]] = {}
     for grid in (name for name in tables if name.endswith("-grid")):
         axis = grid.removesuffix("-grid")
-        curves[axis] = np.median(tables[grid], axis=0).tolist()  # all clients have the same grid; one alone cannot move it
+        # all clients have the same grid; one alone cannot move it
+        curves[axis] = np.median(tables[grid], axis=0).tolist()
         for name in (name for name in tables if name.startswith(f"{axis}-") and name != grid):
-            curves[name], curves[f"{name}-std"] = tables[name].mean(0).tolist(), tables[name].std(0).tolist()
+            curves[name], curves[f"{name}-std"] = (
+                tables[name].mean(0).tolist(),
+                tables[name].std(0).tolist(),
+            )
     return curves
 
 
@@ -341,42 +422,71 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
 
 
 def new_clients_of(folder: Path) -> list[int | str]:
-    """Return the ids of the run's new clients, which the record of the first round holds."""
+    """Return the ids of the run's new clients, which the record of the first round
+    holds.
+    """
     return next((row[NEW_CLIENTS] for row in read_rounds(folder) if NEW_CLIENTS in row), [])
 
 
 def status_of(folder: Path) -> str | None:
-    """Return the final status recorded in ``folder``; ``None`` while the run is running."""
+    """Return the final status recorded in ``folder``; ``None`` while the run is
+    running.
+    """
     path = folder / "summary.json"
-    status = str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else "running"
+    status = (
+        str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else "running"
+    )
     return None if status == "running" else status
 
 
 def all_written(folder: Path) -> bool:
-    """Return whether the report tells of the final summary: it is the last thing that a run writes."""
+    """Return whether the report tells of the final summary: it is the last thing that a
+    run writes.
+    """
     try:
-        return (folder / "report.html").stat().st_mtime_ns >= (folder / "summary.json").stat().st_mtime_ns
+        return (folder / "report.html").stat().st_mtime_ns >= (
+            folder / "summary.json"
+        ).stat().st_mtime_ns
     except FileNotFoundError:
         return False
 
 
 def set_status(folder: Path, status: str, error: str = "") -> None:
-    """Set a run's recorded status from outside: its process was ended before it could, or is about to be restarted."""
+    """Set a run's recorded status from outside: its process was ended before it could,
+    or is about to be restarted.
+    """
     path = folder / "summary.json"
     if path.exists():
         summary = json.loads(path.read_text(encoding="utf-8"))
-        write_text(path, json.dumps(summary | {"status": status} | ({"error": error} if error else {}), indent=1))
+        write_text(
+            path,
+            json.dumps(
+                summary | {"status": status} | ({"error": error} if error else {}), indent=1
+            ),
+        )
 
 
-def check_resumable(folder: Path, config: Mapping[str, Value], defaults: Mapping[str, Value]) -> None:
-    """Raise ``UserError`` unless ``folder`` holds a run made with the settings ``config``; ``defaults``: those of every setting."""
+def check_resumable(
+    folder: Path, config: Mapping[str, Value], defaults: Mapping[str, Value]
+) -> None:
+    """Raise ``UserError`` unless ``folder`` holds a run made with the settings
+    ``config``; ``defaults``: those of every setting.
+    """
     if not (folder / "settings.toml").exists():
-        raise UserError(f"{folder} holds no run to resume: leave --resume out, or name the folder with --out")
-    before = {k: v for k, v in read_toml(folder / "settings.toml").items() if not k.startswith("versions.")}
-    before = {key: value for key, value in defaults.items() if key in config} | before  # defaults of settings newer than the run
+        raise UserError(
+            f"{folder} holds no run to resume: leave --resume out, or name the folder with --out"
+        )
+    before = {
+        k: v
+        for k, v in read_toml(folder / "settings.toml").items()
+        if not k.startswith("versions.")
+    }
+    # defaults of settings newer than the run
+    before = {key: value for key, value in defaults.items() if key in config} | before
     for key in sorted(set(before) | set(config)):
         if key not in FREE and before.get(key) != config.get(key):
             raise UserError(
-                f"{folder} was run with {key} = {before.get(key)!r}, now it is {config.get(key)!r}: resume with the same settings, "
+                f"{folder} was run with {key} = {before.get(key)!r}, now it is "
+                f"{config.get(key)!r}: resume with the same settings, "
                 "or start a new run in another folder"
             )

@@ -1,4 +1,6 @@
-"""The runs of a sweep as tasks of a Ray cluster: each through the inline engine, on any machine with a free CPU."""
+"""The runs of a sweep as tasks of a Ray cluster: each through the inline engine, on any
+machine with a free CPU.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,7 +10,9 @@ from fedapps.sweeps.pool import Ended, PlannedRun, mark_interrupted, run_one
 
 
 def run_on_cluster(runs: Sequence[PlannedRun], address: str, gpus: float = 0.0) -> Iterator[Ended]:
-    """Start the runs and yield each as it ends; ``gpus``: share of a GPU for each. A run whose machine dies is not started again."""
+    """Start the runs and yield each as it ends; ``gpus``: share of a GPU for each. A
+    run whose machine dies is not started again.
+    """
     if not runs:
         return
     with joined(address) as ray:
@@ -22,7 +26,9 @@ def run_on_cluster(runs: Sequence[PlannedRun], address: str, gpus: float = 0.0) 
                         summary, place = ray.get(reference)
                     except Exception as error:
                         cause = getattr(error, "cause", None) or error
-                        yield Ended(run, {}, f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}")
+                        yield Ended(
+                            run, {}, f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
+                        )
                     else:
                         yield Ended(run, summary, place=place)
         except BaseException:

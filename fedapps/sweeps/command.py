@@ -1,7 +1,9 @@
-"""`fedapps sweep`: runs a grid of settings in parallel, resumable, and writes tables, plots and a report.
+"""`fedapps sweep`: runs a grid of settings in parallel, resumable, and writes tables,
+plots and a report.
 
-The results folder holds ``cells/`` (one results folder per run), ``table.csv``, ``table.md``, ``plots/`` and ``report.html``. Running
-the same file again skips the finished runs and continues with the others.
+The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
+``table.md``, ``plots/`` and ``report.html``. Running the same file again skips the
+finished runs and continues with the others.
 """
 
 import argparse
@@ -20,7 +22,8 @@ from fedapps.sweeps.plan import Plan, read_plan
 from fedapps.sweeps.pool import finished
 from fedapps.toml_text import read_toml
 
-#: A folder that has it holds the studies of one paper, whose names mean little without that of the folder.
+#: A folder that has it holds the studies of one paper, whose names mean little without
+#: that of the folder.
 PAPER = "paper.toml"
 
 
@@ -35,7 +38,9 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     way = Way(arguments.engine, arguments.jobs, arguments.gpus_per_client, arguments.ray_address)
-    plans = read_plans(arguments.file, arguments.settings, arguments.scale, arguments.out, arguments.data)
+    plans = read_plans(
+        arguments.file, arguments.settings, arguments.scale, arguments.out, arguments.data
+    )
     if arguments.dry_run:
         for out, plan in plans.items():
             show_plan(plan, out)
@@ -51,25 +56,50 @@ def _sweep(arguments: argparse.Namespace) -> int:
             results, reasons = carry_out(plan, out, missing[out], way, arguments.settings)
         failed, total = failed + len(reasons), total + len(plan.points)
         if results is not None and json_log.chosen():
-            print(json_log.line("INFO", "the sweep has ended", event="sweep", sweep=out.name, folder=out, failed=len(reasons)))
+            print(
+                json_log.line(
+                    "INFO",
+                    "the sweep has ended",
+                    event="sweep",
+                    sweep=out.name,
+                    folder=out,
+                    failed=len(reasons),
+                )
+            )
         elif results is not None:
-            print(f"\n{results.markdown()}\ntables: {out / 'table.md'}, {out / 'table.csv'}\nreport: {out / 'report.html'}")
+            print(
+                f"\n{results.markdown()}\ntables: {out / 'table.md'}, {out / 'table.csv'}\nreport: "
+                f"{out / 'report.html'}"
+            )
     if failed:
-        raise RunFailed(f"{failed} of {total} runs: see above, mend, and start again; what is finished is kept")
+        raise RunFailed(
+            f"{failed} of {total} runs: see above, mend, and start again; what is finished is kept"
+        )
     return 0
 
 
 def read_plans(
-    path: Path, settings: Sequence[str] = (), scale: str = "", to: Path | None = None, data: Path | None = None
+    path: Path,
+    settings: Sequence[str] = (),
+    scale: str = "",
+    to: Path | None = None,
+    data: Path | None = None,
 ) -> dict[Path, Plan]:
-    """Return the plan of the file, or of each sweep of a folder, by the folder of its results. Raises ``UserError``.
+    """Return the plan of the file, or of each sweep of a folder, by the folder of its
+    results. Raises ``UserError``.
 
-    ``to``: the folder of the results, below which those of a folder's sweeps have one each. The others: see ``read_plan``.
+    ``to``: the folder of the results, below which those of a folder's sweeps have one
+    each. The others: see ``read_plan``.
     """
     out = {}
     for file in sweeps_in(path) if path.is_dir() else [path]:
         of_paper = path.is_dir() or (file.parent / PAPER).exists()
-        words = ("sweep", file.parent.name if of_paper else "", file.stem, "" if scale == FULL else scale)
+        words = (
+            "sweep",
+            file.parent.name if of_paper else "",
+            file.stem,
+            "" if scale == FULL else scale,
+        )
         folder = (to or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
         if path.is_dir() and to:
             folder /= file.stem
@@ -78,8 +108,14 @@ def read_plans(
 
 
 def sweeps_in(folder: Path) -> list[Path]:
-    """Return the files of a folder that have a table ``[sweep]``, sorted. Raises ``UserError`` if there are none."""
-    found = [path for path in sorted(folder.glob("*.toml")) if any(key.startswith("sweep.") for key in read_toml(path))]
+    """Return the files of a folder that have a table ``[sweep]``, sorted. Raises
+    ``UserError`` if there are none.
+    """
+    found = [
+        path
+        for path in sorted(folder.glob("*.toml"))
+        if any(key.startswith("sweep.") for key in read_toml(path))
+    ]
     if not found:
         raise UserError(f"{folder}: holds no file with a table [sweep]")
     return found
@@ -91,7 +127,10 @@ def minutes_text(plans: Sequence[Plan]) -> str:
     if not known:
         return ""
     more = f", and {len(plans) - len(known)} that do not say" if len(known) < len(plans) else ""
-    return f"about {seconds_text(60 * math.fsum(known))} on two cores for {len(known)} sweep{'s' * (len(known) > 1)}{more}"
+    return (
+        f"about {seconds_text(60 * math.fsum(known))} on two cores for {len(known)} "
+        f"sweep{'s' * (len(known) > 1)}{more}"
+    )
 
 
 def show_plan(plan: Plan, out: Path) -> None:

@@ -1,6 +1,8 @@
-"""Execution of a sweep: checks its runs, starts those that are missing, and writes tables, plots and the report.
+"""Execution of a sweep: checks its runs, starts those that are missing, and writes
+tables, plots and the report.
 
-The results folder holds ``cells/`` (one results folder per run), ``table.csv``, ``table.md``, ``plots/`` and ``report.html``.
+The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
+``table.md``, ``plots/`` and ``report.html``.
 """
 
 import fcntl
@@ -36,7 +38,9 @@ FILLED = {"num-clients": 0, "clients-per-round": Settings.clients_per_round}
 
 @dataclass(frozen=True)
 class Way:
-    """How runs are started: in parallel processes, ``jobs`` at a time (0: as many as there are cores), or through Ray."""
+    """How runs are started: in parallel processes, ``jobs`` at a time (0: as many as
+    there are cores), or through Ray.
+    """
 
     engine: str = "inline"
     jobs: int = 0
@@ -45,28 +49,50 @@ class Way:
 
     def __post_init__(self) -> None:
         if self.jobs < 0:
-            raise UserError(f"--jobs {self.jobs}: choose 1 or more, or 0 for as many as there are cores")
+            raise UserError(
+                f"--jobs {self.jobs}: choose 1 or more, or 0 for as many as there are cores"
+            )
         if self.gpus_per_client and self.engine == "inline":
-            raise UserError("--gpus-per-client is for --engine ray: choose device=cuda with --engine inline")
+            raise UserError(
+                "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
+            )
         if self.jobs and self.engine == "ray":
-            raise UserError("--jobs is for --engine inline: Ray runs the clients of one run in parallel, one run after the other")
+            raise UserError(
+                "--jobs is for --engine inline: Ray runs the clients of one run in parallel, one "
+                "run after the other"
+            )
         if self.jobs and self.ray_address:
-            raise UserError("--jobs is for this machine: the cluster of --ray-address runs as many at a time as it has CPUs")
+            raise UserError(
+                "--jobs is for this machine: the cluster of --ray-address runs as many at a time "
+                "as it has CPUs"
+            )
 
 
 def missing_of(plans: Mapping[Path, Plan]) -> dict[Path, list[PlannedRun]]:
-    """Return the runs that are to be done, by the folder of their sweep, all checked. Raises ``UserError``."""
+    """Return the runs that are to be done, by the folder of their sweep, all checked.
+    Raises ``UserError``.
+    """
     for out in plans:
         check_out(out)
-    return {out: check_runs([point.run for point in plan.points if not is_done(point.run)]) for out, plan in plans.items()}
+    return {
+        out: check_runs([point.run for point in plan.points if not is_done(point.run)])
+        for out, plan in plans.items()
+    }
 
 
 def carry_out(
-    plan: Plan, out: Path, missing: Sequence[PlannedRun], way: Way, settings: Sequence[str] = (), console: Console | None = None
+    plan: Plan,
+    out: Path,
+    missing: Sequence[PlannedRun],
+    way: Way,
+    settings: Sequence[str] = (),
+    console: Console | None = None,
 ) -> tuple[Results | None, dict[str, str]]:
-    """Run what is missing of a sweep, prune, tabulate and draw; return the finished runs, if any, and by name why runs failed.
+    """Run what is missing of a sweep, prune, tabulate and draw; return the finished
+    runs, if any, and by name why runs failed.
 
-    ``settings``: those that were given besides the file, for the record. ``console``: where the progress is shown.
+    ``settings``: those that were given besides the file, for the record. ``console``:
+    where the progress is shown.
     """
     (out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(out):
@@ -81,7 +107,9 @@ def carry_out(
 
 
 def write_record(plan: Plan, out: Path, settings: Sequence[str]) -> None:
-    """Write sweep.json: which file, at which scale, with which settings, and what is behind each entry of the table."""
+    """Write sweep.json: which file, at which scale, with which settings, and what is
+    behind each entry of the table.
+    """
     record = {
         "file": plan.grid.name,
         "title": plan.grid.options.title,
@@ -91,11 +119,17 @@ def write_record(plan: Plan, out: Path, settings: Sequence[str]) -> None:
         "keep": list(plan.grid.options.keep),
         "axes": {axis.name: list(axis.values) for axis in plan.grid.axes},
     }
-    (out / "sweep.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / "sweep.json").write_text(
+        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
-def run_missing(plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Console | None = None) -> dict[str, str]:
-    """Start the unfinished runs, show the progress, and return the reasons of failures by run name."""
+def run_missing(
+    plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Console | None = None
+) -> dict[str, str]:
+    """Start the unfinished runs, show the progress, and return the reasons of failures
+    by run name.
+    """
     failed: dict[str, str] = {}
     with SweepProgress([point.run for point in plan.points], missing, console) as progress:
         for ended in started(missing, way):
@@ -107,7 +141,9 @@ def run_missing(plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Co
 
 
 def started(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
-    """Start the runs; yield each as it ends. Raises ``UserError`` if a cluster lacks something."""
+    """Start the runs; yield each as it ends. Raises ``UserError`` if a cluster lacks
+    something.
+    """
     address, share = address_of(way.ray_address), way.gpus_per_client
     if way.engine == "ray":
         return run_ray(missing, share, address)
@@ -120,18 +156,27 @@ def started(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
 
 
 def shared_paths(runs: Sequence[PlannedRun]) -> list[Path]:
-    """Return the paths that all machines of a cluster must see: the sweep's folder, and data that are files."""
-    return sorted({run.folder.parent.absolute() for run in runs} | {path for run in runs for path in data_paths(run.config)})
+    """Return the paths that all machines of a cluster must see: the sweep's folder, and
+    data that are files.
+    """
+    return sorted(
+        {run.folder.parent.absolute() for run in runs}
+        | {path for run in runs for path in data_paths(run.config)}
+    )
 
 
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
-    """Lock the folder against a second sweep, which would start the same runs. Raises ``UserError`` if it is locked."""
+    """Lock the folder against a second sweep, which would start the same runs. Raises
+    ``UserError`` if it is locked.
+    """
     with (out / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{out}: a sweep is running there: wait for its end, or choose another --out") from None
+            raise UserError(
+                f"{out}: a sweep is running there: wait for its end, or choose another --out"
+            ) from None
         yield
 
 
@@ -141,7 +186,9 @@ def cores() -> int:
 
 
 def is_done(run: PlannedRun) -> bool:
-    """Return whether a run is finished. Raises ``UserError`` if its folder was made with other settings."""
+    """Return whether a run is finished. Raises ``UserError`` if its folder was made
+    with other settings.
+    """
     done = finished(run.folder)
     path = run.folder / "settings.toml"
     if path.exists() and (done or (run.folder / "checkpoint").exists()):
@@ -150,26 +197,36 @@ def is_done(run: PlannedRun) -> bool:
         for key, value in run.config.items():
             if key not in FREE and before[key] != value and FILLED.get(key) != value:
                 raise UserError(
-                    f"{run.folder} was run with {key} = {before[key]!r}, now it is {value!r}: choose another --out, "
+                    f"{run.folder} was run with {key} = {before[key]!r}, now it is {value!r}: "
+                    "choose another --out, "
                     "or delete that folder"
                 )
     return done
 
 
 def check_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs with their numbers of clients filled in, each checked against its data. Raises ``UserError``."""
+    """Return the runs with their numbers of clients filled in, each checked against its
+    data. Raises ``UserError``.
+    """
     out = []
     for run in runs:
         try:
             settings, _ = checked(read_settings(run.config))
         except UserError as error:
             raise UserError(f"{run.folder.name}: {error}") from None
-        out.append(PlannedRun({key: value for key, value in settings.flat().items() if key not in RESERVED}, run.folder))
+        out.append(
+            PlannedRun(
+                {key: value for key, value in settings.flat().items() if key not in RESERVED},
+                run.folder,
+            )
+        )
     return out
 
 
 def check_out(out: Path) -> None:
-    """Raise ``UserError`` if ``out`` is a file, or the folder of a run or a comparison."""
+    """Raise ``UserError`` if ``out`` is a file, or the folder of a run or a
+    comparison.
+    """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file")
     if (out / "settings.toml").exists() or (out / "comparison.csv").exists():
@@ -177,8 +234,14 @@ def check_out(out: Path) -> None:
 
 
 def results_of(plan: Plan) -> Results | None:
-    """Return the finished runs of a plan as rows and columns; ``None`` if there are none."""
-    runs = {point.name: read_run(point.run.folder) for point in plan.points if finished(point.run.folder)}
+    """Return the finished runs of a plan as rows and columns; ``None`` if there are
+    none.
+    """
+    runs = {
+        point.name: read_run(point.run.folder)
+        for point in plan.points
+        if finished(point.run.folder)
+    }
     return Results(plan, runs) if runs else None
 
 
@@ -189,8 +252,12 @@ def write_results(results: Results, out: Path, failed: Mapping[str, str]) -> Non
     write_page(results, out, failed)
 
 
-def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float, address: str = "") -> Iterator[Ended]:
-    """Start the runs sequentially through Flower's Ray simulation and yield each as it ends."""
+def run_ray(
+    runs: Sequence[PlannedRun], gpus_per_client: float, address: str = ""
+) -> Iterator[Ended]:
+    """Start the runs sequentially through Flower's Ray simulation and yield each as it
+    ends.
+    """
     from fedapps.engines import flower
 
     cluster = checked_cluster(address, shared_paths(runs)) if address and runs else None
@@ -203,11 +270,16 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float, address: str = "
             settings = read_settings({**run.config, "out": str(run.folder), "resume": resume})
             prepare_folder(settings, overwrite=not resume)
             outcome = flower.run_simulation(
-                None, settings.flat(), num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
+                None,
+                settings.flat(),
+                num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
                 gpus_per_client=gpus_per_client,
-                log_path=run.folder / "run.log", ended=_ended(run.folder), written=partial(all_written, run.folder), walled=walled,
+                log_path=run.folder / "run.log",
+                ended=_ended(run.folder),
+                written=partial(all_written, run.folder),
+                walled=walled,
                 cluster=address,
-            )  # fmt: skip
+            )
         except (UserError, RunFailed) as error:
             yield Ended(run, {}, str(error))
             continue

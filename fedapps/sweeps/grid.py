@@ -1,9 +1,11 @@
 """Sweep files: which settings vary and which are fixed.
 
-A setting whose value is a list is an axis; ``[axis.NAME]`` is an axis of named cases, each a small table of settings. ``[[when]]``
-changes settings of some runs: its keys are conditions, its table ``set`` holds the settings of runs that satisfy them.
-``[scale.NAME]`` replaces settings, axes and options, or selects cases (``axis.NAME = ["one", "two"]``). ``[[claim]]`` is for the index
-of results (``fedapps.claims``) and changes no run.
+A setting whose value is a list is an axis; ``[axis.NAME]`` is an axis of named cases,
+each a small table of settings. ``[[when]]`` changes settings of some runs: its keys are
+conditions, its table ``set`` holds the settings of runs that satisfy them.
+``[scale.NAME]`` replaces settings, axes and options, or selects cases (``axis.NAME =
+["one", "two"]``). ``[[claim]]`` is for the index of results (``fedapps.claims``) and
+changes no run.
 """
 
 import math
@@ -24,12 +26,17 @@ SEED = "seed"
 FULL = "full"
 MAX_RUNS = 10_000
 #: Settings that the sweep sets itself.
-RESERVED = {"out": "the folders of the runs are the sweep's: choose --out", "resume": "a sweep always goes on where it stopped"}
+RESERVED = {
+    "out": "the folders of the runs are the sweep's: choose --out",
+    "resume": "a sweep always goes on where it stopped",
+}
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: the settings of each of its values, by label. ``name``: the key of a list, or NAME of ``[axis.NAME]``."""
+    """One axis: the settings of each of its values, by label. ``name``: the key of a
+    list, or NAME of ``[axis.NAME]``.
+    """
 
     name: str
     values: Mapping[str, Mapping[str, Any]]
@@ -42,20 +49,30 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[when]]``: a run whose settings match every condition (one of its values each) gets ``settings``."""
+    """One ``[[when]]``: a run whose settings match every condition (one of its values
+    each) gets ``settings``.
+    """
 
     conditions: Mapping[str, Sequence[Any]]
     settings: Mapping[str, Any]
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a run with these settings matches; missing settings have their defaults."""
-        known = default_config(config)  # a key of another method's own table has no value here, and no condition on it holds
-        return all(config.get(key, known.get(key)) in values for key, values in self.conditions.items())
+        """Return whether a run with these settings matches; missing settings have their
+        defaults.
+        """
+        # a key of another method's own table has no value here, and no condition on it
+        # holds
+        known = default_config(config)
+        return all(
+            config.get(key, known.get(key)) in values for key, values in self.conditions.items()
+        )
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Contents of a sweep file, at one of its scales. ``fixed``: the settings that do not vary."""
+    """Contents of a sweep file, at one of its scales. ``fixed``: the settings that do
+    not vary.
+    """
 
     name: str
     axes: Sequence[Axis]
@@ -66,7 +83,9 @@ class Grid:
 
 
 def read_grid(path: Path, assignments: Sequence[str] = (), scale: str = "") -> Grid:
-    """Return the grid of a file at the scale ``scale``; ``assignments`` (``key=value``) take precedence. Raises ``UserError``."""
+    """Return the grid of a file at the scale ``scale``; ``assignments`` (``key=value``)
+    take precedence. Raises ``UserError``.
+    """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -79,16 +98,24 @@ def read_grid(path: Path, assignments: Sequence[str] = (), scale: str = "") -> G
         raise UserError(f"{path}: {error}") from None
 
 
-def grid_of(name: str, tables: Mapping[str, Any], given: Mapping[str, Any], scale: str = "") -> Grid:
-    """Return the grid of the tables of a file; ``given``, flat settings, take precedence. Raises ``UserError``, ``ValueError``."""
+def grid_of(
+    name: str, tables: Mapping[str, Any], given: Mapping[str, Any], scale: str = ""
+) -> Grid:
+    """Return the grid of the tables of a file; ``given``, flat settings, take
+    precedence. Raises ``UserError``, ``ValueError``.
+    """
     tables = dict(tables)
     scales = tables.pop("scale", {})
-    if not isinstance(scales, dict) or not all(isinstance(table, dict) for table in scales.values()):
+    if not isinstance(scales, dict) or not all(
+        isinstance(table, dict) for table in scales.values()
+    ):
         raise UserError("scale: must hold tables, [scale.small] for example")
     if scale == FULL and FULL not in scales:
         scale = ""
     if scale and scale not in scales:
-        raise UserError(f"--scale {scale}: {nearest(scale, scales)}it has {listed([*scales, FULL], '')}")
+        raise UserError(
+            f"--scale {scale}: {nearest(scale, scales)}it has {listed([*scales, FULL], '')}"
+        )
     when = tables.pop("when", [])
     settings, axes, options = _parts(tables)
     picked: set[str] = set()
@@ -101,12 +128,26 @@ def grid_of(name: str, tables: Mapping[str, Any], given: Mapping[str, Any], scal
     named = [Axis(axis, _cases(axis, cases)) for axis, cases in axes.items()]
     lists = [_list_axis(key, value) for key, value in settings.items() if isinstance(value, list)]
     fixed = {key: value for key, value in settings.items() if not isinstance(value, list)}
-    known = default_config(_named([settings, *(case for axis in named for case in axis.values.values())]))
+    known = default_config(
+        _named([settings, *(case for axis in named for case in axis.values.values())])
+    )
     rules = [_rule(table, known) for table in (when if isinstance(when, list) else [when])]
     _check_keys(
-        known, [*settings, *(key for axis in named for key in axis.keys), *(key for rule in rules for key in rule.settings)]
+        known,
+        [
+            *settings,
+            *(key for axis in named for key in axis.keys),
+            *(key for rule in rules for key in rule.settings),
+        ],
     )
-    grid = Grid(f"{name}-{scale}" if scale else name, [*lists, *named], fixed, rules, read_options(options), scale or FULL)
+    grid = Grid(
+        f"{name}-{scale}" if scale else name,
+        [*lists, *named],
+        fixed,
+        rules,
+        read_options(options),
+        scale or FULL,
+    )
     _check_axes(grid, given, picked)
     return grid
 
@@ -117,13 +158,18 @@ def _parts(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], d
         if not isinstance(tables.get(name, {}), dict):
             raise UserError(f"{name} = {tables[name]!r}: must be a table")
     if misplaced := [name for name in ("scale", "when") if name in tables]:
-        raise UserError(f"{misplaced[0]}: belongs to the top of the file, neither to a scale nor to the command line")
+        raise UserError(
+            f"{misplaced[0]}: belongs to the top of the file, neither to a scale nor to the "
+            "command line"
+        )
     settings = flatten_toml({key: value for key, value in tables.items() if key not in OF_SWEEPS})
     return settings, dict(tables.get("axis", {})), dict(tables.get("sweep", {}))
 
 
 def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the command line's assignments with ``axis.NAME`` and ``sweep.KEY`` as nested tables."""
+    """Return the command line's assignments with ``axis.NAME`` and ``sweep.KEY`` as
+    nested tables.
+    """
     out: dict[str, Any] = {}
     for key, value in given.items():
         table, _, name = key.partition(".")
@@ -146,8 +192,14 @@ def _rule(table: Any, known: Mapping[str, Any]) -> Rule:
     table = dict(table) if isinstance(table, dict) else table
     settings = table.pop("set", None) if isinstance(table, dict) else None
     if not isinstance(settings, dict) or not settings or not table:
-        raise UserError("when: needs conditions and a table of settings: method = 'superfed-lm', set = {superfed.nu = 2.0}")
-    conditions = {key: value if isinstance(value, list) else [value] for key, value in flatten_toml(table).items()}
+        raise UserError(
+            "when: needs conditions and a table of settings: method = 'superfed-lm', set = "
+            "{superfed.nu = 2.0}"
+        )
+    conditions = {
+        key: value if isinstance(value, list) else [value]
+        for key, value in flatten_toml(table).items()
+    }
     for key, values in conditions.items():
         for value in values:
             if key not in known or key in default_config():
@@ -160,21 +212,34 @@ def _picked(name: str, cases: Any, axes: Mapping[str, Any]) -> Any:
     if not isinstance(cases, list):
         return cases
     if name not in axes:
-        raise UserError(f"axis.{name}: {nearest(name, axes)}it has {listed(axes, 'no [axis.NAME]')}")
+        raise UserError(
+            f"axis.{name}: {nearest(name, axes)}it has {listed(axes, 'no [axis.NAME]')}"
+        )
     for case in cases:
         if case not in axes[name]:
-            raise UserError(f"axis.{name} = {cases!r}: {nearest(str(case), axes[name])}it has {listed(axes[name], 'no cases')}")
+            raise UserError(
+                f"axis.{name} = {cases!r}: {nearest(str(case), axes[name])}it has "
+                f"{listed(axes[name], 'no cases')}"
+            )
     return {case: axes[name][case] for case in cases}
 
 
 def _cases(name: str, cases: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(cases, dict) or not cases or not all(isinstance(case, dict) for case in cases.values()):
-        raise UserError(f"axis.{name}: must be a table of cases, each a table of settings: 'some name' = {{num-rounds = 10}}")
+    if (
+        not isinstance(cases, dict)
+        or not cases
+        or not all(isinstance(case, dict) for case in cases.values())
+    ):
+        raise UserError(
+            f"axis.{name}: must be a table of cases, each a table of settings: 'some name' = "
+            f"{{num-rounds = 10}}"
+        )
     table = {label: flatten_toml(case) for label, case in cases.items()}
     for label, case in table.items():
         if lists := [key for key, value in case.items() if isinstance(value, list)]:
             raise UserError(
-                f"axis.{name}.{label}: {lists[0]} is a list, a case has one value of each: make it an axis of its own"
+                f"axis.{name}.{label}: {lists[0]} is a list, a case has one value of each: make it "
+                "an axis of its own"
             )
     return table
 
@@ -185,7 +250,9 @@ def _list_axis(key: str, values: list[Any]) -> Axis:
     for index, value in enumerate(values):
         if value in values[:index]:
             raise UserError(f"{key} = {_text(values)}: {_text(value)} is given twice")
-    return Axis(key, {value if isinstance(value, str) else _text(value): {key: value} for value in values})
+    return Axis(
+        key, {value if isinstance(value, str) else _text(value): {key: value} for value in values}
+    )
 
 
 def _check_keys(known: Mapping[str, Any], keys: Sequence[str]) -> None:
@@ -197,25 +264,34 @@ def _check_keys(known: Mapping[str, Any], keys: Sequence[str]) -> None:
 
 
 def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
-    """Raise ``UserError`` if a setting is set twice, a row is not an axis, or there are too many runs.
+    """Raise ``UserError`` if a setting is set twice, a row is not an axis, or there are
+    too many runs.
 
-    ``given``: settings of the command line. ``picked``: axes of which only some cases are selected, so that fixed settings may be meant
-    for the others.
+    ``given``: settings of the command line. ``picked``: axes of which only some cases
+    are selected, so that fixed settings may be meant for the others.
     """
     owner: dict[str, str] = {}
     names: list[str] = []
     for axis in grid.axes:
         if axis.name in names:
-            raise UserError(f"{axis.name}: is a list and the name of [axis.{axis.name}]: give the axis another name")
+            raise UserError(
+                f"{axis.name}: is a list and the name of [axis.{axis.name}]: give the axis another "
+                "name"
+            )
         names.append(axis.name)
         for key in sorted(axis.keys):
             if key in owner:
-                raise UserError(f"{key}: is decided by two axes, {owner[key]} and {axis.name}: leave it to one")
+                raise UserError(
+                    f"{key}: is decided by two axes, {owner[key]} and {axis.name}: leave it to one"
+                )
             owner[key] = axis.name
-            everywhere = axis.name not in picked and all(key in settings for settings in axis.values.values())
+            everywhere = axis.name not in picked and all(
+                key in settings for settings in axis.values.values()
+            )
             if key in grid.fixed and (key in given or everywhere):
                 raise UserError(
-                    f"{key} = {_text(grid.fixed[key])}: axis.{axis.name} decides it, too: leave one out, "
+                    f"{key} = {_text(grid.fixed[key])}: axis.{axis.name} decides it, too: leave "
+                    "one out, "
                     f"or pick cases with axis.{axis.name}=[...]"
                 )
     for rule in grid.rules:
@@ -226,9 +302,13 @@ def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
     names = [name for name in names if name != SEED]
     for row in grid.options.rows:
         if row not in names:
-            raise UserError(f"sweep.rows = {row!r}: {nearest(row, names)}choose of {listed(names, 'no axes')}")
+            raise UserError(
+                f"sweep.rows = {row!r}: {nearest(row, names)}choose of {listed(names, 'no axes')}"
+            )
     if (count := math.prod(len(axis.values) for axis in grid.axes)) > MAX_RUNS:
-        raise UserError(f"{count} combinations of settings: leave values out until there are at most {MAX_RUNS}")
+        raise UserError(
+            f"{count} combinations of settings: leave values out until there are at most {MAX_RUNS}"
+        )
 
 
 def _text(value: Any) -> str:

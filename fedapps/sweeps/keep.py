@@ -1,7 +1,9 @@
-"""What a sweep keeps of a finished run. Its numbers always: settings, rounds, clients, weights, curves, summary.
+"""What a sweep keeps of a finished run. Its numbers always: settings, rounds, clients,
+weights, curves, summary.
 
-Where clients keep models a run has as many of them on its disk as it has clients; once the run is finished only whoever wants to look
-at them needs them. A run that is not finished loses nothing, since it goes on from its checkpoint.
+Where clients keep models a run has as many of them on its disk as it has clients; once
+the run is finished only whoever wants to look at them needs them. A run that is not
+finished loses nothing, since it goes on from its checkpoint.
 """
 
 import shutil
@@ -21,7 +23,9 @@ PARTS = {
 
 
 def prune(folder: Path, keep: Collection[str]) -> None:
-    """Delete the parts of a finished run that ``keep`` does not name; do nothing to any other folder."""
+    """Delete the parts of a finished run that ``keep`` does not name; do nothing to any
+    other folder.
+    """
     if not finished(folder):
         return
     for part, names in PARTS.items():

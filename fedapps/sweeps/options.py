@@ -1,4 +1,6 @@
-"""The table ``[sweep]`` of a sweep's file: what is shown of its runs, and what is kept of them."""
+"""The table ``[sweep]`` of a sweep's file: what is shown of its runs, and what is kept
+of them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,11 +21,13 @@ Beside = Mapping[str, str | Mapping[str, str]]
 class SweepOptions:
     """The table ``[sweep]``.
 
-    ``title``: of the report. ``measures``: what is tabulated, () for what fits the task; see ``results.run_measures``. ``rows``: the
-    axes of the rows, () for the first axis. ``against``: the row to which the others' differences are taken seed by seed, or for each
-    row the one; ``paired``: the measures for which that is done, () for the first. ``printed``: by measure and row, what a paper
-    prints. ``keep``: what is kept of a finished run besides its numbers. ``minutes``: what the sweep takes on two cores, 0 if unknown.
-    ``plot``: the plots, () for the usual ones.
+    ``title``: of the report. ``measures``: what is tabulated, () for what fits the
+    task; see ``results.run_measures``. ``rows``: the axes of the rows, () for the first
+    axis. ``against``: the row to which the others' differences are taken seed by seed,
+    or for each row the one; ``paired``: the measures for which that is done, () for the
+    first. ``printed``: by measure and row, what a paper prints. ``keep``: what is kept
+    of a finished run besides its numbers. ``minutes``: what the sweep takes on two
+    cores, 0 if unknown. ``plot``: the plots, () for the usual ones.
     """
 
     title: str = ""
@@ -41,19 +45,33 @@ class SweepOptions:
             raise ValueError(f"title = {self.title!r}: must be text")
         for name in ("measures", "rows", "paired", "keep"):
             names = getattr(self, name)
-            if not isinstance(names, tuple) or not all(isinstance(value, str) for value in names) or len(set(names)) < len(names):
+            if (
+                not isinstance(names, tuple)
+                or not all(isinstance(value, str) for value in names)
+                or len(set(names)) < len(names)
+            ):
                 raise ValueError(f"{name} = {names!r}: must be a list of different names")
         for part in self.keep:
             if part not in PARTS:
                 raise ValueError(f"keep = {list(self.keep)}: choose of {', '.join(PARTS)}")
         for text in (*self.measures, *self.paired, *(self.printed or {})):
             read_measure(text)
-        if isinstance(self.minutes, bool) or not isinstance(self.minutes, int | float) or self.minutes < 0:
+        if (
+            isinstance(self.minutes, bool)
+            or not isinstance(self.minutes, int | float)
+            or self.minutes < 0
+        ):
             raise ValueError(f"minutes = {self.minutes!r}: must be a number from 0")
         if not isinstance(self.against, str) and not _is_table(self.against, str):
-            raise ValueError(f"against = {self.against!r}: must name a row, or for each row the one it is compared with")
+            raise ValueError(
+                f"against = {self.against!r}: must name a row, or for each row the one it is "
+                "compared with"
+            )
         if not _is_table(self.printed or {}, dict):
-            raise ValueError(f"printed = {self.printed!r}: must be tables, [sweep.printed.accuracy-mean] for example")
+            raise ValueError(
+                f"printed = {self.printed!r}: must be tables, [sweep.printed.accuracy-mean] for "
+                "example"
+            )
         if len({plot.file for plot in self.plot}) < len(self.plot):
             raise ValueError("plot: two of one kind need a name each")
 
@@ -64,7 +82,9 @@ class SweepOptions:
 
 
 def _is_table(value: Any, of: type) -> bool:
-    return isinstance(value, dict) and all(isinstance(key, str) and isinstance(entry, of) for key, entry in value.items())
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and isinstance(entry, of) for key, entry in value.items()
+    )
 
 
 def read_options(given: Mapping[str, Any]) -> SweepOptions:

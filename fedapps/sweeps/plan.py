@@ -1,7 +1,8 @@
-"""The points of a sweep: all combinations of its axes, except for settings that a point's method does not have.
+"""The points of a sweep: all combinations of its axes, except for settings that a
+point's method does not have.
 
-For such methods the axis is ignored, so that nothing runs twice: ``superfed.nu = [0, 1, 2]`` gives three runs of superfed-mm and one of
-fedavg.
+For such methods the axis is ignored, so that nothing runs twice: ``superfed.nu = [0, 1,
+2]`` gives three runs of superfed-mm and one of fedavg.
 """
 
 import hashlib
@@ -50,10 +51,18 @@ class Plan:
         return title if self.grid.scale == FULL else f"{title} (scale {self.grid.scale})"
 
 
-def read_plan(path: Path, assignments: Sequence[str] = (), scale: str = "", out: Path = Path(), data: Path | None = None) -> Plan:
-    """Return the plan of a sweep file, with the folders of its runs below ``out``. Raises ``UserError`` if the file is invalid.
+def read_plan(
+    path: Path,
+    assignments: Sequence[str] = (),
+    scale: str = "",
+    out: Path = Path(),
+    data: Path | None = None,
+) -> Plan:
+    """Return the plan of a sweep file, with the folders of its runs below ``out``.
+    Raises ``UserError`` if the file is invalid.
 
-    ``data``: a folder of data sets. A source is read from the one that has its last name, ``ylecun/mnist`` from ``data``/mnist.
+    ``data``: a folder of data sets. A source is read from the one that has its last
+    name, ``ylecun/mnist`` from ``data``/mnist.
     """
     grid = read_grid(path, assignments, scale)
     try:
@@ -74,18 +83,29 @@ def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
         combination = list(zip(grid.axes, values, strict=True))
         try:
             config = _with_data(_config(grid, combination), data)
-            known = default_config(config)  # without the tables of the user's own methods that other points run
+            # without the tables of the user's own methods that other points run
+            known = default_config(config)
             config = {key: value for key, value in config.items() if key in known}
-            # Keys of other methods' tables are not in the settings, so an axis with only such keys does not apply to this point.
+            # Keys of other methods' tables are not in the settings, so an axis with
+            # only such keys does not apply to this point.
             used = read_settings(config).flat()
-            labels = tuple((axis.name, label) for axis, label in combination if axis.keys & used.keys())
+            labels = tuple(
+                (axis.name, label) for axis, label in combination if axis.keys & used.keys()
+            )
             if labels not in found:
-                found[labels] = {key: value for key, value in completed(config).flat().items() if key not in RESERVED}
+                found[labels] = {
+                    key: value
+                    for key, value in completed(config).flat().items()
+                    if key not in RESERVED
+                }
         except UserError as error:
             raise UserError(f"{_spoken(combination)}{error}") from None
     for axis in grid.axes:
         if not any(axis.name in dict(labels) for labels in found):
-            raise UserError(f"{axis.name}: no method of this sweep has {listed(sorted(axis.keys), 'it')}: leave the axis out")
+            raise UserError(
+                f"{axis.name}: no method of this sweep has {listed(sorted(axis.keys), 'it')}: "
+                "leave the axis out"
+            )
     same: dict[str, str] = {}
     points = []
     for (labels, settings), name in zip(found.items(), _folder_names(list(found)), strict=True):
@@ -97,7 +117,9 @@ def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
 
 
 def _config(grid: Grid, combination: Sequence[tuple[Axis, str]]) -> dict[str, Any]:
-    """Return the settings of a combination: the fixed ones, those of its labels, and those of the matching rules."""
+    """Return the settings of a combination: the fixed ones, those of its labels, and
+    those of the matching rules.
+    """
     config = dict(grid.fixed)
     for axis, label in combination:
         config |= axis.values[label]
@@ -111,31 +133,52 @@ def _config(grid: Grid, combination: Sequence[tuple[Axis, str]]) -> dict[str, An
 
 
 def _with_data(config: dict[str, Any], data: Path | None) -> dict[str, Any]:
-    """Return the settings with those sources that ``data`` has a folder for read from there."""
+    """Return the settings with those sources that ``data`` has a folder for read from
+    there.
+    """
     if data is None:
         return config
-    sources = {key: value for key, value in config.items() if key.endswith(".source") and isinstance(value, str) and value}
-    folders = {key: data.expanduser().absolute() / Path(value).name for key, value in sources.items()}
+    sources = {
+        key: value
+        for key, value in config.items()
+        if key.endswith(".source") and isinstance(value, str) and value
+    }
+    folders = {
+        key: data.expanduser().absolute() / Path(value).name for key, value in sources.items()
+    }
     return config | {key: str(folder) for key, folder in folders.items() if folder.is_dir()}
 
 
 def _folder_names(points: Sequence[AxisLabels]) -> list[str]:
-    """Return a folder name for each point: its labels, preceded by the setting's name unless it is the method or a named case."""
+    """Return a folder name for each point: its labels, preceded by the setting's name
+    unless it is the method or a named case.
+    """
     words = ["_".join(short_label(axis, label, "-") for axis, label in labels) for labels in points]
     names = [re.sub(r"[^\w.+=-]+", "-", text).strip("-.") or "run" for text in words]
     folded = [name.lower() for name in names]
     unclear = {name for name in names if len(name) > 120 or folded.count(name.lower()) > 1}
     marks = [hashlib.sha256(repr(labels).encode()).hexdigest()[:8] for labels in points]
-    return [f"{name[:100]}-{mark}" if name in unclear else name for name, mark in zip(names, marks, strict=True)]
+    return [
+        f"{name[:100]}-{mark}" if name in unclear else name
+        for name, mark in zip(names, marks, strict=True)
+    ]
 
 
 def short_label(axis: str, label: str, sign: str = " = ") -> str:
-    """Return the display text of a label: methods and named cases as they are, settings with their names, such as nu = 0.5."""
+    """Return the display text of a label: methods and named cases as they are, settings
+    with their names, such as nu = 0.5.
+    """
     setting = axis in default_config() or "." in axis  # in a table, which may be the user's own
     return f"{axis.rpartition('.')[2]}{sign}{label}" if setting and axis != "method" else label
 
 
 def _spoken(combination: Sequence[tuple[Axis, str]]) -> str:
-    """Return a prefix for error messages that names the point; "" if there is only one."""
-    words = ", ".join(short_label(axis.name, label) for axis, label in combination if len(axis.values) > 1 and axis.name != SEED)
+    """Return a prefix for error messages that names the point; "" if there is only
+    one.
+    """
+    words = ", ".join(
+        short_label(axis.name, label)
+        for axis, label in combination
+        if len(axis.values) > 1 and axis.name != SEED
+    )
     return f"{words}: " if words else ""

@@ -1,7 +1,8 @@
-"""A process pool for the runs of a sweep: through the inline engine, in parallel, each with its own results folder.
+"""A process pool for the runs of a sweep: through the inline engine, in parallel, each
+with its own results folder.
 
-A finished run is not started again; an interrupted one resumes from its checkpoint, or starts anew if there is none. A failing run does
-not stop the others.
+A finished run is not started again; an interrupted one resumes from its checkpoint, or
+starts anew if there is none. A failing run does not stop the others.
 """
 
 import json
@@ -25,7 +26,9 @@ from fedapps.errors import RunFailed
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run to do: its settings (keys as in ``pyproject.toml``) and its results folder, whose name describes it."""
+    """A run to do: its settings (keys as in ``pyproject.toml``) and its results folder,
+    whose name describes it.
+    """
 
     config: Mapping[str, Any]
     folder: Path
@@ -33,7 +36,9 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended, with its summary or the reason for its failure, and the machine of a cluster that did it."""
+    """A run that has ended, with its summary or the reason for its failure, and the
+    machine of a cluster that did it.
+    """
 
     run: PlannedRun
     summary: Mapping[str, Any]
@@ -45,29 +50,44 @@ class Ended:
         if self.error:
             return f"{self.run.folder.name}: failed: {self.error}"
         there = f" on {self.place}" if self.place else ""
-        return f"{self.run.folder.name}: {self.summary['rounds-completed']} rounds in {self.summary['seconds']:.0f} s{there}"
+        return (
+            f"{self.run.folder.name}: {self.summary['rounds-completed']} rounds in "
+            f"{self.summary['seconds']:.0f} s{there}"
+        )
 
 
 def finished(folder: Path, rounds: int = 0) -> bool:
-    """Return whether a run is completed and has run for at least ``rounds`` rounds (0: any number)."""
+    """Return whether a run is completed and has run for at least ``rounds`` rounds (0:
+    any number).
+    """
     path = folder / "summary.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return known.get("status") == "completed" and int(known["rounds-completed"]) >= rounds
 
 
-def run_all(runs: Iterable[PlannedRun], processes: int = 0, after: Callable[[PlannedRun], None] | None = None) -> Iterator[Ended]:
-    """Start the runs and yield each as it ends; of those that share a folder only one is started.
+def run_all(
+    runs: Iterable[PlannedRun],
+    processes: int = 0,
+    after: Callable[[PlannedRun], None] | None = None,
+) -> Iterator[Ended]:
+    """Start the runs and yield each as it ends; of those that share a folder only one
+    is started.
 
-    ``processes``: number of parallel processes (0: one per CPU). ``after(run)``: called in the run's process at its end, for example
-    to write further files to its folder; it must be a module-level function, since it is pickled.
+    ``processes``: number of parallel processes (0: one per CPU). ``after(run)``: called
+    in the run's process at its end, for example to write further files to its folder;
+    it must be a module-level function, since it is pickled.
     """
     jobs = {run.folder: run for run in runs}
     if not jobs:
         return
-    os.environ |= threads(1)  # inherited by the worker processes: more would compete for the cores that they share
+    # inherited by the worker processes: more would compete for the cores that they
+    # share
+    os.environ |= threads(1)
     size = min(processes or os.cpu_count() or 1, len(jobs))
     others = set(active_children())
-    with ProcessPoolExecutor(size, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(
+        size, mp_context=get_context("spawn"), initializer=_ignore_interrupts
+    ) as pool:
         with nullcontext() if after else without_main():
             running = {pool.submit(run_one, run, after): run for run in jobs.values()}
         try:
@@ -79,7 +99,8 @@ def run_all(runs: Iterable[PlannedRun], processes: int = 0, after: Callable[[Pla
                 except Exception as error:
                     yield Ended(running[future], {}, f"{type(error).__name__}: {error}")
         except BaseException:
-            # The pool would wait for the current runs and start some more, which takes minutes after Ctrl-C.
+            # The pool would wait for the current runs and start some more, which takes
+            # minutes after Ctrl-C.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(active_children()) - others:
                 process.terminate()
@@ -90,9 +111,15 @@ def run_all(runs: Iterable[PlannedRun], processes: int = 0, after: Callable[[Pla
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Start processes that do not import the program again, which may be a script that would start the same runs itself."""
+    """Start processes that do not import the program again, which may be a script that
+    would start the same runs itself.
+    """
     main = sys.modules["__main__"]
-    hidden = {name: value for name in ("__spec__", "__file__") if (value := getattr(main, name, None)) is not None}
+    hidden = {
+        name: value
+        for name in ("__spec__", "__file__")
+        if (value := getattr(main, name, None)) is not None
+    }
     for name in hidden:
         setattr(main, name, None)
     try:
@@ -103,30 +130,47 @@ def without_main() -> Iterator[None]:
 
 
 def _ignore_interrupts() -> None:
-    """Ignore Ctrl-C, which reaches all processes of a terminal: the main process terminates the workers."""
+    """Ignore Ctrl-C, which reaches all processes of a terminal: the main process
+    terminates the workers.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def mark_interrupted(folders: Iterable[Path]) -> None:
-    """Set the status of the current runs, whose processes were terminated, to "interrupted"."""
+    """Set the status of the current runs, whose processes were terminated, to
+    "interrupted".
+    """
     from fedapps.results.writer import set_status
 
     for folder in folders:
         path = folder / "summary.json"
-        if path.exists() and json.loads(path.read_text(encoding="utf-8")).get("status") == "running":
+        if (
+            path.exists()
+            and json.loads(path.read_text(encoding="utf-8")).get("status") == "running"
+        ):
             set_status(folder, "interrupted")
 
 
 def run_missing(
-    runs: Sequence[PlannedRun], processes: int = 0, rounds: int = 0, after: Callable[[PlannedRun], None] | None = None
+    runs: Sequence[PlannedRun],
+    processes: int = 0,
+    rounds: int = 0,
+    after: Callable[[PlannedRun], None] | None = None,
 ) -> None:
-    """Start the unfinished runs and report on stderr how each ended. Raises ``RunFailed`` at the end if one failed."""
+    """Start the unfinished runs and report on stderr how each ended. Raises
+    ``RunFailed`` at the end if one failed.
+    """
     failed = 0
-    for ended in run_all([run for run in runs if not finished(run.folder, rounds)], processes, after):
+    for ended in run_all(
+        [run for run in runs if not finished(run.folder, rounds)], processes, after
+    ):
         print(ended, file=sys.stderr, flush=True)
         failed += bool(ended.error)
     if failed:
-        raise RunFailed(f"{failed} of {len(runs)} runs failed: see above, mend, and start again; what is finished is kept")
+        raise RunFailed(
+            f"{failed} of {len(runs)} runs failed: see above, mend, and start again; what is "
+            "finished is kept"
+        )
 
 
 def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) -> dict[str, Any]:
@@ -149,7 +193,9 @@ def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) 
     for handler in logger.handlers if json_log.chosen() else ():
         handler.setFormatter(json_log.Formatter(run=run.folder.name))
     try:
-        summary = execute(settings, InlineGrid(app, settings.num_clients, settings.flat(), numbered=True))
+        summary = execute(
+            settings, InlineGrid(app, settings.num_clients, settings.flat(), numbered=True)
+        )
     finally:
         logger.setLevel(level)  # this process may log other runs
     if after:

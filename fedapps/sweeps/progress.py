@@ -1,4 +1,6 @@
-"""The progress display of a sweep: a bar over all rounds in a terminal or notebook, and a line for every run that ends."""
+"""The progress display of a sweep: a bar over all rounds in a terminal or notebook, and
+a line for every run that ends.
+"""
 
 import sys
 import threading
@@ -7,7 +9,13 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
 
 from fedapps import json_log
@@ -19,11 +27,21 @@ _POLL = 1.0  # seconds between polls of the runs' folders
 
 
 class SweepProgress:
-    """Progress display of a sweep: a bar over all rounds in a terminal, and a line for every run that ends."""
+    """Progress display of a sweep: a bar over all rounds in a terminal, and a line for
+    every run that ends.
+    """
 
-    def __init__(self, runs: Sequence[PlannedRun], missing: Sequence[PlannedRun], console: Console | None = None) -> None:
-        """Create the display for all ``runs``, of which ``missing`` are still to run."""
-        self._cell = Line() if console is None and in_notebook() else None  # with the failures only: no line for every run
+    def __init__(
+        self,
+        runs: Sequence[PlannedRun],
+        missing: Sequence[PlannedRun],
+        console: Console | None = None,
+    ) -> None:
+        """Create the display for all ``runs``, of which ``missing`` are still to
+        run.
+        """
+        # with the failures only: no line for every run
+        self._cell = Line() if console is None and in_notebook() else None
         self._console = console or Console(stderr=self._cell is None)
         self._total, self._done = len(runs), len(runs) - len(missing)
         self._rounds = {run.folder: int(run.config["num-rounds"]) for run in missing}
@@ -57,7 +75,12 @@ class SweepProgress:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -71,11 +94,20 @@ class SweepProgress:
         self._done += not ended.error
         if json_log.chosen():
             level, folder = "ERROR" if ended.error else "INFO", ended.run.folder
-            print(json_log.line(level, str(ended), event="end", run=folder.name, sweep=folder.parent.parent.name), flush=True)
+            print(
+                json_log.line(
+                    level, str(ended), event="end", run=folder.name, sweep=folder.parent.parent.name
+                ),
+                flush=True,
+            )
         elif ended.error or self._cell is None:
-            self._print(f"[{self._done + self._failed}/{self._total}] {ended}", "red" if ended.error else None)
+            self._print(
+                f"[{self._done + self._failed}/{self._total}] {ended}",
+                "red" if ended.error else None,
+            )
         if self._bar or self._cell:
-            # A run may end before its last round, and a failed one has no further rounds.
+            # A run may end before its last round, and a failed one has no further
+            # rounds.
             self._at[ended.run.folder] = self._rounds[ended.run.folder]
             self._readers.pop(ended.run.folder, None)
             self._show()
@@ -89,7 +121,9 @@ class SweepProgress:
 
     def _show(self) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=sum(self._at.values()), description=self._describe())
+            self._bar.update(
+                self._task, completed=sum(self._at.values()), description=self._describe()
+            )
         elif self._cell is not None:
             rounds, total = sum(self._at.values()), sum(self._rounds.values())
             self._cell.show(f"{self._describe()}, {rounds}/{total} rounds", rounds, total)

@@ -1,6 +1,8 @@
-"""The tables of a sweep: mean and standard deviation over seeds, differences by seed, what a paper prints; as Markdown and CSV.
+"""The tables of a sweep: mean and standard deviation over seeds, differences by seed,
+what a paper prints; as Markdown and CSV.
 
-Rows are the first axis (or ``sweep.rows``) and every axis that does not apply to all runs; columns are the other axes except the seed.
+Rows are the first axis (or ``sweep.rows``) and every axis that does not apply to all
+runs; columns are the other axes except the seed.
 """
 
 import csv
@@ -33,7 +35,9 @@ DEFAULTS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One table entry: the points that differ only in the seed, and the finished runs among them."""
+    """One table entry: the points that differ only in the seed, and the finished runs
+    among them.
+    """
 
     points: tuple[Point, ...]
     runs: tuple[RunFolder, ...]
@@ -51,7 +55,11 @@ class Entry:
         """Return the values of a measure by seed, of the runs that have it."""
         seeds = {point.name: point.run.config[SEED] for point in self.points}
         wanted = read_measure(measure)
-        return {seeds[run.path.name]: value for run in self.runs if (value := value_of(run, wanted)) is not None}
+        return {
+            seeds[run.path.name]: value
+            for run in self.runs
+            if (value := value_of(run, wanted)) is not None
+        }
 
     def mean(self, measure: str) -> float | None:
         """Return the mean over the seeds, or ``None`` without values."""
@@ -59,14 +67,18 @@ class Entry:
         return math.fsum(values) / len(values) if values else None
 
     def std(self, measure: str) -> float | None:
-        """Return the sample standard deviation over the seeds, or ``None`` with fewer than two."""
+        """Return the sample standard deviation over the seeds, or ``None`` with fewer
+        than two.
+        """
         values = self.values(measure)
         if len(values) < 2:
             return None
         return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
     def text(self, measure: str) -> str:
-        """Return mean ± std as text, with the number of seeds if some are missing; fractions in per cent."""
+        """Return mean ± std as text, with the number of seeds if some are missing;
+        fractions in per cent.
+        """
         mean, std = self.mean(measure), self.std(measure)
         if mean is None:
             return "-" if self.complete else "missing"
@@ -98,20 +110,30 @@ class Results:
         self.columns = list(dict.fromkeys(column for _, column in self.entries))
         self.known = list(dict.fromkeys(key for run in runs.values() for key in run.numbers))
         asked = plan.grid.options.measures
-        self.absent = [measure for measure in asked if runs and not any(entry.values(measure) for entry in self.entries.values())]
+        self.absent = [
+            measure
+            for measure in asked
+            if runs and not any(entry.values(measure) for entry in self.entries.values())
+        ]
         self.measures = self._measures()
 
     def _labels(self, axes: Sequence[str], point: Point) -> Labels:
         return tuple(point.labels.get(axis, "") for axis in axes)
 
     def _measures(self) -> list[str]:
-        """Return the measures of the tables: those requested that some run has, or the defaults."""
-        if asked := [measure for measure in self.plan.grid.options.measures if measure not in self.absent]:
+        """Return the measures of the tables: those requested that some run has, or the
+        defaults.
+        """
+        if asked := [
+            measure for measure in self.plan.grid.options.measures if measure not in self.absent
+        ]:
             return asked
         for names in DEFAULTS:
             if found := [name for name in names if name in self.known]:
                 return found
-        tests = [key for run in self.runs for key in run.evaluation if "train" not in key.split("-")]
+        tests = [
+            key for run in self.runs for key in run.evaluation if "train" not in key.split("-")
+        ]
         losses = [key for key in tests if "loss" in key.split("-")]
         return list(dict.fromkeys([*losses, *tests]))[:2] or ["seconds"]
 
@@ -121,16 +143,24 @@ class Results:
         return [run for entry in self.entries.values() for run in entry.runs]
 
     def row_name(self, row: Labels) -> str:
-        """Return the name of a row: the value on the first axis, and names with values on the others."""
+        """Return the name of a row: the value on the first axis, and names with values
+        on the others.
+        """
         if not self.row_axes:
             return str(self.plan.points[0].run.config["method"])
         told = [(axis, label) for axis, label in zip(self.row_axes, row, strict=True) if label]
-        words = [label if axis == self.row_axes[0] else short_label(axis, label) for axis, label in told]
+        words = [
+            label if axis == self.row_axes[0] else short_label(axis, label) for axis, label in told
+        ]
         return one_line(", ".join(words), 80) or "-"
 
     def column_name(self, column: Labels) -> str:
         """Return the name of a column."""
-        words = [short_label(axis, label) for axis, label in zip(self.column_axes, column, strict=True) if label]
+        words = [
+            short_label(axis, label)
+            for axis, label in zip(self.column_axes, column, strict=True)
+            if label
+        ]
         return one_line(", ".join(words), 80)
 
     @property
@@ -143,21 +173,28 @@ class Results:
         return self.entries.get((row, column))
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
-        """Return the row whose value in a column is better than all others beyond the noise between seeds (``seeds.stands_out``).
+        """Return the row whose value in a column is better than all others beyond the
+        noise between seeds (``seeds.stands_out``).
 
         None without three seeds, or if it is unknown what is better.
         """
         choose = best_of(measure)
-        entries = {row: entry for row in self.rows if (entry := self.entry(row, column)) and entry.complete}
+        entries = {
+            row: entry for row in self.rows if (entry := self.entry(row, column)) and entry.complete
+        }
         values = {row: found for row, entry in entries.items() if (found := entry.by_seed(measure))}
         if choose is None:
             return set()
         return {row for row in values if stands_out(row, values, smaller=choose is min)}
 
     def gains(self, row: Labels, column: Labels, measure: str) -> list[float]:
-        """Return the differences of a row to the one it is compared with, seed by seed."""
+        """Return the differences of a row to the one it is compared with, seed by
+        seed.
+        """
         partner = self.plan.grid.options.partner(self.row_name(row))
-        other = next((known for known in self.rows if partner and self.row_name(known) == partner), None)
+        other = next(
+            (known for known in self.rows if partner and self.row_name(known) == partner), None
+        )
         ours, theirs = self.entry(row, column), other and self.entry(other, column)
         return paired(ours.by_seed(measure), theirs.by_seed(measure)) if ours and theirs else []
 
@@ -166,10 +203,14 @@ class Results:
         found = (self.plan.grid.options.printed or {}).get(measure, {}).get(self.row_name(row), "")
         return found if isinstance(found, str) else found.get(self.column_name(column), "")
 
-    def table(self, measures: Sequence[str], mark: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows: one measure over all columns, or all measures if there is a single column.
+    def table(
+        self, measures: Sequence[str], mark: Callable[[str], str]
+    ) -> tuple[list[str], list[list[str]]]:
+        """Return header and rows: one measure over all columns, or all measures if
+        there is a single column.
 
-        Beside a measure stands what is printed for it, and the differences by seed where these are asked for.
+        Beside a measure stands what is printed for it, and the differences by seed
+        where these are asked for.
         """
         shown = [(measure, column) for measure in measures for column in self.columns]
         several = len(self.columns) > 1
@@ -177,14 +218,19 @@ class Results:
         for measure, column in shown:
             name = self.column_name(column) if several else heading(measure)
             columns.append(
-                [mark(text) if row in self.best(measure, column) else text for row, text in self._texts(measure, column)]
+                [
+                    mark(text) if row in self.best(measure, column) else text
+                    for row, text in self._texts(measure, column)
+                ]
             )
             header.append(name)
             if any(beside := [self.printed(row, column, measure) for row in self.rows]):
                 columns.append(beside)
                 header.append("printed")
             if measure in self.paired and any(
-                gains := [difference(measure, self.gains(row, column, measure)) for row in self.rows]
+                gains := [
+                    difference(measure, self.gains(row, column, measure)) for row in self.rows
+                ]
             ):
                 columns.append(gains)
                 header.append(f"{name}, by seed" if not several else "by seed")
@@ -192,7 +238,10 @@ class Results:
         return header, [[self.row_name(row), *cells[place]] for place, row in enumerate(self.rows)]
 
     def _texts(self, measure: str, column: Labels) -> list[tuple[Labels, str]]:
-        return [(row, entry.text(measure) if (entry := self.entry(row, column)) else "-") for row in self.rows]
+        return [
+            (row, entry.text(measure) if (entry := self.entry(row, column)) else "-")
+            for row in self.rows
+        ]
 
     @property
     def paired(self) -> tuple[str, ...]:
@@ -201,7 +250,9 @@ class Results:
         return (options.paired or tuple(self.measures[:1])) if options.against else ()
 
     def tables(self, mark: Callable[[str], str]) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Return (heading, header, rows) of each table; ``mark`` formats the best values."""
+        """Return (heading, header, rows) of each table; ``mark`` formats the best
+        values.
+        """
         if len(self.columns) == 1:
             return [("", *self.table(self.measures, mark))]
         return [(heading(measure), *self.table([measure], mark)) for measure in self.measures]
@@ -214,16 +265,30 @@ class Results:
         return "\n\n".join([*blocks, self.note()]) + "\n"
 
     def note(self) -> str:
-        """Return the note below the tables: seeds, the meaning of bold, and measures that are left out."""
+        """Return the note below the tables: seeds, the meaning of bold, and measures
+        that are left out.
+        """
         seeds = max(len(entry.points) for entry in self.entries.values())
-        over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One run each"
-        absent = [f" Left out, since no run has it: {m} ({nearest(m, self.known)}see summary.json)." for m in self.absent]
+        over = (
+            f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One run each"
+        )
+        absent = [
+            f" Left out, since no run has it: {m} ({nearest(m, self.known)}see summary.json)."
+            for m in self.absent
+        ]
         bold = (
-            " Bold: better than every other row beyond the noise between seeds (the 95 % t intervals of all paired differences lie on "
+            " Bold: better than every other row beyond the noise between seeds (the 95 % t "
+            "intervals of all paired differences lie on "
             "one side of 0)."
         )
-        beside = " By seed: paired difference to " + self._partners() + ", its 95 % t interval, seeds in which it is positive."
-        told = f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}{beside * bool(self.paired)}"
+        beside = (
+            " By seed: paired difference to "
+            + self._partners()
+            + ", its 95 % t interval, seeds in which it is positive."
+        )
+        told = (
+            f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}{beside * bool(self.paired)}"
+        )
         return told + "".join(absent)
 
     def _partners(self) -> str:
@@ -231,13 +296,20 @@ class Results:
         return f"{against!r}" if isinstance(against, str) else "the row that the file names"
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one row per entry: its labels, its numbers of finished and planned seeds, and every measure in full precision."""
+        """Return one row per entry: its labels, its numbers of finished and planned
+        seeds, and every measure in full precision.
+        """
         rows = []
         for (row, column), entry in self.entries.items():
-            out: dict[str, Any] = dict(zip((*self.row_axes, *self.column_axes), (*row, *column), strict=True))
+            out: dict[str, Any] = dict(
+                zip((*self.row_axes, *self.column_axes), (*row, *column), strict=True)
+            )
             out |= {"seeds": len(entry.runs), "of": len(entry.points)}
             for measure in self.measures:
-                out |= {measure: entry.mean(measure), f"{measure}-over-seeds-std": entry.std(measure)}
+                out |= {
+                    measure: entry.mean(measure),
+                    f"{measure}-over-seeds-std": entry.std(measure),
+                }
             rows.append(out)
         return rows
 
@@ -254,7 +326,12 @@ def _axes(plan: Plan) -> tuple[list[str], list[str]]:
     """Return the names of the row axes and of the column axes."""
     names = [axis.name for axis in plan.grid.axes if axis.name != SEED]
     rows = list(plan.grid.options.rows) or names[:1]
-    # An axis that does not apply to some runs would leave gaps in a column: it distinguishes rows.
-    rows += [name for name in names if name not in rows and not all(name in point.labels for point in plan.points)]
+    # An axis that does not apply to some runs would leave gaps in a column: it
+    # distinguishes rows.
+    rows += [
+        name
+        for name in names
+        if name not in rows and not all(name in point.labels for point in plan.points)
+    ]
     several = [axis.name for axis in plan.grid.axes if len(axis.values) > 1]
     return rows, [name for name in names if name not in rows and name in several]

@@ -1,4 +1,6 @@
-"""How a sweep's numbers are written: with the decimals of their measure, differences with their interval, tables as Markdown."""
+"""How a sweep's numbers are written: with the decimals of their measure, differences
+with their interval, tables as Markdown.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,11 +12,26 @@ from fedapps.results.seeds import t_interval
 
 #: Words in the names of measures that tell whether larger or smaller is better.
 _MORE = ("mean", "worst", "worst10", "best10", "weighted")
-_LESS = ("loss", "ece", "mce", "gini", "std", "gap", "bytes", "seconds", "error", "rmse", "mae", "mse")
+_LESS = (
+    "loss",
+    "ece",
+    "mce",
+    "gini",
+    "std",
+    "gap",
+    "bytes",
+    "seconds",
+    "error",
+    "rmse",
+    "mae",
+    "mse",
+)
 
 
 def best_of(text: str) -> Callable[[list[float]], float] | None:
-    """Return ``max`` or ``min``, whichever is better for a measure, or ``None`` if unknown."""
+    """Return ``max`` or ``min``, whichever is better for a measure, or ``None`` if
+    unknown.
+    """
     measure = read_measure(text).unit
     if measure == "rounds":
         return min
@@ -50,7 +67,9 @@ def heading(text: str) -> str:
 
 
 def difference(measure: str, gains: Sequence[float]) -> str:
-    """Return a paired difference as text: its mean, the 95 % t interval of that, in how many seeds it is positive."""
+    """Return a paired difference as text: its mean, the 95 % t interval of that, in how
+    many seeds it is positive.
+    """
     if not gains:
         return ""
     scale = 100 if is_percent(read_measure(measure).unit) else 1
@@ -58,7 +77,10 @@ def difference(measure: str, gains: Sequence[float]) -> str:
     if found.n < 2 or not math.isfinite(found.low):
         return _signed(found.mean)
     positive = sum(gain > 0 for gain in gains)
-    return f"{_signed(found.mean)} [{_signed(found.low)}, {_signed(found.high)}], {positive} of {found.n}"
+    return (
+        f"{_signed(found.mean)} [{_signed(found.low)}, {_signed(found.high)}], {positive} of "
+        f"{found.n}"
+    )
 
 
 def _signed(value: float) -> str:
@@ -72,6 +94,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(3, *(len(row[index]) for row in lines)) for index in range(len(header))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     padded = [
-        [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))] for row in lines
+        [
+            row[0].ljust(widths[0]),
+            *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        for row in lines
     ]
     return "\n".join("| " + " | ".join(row) + " |" for row in [padded[0], rule, *padded[1:]])

@@ -1,4 +1,6 @@
-"""Tasks: each combines data, a model, an objective and metrics. ``registry.py`` lists them by name."""
+"""Tasks: each combines data, a model, an objective and metrics. ``registry.py`` lists
+them by name.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -7,13 +9,17 @@ from algorithms.common.lazy import late_exports
 if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes seconds and 200 MB
     from fedapps.tasks.classification import Classification as Classification
     from fedapps.tasks.classification import Digits as Digits
-    from fedapps.tasks.constrained_classification import ConstrainedClassification as ConstrainedClassification
+    from fedapps.tasks.constrained_classification import (
+        ConstrainedClassification as ConstrainedClassification,
+    )
     from fedapps.tasks.convex import Lasso as Lasso
     from fedapps.tasks.convex import Qap as Qap
     from fedapps.tasks.convex import SparseLogistic as SparseLogistic
     from fedapps.tasks.densities import PointMass as PointMass
     from fedapps.tasks.densities import Unigram as Unigram
-    from fedapps.tasks.ensemble_classification import EnsembleClassification as EnsembleClassification
+    from fedapps.tasks.ensemble_classification import (
+        EnsembleClassification as EnsembleClassification,
+    )
     from fedapps.tasks.matrix_completion import Completion as Completion
     from fedapps.tasks.next_character import Text as Text
     from fedapps.tasks.next_word import Words as Words

@@ -1,4 +1,6 @@
-"""Numbers to predict from arrays, images or columns of numbers (``data.source``): what task ``regression`` is unless it has a table."""
+"""Numbers to predict from arrays, images or columns of numbers (``data.source``): what
+task ``regression`` is unless it has a table.
+"""
 
 from functools import cached_property
 from typing import Any
@@ -23,7 +25,9 @@ BY_CLASS = ("pathological", "dirichlet", "dirichlet-clients", "sorted-share")
 
 
 class ArrayRegression(Targets, Classification):
-    """Prediction of a column, or of arrays of one size; samples are read, dealt and scaled as those of :class:`Classification`."""
+    """Prediction of a column, or of arrays of one size; samples are read, dealt and
+    scaled as those of :class:`Classification`.
+    """
 
     name = NAME
 
@@ -37,11 +41,13 @@ class ArrayRegression(Targets, Classification):
         ):
             if chosen != usual:
                 raise UserError(
-                    f"data.{key} = {chosen!r}: is for samples with a class, and regression predicts numbers: leave it {usual!r}"
+                    f"data.{key} = {chosen!r}: is for samples with a class, and regression "
+                    f"predicts numbers: leave it {usual!r}"
                 )
         if d.partition in BY_CLASS or goes_by_classes(d):
             raise UserError(
-                f"data.partition = {d.partition!r}: deals samples by class, and regression has none: choose iid, natural "
+                f"data.partition = {d.partition!r}: deals samples by class, and regression has "
+                "none: choose iid, natural "
                 "(data.natural-id), or one of flwr:... that goes by size or by another column"
             )
 
@@ -94,12 +100,18 @@ class ArrayRegression(Targets, Classification):
         """Return a newly initialised model."""
         chosen = self.context.model
         name = self.usual_net if chosen.name == BY_SHAPE else chosen.name
-        return build_model(name, self.image_shape, self.num_outputs, seed, chosen.pretrained).to(self.device)
+        return build_model(name, self.image_shape, self.num_outputs, seed, chosen.pretrained).to(
+            self.device
+        )
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return a client's training, validation and test samples, with targets as the model learns them."""
+        """Return a client's training, validation and test samples, with targets as the
+        model learns them.
+        """
         rows = self.split(client, num_clients)
-        scale = self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(rows[0])
+        scale = (
+            self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(rows[0])
+        )
 
         def part(mine: NDArray[np.int64]) -> Split:
             y = torch.from_numpy(self.target_scale.of(self.targets[mine]))

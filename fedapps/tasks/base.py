@@ -1,4 +1,6 @@
-"""Base of the tasks with a torch model: one working model per process, the initial model, and a cache of the clients' tensors."""
+"""Base of the tasks with a torch model: one working model per process, the initial
+model, and a cache of the clients' tensors.
+"""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,23 +18,30 @@ if TYPE_CHECKING:  # imported where it is needed: trees on a table do without
     import torch
     from torch import nn
 
-#: Bytes of clients' samples that a process caches as tensors; beyond this, the least recently used are dropped and rebuilt on demand.
+#: Bytes of clients' samples that a process caches as tensors; beyond this, the least
+#: recently used are dropped and rebuilt on demand.
 KEPT_BYTES = 2**30
 
 
 class TorchTask:
-    """Base of tasks that train a torch model. Subclasses add ``check``, ``objective``, ``model_fn`` and ``prepare``."""
+    """Base of tasks that train a torch model. Subclasses add ``check``, ``objective``,
+    ``model_fn`` and ``prepare``.
+    """
 
     name: str
-    #: Whether the task deals samples with a class to its clients, and so supports data.noise, data.test and data.standardise.
+    #: Whether the task deals samples with a class to its clients, and so supports
+    #: data.noise, data.test and data.standardise.
     deals_samples = False
 
     def __init__(self, options: Any, context: RunContext) -> None:
         parts = {"test": "", "validation-split": "", "part": ""}
-        for key, usual in () if self.deals_samples else {"noise": "none", **parts, "standardise": "auto"}.items():
+        for key, usual in (
+            () if self.deals_samples else {"noise": "none", **parts, "standardise": "auto"}.items()
+        ):
             if (chosen := getattr(context.data, key.replace("-", "_"))) != usual:
                 raise UserError(
-                    f"data.{key} = {chosen!r}: is for samples with a class, which this task does not deal: leave it {usual!r}"
+                    f"data.{key} = {chosen!r}: is for samples with a class, which this task does "
+                    f"not deal: leave it {usual!r}"
                 )
         self.options = options
         self.context = context
@@ -42,7 +51,9 @@ class TorchTask:
 
     @cached_property
     def device(self) -> "torch.device":
-        """The device of the net and of the clients' tensors. Raises ``UserError`` for one that is not there."""
+        """The device of the net and of the clients' tensors. Raises ``UserError`` for
+        one that is not there.
+        """
         return device_of(self.context.device)
 
     def model_fn(self, seed: int) -> "nn.Module":
@@ -56,15 +67,21 @@ class TorchTask:
 
     @property
     def num_outputs(self) -> int:
-        """The number of model outputs per sample: the number of classes, or 1 for binary classification."""
+        """The number of model outputs per sample: the number of classes, or 1 for
+        binary classification.
+        """
         raise NotImplementedError
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return the data of client ``client`` of ``num_clients``, on any device; deterministic."""
+        """Return the data of client ``client`` of ``num_clients``, on any device;
+        deterministic.
+        """
         raise NotImplementedError
 
     def work_model(self) -> "nn.Module":
-        """Return the module shared by the clients of this process for training and evaluation; those that take turns have one each."""
+        """Return the module shared by the clients of this process for training and
+        evaluation; those that take turns have one each.
+        """
         if (model := self._work_models.get(seat())) is None:
             model = self._work_models[seat()] = self.model_fn(0)
             if self.context.model.head:
@@ -73,7 +90,9 @@ class TorchTask:
         return model
 
     def initial_model(self) -> "nn.Module":
-        """Return the model that the run starts from: drawn by the seed, or with the weights of the file ``model.weights``."""
+        """Return the model that the run starts from: drawn by the seed, or with the
+        weights of the file ``model.weights``.
+        """
         model = self.model_fn(derived_seed(self.context.seed, "model"))
         if self.context.model.weights:
             from fedapps.models.weights import read_weights
@@ -103,19 +122,27 @@ class TorchTask:
 
 
 def dealt(client_id: int | str, num_clients: int) -> int:
-    """Return the id of a client to whom data are dealt. Raises ``UserError`` for another one."""
+    """Return the id of a client to whom data are dealt. Raises ``UserError`` for
+    another one.
+    """
     if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
-        raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
+        raise UserError(
+            f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set "
+            "partition-id)"
+        )
     return client_id
 
 
 def head_of(model: "nn.Module", names: str) -> tuple[str, ...]:
-    """Return the comma-separated layers of a setting as prefixes of array names. Raises ``UserError`` if one does not exist."""
+    """Return the comma-separated layers of a setting as prefixes of array names. Raises
+    ``UserError`` if one does not exist.
+    """
     head = tuple(f"{name.strip().rstrip('.')}." for name in names.split(","))
     for prefix in head:
         if not any(name.startswith(prefix) for name in model.state_dict()):
             raise UserError(
-                f"model.head = {names!r}: there is no layer {prefix[:-1]!r}: choose among {', '.join(layers_of(model))}, or whole "
+                f"model.head = {names!r}: there is no layer {prefix[:-1]!r}: choose among "
+                f"{', '.join(layers_of(model))}, or whole "
                 "parts of these"
             )
     return head
@@ -133,5 +160,8 @@ def device_of(name: str) -> "torch.device":
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device = 'cuda', but no GPU is visible here: choose 'cpu', or give clients one with --gpus-per-client")
+        raise UserError(
+            "device = 'cuda', but no GPU is visible here: choose 'cpu', or give clients one with "
+            "--gpus-per-client"
+        )
     return torch.device(name)

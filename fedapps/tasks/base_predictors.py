@@ -1,6 +1,8 @@
-"""Base predictors for ensembles of torch classifiers: small networks, each trained on some of the labels.
+"""Base predictors for ensembles of torch classifiers: small networks, each trained on
+some of the labels.
 
-They are trained centrally before the first round, on samples that no client holds. The same settings and seed give the same networks.
+They are trained centrally before the first round, on samples that no client holds. The
+same settings and seed give the same networks.
 """
 
 from functools import lru_cache
@@ -24,7 +26,9 @@ Indices = NDArray[np.int64]
 
 
 def divide(images: Images, share: float, seed: int) -> tuple[Images, Images]:
-    """Return (samples for the base predictors, samples for the clients): a random ``share`` of each class, and the rest."""
+    """Return (samples for the base predictors, samples for the clients): a random
+    ``share`` of each class, and the rest.
+    """
     if not share:
         return images.take(np.zeros(len(images.labels), bool)), images
     rng = generator(seed, "pre-training")
@@ -39,9 +43,14 @@ def divide(images: Images, share: float, seed: int) -> tuple[Images, Images]:
 
 
 def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -> list[Indices]:
-    """Return each predictor's labels, sorted: drawn at random from the least used labels, so that all are covered evenly."""
+    """Return each predictor's labels, sorted: drawn at random from the least used
+    labels, so that all are covered evenly.
+    """
     if not 1 <= labels_each <= num_classes:
-        raise UserError(f"ensemble.labels-each = {labels_each}, but the data has {num_classes} classes: choose 1..{num_classes}")
+        raise UserError(
+            f"ensemble.labels-each = {labels_each}, but the data has {num_classes} classes: choose "
+            f"1..{num_classes}"
+        )
     rng = generator(seed, "label sets")
     used = np.zeros(num_classes, np.int64)
     out = []
@@ -52,20 +61,29 @@ def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -
     return out
 
 
-def recipes(kind: str, num_classes: int, labels_each: int, predictors: int, seed: int) -> list[tuple[Indices, int]]:
-    """Return for each predictor the labels that it is trained on and by how much they are written wrong (0, or 1: the next class).
+def recipes(
+    kind: str, num_classes: int, labels_each: int, predictors: int, seed: int
+) -> list[tuple[Indices, int]]:
+    """Return for each predictor the labels that it is trained on and by how much they
+    are written wrong (0, or 1: the next class).
 
-    even: ``label_sets``. unequal: a third of the predictors know twice as many labels, the others one each. overlapping: as many as
-    are needed know all labels evenly, the others know what the first one knows. flawed: the second half is trained on labels counted
-    from 1; each half knows all labels evenly.
+    even: ``label_sets``. unequal: a third of the predictors know twice as many labels,
+    the others one each. overlapping: as many as are needed know all labels evenly, the
+    others know what the first one knows. flawed: the second half is trained on labels
+    counted from 1; each half knows all labels evenly.
     """
     if kind == "unequal":
         many = -(-predictors // 3)
         wide = label_sets(num_classes, min(num_classes, 2 * labels_each), many, seed)
-        return [(labels, 0) for labels in wide + label_sets(num_classes, 1, predictors - many, seed)]
+        return [
+            (labels, 0) for labels in wide + label_sets(num_classes, 1, predictors - many, seed)
+        ]
     if kind == "flawed":
         right = -(-predictors // 2)
-        halves = label_sets(num_classes, labels_each, right, seed), label_sets(num_classes, labels_each, predictors - right, seed)
+        halves = (
+            label_sets(num_classes, labels_each, right, seed),
+            label_sets(num_classes, labels_each, predictors - right, seed),
+        )
         return [(labels, shift) for shift, half in enumerate(halves) for labels in half]
     sets = label_sets(num_classes, labels_each, predictors, seed)
     if kind == "overlapping":
@@ -76,21 +94,39 @@ def recipes(kind: str, num_classes: int, labels_each: int, predictors: int, seed
 
 @lru_cache(maxsize=2)
 def pretrained(
-    source: DataOptions, model: str, share: float, kind: str, predictors: int, labels_each: int, options: TrainOptions, seed: int
+    source: DataOptions,
+    model: str,
+    share: float,
+    kind: str,
+    predictors: int,
+    labels_each: int,
+    options: TrainOptions,
+    seed: int,
 ) -> Library:
-    """Return the library of ``predictors`` networks trained on ``share`` of the samples; cached in the process."""
+    """Return the library of ``predictors`` networks trained on ``share`` of the
+    samples; cached in the process.
+    """
     images, _ = divide(partitions.load_images(source), share, seed)
     x = inputs(images, np.arange(len(images.labels)))
     if source.standardise != "none" and images.numbers:
         x = Scale.of_sums([Moments.of(x)]).of(x)
     channels, height, width = images.pixels.shape[1:]
     nets, names = [], []
-    for k, (labels, shift) in enumerate(recipes(kind, images.num_classes, labels_each, predictors, seed)):
+    for k, (labels, shift) in enumerate(
+        recipes(kind, images.num_classes, labels_each, predictors, seed)
+    ):
         rows = np.flatnonzero(np.isin(images.labels, labels))
-        net = build_model(model, (channels, height, width), images.num_classes, derived_seed(seed, "base net", k))
-        samples = Split(torch.from_numpy(x[rows]), torch.from_numpy((images.labels[rows] + shift) % images.num_classes))
+        net = build_model(
+            model, (channels, height, width), images.num_classes, derived_seed(seed, "base net", k)
+        )
+        samples = Split(
+            torch.from_numpy(x[rows]),
+            torch.from_numpy((images.labels[rows] + shift) % images.num_classes),
+        )
         train_classifier(net, samples, options, generator(seed, "base net batches", k))
         nets.append(get_arrays(net))
         names.append(f"{k}:" + ",".join(map(str, labels)) + (" as the next class" if shift else ""))
     keys = list(build_model(model, (channels, height, width), images.num_classes, 0).state_dict())
-    return Library.from_arrays({key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names, False)
+    return Library.from_arrays(
+        {key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names, False
+    )

@@ -1,6 +1,8 @@
-"""Weak-learning oracles of a run, chosen by the options; loading and saving of learned functions.
+"""Weak-learning oracles of a run, chosen by the options; loading and saving of learned
+functions.
 
-A run stores the learned function as ``model.safetensors``: ``load_function(folder)`` reads it.
+A run stores the learned function as ``model.safetensors``: ``load_function(folder)``
+reads it.
 """
 
 from collections.abc import Callable
@@ -32,49 +34,76 @@ def oracle_of(task: TorchTask, options: FFGBOptions, method: str) -> Oracle:
     learner = learner_of(task, options)
     if learner == "trees":
         return TreeOracle(options.trees, options.depth, options.tree_rate, options.min_leaf)
-    from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle  # which need PyTorch
+    # which need PyTorch
+    from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
 
     if learner == "ridge":
         return RidgeOracle(options.ridge)
     kind = PROVED[method] if options.oracle == "auto" else options.oracle
-    fit = FitOptions(steps=options.fit_steps, learning_rate=options.fit_rate, batch_size=options.fit_batch, clip=0.0)
+    fit = FitOptions(
+        steps=options.fit_steps,
+        learning_rate=options.fit_rate,
+        batch_size=options.fit_batch,
+        clip=0.0,
+    )
     return NetOracle(task.model_fn, NetOptions(kind, fit, options.sobolev))
 
 
 def learner_of(task: TorchTask, options: FFGBOptions) -> str:
     """Return the kind of the learners; ``auto``: trees on tables, nets elsewhere."""
-    return options.learner if options.learner != "auto" else "trees" if isinstance(task, Tabular) else "net"
+    return (
+        options.learner
+        if options.learner != "auto"
+        else "trees"
+        if isinstance(task, Tabular)
+        else "net"
+    )
 
 
 def check_learner(options: FFGBOptions, method: str) -> None:
-    """Raise ``ValueError`` for an oracle that the method or the kind of learner does not support."""
+    """Raise ``ValueError`` for an oracle that the method or the kind of learner does
+    not support.
+    """
     if options.oracle == "lipschitz" and method != "ffgb-l":
-        raise ValueError(f"oracle = 'lipschitz': needs the target as a function, which {method} has not: choose l2 or linf")
+        raise ValueError(
+            f"oracle = 'lipschitz': needs the target as a function, which {method} has not: choose "
+            "l2 or linf"
+        )
     if options.oracle in ("linf", "lipschitz") and options.learner in ("trees", "ridge"):
-        raise ValueError(f"oracle = {options.oracle!r}, learner = {options.learner!r}: only nets have it, choose oracle = 'l2'")
+        raise ValueError(
+            f"oracle = {options.oracle!r}, learner = {options.learner!r}: only nets have it, "
+            "choose oracle = 'l2'"
+        )
 
 
-# --- learned functions -----------------------------------------------------------------------------------------------
+# --- learned functions ----------------------------------------------------------------
 
 
 def load_function(folder: Path | str) -> Additive:
-    """Return the function in a results folder's ``model.safetensors``, or in such a file. Raises ``UserError``."""
+    """Return the function in a results folder's ``model.safetensors``, or in such a
+    file. Raises ``UserError``.
+    """
     path = Path(folder)
     path = path / "model.safetensors" if path.is_dir() else path
     try:
         return Additive.from_arrays(load_file(path))
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(
-            f"{path} holds no boosted function ({error}): name the results folder of a finished run of ffgb"
+            f"{path} holds no boosted function ({error}): name the results folder of a finished "
+            "run of ffgb"
         ) from error
 
 
 def save_function(function: Additive, path: Path | str) -> None:
     """Write a function (for example a pruned one) as a safetensors file."""
-    save_file({name: np.asarray(array, order="C") for name, array in function.to_arrays().items()}, path)
+    save_file(
+        {name: np.asarray(array, order="C") for name, array in function.to_arrays().items()}, path
+    )
 
 
-def predictor(task: TorchTask, function: Additive, options: FFGBOptions, method: str) -> Callable[[Values], Values]:
+def predictor(
+    task: TorchTask, function: Additive, options: FFGBOptions, method: str
+) -> Callable[[Values], Values]:
     """Return x (n, ...) -> values (n, outputs) for a function learned on a task."""
     oracle = oracle_of(task, options, method)
     return lambda x: values_at(function, x, task.num_outputs, oracle.predict)

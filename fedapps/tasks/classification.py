@@ -1,4 +1,5 @@
-"""Classification of images, arrays or numbers with a torch model: the task of the averaging and personalised methods.
+"""Classification of images, arrays or numbers with a torch model: the task of the
+averaging and personalised methods.
 
 The data set is loaded once per process; clients' tensors are cached.
 """
@@ -36,7 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 class Classification(TorchTask):
-    """Classification of a data set of images, arrays or numbers, partitioned over clients according to the settings."""
+    """Classification of a data set of images, arrays or numbers, partitioned over
+    clients according to the settings.
+    """
 
     name = "classification"
     deals_samples = True
@@ -45,7 +48,11 @@ class Classification(TorchTask):
         if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES) and not reference_of(
             "model.name", context.model.name
         ):
-            raise UserError(image_nets.unknown(context.model.name, ["auto", *image_nets.NAMES, *registered("model.name")]))
+            raise UserError(
+                image_nets.unknown(
+                    context.model.name, ["auto", *image_nets.NAMES, *registered("model.name")]
+                )
+            )
         super().__init__(options, context)
 
     @cached_property
@@ -55,11 +62,15 @@ class Classification(TorchTask):
 
     @cached_property
     def objective(self) -> Objective:
-        """Cross-entropy; with ``data.class-weights`` weighted by class in training (not in the metrics)."""
+        """Cross-entropy; with ``data.class-weights`` weighted by class in training (not
+        in the metrics).
+        """
         if not self.context.data.class_weights:
             return CLASSIFICATION
         counts = np.bincount(self.images.labels, minlength=self.images.num_classes)
-        weights = torch.tensor(len(self.images.labels) / (counts + 1), dtype=torch.float32, device=self.device)
+        weights = torch.tensor(
+            len(self.images.labels) / (counts + 1), dtype=torch.float32, device=self.device
+        )
         return Objective(partial(functional.cross_entropy, weight=weights), CLASSIFICATION.score)
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
@@ -70,28 +81,45 @@ class Classification(TorchTask):
     @property
     def from_clients(self) -> str:
         """What is made from the clients' data before the first round."""
-        found = ["the synthetic set (data.synthetic), unless it was made privately"] if self.context.data.synthetic else []
+        found = (
+            ["the synthetic set (data.synthetic), unless it was made privately"]
+            if self.context.data.synthetic
+            else []
+        )
         found += (
-            ["the class weights (data.class-weights), from the labels of all clients"] if self.context.data.class_weights else []
+            ["the class weights (data.class-weights), from the labels of all clients"]
+            if self.context.data.class_weights
+            else []
         )
         if not self.context.sites.own and self.standardise == "sums":
-            found.append("mean and deviation of the inputs (data.standardise = 'sums'), from the samples of all clients")
+            found.append(
+                "mean and deviation of the inputs (data.standardise = 'sums'), from the samples of "
+                "all clients"
+            )
         return " and ".join(found)
 
     @lru_cache(maxsize=2)  # noqa: B019
     def test_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
-        """Return the samples that each client is scored on, if the data say which (``data.test``, ``data.part``); else None."""
+        """Return the samples that each client is scored on, if the data say which
+        (``data.test``, ``data.part``); else None.
+        """
         part = test_part(self.images, self.context.data)
         return dealt_part(self.images, self.partition(num_clients), part, self.context.seed)
 
     @lru_cache(maxsize=2)  # noqa: B019
     def validation_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
-        """Return the samples that each client chooses models by, if the data say which (``data.validation-split``); else None."""
+        """Return the samples that each client chooses models by, if the data say which
+        (``data.validation-split``); else None.
+        """
         part = validation_part(self.images, self.context.data)
         return dealt_part(self.images, self.partition(num_clients), part, self.context.seed)
 
-    def split(self, client: int, num_clients: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows of a client's training, validation (empty if the training set stands in) and test sets."""
+    def split(
+        self, client: int, num_clients: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of a client's training, validation (empty if the training set
+        stands in) and test sets.
+        """
         tests, validations = self.test_parts(num_clients), self.validation_parts(num_clients)
         share = self.context.data.validation if validations is None else 0.0
         mine, test = self.partition(num_clients)[client], None if tests is None else tests[client]
@@ -99,7 +127,9 @@ class Classification(TorchTask):
         return rows if validations is None else (rows[0], validations[client], rows[2])
 
     def remarks(self, num_clients: int) -> list[str]:
-        """Return a line for each thing that a user should know of the partition: who is left out, what is scored."""
+        """Return a line for each thing that a user should know of the partition: who is
+        left out, what is scored.
+        """
         d, parts = self.context.data, self.partition(num_clients)
         lines = partitions.remarks(self.images, d)
         for part, own in (
@@ -111,22 +141,34 @@ class Classification(TorchTask):
 
     @property
     def standardise(self) -> str:
-        """How inputs are brought to mean 0 and deviation 1: "none", "client" or "sums"."""
+        """How inputs are brought to mean 0 and deviation 1: "none", "client" or
+        "sums".
+        """
         chosen = self.context.data.standardise
         return chosen if chosen != "auto" else "sums" if self.images.numbers else "none"
 
     @lru_cache(maxsize=2)  # noqa: B019
     def common_scale(self, num_clients: int) -> Scale:
-        """Return the scale that follows from the sums of all clients over their training samples."""
+        """Return the scale that follows from the sums of all clients over their
+        training samples.
+        """
         rows = (self.split(client, num_clients)[0] for client in range(num_clients))
         return Scale.of_sums(Moments.of(inputs(self.images, mine)) for mine in rows)
 
     def scale_of(self, rows: NDArray[np.int64]) -> Scale | None:
-        """Return a client's own scale, by its training samples; None unless each client has one."""
-        return Scale.of_sums([Moments.of(inputs(self.images, rows))]) if self.standardise == "client" else None
+        """Return a client's own scale, by its training samples; None unless each client
+        has one.
+        """
+        return (
+            Scale.of_sums([Moments.of(inputs(self.images, rows))])
+            if self.standardise == "client"
+            else None
+        )
 
     def natural_clients(self) -> int:
-        """Return the number of clients in the column ``data.natural-id``; 0 for partitions over any number of clients."""
+        """Return the number of clients in the column ``data.natural-id``; 0 for
+        partitions over any number of clients.
+        """
         return partitions.natural_clients(self.images, self.context.data)
 
     @property
@@ -137,17 +179,24 @@ class Classification(TorchTask):
         groups = Groups(self.images.group_names, self.num_outputs)
         if (size := groups.shape[0] * groups.shape[1]) > LONGEST_METRIC:
             raise UserError(
-                f"data.group = {self.context.data.group!r}: {len(groups.names)} groups and {groups.classes} classes are {size} numbers "
-                f"a client, more than {LONGEST_METRIC}: choose a column with fewer values, or data.group-edges"
+                f"data.group = {self.context.data.group!r}: {len(groups.names)} groups and "
+                f"{groups.classes} classes are {size} numbers "
+                f"a client, more than {LONGEST_METRIC}: choose a column with fewer values, or "
+                "data.group-edges"
             )
         return groups
 
     def check(self, num_clients: int) -> None:
-        """Load and partition the data and build the model, so that errors are reported before a run starts."""
+        """Load and partition the data and build the model, so that errors are reported
+        before a run starts.
+        """
         self.test_parts(num_clients)
         self.validation_parts(num_clients)
         if self.images.num_classes < 2:
-            raise UserError(f"data.label: all samples of {self.context.data.source} are of one class: name the column of classes")
+            raise UserError(
+                f"data.label: all samples of {self.context.data.source} are of one class: name the "
+                "column of classes"
+            )
         for line in self.remarks(num_clients):
             logger.warning("%s", line)
         _ = self.groups  # raises if they are too many
@@ -160,7 +209,9 @@ class Classification(TorchTask):
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model."""
         chosen = self.context.model
-        return image_nets.build_model(chosen.name, self.image_shape, self.num_outputs, seed, chosen.pretrained).to(self.device)
+        return image_nets.build_model(
+            chosen.name, self.image_shape, self.num_outputs, seed, chosen.pretrained
+        ).to(self.device)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -174,7 +225,9 @@ class Classification(TorchTask):
         return self.images.num_classes
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the initial model, pre-trained on the set ``data.synthetic`` if that is to be used for pre-training."""
+        """Return the initial model, pre-trained on the set ``data.synthetic`` if that
+        is to be used for pre-training.
+        """
         chosen = self.context.data
         if not chosen.synthetic or chosen.synthetic_use != "pretrain":
             return super().initial_arrays()
@@ -184,22 +237,38 @@ class Classification(TorchTask):
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return a client's training, validation and test samples; a synthetic set to be mixed in is added to training."""
+        """Return a client's training, validation and test samples; a synthetic set to
+        be mixed in is added to training.
+        """
         rows = self.split(client, num_clients)
-        scale = self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(rows[0])
+        scale = (
+            self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(rows[0])
+        )
         own = partitions.client_data(self.images, rows, scale)
-        if client and self.standardise != "client":  # all may be scored on the same samples, or choose by them
+        # all may be scored on the same samples, or choose by them
+        if client and self.standardise != "client":
             first = self.split(0, num_clients)
-            own = replace(own, test=self.client_data(0, num_clients).test) if rows[2] is first[2] else own
-        own = partitions.noisy(own, self.context.data, self.num_outputs, generator(self.context.seed, "noise", client))
+            own = (
+                replace(own, test=self.client_data(0, num_clients).test)
+                if rows[2] is first[2]
+                else own
+            )
+        own = partitions.noisy(
+            own, self.context.data, self.num_outputs, generator(self.context.seed, "noise", client)
+        )
         if self.context.data.synthetic and self.context.data.synthetic_use == "mix":
             made = self.synthetic_set()
-            x, y = torch.cat([own.train.x, made.x.to(own.train.x)]), torch.cat([own.train.y, made.y.to(own.train.y)])
+            x, y = (
+                torch.cat([own.train.x, made.x.to(own.train.x)]),
+                torch.cat([own.train.y, made.y.to(own.train.y)]),
+            )
             return replace(own, train=Split(x, y))
         return own
 
     def synthetic_set(self) -> Split:
-        """Return the set ``data.synthetic``. Raises ``UserError`` if it does not fit the task."""
+        """Return the set ``data.synthetic``. Raises ``UserError`` if it does not fit
+        the task.
+        """
         source = self.context.data.synthetic
         images = read_set(source)
         check_fits(images, self.image_shape, self.num_outputs, f"data.synthetic = {source!r}")
@@ -207,11 +276,16 @@ class Classification(TorchTask):
 
 
 class Digits(Classification):
-    """Classification of scikit-learn's bundled handwritten digits; needs no download."""
+    """Classification of scikit-learn's bundled handwritten digits; needs no
+    download.
+    """
 
     name = "digits"
 
     def __init__(self, options: Any, context: RunContext) -> None:
         if context.data.source != "digits":
-            raise UserError(f"task = 'digits', but data.source = {context.data.source!r}: choose task = 'classification'")
+            raise UserError(
+                f"task = 'digits', but data.source = {context.data.source!r}: choose task = "
+                "'classification'"
+            )
         super().__init__(options, context)

@@ -1,4 +1,6 @@
-"""Task ``constrained-classification``: a torch classifier with a norm-ball constraint on each layer (sparse or low-rank networks)."""
+"""Task ``constrained-classification``: a torch classifier with a norm-ball constraint
+on each layer (sparse or low-rank networks).
+"""
 
 from functools import cached_property
 from math import prod
@@ -23,7 +25,9 @@ from fedapps.tasks.options import ConstraintOptions
 
 
 class ConstrainedClassification(Classification):
-    """Classification with one ball per layer; the initial model is projected onto the balls."""
+    """Classification with one ball per layer; the initial model is projected onto the
+    balls.
+    """
 
     name = "constrained-classification"
     lambda_0 = (1e-3, 1e-3)
@@ -36,8 +40,12 @@ class ConstrainedClassification(Classification):
 
     @cached_property
     def domain(self) -> Domain:
-        """The product of the layers' balls; a convolution is a matrix with one row per output channel."""
-        return Product(tuple(self._ball(tuple(p.shape)) for p in trainable(self.work_model()).values()))
+        """The product of the layers' balls; a convolution is a matrix with one row per
+        output channel.
+        """
+        return Product(
+            tuple(self._ball(tuple(p.shape)) for p in trainable(self.work_model()).values())
+        )
 
     def _ball(self, shape: tuple[int, ...]) -> Domain:
         o = self.options
@@ -51,22 +59,31 @@ class ConstrainedClassification(Classification):
         names = list(trainable(self.work_model()))
         if list(arrays) != names:
             raise UserError(
-                f"model.name = {self.context.model.name!r}: has buffers (batch norm?), which have no domain: choose a model without"
+                f"model.name = {self.context.model.name!r}: has buffers (batch norm?), which have "
+                "no domain: choose a model without"
             )
         row = self.domain.project(np.concatenate([array.ravel() for array in arrays.values()]))
         return dict(zip(names, self.domain.split(row.astype(np.float32)), strict=True))
 
     def problem(self, client_id: int | str, num_clients: int) -> Problem:
         """Return a client's f_i, its mean training loss."""
-        return TorchProblem(self.work_model(), self.client_data(client_id, num_clients), self.objective)
+        return TorchProblem(
+            self.work_model(), self.client_data(client_id, num_clients), self.objective
+        )
 
     def preparation(self) -> None:
         """Return ``None``: nothing is asked before the first step."""
 
     def measure(self, x: Array, means: Any, num_clients: int) -> dict[str, float]:
-        """Return the number of non-zero weights, or for nuclear balls the sum of the layers' ranks."""
+        """Return the number of non-zero weights, or for nuclear balls the sum of the
+        layers' ranks.
+        """
         layers = self.domain.split(x)
         if self.options.ball == "nuclear":
             sizes = [np.linalg.svd(layer, compute_uv=False) for layer in layers if layer.ndim > 1]
             return {"rank": float(sum((size > NON_ZERO * size[0]).sum() for size in sizes))}
-        return {"non-zeros": float(sum((np.abs(layer) > NON_ZERO * np.abs(layer).max()).sum() for layer in layers))}
+        return {
+            "non-zeros": float(
+                sum((np.abs(layer) > NON_ZERO * np.abs(layer).max()).sum() for layer in layers)
+            )
+        }

@@ -1,11 +1,14 @@
-"""Constrained tasks: ``lasso`` (generated) and ``qap``, whose optimum is known, and ``sparse-logistic`` (digits).
+"""Constrained tasks: ``lasso`` (generated) and ``qap``, whose optimum is known, and
+``sparse-logistic`` (digits).
 
-A task of a constrained method has ``domain``; ``problem(client_id, num_clients)``, a client's f_i; ``lambda_0`` for FedFW and for
-FedFW+ and ``learning_rate``, the defaults of the methods' options; ``preparation()``, what the clients are asked first, if anything;
-``measure``, the server's metrics of x_bar. More such tasks:
+A task of a constrained method has ``domain``; ``problem(client_id, num_clients)``, a
+client's f_i; ``lambda_0`` for FedFW and for FedFW+ and ``learning_rate``, the defaults
+of the methods' options; ``preparation()``, what the clients are asked first, if
+anything; ``measure``, the server's metrics of x_bar. More such tasks:
 ``fedapps/tasks/matrix_completion.py``, ``fedapps/tasks/constrained_classification.py``.
 
-Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, section 5.
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022,
+section 5.
 """
 
 from collections.abc import Mapping
@@ -21,7 +24,12 @@ from algorithms.common.seeds import generator
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1
-from algorithms.frank_wolfe.objectives import LeastSquares, Logistic, QuadraticAssignment, read_qaplib
+from algorithms.frank_wolfe.objectives import (
+    LeastSquares,
+    Logistic,
+    QuadraticAssignment,
+    read_qaplib,
+)
 from algorithms.frank_wolfe.vector_domains import L1Ball
 from clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.sources import digits_table
@@ -29,7 +37,8 @@ from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from strategies.families.consensus import Preparation
 
-# An entry counts as non-zero from this fraction of the largest entry: Frank-Wolfe shrinks earlier atoms but never removes them.
+# An entry counts as non-zero from this fraction of the largest entry: Frank-Wolfe
+# shrinks earlier atoms but never removes them.
 NON_ZERO = 1e-3
 
 
@@ -56,13 +65,18 @@ class ConstrainedTask:
         raise NotImplementedError
 
     def check(self, num_clients: int) -> None:
-        """Build the first client's f_i, so that errors are reported before a run starts."""
+        """Build the first client's f_i, so that errors are reported before a run
+        starts.
+        """
         self.problem(0, num_clients)
 
     def problem(self, client_id: int | str, num_clients: int) -> Problem:
         """Return a client's f_i."""
         if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
-            raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
+            raise UserError(
+                f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set "
+                "partition-id)"
+            )
         if (client_id, num_clients) not in self._problems:
             self._problems[client_id, num_clients] = self.make(client_id, num_clients)
         return self._problems[client_id, num_clients]
@@ -76,22 +90,31 @@ class ConstrainedTask:
         return {"x": self.domain.start()}
 
     def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
-        """Return the server's metrics of x; ``means``: the clients' metrics, averaged uniformly."""
+        """Return the server's metrics of x; ``means``: the clients' metrics, averaged
+        uniformly.
+        """
         sizes = np.abs(x)
         return {"non-zeros": float((sizes > NON_ZERO * sizes.max()).sum())}
 
     def deal(self, total: int, what: str, client: int, num_clients: int) -> NDArray[np.int64]:
-        """Return the client's block of 0..total-1, which is divided into blocks of nearly equal size."""
+        """Return the client's block of 0..total-1, which is divided into blocks of
+        nearly equal size.
+        """
         if num_clients > total:
-            raise UserError(f"num-clients = {num_clients}, but task {self.name!r} has {total} {what} to deal: choose 1..{total}")
+            raise UserError(
+                f"num-clients = {num_clients}, but task {self.name!r} has {total} {what} to deal: "
+                f"choose 1..{total}"
+            )
         return np.array_split(np.arange(total), num_clients)[client]
 
 
-# --- lasso -----------------------------------------------------------------------------------------------------------
+# --- lasso ----------------------------------------------------------------------------
 
 
 class Lasso(ConstrainedTask):
-    """``||A x - b||^2`` over an l1 ball, b = A x*: the columns of A have variances from U[1, 2]; its rows are dealt in blocks."""
+    """``||A x - b||^2`` over an l1 ball, b = A x*: the columns of A have variances from
+    U[1, 2]; its rows are dealt in blocks.
+    """
 
     name = "lasso"
     lambda_0 = (5.0, 0.5)
@@ -101,13 +124,17 @@ class Lasso(ConstrainedTask):
         rng, o = generator(self.seed, "lasso"), self.options
         self.a = rng.normal(size=(o.rows, o.columns)) * np.sqrt(rng.uniform(1, 2, o.columns))
         self.solution = np.zeros(o.columns)
-        self.solution[rng.choice(o.columns, o.sparsity, replace=False)] = rng.normal(size=o.sparsity)
+        self.solution[rng.choice(o.columns, o.sparsity, replace=False)] = rng.normal(
+            size=o.sparsity
+        )
         self.b = self.a @ self.solution
 
     @cached_property
     def domain(self) -> Domain:
         """The l1 ball."""
-        return L1Ball((self.options.columns,), self.options.radius or float(np.abs(self.solution).sum()))
+        return L1Ball(
+            (self.options.columns,), self.options.radius or float(np.abs(self.solution).sum())
+        )
 
     @cached_property
     def learning_rate(self) -> float:  # type: ignore[override]
@@ -126,20 +153,27 @@ class Lasso(ConstrainedTask):
         return ObjectiveProblem(LeastSquares(a, b), batch)
 
     def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
-        """Return non-zeros, the distance to x*, the share of its support among the largest entries of x, and the residual F(x)."""
+        """Return non-zeros, the distance to x*, the share of its support among the
+        largest entries of x, and the residual F(x).
+        """
         support = np.flatnonzero(self.solution)
         largest = np.argsort(-np.abs(x), kind="stable")[: len(support)]
-        out = {**super().measure(x, means, num_clients), "support-found": float(np.isin(largest, support).mean())}
+        out = {
+            **super().measure(x, means, num_clients),
+            "support-found": float(np.isin(largest, support).mean()),
+        }
         out["solution-distance"] = float(np.linalg.norm(x - self.solution))
         known = not self.options.radius or self.options.radius >= np.abs(self.solution).sum()
         return out | ({"residual": means["objective"]} if known else {})
 
 
-# --- sparse-logistic -------------------------------------------------------------------------------------------------
+# --- sparse-logistic ------------------------------------------------------------------
 
 
 class SparseLogistic(ConstrainedTask):
-    """Multi-class logistic regression on the bundled digits, dealt at random; the weights of each class lie in an l1 ball."""
+    """Multi-class logistic regression on the bundled digits, dealt at random; the
+    weights of each class lie in an l1 ball.
+    """
 
     name = "sparse-logistic"
     lambda_0 = (4e-4, 4e-4)
@@ -159,28 +193,45 @@ class SparseLogistic(ConstrainedTask):
         return GroupL1((self.x.shape[1], 10), self.options.radius)
 
     def make(self, client: int, num_clients: int) -> Problem:
-        """Return the f_i of a part of the training samples; metrics are computed on a part of the test samples."""
+        """Return the f_i of a part of the training samples; metrics are computed on a
+        part of the test samples.
+        """
         rows = self.train[self.deal(len(self.train), "training samples", client, num_clients)]
         tests = self.test[self.deal(len(self.test), "test samples", client, num_clients)]
         x, y, test_x, test_y = self.x[rows], self.y[rows], self.x[tests], self.y[tests]
         scored = Logistic(test_x, test_y, 10)
 
         def test(point: Array) -> dict[str, float]:
-            return {"accuracy": topk_accuracy(test_x @ point, test_y, 1), "test-loss": scored.value(point)}
+            return {
+                "accuracy": topk_accuracy(test_x @ point, test_y, 1),
+                "test-loss": scored.value(point),
+            }
 
         return ObjectiveProblem(Logistic(x, y, 10), lambda at: Logistic(x[at], y[at], 10), test)
 
 
-# --- qap -------------------------------------------------------------------------------------------------------------
+# --- qap ------------------------------------------------------------------------------
 
-# chr12a of QAPLIB, optimum 9552: the edges of the tree A, and B above its diagonal. Source: Christofides, Benavent, "An Exact Algorithm
-# for the Quadratic Assignment Problem on a Tree", Operations Research 1989, DOI 10.1287/opre.37.5.760.
+# chr12a of QAPLIB, optimum 9552: the edges of the tree A, and B above its diagonal.
+# Source: Christofides, Benavent, "An Exact Algorithm for the Quadratic Assignment
+# Problem on a Tree", Operations Research 1989, DOI 10.1287/opre.37.5.760.
 CHR12A_EDGES = (
-    (0, 1, 90), (0, 2, 10), (0, 3, 23), (0, 4, 43), (1, 5, 88), (2, 6, 26), (2, 7, 16), (5, 8, 1), (7, 9, 96), (8, 10, 29),
+    (0, 1, 90),
+    (0, 2, 10),
+    (0, 3, 23),
+    (0, 4, 43),
+    (1, 5, 88),
+    (2, 6, 26),
+    (2, 7, 16),
+    (5, 8, 1),
+    (7, 9, 96),
+    (8, 10, 29),
     (9, 11, 37),
-)  # fmt: skip
-CHR12A_DISTANCES = """36 54 26 59 72 9 34 79 17 46 95  73 35 90 58 30 78 35 44 79 36  21 10 97 58 66 69 61 54 63
-    93 12 46 40 37 48 68 85  64 5 29 76 16 5 76  96 55 38 54 0 34  83 35 11 56 37  44 12 15 80  64 39 33  70 86  18"""
+)
+CHR12A_DISTANCES = """36 54 26 59 72 9 34 79 17 46 95  73 35 90 58
+    30 78 35 44 79 36  21 10 97 58 66 69 61 54 63
+    93 12 46 40 37 48 68 85  64 5 29 76 16 5 76  96 55 38 54 0 34  83 35 11
+    56 37  44 12 15 80  64 39 33  70 86  18"""
 
 
 def chr12a() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -193,7 +244,9 @@ def chr12a() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 class Qap(ConstrainedTask):
-    """``trace(A X B' X')`` over doubly stochastic X; the entries of B are dealt row by row."""
+    """``trace(A X B' X')`` over doubly stochastic X; the entries of B are dealt row by
+    row.
+    """
 
     name = "qap"
     lambda_0 = (65.0, 10.0)
@@ -218,12 +271,19 @@ class Qap(ConstrainedTask):
         return Birkhoff(self.matrices[0].shape)
 
     def make(self, client: int, num_clients: int) -> Problem:
-        """Return the part of the cost that belongs to some entries of B; the metric is its value at the nearest permutation."""
+        """Return the part of the cost that belongs to some entries of B; the metric is
+        its value at the nearest permutation.
+        """
         a, b = self.matrices
         entries = self.deal(b.size, "entries of B", client, num_clients)
         part = QuadraticAssignment(a, b, [divmod(int(entry), len(b)) for entry in entries])
-        return ObjectiveProblem(part, None, lambda x: {"rounded-loss": part.value(self.domain.lmo(-x).dense())})
+        return ObjectiveProblem(
+            part, None, lambda x: {"rounded-loss": part.value(self.domain.lmo(-x).dense())}
+        )
 
     def measure(self, x: Array, means: Mapping[str, float], num_clients: int) -> dict[str, float]:
         """Return the total cost of x and of the nearest permutation."""
-        return {"relaxed-cost": num_clients * means["objective"], "rounded-cost": num_clients * means["rounded-loss"]}
+        return {
+            "relaxed-cost": num_clients * means["objective"],
+            "rounded-cost": num_clients * means["rounded-loss"],
+        }

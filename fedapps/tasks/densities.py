@@ -1,10 +1,13 @@
-"""Density estimation tasks of the ensemble methods: ``point-mass`` (synthetic, known optimum) and ``unigram`` (one client per role).
+"""Density estimation tasks of the ensemble methods: ``point-mass`` (synthetic, known
+optimum) and ``unigram`` (one client per role).
 
-A task of an ensemble method has ``library()``, the server's frozen predictors; ``client_data(client_id, num_clients)``, with the
-members described in ``clients.families.ensemble_data``; ``references(num_clients)``, baselines of the learned ensemble; and
-``check_library``, for a predictor library from elsewhere.
+A task of an ensemble method has ``library()``, the server's frozen predictors;
+``client_data(client_id, num_clients)``, with the members described in
+``clients.families.ensemble_data``; ``references(num_clients)``, baselines of the
+learned ensemble; and ``check_library``, for a predictor library from elsewhere.
 
-Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for Federated Learning", ICML 2020, section 5.
+Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for
+Federated Learning", ICML 2020, section 5.
 """
 
 from functools import cache, cached_property, lru_cache
@@ -37,11 +40,16 @@ class DensityTask:
         raise NotImplementedError
 
     def check_library(self, library: Library) -> None:
-        """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds densities over this task's outcomes."""
+        """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds
+        densities over this task's outcomes.
+        """
         library.check_densities()
         (size,), (wanted,) = library.spec[TABLE][1], self.library().spec[TABLE][1]
         if size != wanted:
-            raise UserError(f"library: densities over {size} outcomes, but task {self.name!r} has {wanted}: use its vocabulary")
+            raise UserError(
+                f"library: densities over {size} outcomes, but task {self.name!r} has {wanted}: "
+                "use its vocabulary"
+            )
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return uniform weights alpha (q,)."""
@@ -49,10 +57,12 @@ class DensityTask:
         return {"alpha": np.full(q, 1 / q)}
 
     def references(self, num_clients: int) -> dict[str, float]:
-        """Return ``uniform-loss``, ``best-single-loss`` and, for the log loss, ``optimum-loss`` on the pooled data of all clients.
+        """Return ``uniform-loss``, ``best-single-loss`` and, for the log loss,
+        ``optimum-loss`` on the pooled data of all clients.
 
-        Each also for the training data (``train-...``), on which the best single predictor is chosen. The optimum is fitted to the
-        data on which it is evaluated, to 0.001. Only a simulation can compute these.
+        Each also for the training data (``train-...``), on which the best single
+        predictor is chosen. The optimum is fitted to the data on which it is evaluated,
+        to 0.001. Only a simulation can compute these.
         """
         clients = [self.client_data(client, num_clients) for client in range(num_clients)]
         train = _pooled([client.train for client in clients])
@@ -67,12 +77,16 @@ class DensityTask:
         out |= {"train-best-single-loss": whole.loss_and_gradient(predictors, best)[0]}
         if self.options.loss == "log":
             for prefix, part in (("", test), ("train-", train)):
-                out[f"{prefix}optimum-loss"] = best_mixture(whole.outputs(predictors, part), part.weights, tolerance=1e-3)[1]
+                out[f"{prefix}optimum-loss"] = best_mixture(
+                    whole.outputs(predictors, part), part.weights, tolerance=1e-3
+                )[1]
         return out
 
 
 class PointMass(DensityTask):
-    """Predictor k puts all mass on outcome k; the frequencies of the outcomes follow a power law, which the weights should recover."""
+    """Predictor k puts all mass on outcome k; the frequencies of the outcomes follow a
+    power law, which the weights should recover.
+    """
 
     name = "point-mass"
     from_clients = ""
@@ -80,39 +94,59 @@ class PointMass(DensityTask):
     def __init__(self, options: Any, context: RunContext) -> None:
         self.options: PointMassOptions = options
         share = np.arange(1, self.options.size + 1, dtype=np.float64) ** -self.options.exponent
-        self.counts = np.maximum(1, np.rint(self.options.samples * share / share.sum()).astype(np.int64))
+        self.counts = np.maximum(
+            1, np.rint(self.options.samples * share / share.sum()).astype(np.int64)
+        )
 
     def check(self, num_clients: int) -> None:
         """Raise ``UserError`` unless every client gets an outcome."""
         if num_clients > self.options.size:
             raise UserError(
-                f"num-clients = {num_clients}, but task 'point-mass' has point-mass.size = {self.options.size} outcomes to deal: "
+                f"num-clients = {num_clients}, but task 'point-mass' has point-mass.size = "
+                f"{self.options.size} outcomes to deal: "
                 f"choose at most {self.options.size} clients"
             )
 
     @lru_cache(maxsize=1)  # noqa: B019 - a task lives as long as its process
     def library(self) -> Library:
         """Return the point masses."""
-        return Library.from_arrays({TABLE: np.eye(self.options.size, dtype=np.float32)}, from_clients=False)
+        return Library.from_arrays(
+            {TABLE: np.eye(self.options.size, dtype=np.float32)}, from_clients=False
+        )
 
     def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
-        """Return the samples of client ``client_id``: those of outcome k = ``client_id`` if there are as many clients as outcomes.
+        """Return the samples of client ``client_id``: those of outcome k =
+        ``client_id`` if there are as many clients as outcomes.
 
-        With fewer clients the outcomes are dealt in turn. The pooled data follow the power law. Clients test on their training data.
+        With fewer clients the outcomes are dealt in turn. The pooled data follow the
+        power law. Clients test on their training data.
         """
         client = _checked(client_id, num_clients)
         self.check(num_clients)
         mine = {int(k): int(self.counts[k]) for k in range(client, self.options.size, num_clients)}
-        return DensityData(Histogram.of_counts(mine, self.options.size), None, self.options.epsilon, self.options.loss)
+        return DensityData(
+            Histogram.of_counts(mine, self.options.size),
+            None,
+            self.options.epsilon,
+            self.options.loss,
+        )
 
     def optimum(self) -> float:
-        """Return the minimum loss over all mixtures: the entropy of the power law, or one minus its squared norm."""
+        """Return the minimum loss over all mixtures: the entropy of the power law, or
+        one minus its squared norm.
+        """
         share = self.counts / self.counts.sum()
-        return float(-(share @ np.log(share))) if self.options.loss == "log" else float(1 - share @ share)
+        return (
+            float(-(share @ np.log(share)))
+            if self.options.loss == "log"
+            else float(1 - share @ share)
+        )
 
 
 class Unigram(DensityTask):
-    """One client per speaking role; predictor k is the unigram model of role k. Fewer clients than roles: the first roles are used."""
+    """One client per speaking role; predictor k is the unigram model of role k. Fewer
+    clients than roles: the first roles are used.
+    """
 
     name = "unigram"
     from_clients = "the vocabulary and the library, which holds the clients' word frequencies"
@@ -124,14 +158,20 @@ class Unigram(DensityTask):
     @cached_property
     def corpus(self) -> Corpus:
         """The word histograms of the roles in this run."""
-        return read_corpus(self.options.source, self.options.role, self.options.text, self.num_roles)
+        return read_corpus(
+            self.options.source, self.options.role, self.options.text, self.num_roles
+        )
 
     def check(self, num_clients: int) -> None:
         """Read the texts; raise ``UserError`` unless every client has a role."""
         if num_clients > len(self.corpus.roles):
-            where = f"{self.options.source or 'the generated corpus'} with num-clients = {self.num_roles}"
+            where = (
+                f"{self.options.source or 'the generated corpus'} with num-clients = "
+                f"{self.num_roles}"
+            )
             raise UserError(
-                f"{num_clients} clients, but {where} gives {len(self.corpus.roles)} roles: set num-clients to the nodes"
+                f"{num_clients} clients, but {where} gives {len(self.corpus.roles)} roles: set "
+                "num-clients to the nodes"
             )
 
     @lru_cache(maxsize=1)  # noqa: B019
@@ -144,16 +184,23 @@ class Unigram(DensityTask):
 
     @cache  # noqa: B019
     def client_data(self, client_id: int | str, num_clients: int) -> DensityData:
-        """Return the word histograms of a role (by sorted position); a role without test text is evaluated on its training text."""
+        """Return the word histograms of a role (by sorted position); a role without
+        test text is evaluated on its training text.
+        """
         client = _checked(client_id, num_clients)
         self.check(num_clients)
         corpus = self.corpus
-        return DensityData(corpus.train[client], corpus.test[client], self.options.epsilon, self.options.loss)
+        return DensityData(
+            corpus.train[client], corpus.test[client], self.options.epsilon, self.options.loss
+        )
 
 
 def _checked(client_id: int | str, num_clients: int) -> int:
     if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
-        raise UserError(f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set partition-id)")
+        raise UserError(
+            f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set "
+            "partition-id)"
+        )
     return client_id
 
 

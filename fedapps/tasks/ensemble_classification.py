@@ -1,4 +1,6 @@
-"""Task ``ensemble-classification``: an ensemble of torch classifiers. ``fedapps.tasks.densities`` describes the members of the task."""
+"""Task ``ensemble-classification``: an ensemble of torch classifiers.
+``fedapps.tasks.densities`` describes the members of the task.
+"""
 
 from functools import cached_property
 from typing import Any
@@ -21,9 +23,11 @@ from fedapps.tasks.predictor_library import Library
 
 
 class EnsembleClassification:
-    """Images; predictor k is a network trained on some of the labels. Clients hold the samples not used for training predictors.
+    """Images; predictor k is a network trained on some of the labels. Clients hold the
+    samples not used for training predictors.
 
-    The predictors may be the user's instead: a folder of weights (``fedboost.library``) of the net ``model.name``.
+    The predictors may be the user's instead: a folder of weights (``fedboost.library``)
+    of the net ``model.name``.
     """
 
     name = "ensemble-classification"
@@ -36,30 +40,42 @@ class EnsembleClassification:
         self._clients: dict[int | str, TorchEnsembleData] = {}
 
     def check(self, num_clients: int) -> None:
-        """Load and partition the data, build the model and draw the label sets; predictors are trained when the run starts."""
+        """Load and partition the data, build the model and draw the label sets;
+        predictors are trained when the run starts.
+        """
         self.rest.check(num_clients)
         o = self.options
-        recipes(o.kind, self.rest.images.num_classes, o.labels_each, o.predictors, self.context.seed)
+        recipes(
+            o.kind, self.rest.images.num_classes, o.labels_each, o.predictors, self.context.seed
+        )
 
     def library(self) -> Library:
-        """Return the trained predictors. Raises ``UserError`` if there are no samples to train them on."""
+        """Return the trained predictors. Raises ``UserError`` if there are no samples
+        to train them on.
+        """
         o, s = self.options, self.context
         if not o.share:
             raise UserError(
-                "library = 'task', but with ensemble.share = 0.0 there are no samples to train nets on: name the folder of yours"
+                "library = 'task', but with ensemble.share = 0.0 there are no samples to train "
+                "nets on: name the folder of yours"
             )
         training = TrainOptions(o.learning_rate, 1.0, 0.9, 1e-4, o.epochs, o.batch_size)
-        return pretrained(s.data, s.model.name, o.share, o.kind, o.predictors, o.labels_each, training, s.seed)
+        return pretrained(
+            s.data, s.model.name, o.share, o.kind, o.predictors, o.labels_each, training, s.seed
+        )
 
     def check_library(self, library: Library) -> None:
-        """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds networks of the kind ``model.name``."""
+        """Raise ``UserError`` unless ``library``, loaded from elsewhere, holds networks
+        of the kind ``model.name``.
+        """
         state = self.rest.work_model().state_dict()
         shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
         given = {name: shape for name, (_, shape) in library.spec.items()}
         if wrong := [name for name in [*shapes, *given] if given.get(name) != shapes.get(name)]:
             name = wrong[0]
             raise UserError(
-                f"library: array {name!r} has shape {given.get(name)}, but model.name = {self.context.model.name!r} wants "
+                f"library: array {name!r} has shape {given.get(name)}, but model.name = "
+                f"{self.context.model.name!r} wants "
                 f"{shapes.get(name)}: choose the model that the predictors were trained as"
             )
 
@@ -68,25 +84,42 @@ class EnsembleClassification:
         return {"alpha": np.full(self.options.predictors, 1 / self.options.predictors)}
 
     def client_data(self, client_id: int | str, num_clients: int) -> TorchEnsembleData:
-        """Return a client's training and test samples, with the module in which it evaluates predictors."""
+        """Return a client's training and test samples, with the module in which it
+        evaluates predictors.
+        """
         if client_id not in self._clients:
             parts = self.rest.client_data(client_id, num_clients)
             o = self.options
-            self._clients[client_id] = TorchEnsembleData(self.rest.work_model(), parts.train, parts.test, o.loss, o.epsilon)
+            self._clients[client_id] = TorchEnsembleData(
+                self.rest.work_model(), parts.train, parts.test, o.loss, o.epsilon
+            )
         return self._clients[client_id]
 
     def references(self, num_clients: int) -> dict[str, float]:
-        """Return pooled test loss and accuracy of the uniform ensemble and of the predictor that is best on the training data."""
+        """Return pooled test loss and accuracy of the uniform ensemble and of the
+        predictor that is best on the training data.
+        """
         parts = [self.rest.client_data(client, num_clients) for client in range(num_clients)]
-        train, test = _joined([part.train for part in parts]), _joined([part.test for part in parts])
-        whole = TorchEnsembleData(self.rest.work_model(), train, test, self.options.loss, self.options.epsilon)
+        train, test = (
+            _joined([part.train for part in parts]),
+            _joined([part.test for part in parts]),
+        )
+        whole = TorchEnsembleData(
+            self.rest.work_model(), train, test, self.options.loss, self.options.epsilon
+        )
         library = self.library()
         scores = whole.score(library.take(np.arange(library.q)), np.full(library.q, 1 / library.q))
-        return {name: value for name, value in scores.items() if name.startswith(("uniform-", "best-single-"))}
+        return {
+            name: value
+            for name, value in scores.items()
+            if name.startswith(("uniform-", "best-single-"))
+        }
 
 
 class _Rest(Classification):
-    """The samples dealt to the clients: all except those used to train the base predictors."""
+    """The samples dealt to the clients: all except those used to train the base
+    predictors.
+    """
 
     @cached_property
     def images(self) -> Images:

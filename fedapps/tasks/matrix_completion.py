@@ -1,9 +1,12 @@
-"""Task ``matrix-completion``: minimise the squared error on observed entries over a nuclear-norm ball.
+"""Task ``matrix-completion``: minimise the squared error on observed entries over a
+nuclear-norm ball.
 
-The observations (``fedapps/tasks/observations.py``) are centred first, by sums over the clients
-(``algorithms/frank_wolfe/centering.py``), and beside every result stand the errors of predictors that are not learnt.
+The observations (``fedapps/tasks/observations.py``) are centred first, by sums over the
+clients (``algorithms/frank_wolfe/centering.py``), and beside every result stand the
+errors of predictors that are not learnt.
 
-Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022, section 5, which centres nothing.
+Source: Dadras, Prakhya, Yurtsever, "Federated Frank-Wolfe Algorithm", FL-NeurIPS 2022,
+section 5, which centres nothing.
 """
 
 import math
@@ -24,15 +27,19 @@ from fedapps.errors import UserError
 from fedapps.tasks.convex import NON_ZERO, ConstrainedTask
 from fedapps.tasks.observations import Observations, observations
 
-# Points with at least this many entries are stored in single precision: half the memory and time.
+# Points with at least this many entries are stored in single precision: half the memory
+# and time.
 SINGLE_PRECISION = 2**18
-# Radius of centred observations of unit deviation, over the root of their number: sqrt(m) is the order of the largest singular value
-# of noise at m places, and of the norm of what can be told from it. Wide optimum: docs/fedfw.md.
+# Radius of centred observations of unit deviation, over the root of their number:
+# sqrt(m) is the order of the largest singular value of noise at m places, and of the
+# norm of what can be told from it. Wide optimum: docs/fedfw.md.
 RADIUS = 0.7
 
 
 class Completion(ConstrainedTask):
-    """Matrix completion; the observations are shuffled, split into training and test, and dealt evenly to the clients."""
+    """Matrix completion; the observations are shuffled, split into training and test,
+    and dealt evenly to the clients.
+    """
 
     name = "matrix-completion"
     lambda_0 = (0.0, 0.0)  # from the curvature
@@ -46,7 +53,9 @@ class Completion(ConstrainedTask):
 
     @property
     def center(self) -> str:
-        """What is subtracted: of a generated matrix, whose entries have mean 0, nothing, otherwise biases."""
+        """What is subtracted: of a generated matrix, whose entries have mean 0,
+        nothing, otherwise biases.
+        """
         chosen: str = self.options.center
         return chosen if chosen != "auto" else "bias" if self.options.source else "none"
 
@@ -58,11 +67,16 @@ class Completion(ConstrainedTask):
     def domain(self) -> Domain:
         """The nuclear-norm ball."""
         observed = self.observed
-        chosen = observed.norm if self.center == "none" else RADIUS * math.sqrt(len(observed.values) - self._cut)
+        chosen = (
+            observed.norm
+            if self.center == "none"
+            else RADIUS * math.sqrt(len(observed.values) - self._cut)
+        )
         radius = self.options.radius or chosen
         if not radius:
             raise UserError(
-                "matrix-completion.radius = 0: the norm of a table of ratings is not known: choose center = 'bias', which needs no "
+                "matrix-completion.radius = 0: the norm of a table of ratings is not known: choose "
+                "center = 'bias', which needs no "
                 "radius, or set one (the paper has 7000 for the ratings of MovieLens-100k)"
             )
         return NuclearBall(observed.shape, radius)
@@ -78,11 +92,15 @@ class Completion(ConstrainedTask):
         return round(share * len(self.observed.values))
 
     def make(self, client: int, num_clients: int) -> Problem:
-        """Return the f_i of a part of the training observations; its metrics are the mean squared errors on training and test parts."""
+        """Return the f_i of a part of the training observations; its metrics are the
+        mean squared errors on training and test parts.
+        """
         tests = self.deal(self._cut, "test observations", client, num_clients)
         total = len(self.observed.values) - self._cut
         rows = self._cut + self.deal(total, "training observations", client, num_clients)
-        return CompletionProblem(self._part(rows), self._part(tests), self.observed.shape, self.options.clip)
+        return CompletionProblem(
+            self._part(rows), self._part(tests), self.observed.shape, self.options.clip
+        )
 
     def _part(self, at: NDArray[np.int64]) -> Table:
         o = self.observed
@@ -92,4 +110,8 @@ class Completion(ConstrainedTask):
         """Return the root mean squared errors and the rank."""
         sizes = np.linalg.svd(x, compute_uv=False)
         rank = float((sizes > NON_ZERO * sizes[0]).sum())
-        return {"rmse": math.sqrt(means["mse"]), "test-rmse": math.sqrt(means["test-mse"]), "rank": rank}
+        return {
+            "rmse": math.sqrt(means["mse"]),
+            "test-rmse": math.sqrt(means["test-mse"]),
+            "rank": rank,
+        }

@@ -1,11 +1,14 @@
-"""Task ``text``: next-character prediction. One client per speaking role; the data set is LEAF's Shakespeare (715 roles).
+"""Task ``text``: next-character prediction. One client per speaking role; the data set
+is LEAF's Shakespeare (715 roles).
 
-The vocabulary is fixed: 0 padding, 1 any other character, 2 the end of a line, then printable ASCII (32 to 126): 98 tokens. A role's
-texts are joined line by line and cut into sequences of ``length`` characters. The target at a position is the next character, so a
-text of n characters has n - 1 targets. The last sequence is padded; padding counts neither in training nor in the metrics.
+The vocabulary is fixed: 0 padding, 1 any other character, 2 the end of a line, then
+printable ASCII (32 to 126): 98 tokens. A role's texts are joined line by line and cut
+into sequences of ``length`` characters. The target at a position is the next character,
+so a text of n characters has n - 1 targets. The last sequence is padded; padding counts
+neither in training nor in the metrics.
 
-Source of the data set: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for Federated Settings", 2018,
-arXiv 1812.01097.
+Source of the data set: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar,
+"LEAF: A Benchmark for Federated Settings", 2018, arXiv 1812.01097.
 """
 
 import logging
@@ -40,7 +43,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Play:
-    """The text of each role as tokens, ``roles`` in sorted order. ``passed_over``: the number of roles with too little text."""
+    """The text of each role as tokens, ``roles`` in sorted order. ``passed_over``: the
+    number of roles with too little text.
+    """
 
     roles: tuple[str, ...]
     train: tuple[Tokens, ...]
@@ -49,7 +54,9 @@ class Play:
 
 
 class Text(TorchTask):
-    """Next-character prediction, one client per speaking role; fewer clients than roles: the first roles are used."""
+    """Next-character prediction, one client per speaking role; fewer clients than
+    roles: the first roles are used.
+    """
 
     name = "text"
     objective = NEXT_TOKEN
@@ -60,17 +67,24 @@ class Text(TorchTask):
         self.options: TextOptions = options
         if context.model.name not in NAMES and not context.model.name.startswith(PREFIX):
             near = nearest(context.model.name, NAMES)
-            raise UserError(f"model.name = {context.model.name!r}: {near}task 'text' has {', '.join(NAMES)}, {PREFIX}NET")
+            raise UserError(
+                f"model.name = {context.model.name!r}: {near}task 'text' has {', '.join(NAMES)}, "
+                f"{PREFIX}NET"
+            )
 
     def play(self, num_clients: int) -> Play:
-        """Return the texts; a generated play has one role per client, and at least ``DEFAULT_ROLES``."""
+        """Return the texts; a generated play has one role per client, and at least
+        ``DEFAULT_ROLES``.
+        """
         o = self.options
         if not o.source:
             return generated_play(max(num_clients, DEFAULT_ROLES))
         return read_play(o.source, o.role, o.text, o.min_characters)
 
     def natural_clients(self) -> int:
-        """Return the number of roles in a folder; 0 for generated texts, which have any number."""
+        """Return the number of roles in a folder; 0 for generated texts, which have any
+        number.
+        """
         return len(self.play(0).roles) if self.options.source else 0
 
     def check(self, num_clients: int) -> None:
@@ -78,12 +92,18 @@ class Text(TorchTask):
         play = self.play(num_clients)
         if num_clients > len(play.roles):
             raise UserError(
-                f"num-clients = {num_clients}, but {self.options.source} has {len(play.roles)} roles with at least "
-                f"{self.options.min_characters} characters in training and 2 in test ({play.passed_over} have fewer): "
+                f"num-clients = {num_clients}, but {self.options.source} has {len(play.roles)} "
+                "roles with at least "
+                f"{self.options.min_characters} characters in training and 2 in test "
+                f"({play.passed_over} have fewer): "
                 f"choose at most {len(play.roles)} (--nodes)"
             )
         if play.passed_over:
-            logger.warning("%d roles of %s have too little text and are passed over", play.passed_over, self.options.source)
+            logger.warning(
+                "%d roles of %s have too little text and are passed over",
+                play.passed_over,
+                self.options.source,
+            )
         self.initial_arrays()
 
     def model_fn(self, seed: int) -> nn.Module:
@@ -93,16 +113,24 @@ class Text(TorchTask):
             return build_lstm(VOCABULARY, *SIZES[name], seed).to(self.device)
         if pretrained:
             raise UserError(
-                f"model.pretrained = true: the {VOCABULARY} characters of task 'text' are no net's vocabulary: leave it false"
+                f"model.pretrained = true: the {VOCABULARY} characters of task 'text' are no net's "
+                "vocabulary: leave it false"
             )
         return character_net(name, VOCABULARY, self.options.length, seed).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return the sequences of a role; if none can be spared for validation, the training sequences are used."""
+        """Return the sequences of a role; if none can be spared for validation, the
+        training sequences are used.
+        """
         play = self.play(num_clients)
         if client >= len(play.roles):
-            raise UserError(f"client {client}: {self.options.source} has {len(play.roles)} roles: choose at most so many nodes")
-        train, test = (Split(*sequences(part[client], self.options.length)) for part in (play.train, play.test))
+            raise UserError(
+                f"client {client}: {self.options.source} has {len(play.roles)} roles: choose at "
+                "most so many nodes"
+            )
+        train, test = (
+            Split(*sequences(part[client], self.options.length)) for part in (play.train, play.test)
+        )
         kept = max(1, len(train) - math.ceil(self.options.validation * len(train)))
         left, spared = Split(train.x[:kept], train.y[:kept]), Split(train.x[kept:], train.y[kept:])
         if not len(spared):
@@ -118,7 +146,9 @@ def encode(text: str) -> Tokens:
 
 
 def sequences(tokens: Tokens, length: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (n, length), int64: targets are one character ahead; positions beyond the end are padding."""
+    """Return inputs and targets (n, length), int64: targets are one character ahead;
+    positions beyond the end are padding.
+    """
     rows = max(1, -(-(len(tokens) - 1) // length))
     padded = np.full(rows * length + 1, PADDING, np.int64)
     padded[: len(tokens)] = tokens
@@ -128,7 +158,9 @@ def sequences(tokens: Tokens, length: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def read_play(source: str, role: str, text: str, min_characters: int) -> Play:
-    """Return the roles of a folder with at least ``min_characters`` characters in training and 2 in test."""
+    """Return the roles of a folder with at least ``min_characters`` characters in
+    training and 2 in test.
+    """
     parts: list[dict[str, Tokens]] = []
     for split in ("train", "test"):
         said: dict[str, list[str]] = {}
@@ -136,10 +168,17 @@ def read_play(source: str, role: str, text: str, min_characters: int) -> Play:
             said.setdefault(name, []).append(line)
         parts.append({name: encode("\n".join(lines)) for name, lines in said.items()})
     train, test = parts
-    roles = sorted(name for name in train if len(train[name]) >= min_characters and len(test.get(name, ())) >= 2)
+    roles = sorted(
+        name
+        for name in train
+        if len(train[name]) >= min_characters and len(test.get(name, ())) >= 2
+    )
     return Play(
-        tuple(roles), tuple(train[name] for name in roles), tuple(test[name] for name in roles), len(train | test) - len(roles)
-    )  # fmt: skip
+        tuple(roles),
+        tuple(train[name] for name in roles),
+        tuple(test[name] for name in roles),
+        len(train | test) - len(roles),
+    )
 
 
 @lru_cache(maxsize=4)

@@ -1,12 +1,15 @@
-"""Task ``words``: next-word prediction. The AAggFF chapter uses LEAF's Reddit data set and a stacked LSTM.
+"""Task ``words``: next-word prediction. The AAggFF chapter uses LEAF's Reddit data set
+and a stacked LSTM.
 
-A row is one text: a string, which is split at white space, a list of words or of lines of words; ``data.natural-id`` names its user.
-The vocabulary is the most frequent words of the whole data set, as in LEAF. Unknown words and the tokens for beginning, end and padding
-are inputs but not targets: they count neither in the loss nor in the accuracy.
+A row is one text: a string, which is split at white space, a list of words or of lines
+of words; ``data.natural-id`` names its user. The vocabulary is the most frequent words
+of the whole data set, as in LEAF. Unknown words and the tokens for beginning, end and
+padding are inputs but not targets: they count neither in the loss nor in the accuracy.
 
-Sources: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for Federated Settings", 2018, arXiv 1812.01097;
-Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050,
-Chapter III.
+Sources: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark
+for Federated Settings", 2018, arXiv 1812.01097; Hahn, "Algorithms for Collaborative
+Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv
+2408.00050, Chapter III.
 """
 
 from collections import Counter
@@ -46,21 +49,33 @@ class Words(TorchTask):
         super().__init__(options, context)
         self.options: WordsOptions = options
         if context.model.name != "stacked-lstm":
-            raise UserError(f"model.name = {context.model.name!r}: task 'words' has one net: choose stacked-lstm or auto")
+            raise UserError(
+                f"model.name = {context.model.name!r}: task 'words' has one net: choose "
+                "stacked-lstm or auto"
+            )
         if context.data.partition not in ("natural", "iid"):
-            raise UserError(f"data.partition = {context.data.partition!r}: task 'words' has no labels: choose natural or iid")
+            raise UserError(
+                f"data.partition = {context.data.partition!r}: task 'words' has no labels: choose "
+                "natural or iid"
+            )
 
     @cached_property
     def texts(self) -> Images:
-        """The whole data set: tokens (N, length + 1), each row one sample followed by the next word."""
+        """The whole data set: tokens (N, length + 1), each row one sample followed by
+        the next word.
+        """
         data, options = self.context.data, self.options
         user = data.natural_id if data.partition == "natural" else ""
         asked = {"split": data.split, "words": options.text, "vocabulary": str(options.vocabulary)}
         asked |= {"length": str(options.length), "natural-id": user, "config": data.config}
-        arrays, facts = sources.cached(data.source, asked, lambda split, _: _decode(split, data.source, options, user))
+        arrays, facts = sources.cached(
+            data.source, asked, lambda split, _: _decode(split, data.source, options, user)
+        )
         rows = arrays["rows"]
         natural = np.array(arrays["natural"]) if user else None
-        return partitions.thinned(Images(rows, np.zeros(len(rows), np.int64), 1, natural, tuple(facts["names"])), data)
+        return partitions.thinned(
+            Images(rows, np.zeros(len(rows), np.int64), 1, natural, tuple(facts["names"])), data
+        )
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
@@ -72,28 +87,41 @@ class Words(TorchTask):
         return partitions.natural_clients(self.texts, self.context.data)
 
     def check(self, num_clients: int) -> None:
-        """Read the texts and build the model, so that errors are reported before a run starts."""
+        """Read the texts and build the model, so that errors are reported before a run
+        starts.
+        """
         self.partition(num_clients)
         self.initial_arrays()
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised LSTM."""
         options = self.options
-        return build_lstm(options.vocabulary, options.embedding, options.hidden, options.layers, seed).to(self.device)
+        return build_lstm(
+            options.vocabulary, options.embedding, options.hidden, options.layers, seed
+        ).to(self.device)
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return a client's samples: tokens (n, length) and the next token at each position (n, length)."""
+        """Return a client's samples: tokens (n, length) and the next token at each
+        position (n, length).
+        """
         mine = self.partition(num_clients)[client]
         rows = partitions.split_rows(mine, client, self.context.seed, self.context.data.validation)
         parts = partitions.client_data(self.texts, rows)
-        return ClientData(*(Split(part.x[:, :-1], part.x[:, 1:]) for part in (parts.train, parts.validation, parts.test)))
+        return ClientData(
+            *(
+                Split(part.x[:, :-1], part.x[:, 1:])
+                for part in (parts.train, parts.validation, parts.test)
+            )
+        )
 
 
 def _decode(split: Any, source: str, options: WordsOptions, user: str) -> Entry:
     sources.check_columns(split, source, {"words.text": options.text, "data.natural-id": user})
     texts = [_words(text, options.text) for text in split[options.text][:]]
     numbers = vocabulary(texts, options.vocabulary)
-    natural, names = sources.groups_of(split, user) if user else (np.zeros(len(texts), np.int64), [])
+    natural, names = (
+        sources.groups_of(split, user) if user else (np.zeros(len(texts), np.int64), [])
+    )
     rows: list[list[int]] = []
     owners: list[int] = []
     for text, owner in zip(texts, natural.tolist(), strict=True):
@@ -101,13 +129,17 @@ def _decode(split: Any, source: str, options: WordsOptions, user: str) -> Entry:
         rows += cut
         owners += [owner] * len(cut)
     if not rows:
-        raise UserError(f"words.text = {options.text!r}: {source} has no words in it: name another column")
+        raise UserError(
+            f"words.text = {options.text!r}: {source} has no words in it: name another column"
+        )
     arrays = {"rows": np.array(rows, np.int64), "natural": np.array(owners, np.int64)}
     return arrays, {"names": names}
 
 
 def _words(text: Any, column: str) -> list[str]:
-    """Return the words of a text, a list of words, or a list of lines of words, as LEAF keeps them; its marks are left out."""
+    """Return the words of a text, a list of words, or a list of lines of words, as LEAF
+    keeps them; its marks are left out.
+    """
     if isinstance(text, str):
         return text.split()
     if isinstance(text, list) and all(isinstance(line, list) for line in text):
@@ -115,21 +147,26 @@ def _words(text: Any, column: str) -> list[str]:
     if isinstance(text, list) and all(isinstance(word, str) for word in text):
         return [word for word in text if word not in LEAF_MARKS]
     raise UserError(
-        f"words.text = {column!r}: holds {type(text).__name__}, neither a text nor a list of words: name another column"
+        f"words.text = {column!r}: holds {type(text).__name__}, neither a text nor a list of "
+        "words: name another column"
     )
 
 
 def vocabulary(texts: Iterable[list[str]], size: int) -> dict[str, int]:
-    """Return word -> token (from 4) for the ``size - 4`` most frequent words; ties are broken alphabetically."""
+    """Return word -> token (from 4) for the ``size - 4`` most frequent words; ties are
+    broken alphabetically.
+    """
     counts = Counter(word for text in texts for word in text)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return {word: number for number, word in enumerate(ranked[: size - MARKS], MARKS)}
 
 
 def windows(numbers: list[int], length: int) -> list[list[int]]:
-    """Return a text, with its special tokens, in rows of ``length + 1`` that overlap by one: each word is a target once.
+    """Return a text, with its special tokens, in rows of ``length + 1`` that overlap by
+    one: each word is a target once.
 
-    The last row is padded. Rows without a target other than special tokens are left out.
+    The last row is padded. Rows without a target other than special tokens are left
+    out.
     """
     marked = [BEGINNING, *numbers, END]
     rows = [marked[start : start + length + 1] for start in range(0, len(marked) - 1, length)]

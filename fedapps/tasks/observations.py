@@ -1,4 +1,6 @@
-"""Observed entries of a matrix: of a generated one, of generated ratings, of the bundled digits, or of a table of ratings."""
+"""Observed entries of a matrix: of a generated one, of generated ratings, of the
+bundled digits, or of a table of ratings.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ from fedapps.tasks.options import MatrixCompletionOptions
 
 @dataclass(frozen=True)
 class Observations:
-    """Entries ``values`` (m,) at ``rows``, ``columns`` (m,) of a matrix; ``norm``: its nuclear norm, or 0 if unknown."""
+    """Entries ``values`` (m,) at ``rows``, ``columns`` (m,) of a matrix; ``norm``: its
+    nuclear norm, or 0 if unknown.
+    """
 
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
@@ -24,7 +28,9 @@ class Observations:
 
 
 def observations(options: MatrixCompletionOptions, seed: int) -> Observations:
-    """Return the observations of the source, in random order. Raises ``UserError`` if they cannot be read."""
+    """Return the observations of the source, in random order. Raises ``UserError`` if
+    they cannot be read.
+    """
     source = options.source
     if source == "ratings":
         found = generated_ratings(options, seed)
@@ -33,11 +39,15 @@ def observations(options: MatrixCompletionOptions, seed: int) -> Observations:
     else:
         found = of_matrix(digits() if source else low_rank(options, seed), options, seed)
     order = generator(seed, "observations").permutation(len(found.values))
-    return Observations(found.rows[order], found.columns[order], found.values[order], found.shape, found.norm)
+    return Observations(
+        found.rows[order], found.columns[order], found.values[order], found.shape, found.norm
+    )
 
 
 def low_rank(options: MatrixCompletionOptions, seed: int) -> NDArray[np.float64]:
-    """Return a random matrix of rank ``rank`` with entries of about unit size (default 60 x 80)."""
+    """Return a random matrix of rank ``rank`` with entries of about unit size (default
+    60 x 80).
+    """
     rng = generator(seed, "low rank")
     rows, columns = options.rows or 60, options.columns or 80
     left, right = rng.normal(size=(rows, options.rank)), rng.normal(size=(options.rank, columns))
@@ -49,12 +59,17 @@ def digits() -> NDArray[np.float64]:
     return digits_table()[:, :-1] / 16
 
 
-def of_matrix(matrix: NDArray[np.float64], options: MatrixCompletionOptions, seed: int) -> Observations:
+def of_matrix(
+    matrix: NDArray[np.float64], options: MatrixCompletionOptions, seed: int
+) -> Observations:
     """Return randomly chosen entries of a matrix, with noise if it is generated."""
     rng = generator(seed, "observed entries")
     wanted = options.observations or matrix.size // 2
     if wanted > matrix.size:
-        raise UserError(f"matrix-completion.observations = {wanted}, but the matrix has {matrix.size} entries: choose fewer")
+        raise UserError(
+            f"matrix-completion.observations = {wanted}, but the matrix has {matrix.size} entries: "
+            "choose fewer"
+        )
     at = rng.choice(matrix.size, wanted, replace=False)
     values = matrix.ravel()[at] + (0 if options.source else options.noise * rng.normal(size=wanted))
     rows, columns = np.divmod(at, matrix.shape[1])
@@ -63,18 +78,22 @@ def of_matrix(matrix: NDArray[np.float64], options: MatrixCompletionOptions, see
 
 
 def generated_ratings(options: MatrixCompletionOptions, seed: int) -> Observations:
-    """Return ratings from 1 to 5 of as many users and items as MovieLens-100k has, where few of both have most of the ratings.
+    """Return ratings from 1 to 5 of as many users and items as MovieLens-100k has,
+    where few of both have most of the ratings.
 
-    A rating is a mean, a bias of the user, one of the item, a part of rank ``rank`` and noise, rounded; popular items are liked better.
+    A rating is a mean, a bias of the user, one of the item, a part of rank ``rank`` and
+    noise, rounded; popular items are liked better.
     """
     rng = generator(seed, "ratings")
     p, q, wanted = options.rows or 943, options.columns or 1682, options.observations or 100_000
     if wanted > p * q // 2:
         raise UserError(
-            f"matrix-completion.observations = {wanted}, but the matrix has {p * q} entries: choose at most half of them"
+            f"matrix-completion.observations = {wanted}, but the matrix has {p * q} entries: "
+            "choose at most half of them"
         )
     activity, popularity = 0.9 * rng.normal(size=p), 1.5 * rng.normal(size=q)
-    keys = (activity[:, None] + popularity).ravel() + rng.gumbel(size=p * q)  # the largest: drawn without replacement
+    # the largest: drawn without replacement
+    keys = (activity[:, None] + popularity).ravel() + rng.gumbel(size=p * q)
     rows, columns = np.divmod(np.argpartition(-keys, wanted)[:wanted], q)
     users, items = 0.45 * rng.normal(size=p), 0.5 * rng.normal(size=q) + 0.1 * popularity
     left, right = rng.normal(size=(p, options.rank)), rng.normal(size=(q, options.rank))
@@ -88,34 +107,52 @@ def read_ratings(options: MatrixCompletionOptions) -> Observations:
     table = open_split(options.source, options.split, setting="matrix-completion.split")
     names = {"user": options.user, "item": options.item, "rating": options.rating}
     try:
-        check_columns(table, options.source, {f"matrix-completion.{key}": name for key, name in names.items()})
+        check_columns(
+            table, options.source, {f"matrix-completion.{key}": name for key, name in names.items()}
+        )
     except UserError as error:
         raise UserError(str(error).replace("data.source", "matrix-completion.source")) from None
     frame = table.select_columns(list(names.values())).to_pandas()
     places, sizes = [], []
-    for key, size, setting in (("user", options.rows, "rows"), ("item", options.columns, "columns")):
+    for key, size, setting in (
+        ("user", options.rows, "rows"),
+        ("item", options.columns, "columns"),
+    ):
         column = frame[names[key]].to_numpy()
         if column.dtype.kind == "O":
             words = [str(word) for word in column]
             if not all(word.isdigit() for word in words):
-                raise UserError(f"matrix-completion.{key} = {names[key]!r}: holds other values than whole numbers from 0 on")
+                raise UserError(
+                    f"matrix-completion.{key} = {names[key]!r}: holds other values than whole "
+                    "numbers from 0 on"
+                )
             column = np.array([int(word) for word in words])
         if column.dtype.kind not in "iu" or column.min() < 0:
-            raise UserError(f"matrix-completion.{key} = {names[key]!r}: holds other values than whole numbers from 0 on")
+            raise UserError(
+                f"matrix-completion.{key} = {names[key]!r}: holds other values than whole numbers "
+                "from 0 on"
+            )
         at = column.astype(np.int64) - (1 if column.min() > 0 else 0)
         if size and at.max() >= size:
-            raise UserError(f"matrix-completion.{setting} = {size}, but {names[key]!r} goes up to {column.max()}: set it to 0")
+            raise UserError(
+                f"matrix-completion.{setting} = {size}, but {names[key]!r} goes up to "
+                f"{column.max()}: set it to 0"
+            )
         places.append(at)
         sizes.append(size or int(at.max()) + 1)
     values = frame[names["rating"]].to_numpy()
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
-        raise UserError(f"matrix-completion.rating = {names['rating']!r}: holds other values than finite numbers")
+        raise UserError(
+            f"matrix-completion.rating = {names['rating']!r}: holds other values than finite "
+            "numbers"
+        )
     flat = places[0] * sizes[1] + places[1]
     if len(np.unique(flat)) < len(flat):
         found, counts = np.unique(flat, return_counts=True)
         row, column = divmod(int(found[counts > 1][0]), sizes[1])
         raise UserError(
-            f"matrix-completion.source = {options.source!r}: {len(flat) - len(found)} ratings repeat a pair of user and item, "
+            f"matrix-completion.source = {options.source!r}: {len(flat) - len(found)} ratings "
+            "repeat a pair of user and item, "
             f"the first one numbers {row} and {column} from 0 on: keep one of each"
         )
     return Observations(places[0], places[1], values.astype(np.float64), (sizes[0], sizes[1]))

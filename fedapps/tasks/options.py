@@ -1,4 +1,6 @@
-"""Options of the tasks, one dataclass each. Does not import PyTorch, so that settings can be read and checked quickly."""
+"""Options of the tasks, one dataclass each. Does not import PyTorch, so that settings
+can be read and checked quickly.
+"""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -22,12 +24,16 @@ WORD_MARKS = 4
 
 @dataclass(frozen=True)
 class TableOptions(Options):
-    """Options of the tasks on tables. ``table``: the name of a task's settings, for messages; ``usual``: of what is predicted."""
+    """Options of the tasks on tables. ``table``: the name of a task's settings, for
+    messages; ``usual``: of what is predicted.
+    """
 
     table: ClassVar[str] = ""
     usual: ClassVar[str] = "label"
 
-    source: str = option("", 'folder, file or hub name that datasets.load_dataset reads; "": a small generated table')
+    source: str = option(
+        "", 'folder, file or hub name that datasets.load_dataset reads; "": a small generated table'
+    )
     split: str = option("train", "split of it")
     client: str = option("", 'column of the client; "": client')
     label: str = option("", 'column of the label, 0 or 1; "": label')
@@ -35,7 +41,14 @@ class TableOptions(Options):
     categorical: str = option("", "columns whose values are categories")
     drop: str = option("", "columns to leave out")
     drop_clients: str = option("", "clients to leave out")
-    test: float = option(0.2, "part of a client's rows for testing, of each label", low=0, high=1, open_low=True, open_high=True)
+    test: float = option(
+        0.2,
+        "part of a client's rows for testing, of each label",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
+    )
     validation: float = option(0.0, "part for validation; 0: the training rows stand in", low=0)
 
     def check(self) -> None:
@@ -51,33 +64,47 @@ class TabularOptions(TableOptions):
 
     preset: str = option(
         "auto",
-        "what stands for client, label, features, categorical and drop that are ''; auto: found by the columns' names",
+        "what stands for client, label, features, categorical and drop that are ''; auto: found by "
+        "the columns' names",
         choices=["auto", *TABULAR_PRESETS],
     )
 
 
 @dataclass(frozen=True)
 class RegressionOptions(TableOptions):
-    """Options of task ``regression``; of arrays (``data.source``) only ``loss``, ``center`` and ``scale``."""
+    """Options of task ``regression``; of arrays (``data.source``) only ``loss``,
+    ``center`` and ``scale``.
+    """
 
     table: ClassVar[str] = "regression"
     usual: ClassVar[str] = "target"
 
     source: str = option(
-        "", 'table: folder, file or hub name; diabetes: that of scikit-learn; "": a generated one, unless data.source has arrays'
+        "",
+        'table: folder, file or hub name; diabetes: that of scikit-learn; "": a generated one, '
+        "unless data.source has arrays",
     )
-    label: str = option("", 'column of the number to predict, or several, separated by commas; "": label, or target')
-    test: float = option(0.2, "part of a client's rows for testing", low=0, high=1, open_low=True, open_high=True)
+    label: str = option(
+        "", 'column of the number to predict, or several, separated by commas; "": label, or target'
+    )
+    test: float = option(
+        0.2, "part of a client's rows for testing", low=0, high=1, open_low=True, open_high=True
+    )
     standardise: str = option(
         SUMS,
-        "mean 0 and deviation 1 of the inputs: by sums over all clients' training rows, or by each one's own",
+        "mean 0 and deviation 1 of the inputs: by sums over all clients' training rows, or by each "
+        "one's own",
         choices=[SUMS, "client"],
     )
     loss: str = option(
-        "squared", "what is minimised, of the standardised error; huber: absolute beyond 1", choices=REGRESSION_LOSSES
+        "squared",
+        "what is minimised, of the standardised error; huber: absolute beyond 1",
+        choices=REGRESSION_LOSSES,
     )
     center: str = option(
-        SUMS, "subtracted from targets in training: a number, or one a target; sums: their mean, from sums over the clients"
+        SUMS,
+        "subtracted from targets in training: a number, or one a target; sums: their mean, from "
+        "sums over the clients",
     )
     scale: str = option(SUMS, "what targets are then divided by, likewise; sums: their deviation")
 
@@ -86,9 +113,16 @@ class RegressionOptions(TableOptions):
         super().check()
         for name in ("center", "scale"):
             values = numbers_in(text := getattr(self, name))
-            if text != SUMS and (not values or not all(map(isfinite, values)) or (name == "scale" and min(values) <= 0)):
+            if text != SUMS and (
+                not values
+                or not all(map(isfinite, values))
+                or (name == "scale" and min(values) <= 0)
+            ):
                 what = "numbers above 0" if name == "scale" else "numbers"
-                raise ValueError(f"{name} = {text!r}: must be {SUMS}, or {what} with commas between them, one or one a target")
+                raise ValueError(
+                    f"{name} = {text!r}: must be {SUMS}, or {what} with commas between them, one "
+                    "or one a target"
+                )
 
 
 def numbers_in(text: str) -> tuple[float, ...]:
@@ -103,7 +137,11 @@ def numbers_in(text: str) -> tuple[float, ...]:
 class TextOptions(Options):
     """Options of task ``text``."""
 
-    source: str = option("", 'folder that datasets.load_dataset reads, with splits train and test; "": a small generated corpus')
+    source: str = option(
+        "",
+        'folder that datasets.load_dataset reads, with splits train and test; "": a small '
+        "generated corpus",
+    )
     role: str = option("character_id", "column of the speaking role")
     text: str = option("text", "column of what is said")
     length: int = option(80, "characters of a sequence", low=1, high=10_000)
@@ -115,26 +153,38 @@ class TextOptions(Options):
         high=1,
         open_high=True,
     )
-    score_on: str = option("test", "what roles are scored on; validation: to choose settings by", choices=("test", "validation"))
+    score_on: str = option(
+        "test",
+        "what roles are scored on; validation: to choose settings by",
+        choices=("test", "validation"),
+    )
 
     def check(self) -> None:
         """Check that there is something to score on."""
         if self.score_on == "validation" and not self.validation:
             raise ValueError(
-                "score-on = 'validation': needs a part of the text that is not trained on: set validation, to 0.1 say"
+                "score-on = 'validation': needs a part of the text that is not trained on: set "
+                "validation, to 0.1 say"
             )
 
 
 @dataclass(frozen=True)
 class PointMassOptions(Options):
-    """Options of task ``point-mass``. With exponent 1 and size 100 the optimal log loss is the paper's 3.681."""
+    """Options of task ``point-mass``. With exponent 1 and size 100 the optimal log loss
+    is the paper's 3.681.
+    """
 
     size: int = option(100, "outcomes, and as many predictors", low=2, high=10_000)
     exponent: float = option(1.0, "outcome k occurs with a share of (k + 1)^-exponent", low=0)
     samples: int = option(1_000_000, "samples of all clients together", low=1)
     loss: str = option("log", "loss of the ensemble", choices=LOSSES)
     epsilon: float = option(
-        0.01, "uniform share in every predictor under the log loss", low=0, high=1, open_low=True, open_high=True
+        0.01,
+        "uniform share in every predictor under the log loss",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
     )
 
     def check(self) -> None:
@@ -146,29 +196,42 @@ class PointMassOptions(Options):
 class UnigramOptions(Options):
     """Options of task ``unigram``."""
 
-    source: str = option("", 'folder that datasets.load_dataset reads, with splits train and test; "": a small generated corpus')
+    source: str = option(
+        "",
+        'folder that datasets.load_dataset reads, with splits train and test; "": a small '
+        "generated corpus",
+    )
     role: str = option("character_id", "column of the speaking role")
     text: str = option("text", "column of what is said")
     loss: str = option("log", "loss of the ensemble", choices=LOSSES)
     epsilon: float = option(
-        0.01, "uniform share in every predictor under the log loss", low=0, high=1, open_low=True, open_high=True
+        0.01,
+        "uniform share in every predictor under the log loss",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
     )
 
 
 @dataclass(frozen=True)
 class EnsembleOptions(Options):
-    """Options of task ``ensemble-classification``: base predictors, trained by the server on samples that no client holds."""
+    """Options of task ``ensemble-classification``: base predictors, trained by the
+    server on samples that no client holds.
+    """
 
     predictors: int = option(10, "nets (model.name), trained on the server before round 1", low=1)
     kind: str = option(
         "even",
-        "what they know; even: labels alike; unequal: some many labels, most one; overlapping: most the same; flawed: half are wrong",
+        "what they know; even: labels alike; unequal: some many labels, most one; overlapping: "
+        "most the same; flawed: half are wrong",
         choices=KINDS,
     )
     labels_each: int = option(3, "labels that a net is trained on", low=1)
     share: float = option(
         0.3,
-        "part of the samples that trains the nets; the rest is dealt; 0: none, for trained nets of your own",
+        "part of the samples that trains the nets; the rest is dealt; 0: none, for trained nets of "
+        "your own",
         low=0,
         high=1,
         open_high=True,
@@ -178,7 +241,12 @@ class EnsembleOptions(Options):
     batch_size: int = option(16, "of a net's training", low=1)
     loss: str = option("log", "loss of the ensemble", choices=LOSSES)
     epsilon: float = option(
-        0.01, "uniform share in every predictor under the log loss", low=0, high=1, open_low=True, open_high=True
+        0.01,
+        "uniform share in every predictor under the log loss",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
     )
 
 
@@ -197,7 +265,10 @@ class TextPairsOptions(Options):
     first: str = option("question_1", "column of the first text")
     second: str = option("question_2", "column of the second text")
     length: int = option(200, "tokens of a pair: cut, or padded", low=8)
-    checkpoint: str = option("distilbert/distilbert-base-uncased", "a DistilBERT: a folder or, with model.pretrained, a hub name")
+    checkpoint: str = option(
+        "distilbert/distilbert-base-uncased",
+        "a DistilBERT: a folder or, with model.pretrained, a hub name",
+    )
 
 
 @dataclass(frozen=True)
@@ -205,7 +276,9 @@ class WordsOptions(Options):
     """Options of task ``words``."""
 
     text: str = option("text", "column of the texts")
-    vocabulary: int = option(10_000, "words that have a number, four marks included", low=WORD_MARKS + 1)
+    vocabulary: int = option(
+        10_000, "words that have a number, four marks included", low=WORD_MARKS + 1
+    )
     length: int = option(10, "words of a sample", low=1)
     embedding: int = option(200, "width of the LSTM's embedding", low=1)
     hidden: int = option(256, "width of its layers", low=1)
@@ -219,7 +292,9 @@ class LassoOptions(Options):
     rows: int = option(200, "rows of A, dealt to the clients in blocks", low=1)
     columns: int = option(400, "columns of A", low=1)
     sparsity: int = option(20, "non-zeros of the solution", low=1)
-    radius: float = option(0.0, "of the l1 ball; 0: that of the solution, whose objective is then 0", low=0)
+    radius: float = option(
+        0.0, "of the l1 ball; 0: that of the solution, whose objective is then 0", low=0
+    )
 
     def check(self) -> None:
         """Check that the solution has no more non-zeros than A has columns."""
@@ -231,7 +306,9 @@ class SparseLogisticOptions(Options):
     """Options of task ``sparse-logistic``."""
 
     radius: float = option(20.0, "of the l1 ball of every class's weights", low=0, open_low=True)
-    test: float = option(0.2, "part of the samples for testing", low=0, high=1, open_low=True, open_high=True)
+    test: float = option(
+        0.2, "part of the samples for testing", low=0, high=1, open_low=True, open_high=True
+    )
 
 
 @dataclass(frozen=True)
@@ -240,11 +317,13 @@ class MatrixCompletionOptions(Options):
 
     source: str = option(
         "",
-        '"": a generated low-rank matrix; ratings: generated ones; digits: rows are pictures; a folder or hub name: a ratings table',
+        '"": a generated low-rank matrix; ratings: generated ones; digits: rows are pictures; a '
+        "folder or hub name: a ratings table",
     )
     center: str = option(
         "auto",
-        "subtracted first, from sums over the clients: the mean, or biases of rows and columns; auto: bias, of a generated matrix none",
+        "subtracted first, from sums over the clients: the mean, or biases of rows and columns; "
+        "auto: bias, of a generated matrix none",
         choices=["auto", "none", "mean", "bias"],
     )
     clip: bool = option(True, "clip predictions to the range of a client's training observations")
@@ -252,17 +331,28 @@ class MatrixCompletionOptions(Options):
     user: str = option("user_id", "column of the users, whole numbers from 0 or 1 on")
     item: str = option("movie_id", "column of the items, likewise")
     rating: str = option("rating", "column of the ratings")
-    rows: int = option(0, "of the matrix; 0: 60 generated ones (943 users), of a table as many as it has", low=0)
-    columns: int = option(0, "of the matrix; 0: 80 generated ones (1682 items), of a table as many as it has", low=0)
-    observations: int = option(0, "observed entries, training and test; 0: half of them (100,000 ratings), of a table all", low=0)
+    rows: int = option(
+        0, "of the matrix; 0: 60 generated ones (943 users), of a table as many as it has", low=0
+    )
+    columns: int = option(
+        0, "of the matrix; 0: 80 generated ones (1682 items), of a table as many as it has", low=0
+    )
+    observations: int = option(
+        0,
+        "observed entries, training and test; 0: half of them (100,000 ratings), of a table all",
+        low=0,
+    )
     rank: int = option(3, "of the generated matrix, or of the users' tastes", low=1)
     noise: float = option(0.1, "in the observations of a generated matrix", low=0)
     radius: float = option(
         0.0,
-        "of the nuclear-norm ball; centred: in standard deviations; 0: chosen, not centred: the norm of the whole matrix",
+        "of the nuclear-norm ball; centred: in standard deviations; 0: chosen, not centred: the "
+        "norm of the whole matrix",
         low=0,
     )
-    test: float = option(0.2, "part of the observations for testing", low=0, high=1, open_low=True, open_high=True)
+    test: float = option(
+        0.2, "part of the observations for testing", low=0, high=1, open_low=True, open_high=True
+    )
 
 
 @dataclass(frozen=True)
@@ -274,7 +364,11 @@ class QapOptions(Options):
 
 @dataclass(frozen=True)
 class ConstraintOptions(Options):
-    """Options of task ``constrained-classification``: the norm ball of each layer's weights."""
+    """Options of task ``constrained-classification``: the norm ball of each layer's
+    weights.
+    """
 
-    ball: str = option("l2", "l1 (sparse), l2, or nuclear (low rank; vectors l2)", choices=["l1", "l2", "nuclear"])
+    ball: str = option(
+        "l2", "l1 (sparse), l2, or nuclear (low rank; vectors l2)", choices=["l1", "l2", "nuclear"]
+    )
     radius: float = option(10.0, "of each ball", low=0, open_low=True)

@@ -1,7 +1,9 @@
-"""Table of all tasks by name. To add a task, add an entry here and its class to ``fedapps/tasks/__init__.py``.
+"""Table of all tasks by name. To add a task, add an entry here and its class to
+``fedapps/tasks/__init__.py``.
 
-A task is built once per process. Beside the members of ``Task`` it has those that its methods need (``fedapps/methods``): a torch model
-and tensors, an objective and a domain, or predictors.
+A task is built once per process. Beside the members of ``Task`` it has those that its
+methods need (``fedapps/methods``): a torch model and tensors, an objective and a
+domain, or predictors.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,16 +38,20 @@ from fedapps.tasks.options import (
 
 
 class Task(Protocol):
-    """Interface of all tasks. Tasks with natural clients also have ``natural_clients() -> int``, their number (0: any number).
+    """Interface of all tasks. Tasks with natural clients also have ``natural_clients()
+    -> int``, their number (0: any number).
 
-    A task for private runs has ``from_clients``: what it makes from the clients' data before the first round and hands to the server or
-    to other clients, in words; "" if nothing. Differential privacy refuses a task that has something, or does not say.
+    A task for private runs has ``from_clients``: what it makes from the clients' data
+    before the first round and hands to the server or to other clients, in words; "" if
+    nothing. Differential privacy refuses a task that has something, or does not say.
     """
 
     name: str
 
     def check(self, num_clients: int) -> None:
-        """Prepare everything, so that errors are reported before a run starts. Raises ``UserError``."""
+        """Prepare everything, so that errors are reported before a run starts. Raises
+        ``UserError``.
+        """
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the initial model by name."""
@@ -55,9 +61,11 @@ class Task(Protocol):
 class TaskKind:
     """Entry of the table: ``build(options, context) -> Task``.
 
-    ``options``: dataclass of the task's own settings table ``table``, or ``None``. ``model``: the meaning of ``model.name = "auto"``.
-    ``defaults``: settings of the default job that differ from the general defaults. ``like``, of a task of the user's own: methods that
-    run on this one run on it, too; "": those that run on every task with a torch net.
+    ``options``: dataclass of the task's own settings table ``table``, or ``None``.
+    ``model``: the meaning of ``model.name = "auto"``. ``defaults``: settings of the
+    default job that differ from the general defaults. ``like``, of a task of the user's
+    own: methods that run on this one run on it, too; "": those that run on every task
+    with a torch net.
     """
 
     build: Callable[[Any, RunContext], Task]
@@ -68,7 +76,8 @@ class TaskKind:
     like: str = ""
 
 
-# A client holds about 50 digits: a weak learner needs fewer and larger steps than on the paper's data.
+# A client holds about 50 digits: a weak learner needs fewer and larger steps than on
+# the paper's data.
 DIGITS_JOB = {
     "ffgb-distill.oracle-epochs": 20,
     "ffgb-distill.oracle-learning-rate": 0.01,
@@ -82,7 +91,8 @@ TABULAR_JOB: dict[str, bool | int | float | str] = {
     "train.momentum": 0.0,
     "train.learning-rate": 0.1,
 }
-#: Least squares of a dozen standardised inputs diverges at the rates that cross-entropy bears.
+#: Least squares of a dozen standardised inputs diverges at the rates that cross-entropy
+#: bears.
 REGRESSION_JOB: dict[str, bool | int | float | str] = {
     **TABULAR_JOB,
     "data.partition": "iid",
@@ -100,15 +110,29 @@ TEXT_JOB = {
 TASKS: dict[str, TaskKind] = {
     "classification": TaskKind(lambda o, c: tasks.Classification(o, c), model="auto"),
     "digits": TaskKind(lambda o, c: tasks.Digits(o, c), defaults=DIGITS_JOB),
-    "tabular": TaskKind(lambda o, c: tasks.Tabular(o, c), TabularOptions, "tabular", "logistic", TABULAR_JOB),
-    "regression": TaskKind(lambda o, c: tasks.regression_task(o, c), RegressionOptions, "regression", "auto", REGRESSION_JOB),
+    "tabular": TaskKind(
+        lambda o, c: tasks.Tabular(o, c), TabularOptions, "tabular", "logistic", TABULAR_JOB
+    ),
+    "regression": TaskKind(
+        lambda o, c: tasks.regression_task(o, c),
+        RegressionOptions,
+        "regression",
+        "auto",
+        REGRESSION_JOB,
+    ),
     "text": TaskKind(lambda o, c: tasks.Text(o, c), TextOptions, "text", "char-lstm", TEXT_JOB),
     "point-mass": TaskKind(lambda o, c: tasks.PointMass(o, c), PointMassOptions, "point-mass"),
     "unigram": TaskKind(lambda o, c: tasks.Unigram(o, c), UnigramOptions, "unigram"),
-    "ensemble-classification": TaskKind(lambda o, c: tasks.EnsembleClassification(o, c), EnsembleOptions, "ensemble"),
+    "ensemble-classification": TaskKind(
+        lambda o, c: tasks.EnsembleClassification(o, c), EnsembleOptions, "ensemble"
+    ),
     "lasso": TaskKind(lambda o, c: tasks.Lasso(o, c), LassoOptions, "lasso"),
-    "sparse-logistic": TaskKind(lambda o, c: tasks.SparseLogistic(o, c), SparseLogisticOptions, "sparse-logistic"),
-    "matrix-completion": TaskKind(lambda o, c: tasks.Completion(o, c), MatrixCompletionOptions, "matrix-completion"),
+    "sparse-logistic": TaskKind(
+        lambda o, c: tasks.SparseLogistic(o, c), SparseLogisticOptions, "sparse-logistic"
+    ),
+    "matrix-completion": TaskKind(
+        lambda o, c: tasks.Completion(o, c), MatrixCompletionOptions, "matrix-completion"
+    ),
     "qap": TaskKind(lambda o, c: tasks.Qap(o, c), QapOptions, "qap", defaults={"num-clients": 72}),
     "constrained-classification": TaskKind(
         lambda o, c: tasks.ConstrainedClassification(o, c),
@@ -117,12 +141,24 @@ TASKS: dict[str, TaskKind] = {
         defaults={"fedfw.schedule": "non-convex"},
     ),
     "speech": TaskKind(lambda o, c: tasks.Speech(o, c), SpeechOptions, "speech", "m5"),
-    "text-pairs": TaskKind(lambda o, c: tasks.TextPairs(o, c), TextPairsOptions, "text-pairs", "distilbert"),
+    "text-pairs": TaskKind(
+        lambda o, c: tasks.TextPairs(o, c), TextPairsOptions, "text-pairs", "distilbert"
+    ),
     "words": TaskKind(lambda o, c: tasks.Words(o, c), WordsOptions, "words", "stacked-lstm"),
 }
 
-#: The tasks with a torch net. A method that runs on all of them runs on those of the user's own, too.
-NET_TASKS = ("classification", "digits", "tabular", "regression", "text", "speech", "text-pairs", "words")
+#: The tasks with a torch net. A method that runs on all of them runs on those of the
+#: user's own, too.
+NET_TASKS = (
+    "classification",
+    "digits",
+    "tabular",
+    "regression",
+    "text",
+    "speech",
+    "text-pairs",
+    "words",
+)
 
 
 def find_task(name: str) -> TaskKind:
@@ -137,22 +173,30 @@ def find_task(name: str) -> TaskKind:
 
 
 def checked_task(name: str, found: object) -> TaskKind:
-    """Return ``found``, what ``name`` stands for. Raises ``UserError`` if it is no entry that could run."""
+    """Return ``found``, what ``name`` stands for. Raises ``UserError`` if it is no
+    entry that could run.
+    """
     if isinstance(found, type):  # a class that needs no options of its own
         found = TaskKind(found)
     if not isinstance(found, TaskKind):
         raise UserError(
-            f"task = {name!r}: is a {type(found).__name__}, no class of a task and no fedapps.tasks.registry.TaskKind: write "
+            f"task = {name!r}: is a {type(found).__name__}, no class of a task and no "
+            "fedapps.tasks.registry.TaskKind: write "
             "TASK = TaskKind(MyTask, MyOptions, 'my-table')"
         )
     if found.like and found.like not in TASKS:
-        raise UserError(f"task = {name!r}: like = {found.like!r}: {nearest(found.like, TASKS)}choose one of {', '.join(TASKS)}")
+        raise UserError(
+            f"task = {name!r}: like = {found.like!r}: {nearest(found.like, TASKS)}choose one of "
+            f"{', '.join(TASKS)}"
+        )
     check_options("task", name, found.options, found.table)
     return found
 
 
 def task_name(name: str, allowed: tuple[str, ...]) -> str:
-    """Return the task named by a setting; ``auto`` is the first of ``allowed``. Raises ``UserError`` for a task that is not allowed."""
+    """Return the task named by a setting; ``auto`` is the first of ``allowed``. Raises
+    ``UserError`` for a task that is not allowed.
+    """
     name = allowed[0] if name == "auto" else name
     kind = find_task(name)
     own = {kind.like} if kind.like else set(NET_TASKS)
@@ -160,23 +204,33 @@ def task_name(name: str, allowed: tuple[str, ...]) -> str:
         return name
     if name == "regression":
         raise UserError(
-            f"task = 'regression': this method needs classes, or a problem of its own, and no numbers to predict: it runs on "
+            "task = 'regression': this method needs classes, or a problem of its own, and no "
+            "numbers to predict: it runs on "
             f"{', '.join(allowed)}"
         )
-    hint = "" if name in TASKS else "; like = '...' in its TaskKind says which of them it can stand for"
+    hint = (
+        ""
+        if name in TASKS
+        else "; like = '...' in its TaskKind says which of them it can stand for"
+    )
     raise UserError(f"task = {name!r}: this method runs on {', '.join(allowed)}{hint}")
 
 
 def make_task(name: str, options: Any, context: RunContext, site_data: str = "") -> Task:
-    """Return the task of this name. ``site_data``: location of the site's own data, or ""."""
+    """Return the task of this name. ``site_data``: location of the site's own data, or
+    "".
+    """
     if context.sites.own or site_data:
         return tasks.site_task(name, options, context, site_data)
     if name in TASKS:
         return TASKS[name].build(options, context)
     with guarded("task", name, "cannot be made", own=True):
         found = find_task(name).build(options, context)
-    if missing := [part for part in ("name", "check", "initial_arrays") if not hasattr(found, part)]:
+    if missing := [
+        part for part in ("name", "check", "initial_arrays") if not hasattr(found, part)
+    ]:
         raise UserError(
-            f"task = {name!r}: {type(found).__name__} has no {missing[0]!r}: a task has name, check and initial_arrays"
+            f"task = {name!r}: {type(found).__name__} has no {missing[0]!r}: a task has name, "
+            "check and initial_arrays"
         )
     return found

@@ -1,12 +1,16 @@
-"""Task ``regression``: numbers to predict, from the rows of a table with natural clients, or from arrays.
+"""Task ``regression``: numbers to predict, from the rows of a table with natural
+clients, or from arrays.
 
-``regression.source`` is a table, read as task ``tabular`` reads it (columns of categories, missing values and the scale of its inputs
-likewise); ``data.source`` are arrays, images or plain columns of numbers, read and dealt as task ``classification`` does, but for what
-goes by classes. Without either: a generated table, in which every client has slopes of its own. ``diabetes`` is the data set that
-scikit-learn brings, whose 442 patients are dealt to the clients at random.
+``regression.source`` is a table, read as task ``tabular`` reads it (columns of
+categories, missing values and the scale of its inputs likewise); ``data.source`` are
+arrays, images or plain columns of numbers, read and dealt as task ``classification``
+does, but for what goes by classes. Without either: a generated table, in which every
+client has slopes of its own. ``diabetes`` is the data set that scikit-learn brings,
+whose 442 patients are dealt to the clients at random.
 
-How targets are scaled, and why so: ``targets.py``. Source of the diabetes data: Efron, Hastie, Johnstone, Tibshirani, "Least Angle
-Regression", The Annals of Statistics 32(2), 2004, arXiv math/0406456.
+How targets are scaled, and why so: ``targets.py``. Source of the diabetes data: Efron,
+Hastie, Johnstone, Tibshirani, "Least Angle Regression", The Annals of Statistics 32(2),
+2004, arXiv math/0406456.
 """
 
 import importlib.util
@@ -23,7 +27,16 @@ from clients.base.data import ClientData
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import RegressionOptions
-from fedapps.tasks.tabular import Columns, Numeric, Table, Tabular, columns_of, encode, joined, read_table
+from fedapps.tasks.tabular import (
+    Columns,
+    Numeric,
+    Table,
+    Tabular,
+    columns_of,
+    encode,
+    joined,
+    read_table,
+)
 from fedapps.tasks.targets import LINEAR, NAME, Floats, Targets, read_targets
 
 if TYPE_CHECKING:
@@ -33,7 +46,9 @@ DIABETES = "diabetes"
 
 
 class TableRegression(Targets, Tabular):
-    """Prediction of one or several columns of a table; clients and inputs are those of :class:`Tabular`."""
+    """Prediction of one or several columns of a table; clients and inputs are those of
+    :class:`Tabular`.
+    """
 
     name = NAME
 
@@ -49,41 +64,70 @@ class TableRegression(Targets, Tabular):
     @property
     def from_clients(self) -> str:
         """What is made from the clients' data before the first round."""
-        inputs = "mean and deviation of the inputs (regression.standardise = 'sums'), from sums over the clients"
-        found = (super().from_clients, inputs if self.options.standardise == "sums" else "", self.scale_found)
+        inputs = (
+            "mean and deviation of the inputs (regression.standardise = 'sums'), from sums "
+            "over the clients"
+        )
+        found = (
+            super().from_clients,
+            inputs if self.options.standardise == "sums" else "",
+            self.scale_found,
+        )
         return " and ".join(filter(None, found))
 
     def table(self, num_clients: int) -> Table:
-        """Return the table; a generated one, and the diabetes data, have ``num_clients`` clients."""
+        """Return the table; a generated one, and the diabetes data, have
+        ``num_clients`` clients.
+        """
         if self.options.source in ("", DIABETES):
             return bundled_table(self.options, num_clients)
         return read_table(self.options, read=read_targets)
 
     def natural_clients(self) -> int:
-        """Return the number of clients in the table; 0 for those that have any number."""
+        """Return the number of clients in the table; 0 for those that have any
+        number.
+        """
         return 0 if self.options.source in ("", DIABETES) else len(self.table(0).clients)
 
     def common(self, num_clients: int) -> Numeric | None:
-        """Return mean and deviation of the inputs over all clients' training rows, unless each client is to use its own."""
+        """Return mean and deviation of the inputs over all clients' training rows,
+        unless each client is to use its own.
+        """
         if self.options.standardise == "client":
             return None
         if self._common is None:
-            rows = [self.arrays(client, num_clients, scale=False).train.x for client in range(num_clients)]
+            rows = [
+                self.arrays(client, num_clients, scale=False).train.x
+                for client in range(num_clients)
+            ]
             self._common = columns_of(np.concatenate(rows).astype(np.float64))
         return self._common
 
     def input_scale(self, num_clients: int) -> dict[str, list[Any]]:
-        """Return names, mean and deviation of the features, for whoever uses the model; {} if each client has its own."""
+        """Return names, mean and deviation of the features, for whoever uses the model;
+        {} if each client has its own.
+        """
         if (common := self.common(num_clients)) is None:
             return {}
         table = self.table(num_clients)
-        mean, deviation = np.where(table.scaled, common.mean, 0.0), np.where(table.scaled & common.varies, common.deviation, 1.0)
-        return {"features": list(table.features), "mean": mean.tolist(), "deviation": deviation.tolist()}
+        mean, deviation = (
+            np.where(table.scaled, common.mean, 0.0),
+            np.where(table.scaled & common.varies, common.deviation, 1.0),
+        )
+        return {
+            "features": list(table.features),
+            "mean": mean.tolist(),
+            "deviation": deviation.tolist(),
+        }
 
     def target_parts(self, client: int, num_clients: int) -> tuple[Floats, Floats, Floats]:
         """Return a client's targets to train on, to validate with, to be scored on."""
         data = self.arrays(client, num_clients)
-        return data.train.y, data.validation.y[: 0 if data.validation is data.train else None], data.test.y
+        return (
+            data.train.y,
+            data.validation.y[: 0 if data.validation is data.train else None],
+            data.test.y,
+        )
 
     def check(self, num_clients: int) -> None:
         """Read the table, split and scale all clients' rows and build the model."""
@@ -108,31 +152,46 @@ class TableRegression(Targets, Tabular):
 
 
 def regression_task(options: Any, context: RunContext) -> Any:
-    """Return the task for a table or for arrays. Raises ``UserError`` if both are named."""
+    """Return the task for a table or for arrays. Raises ``UserError`` if both are
+    named.
+    """
     if context.data.source == "digits":
         return TableRegression(options, context)
     if options.source:
         raise UserError(
-            f"regression.source = {options.source!r}: data.source = {context.data.source!r} is given, too: leave one of them out"
+            f"regression.source = {options.source!r}: data.source = {context.data.source!r} is "
+            "given, too: leave one of them out"
         )
     from fedapps.tasks.array_regression import ArrayRegression
 
     return ArrayRegression(options, context)
 
 
-# --- tables that need no file ----------------------------------------------------------------------------------------
+# --- tables that need no file ---------------------------------------------------------
 
 
 @lru_cache(maxsize=4)
 def bundled_table(options: RegressionOptions, num_clients: int) -> Table:
-    """Return the generated table, in which client k does not depend on the number of clients, or the diabetes data."""
+    """Return the generated table, in which client k does not depend on the number of
+    clients, or the diabetes data.
+    """
     if options.source == DIABETES:
-        return encode(diabetes(num_clients), replace(options, categorical=options.categorical or "sex"), read=read_targets)
-    return encode(generate(num_clients), replace(options, categorical=options.categorical or "kind"), read=read_targets)
+        return encode(
+            diabetes(num_clients),
+            replace(options, categorical=options.categorical or "sex"),
+            read=read_targets,
+        )
+    return encode(
+        generate(num_clients),
+        replace(options, categorical=options.categorical or "kind"),
+        read=read_targets,
+    )
 
 
 def generate(num_clients: int) -> Columns:
-    """Return a small synthetic table: 20 to 80 rows a client; to common slopes of deviation 1 a client's own of 0.4 are added."""
+    """Return a small synthetic table: 20 to 80 rows a client; to common slopes of
+    deviation 1 a client's own of 0.4 are added.
+    """
     common = generator(0, "generated regression").normal(size=5)
     parts: list[Columns] = []
     for client in range(num_clients):
@@ -144,16 +203,24 @@ def generate(num_clients: int) -> Columns:
         value = x @ slopes + common[4] * (kind == 2) + rng.normal(scale=0.4) + rng.normal(size=n)
         x[rng.random(x.shape) < 0.05] = np.nan
         one: Columns = {f"feature{i}": 10.0**i * x[:, i] for i in range(4)}
-        names = {"kind": np.array(["a", "b", "c"])[kind], "client": np.full(n, f"client{client:05d}")}
+        names = {
+            "kind": np.array(["a", "b", "c"])[kind],
+            "client": np.full(n, f"client{client:05d}"),
+        }
         parts.append(one | names | {"target": 250.0 + 40.0 * value})
     return joined(parts)
 
 
 def diabetes(num_clients: int) -> Columns:
-    """Return the 442 patients, dealt at random to so many clients: ten measurements, and how far the disease has gone in a year."""
+    """Return the 442 patients, dealt at random to so many clients: ten measurements,
+    and how far the disease has gone in a year.
+    """
     rows = _diabetes_rows()
     if not 1 <= num_clients <= (most := len(rows) // 5):
-        raise UserError(f"num-clients = {num_clients}: a client needs 5 of the {len(rows)} rows of diabetes: choose 1..{most}")
+        raise UserError(
+            f"num-clients = {num_clients}: a client needs 5 of the {len(rows)} rows of diabetes: "
+            f"choose 1..{most}"
+        )
     order = generator(0, "diabetes").permutation(len(rows))
     owner = np.empty(len(rows), np.int64)
     owner[order] = np.arange(len(rows)) % num_clients
@@ -163,9 +230,13 @@ def diabetes(num_clients: int) -> Columns:
 
 
 def _diabetes_rows() -> NDArray[np.float64]:
-    """Return scikit-learn's table (442, 11), whose last column is the target; the files are read as the digits' are."""
+    """Return scikit-learn's table (442, 11), whose last column is the target; the files
+    are read as the digits' are.
+    """
     spec = importlib.util.find_spec("sklearn")  # finds it without importing it
     assert spec is not None, "scikit-learn is a dependency"
     assert spec.submodule_search_locations is not None
     folder = Path(spec.submodule_search_locations[0]) / "datasets" / "data"
-    return np.column_stack([np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target")])
+    return np.column_stack(
+        [np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target")]
+    )

@@ -1,4 +1,6 @@
-"""Training of a classifier on a synthetic set of images, with augmentation; conversion of the set to tensors."""
+"""Training of a classifier on a synthetic set of images, with augmentation; conversion
+of the set to tensors.
+"""
 
 import numpy as np
 import torch
@@ -13,8 +15,12 @@ from fedapps.errors import UserError
 BATCH = 50
 
 
-def fit(model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, rate: float = 2e-3) -> None:
-    """Train a classifier in place with Adam on augmented batches; cosine learning-rate schedule down to 0."""
+def fit(
+    model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, rate: float = 2e-3
+) -> None:
+    """Train a classifier in place with Adam on augmented batches; cosine learning-rate
+    schedule down to 0.
+    """
     optimiser = torch.optim.Adam(model.parameters(), rate)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     size = min(BATCH, len(samples))
@@ -33,27 +39,38 @@ def fit(model: nn.Module, samples: Split, steps: int, rng: np.random.Generator, 
 
 
 def augmented(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return images (n, C, H, W) rotated by up to 15 degrees, scaled by up to 15 % and shifted by up to a fourteenth of their side."""
+    """Return images (n, C, H, W) rotated by up to 15 degrees, scaled by up to 15 % and
+    shifted by up to a fourteenth of their side.
+    """
     angle, scale = rng.uniform(-np.pi / 12, np.pi / 12, len(x)), rng.uniform(0.85, 1.15, len(x))
     matrix = np.zeros((len(x), 2, 3))
     matrix[:, 0, 0] = matrix[:, 1, 1] = np.cos(angle) * scale
     matrix[:, 1, 0] = np.sin(angle) * scale
     matrix[:, 0, 1] = -matrix[:, 1, 0]
     matrix[:, :, 2] = rng.uniform(-1 / 7, 1 / 7, (len(x), 2))  # in units where the side is 2
-    grid = functional.affine_grid(torch.from_numpy(matrix).to(x), list(x.shape), align_corners=False)
+    grid = functional.affine_grid(
+        torch.from_numpy(matrix).to(x), list(x.shape), align_corners=False
+    )
     return functional.grid_sample(x, grid, align_corners=False)
 
 
 def check_fits(images: Images, shape: tuple[int, int, int], num_classes: int, what: str) -> None:
-    """Raise ``UserError``, with a message that begins with ``what``, unless a set has ``shape`` (C, H, W) and no more classes."""
+    """Raise ``UserError``, with a message that begins with ``what``, unless a set has
+    ``shape`` (C, H, W) and no more classes.
+    """
     got = images.pixels.shape[1:]
     if got != shape:
-        sizes = [f"{s[1]} x {s[2]} with {s[0]} channel{'s' if s[0] > 1 else ''}" for s in (got, shape)]
+        sizes = [
+            f"{s[1]} x {s[2]} with {s[0]} channel{'s' if s[0] > 1 else ''}" for s in (got, shape)
+        ]
         raise UserError(
-            f"{what}: its images are {sizes[0]}, the task's {sizes[1]}: make it with the same data.source and data.resize"
+            f"{what}: its images are {sizes[0]}, the task's {sizes[1]}: make it with the same "
+            "data.source and data.resize"
         )
     if images.num_classes > num_classes:
-        raise UserError(f"{what}: has {images.num_classes} classes, the task {num_classes}: name another set")
+        raise UserError(
+            f"{what}: has {images.num_classes} classes, the task {num_classes}: name another set"
+        )
 
 
 def tensors(images: Images, device: torch.device) -> Split:

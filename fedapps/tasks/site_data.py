@@ -1,9 +1,11 @@
-"""Tasks on sites' own data: ``data`` in a SuperNode's node configuration names a folder or file that only this site can read.
+"""Tasks on sites' own data: ``data`` in a SuperNode's node configuration names a folder
+or file that only this site can read.
 
-The settings ``sites.`` describe what the data of all sites have in common: the classes and the shape of images, or the columns of a
-table. From this description the server builds the model without seeing a sample, and every site checks its own data before the first
-round. A site is identified by its name, ``client-id``. With ``sites.client`` it has many clients, each named by a digest
-(``fedapps.data.site_clients``).
+The settings ``sites.`` describe what the data of all sites have in common: the classes
+and the shape of images, or the columns of a table. From this description the server
+builds the model without seeing a sample, and every site checks its own data before the
+first round. A site is identified by its name, ``client-id``. With ``sites.client`` it
+has many clients, each named by a digest (``fedapps.data.site_clients``).
 """
 
 import logging
@@ -35,26 +37,35 @@ logger = logging.getLogger(__name__)
 
 
 class SiteImages(Classification):
-    """Classification of one site's images; ``source`` is "" on the server, which builds the model and sees no data."""
+    """Classification of one site's images; ``source`` is "" on the server, which builds
+    the model and sees no data.
+    """
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
         super().__init__(options, context)
         self.source = source
         for key, usual in (("noise", "none"), ("test", ""), ("validation-split", ""), ("part", "")):
             if (chosen := getattr(context.data, key.replace("-", "_"))) != usual:
-                raise UserError(f"data.{key} = {chosen!r}: sites with data of their own do not have it: leave it {usual!r}")
+                raise UserError(
+                    f"data.{key} = {chosen!r}: sites with data of their own do not have it: leave "
+                    f"it {usual!r}"
+                )
         if context.data.standardise == "sums":
             raise UserError(
-                "data.standardise = 'sums': sites with data of their own send no sums of them: choose 'client' or 'none'"
+                "data.standardise = 'sums': sites with data of their own send no sums of them: "
+                "choose 'client' or 'none'"
             )
         if context.data.class_weights and context.sites.client:
             raise UserError(
-                "data.class-weights = true: would be those of a whole site, not of its clients (sites.client): set false"
+                "data.class-weights = true: would be those of a whole site, not of its clients "
+                "(sites.client): set false"
             )
 
     @property
     def standardise(self) -> str:
-        """How inputs are brought to mean 0 and deviation 1: "none" or "client", by the site's own training samples."""
+        """How inputs are brought to mean 0 and deviation 1: "none" or "client", by the
+        site's own training samples.
+        """
         chosen = self.context.data.standardise
         return chosen if chosen != "auto" else "client" if self.images.numbers else "none"
 
@@ -75,34 +86,48 @@ class SiteImages(Classification):
         if pixels.shape[1:] != o.image:
             shown = ",".join(map(str, pixels.shape[1:]))
             raise UserError(
-                f"{self.source}: images are {shown}, but sites.shape = {o.shape!r}: set data.resize, or mend the data"
+                f"{self.source}: images are {shown}, but sites.shape = {o.shape!r}: set "
+                "data.resize, or mend the data"
             )
         number = {name: place for place, name in enumerate(o.classes)}
         strange = sorted({name for name in names if name not in number})
         if strange:
             raise UserError(
-                f"{self.source}: label {strange[0]!r} is none of sites.labels = {o.labels!r}: mend the data or the settings"
+                f"{self.source}: label {strange[0]!r} is none of sites.labels = {o.labels!r}: mend "
+                "the data or the settings"
             )
         labels = np.array([number[name] for name in names], np.int64)
-        images = Images(pixels, labels, len(o.classes), numbers=pixels.dtype == np.float32, classes=o.classes)
+        images = Images(
+            pixels, labels, len(o.classes), numbers=pixels.dtype == np.float32, classes=o.classes
+        )
         return images, digests(wards)
 
     def names(self) -> list[str]:
-        """Return the names of the site's clients; those with too few samples are left out. Raises ``UserError`` if all are."""
+        """Return the names of the site's clients; those with too few samples are left
+        out. Raises ``UserError`` if all are.
+        """
         least = self.context.data.min_samples
         found, counts = np.unique(self.owners, return_counts=True)
         large: list[str] = found[counts >= least].tolist()
         if not large:
             raise UserError(
-                f"{self.source}: none of its {len(found)} clients has the {least} samples that one needs (data.min-samples)"
+                f"{self.source}: none of its {len(found)} clients has the {least} samples that one "
+                "needs (data.min-samples)"
             )
         if less := len(found) - len(large):
-            logger.warning("%d of the site's %d clients have fewer than %d samples and are left out", less, len(found), least)
+            logger.warning(
+                "%d of the site's %d clients have fewer than %d samples and are left out",
+                less,
+                len(found),
+                least,
+            )
         return large
 
     @cached_property
     def objective(self) -> Objective:
-        """The objective of :class:`Classification`, with the class weights of this site."""
+        """The objective of :class:`Classification`, with the class weights of this
+        site.
+        """
         return super().objective if self.source else CLASSIFICATION
 
     @property
@@ -110,7 +135,9 @@ class SiteImages(Classification):
         """None: the settings do not describe a column of groups that all sites have."""
 
     def natural_clients(self) -> int:
-        """Return 0: the sites are the clients, and their number is known only to the run."""
+        """Return 0: the sites are the clients, and their number is known only to the
+        run.
+        """
         return 0
 
     def check(self, num_clients: int) -> None:
@@ -129,21 +156,37 @@ class SiteImages(Classification):
         return len(self.context.sites.classes)
 
     def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model for the shape and classes in the settings."""
+        """Return a newly initialised model for the shape and classes in the
+        settings.
+        """
         o, chosen = self.context.sites, self.context.model
         channels, height, width = o.image
-        return build_model(chosen.name, (channels, height, width), len(o.classes), seed, chosen.pretrained).to(self.device)
+        return build_model(
+            chosen.name, (channels, height, width), len(o.classes), seed, chosen.pretrained
+        ).to(self.device)
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
-        """Return training, validation and test samples of the site or, if it has many, of its client ``SITE:NAME``."""
+        """Return training, validation and test samples of the site or, if it has many,
+        of its client ``SITE:NAME``.
+        """
         d = self.context.data
-        images = self.images.take(rows_of(self.owners, client_id)) if self.context.sites.client else self.images
+        images = (
+            self.images.take(rows_of(self.owners, client_id))
+            if self.context.sites.client
+            else self.images
+        )
         images = partitions.thinned(images, d)
         total = len(images.labels)
         if total < d.min_samples:
-            raise UserError(f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)")
+            raise UserError(
+                f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)"
+            )
         rows = partitions.split_rows(np.arange(total), client_id, self.context.seed, d.validation)
-        scale = Scale.of_sums([Moments.of(inputs(images, rows[0]))]) if self.standardise == "client" else None
+        scale = (
+            Scale.of_sums([Moments.of(inputs(images, rows[0]))])
+            if self.standardise == "client"
+            else None
+        )
         return partitions.client_data(images, rows, scale).to(self.device)
 
 
@@ -164,9 +207,15 @@ class SiteTable(Tabular):
         """Names of the rows' clients."""
         column = self.context.sites.client
         if column not in self.columns:
-            raise UserError(f"{self.source}: no column {column!r} (sites.client): it has {', '.join(self.columns)}")
+            raise UserError(
+                f"{self.source}: no column {column!r} (sites.client): it has "
+                f"{', '.join(self.columns)}"
+            )
         if any(is_missing(value) for value in self.columns[column]):
-            raise UserError(f"{self.source}: column {column!r} (sites.client) has empty cells: every row needs a client")
+            raise UserError(
+                f"{self.source}: column {column!r} (sites.client) has empty cells: every row needs "
+                "a client"
+            )
         return digests([word(value) for value in self.columns[column]])
 
     def names(self) -> list[str]:
@@ -180,7 +229,8 @@ class SiteTable(Tabular):
         missing = [name for name in (*wanted, *self.labels) if name not in columns]
         if missing:
             raise UserError(
-                f"{self.source}: no column {missing[0]!r} (sites.columns, {o.table}.label): it has {', '.join(columns)}"
+                f"{self.source}: no column {missing[0]!r} (sites.columns, {o.table}.label): it has "
+                f"{', '.join(columns)}"
             )
         values: dict[str, Floats] = {}
         for name, levels in wanted.items():
@@ -189,7 +239,13 @@ class SiteTable(Tabular):
             else:
                 values |= dummies(self.source, name, columns[name], levels)
         scaled = np.array([name in wanted and wanted[name] is None for name in values])
-        return Table((self.source,), tuple(values), scaled, (np.stack(list(values.values()), 1),), (self.read_labels(),))
+        return Table(
+            (self.source,),
+            tuple(values),
+            scaled,
+            (np.stack(list(values.values()), 1),),
+            (self.read_labels(),),
+        )
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -202,7 +258,8 @@ class SiteTable(Tabular):
         found = {word(value) for value in self.columns[label]}
         if not found <= {"0", "1"}:
             raise UserError(
-                f"{self.source}: label {label!r} holds {', '.join(sorted(found)[:8])}: it must be 0 or 1 in every row"
+                f"{self.source}: label {label!r} holds {', '.join(sorted(found)[:8])}: it must be "
+                "0 or 1 in every row"
             )
         return np.array([int(word(value)) for value in self.columns[label]], np.int64)
 
@@ -220,23 +277,43 @@ class SiteTable(Tabular):
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised model for the features in the settings."""
-        return build_model(self.context.model.name, (1, 1, self.num_features), self.num_outputs, seed).to(self.device)
+        return build_model(
+            self.context.model.name, (1, 1, self.num_features), self.num_outputs, seed
+        ).to(self.device)
 
     @property
     def num_features(self) -> int:
         """The number of features, from the settings."""
-        return sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in self.context.sites.features.values())
+        return sum(
+            1 if levels is None or len(levels) == 2 else len(levels)
+            for levels in self.context.sites.features.values()
+        )
 
     def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
-        """Return the site's rows, split with a seed that depends on its name, and scaled or as they are."""
-        return split_rows(self.rows_of(client_id), 0, self.options, generator(self.context.seed, "split", client_id), scale)
+        """Return the site's rows, split with a seed that depends on its name, and
+        scaled or as they are.
+        """
+        return split_rows(
+            self.rows_of(client_id),
+            0,
+            self.options,
+            generator(self.context.seed, "split", client_id),
+            scale,
+        )
 
     def rows_of(self, client_id: int | str) -> Table:
-        """Return the rows of one client, whose id is ``SITE:NAME``, or all where a site is one."""
+        """Return the rows of one client, whose id is ``SITE:NAME``, or all where a site
+        is one.
+        """
         if not self.context.sites.client:
             return self.rows
         mine = rows_of(self.owners, client_id)
-        return replace(self.rows, clients=(str(client_id),), x=(self.rows.x[0][mine],), y=(self.rows.y[0][mine],))
+        return replace(
+            self.rows,
+            clients=(str(client_id),),
+            x=(self.rows.x[0][mine],),
+            y=(self.rows.y[0][mine],),
+        )
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the same as tensors."""

@@ -1,7 +1,8 @@
 """Numbers to predict from one site's own table.
 
-Nobody but the site sees its rows, so that the scale of the targets is in the settings (``regression.center``, ``regression.scale``),
-the same for all sites, and inputs are scaled by each client's own training rows.
+Nobody but the site sees its rows, so that the scale of the targets is in the settings
+(``regression.center``, ``regression.scale``), the same for all sites, and inputs are
+scaled by each client's own training rows.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,17 @@ class SiteRegression(Targets, SiteTable):
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
         SiteTable.__init__(self, options, context, source)
-        for key, remedy in (("standardise", "choose 'client'"), ("center", "give a number"), ("scale", "give a number")):
+        for key, remedy in (
+            ("standardise", "choose 'client'"),
+            ("center", "give a number"),
+            ("scale", "give a number"),
+        ):
             if getattr(options, key) == SUMS:
                 raise UserError(
-                    f"regression.{key} = {SUMS!r}: sites with data of their own send no sums of them: {remedy} (so must "
-                    "regression.standardise = 'client', regression.center and regression.scale be, the same at all sites)"
+                    f"regression.{key} = {SUMS!r}: sites with data of their own send no sums of "
+                    f"them: {remedy} (so must "
+                    "regression.standardise = 'client', regression.center and regression.scale be, "
+                    "the same at all sites)"
                 )
 
     @property
@@ -47,7 +54,13 @@ class SiteRegression(Targets, SiteTable):
     def read_labels(self) -> Floats:
         """Return the targets (n, targets). Raises ``UserError``."""
         columns = {name: np.array(self.columns[name], object) for name in self.labels}
-        return np.stack([checked_target(values, f"{self.source}: label {name!r}") for name, values in columns.items()], 1)
+        return np.stack(
+            [
+                checked_target(values, f"{self.source}: label {name!r}")
+                for name, values in columns.items()
+            ],
+            1,
+        )
 
     @property
     def usual_net(self) -> str:
@@ -56,4 +69,6 @@ class SiteRegression(Targets, SiteTable):
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return a client's rows as tensors, with targets as the model learns them."""
-        return self.target_scale.of_data(self.arrays(client_id, num_clients)).tensors().to(self.device)
+        return (
+            self.target_scale.of_data(self.arrays(client_id, num_clients)).tensors().to(self.device)
+        )

@@ -11,10 +11,13 @@ TABLES = {"tabular": SiteTable, "regression": SiteRegression}
 
 
 def site_task(name: str, options: Any, context: RunContext, source: str) -> SiteImages | SiteTable:
-    """Return the task of a site or, if ``source`` is "", of the server. Raises ``UserError`` if settings and site do not agree."""
+    """Return the task of a site or, if ``source`` is "", of the server. Raises
+    ``UserError`` if settings and site do not agree.
+    """
     if not context.sites.own:
         raise UserError(
-            f"this site has data of its own ({source}), but the settings describe none: set sites.labels or sites.columns"
+            f"this site has data of its own ({source}), but the settings describe none: set "
+            "sites.labels or sites.columns"
         )
     if name in TABLES and context.sites.columns:
         return TABLES[name](options, context, source)
@@ -22,5 +25,6 @@ def site_task(name: str, options: Any, context: RunContext, source: str) -> Site
         return SiteImages(options, context, source)
     given = "columns" if context.sites.columns else "labels"
     raise UserError(
-        f"sites.{given} with task = {name!r}: sites have images (task = 'classification') or tables ('tabular', 'regression')"
+        f"sites.{given} with task = {name!r}: sites have images (task = 'classification') or "
+        "tables ('tabular', 'regression')"
     )

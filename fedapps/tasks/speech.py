@@ -1,11 +1,15 @@
-"""Task ``speech``: classification of spoken words from waveforms. The AAggFF chapter uses the data set Speech Commands and the M5 net.
+"""Task ``speech``: classification of spoken words from waveforms. The AAggFF chapter
+uses the data set Speech Commands and the M5 net.
 
-Columns, as in ``google/speech_commands``: ``audio``, ``label``, ``speaker_id`` (``data.natural-id``). A cell of ``audio`` is a 16-bit
-WAV file (``bytes`` and ``path``), a decoded sound (``array``) or a list of numbers: floats in [-1, 1] or 16-bit integers. On the hub
-the data set is a loading script, which the ``datasets`` library no longer runs: read its parquet files from a folder.
+Columns, as in ``google/speech_commands``: ``audio``, ``label``, ``speaker_id``
+(``data.natural-id``). A cell of ``audio`` is a 16-bit WAV file (``bytes`` and
+``path``), a decoded sound (``array``) or a list of numbers: floats in [-1, 1] or 16-bit
+integers. On the hub the data set is a loading script, which the ``datasets`` library no
+longer runs: read its parquet files from a folder.
 
-Sources: Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition", 2018, arXiv 1804.03209; Hahn, "Algorithms for
-Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III. M5:
+Sources: Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition",
+2018, arXiv 1804.03209; Hahn, "Algorithms for Collaborative Machine Learning under
+Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III. M5:
 ``fedapps/models/aaggff_nets.py``.
 """
 
@@ -45,9 +49,11 @@ class Speech(Classification):
 
 
 def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
-    """Return the sounds as int16 "pixels" (N, 1, 1, length). Raises ``UserError`` if the data are invalid.
+    """Return the sounds as int16 "pixels" (N, 1, 1, length). Raises ``UserError`` if
+    the data are invalid.
 
-    If speakers are clients, sounds without a speaker (background noise) are left out. Only classes that occur are numbered.
+    If speakers are clients, sounds without a speaker (background noise) are left out.
+    Only classes that occur are numbered.
     """
     speaker = data.natural_id if data.partition == "natural" else ""
     asked = {"split": data.split, "audio": options.audio, "length": str(options.length)}
@@ -55,26 +61,48 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
     asked |= {"validation-split": data.validation_split} if data.validation_split else {}
     if data.part:
         raise UserError(
-            f"data.part = {data.part!r}: task 'speech' has its parts in splits: set data.test and data.validation-split"
+            f"data.part = {data.part!r}: task 'speech' has its parts in splits: set data.test and "
+            "data.validation-split"
         )
-    arrays, facts = sources.cached(data.source, asked, lambda split, parts: _decode(split, parts, data, options, speaker))
+    arrays, facts = sources.cached(
+        data.source, asked, lambda split, parts: _decode(split, parts, data, options, speaker)
+    )
     natural = np.array(arrays["natural"]) if speaker else None
     held: dict[str, Any] = {
-        name.replace("-", "_"): np.array(arrays[name]) for name in ("held-out", "held-back") if name in arrays
+        name.replace("-", "_"): np.array(arrays[name])
+        for name in ("held-out", "held-back")
+        if name in arrays
     }
     labels, classes = np.array(arrays["labels"]), tuple(facts["classes"])
-    return Images(arrays["pixels"], labels, len(classes), natural, tuple(facts["names"]), classes=classes, **held)
+    return Images(
+        arrays["pixels"],
+        labels,
+        len(classes),
+        natural,
+        tuple(facts["names"]),
+        classes=classes,
+        **held,
+    )
 
 
-def _decode(split: Any, parts: NDArray[np.int64], data: DataOptions, options: SpeechOptions, speaker: str) -> Entry:
+def _decode(
+    split: Any, parts: NDArray[np.int64], data: DataOptions, options: SpeechOptions, speaker: str
+) -> Entry:
     source = data.source
-    sources.check_columns(split, source, {"speech.audio": options.audio, "data.label": data.label, "data.natural-id": speaker})
+    sources.check_columns(
+        split,
+        source,
+        {"speech.audio": options.audio, "data.label": data.label, "data.natural-id": speaker},
+    )
     rows = np.arange(len(split))
     if speaker:
         rows = np.flatnonzero([bool(name) or name == 0 for name in split[speaker][:]])
         split = split.select(rows)
         if len(split) == 0:
-            raise UserError(f"data.natural-id = {speaker!r}: no sound of {source} has a speaker there: choose another column")
+            raise UserError(
+                f"data.natural-id = {speaker!r}: no sound of {source} has a speaker there: choose "
+                "another column"
+            )
     labels, called = sources.labels_of(split, source, data.label)
     values, labels = np.unique(labels, return_inverse=True)
     waves = np.zeros((len(split), 1, 1, options.length), np.int16)
@@ -83,7 +111,8 @@ def _decode(split: Any, parts: NDArray[np.int64], data: DataOptions, options: Sp
             samples = waveform(cell)[: options.length]
         except (ValueError, TypeError, KeyError, OSError, EOFError, wave.Error) as error:
             raise UserError(
-                f"speech.audio = {options.audio!r}: sound {row} of {source} cannot be read ({error}): "
+                f"speech.audio = {options.audio!r}: sound {row} of {source} cannot be read "
+                f"({error}): "
                 "give 16-bit WAV files or lists of numbers"
             ) from error
         waves[row, 0, 0, : len(samples)] = samples
@@ -98,7 +127,9 @@ def _decode(split: Any, parts: NDArray[np.int64], data: DataOptions, options: Sp
 
 
 def _cells(split: Any, column: str) -> Iterator[Any]:
-    """Yield the cells of a column as stored; decoding them would need further packages."""
+    """Yield the cells of a column as stored; decoding them would need further
+    packages.
+    """
     import datasets
 
     split = split.select_columns([column])
@@ -109,13 +140,17 @@ def _cells(split: Any, column: str) -> Iterator[Any]:
 
 
 def waveform(cell: Any) -> NDArray[np.int16]:
-    """Return the samples (n,) of one cell, channels averaged. Raises the WAV reader's errors, and ``ValueError`` for other kinds."""
+    """Return the samples (n,) of one cell, channels averaged. Raises the WAV reader's
+    errors, and ``ValueError`` for other kinds.
+    """
     if isinstance(cell, dict) and ("bytes" in cell or "path" in cell):
         content = cell.get("bytes")
         with wave.open(cell["path"] if content is None else io.BytesIO(content), "rb") as file:
             if file.getsampwidth() != 2:
                 raise ValueError(f"{8 * file.getsampwidth()} bits")
-            frames = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
+            frames = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(
+                -1, file.getnchannels()
+            )
         return np.asarray(frames.mean(1), np.int16)
     samples: NDArray[Any] = np.asarray(cell["array"] if isinstance(cell, dict) else cell)
     if samples.ndim != 1 or samples.dtype.kind not in "if":

@@ -1,15 +1,21 @@
-"""Task ``tabular``: binary classification of the rows of a table with natural clients (a hospital, a bank's region).
+"""Task ``tabular``: binary classification of the rows of a table with natural clients
+(a hospital, a bank's region).
 
-The model has one logit (``clients.base.evaluation.BINARY``); ``logistic`` with 15 features has the 16 parameters of the AAggFF chapter,
-whose two tables, Heart (4 hospitals) and Berka (7 bank regions), are recognised by their columns.
+The model has one logit (``clients.base.evaluation.BINARY``); ``logistic`` with 15
+features has the 16 parameters of the AAggFF chapter, whose two tables, Heart (4
+hospitals) and Berka (7 bank regions), are recognised by their columns.
 
-Only the layout (columns and the values of categories) is shared by all clients. All preprocessing is local, based on the client's own
-training rows: missing values are replaced by the column mean, and numeric columns are standardised to mean 0 and standard deviation 1.
-A column that is missing or constant in a client's training rows is set to 0.
+Only the layout (columns and the values of categories) is shared by all clients. All
+preprocessing is local, based on the client's own training rows: missing values are
+replaced by the column mean, and numeric columns are standardised to mean 0 and standard
+deviation 1. A column that is missing or constant in a client's training rows is set to
+0.
 
-Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter III. Heart as in Ogier du Terrail, Ayed, Cyffers, Grimberg, He, Loeb, ..., Andreux (24 authors), "FLamby:
-Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare Settings", NeurIPS 2022, arXiv 2210.04620.
+Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III. Heart as in
+Ogier du Terrail, Ayed, Cyffers, Grimberg, He, Loeb, ..., Andreux (24 authors), "FLamby:
+Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
+Settings", NeurIPS 2022, arXiv 2210.04620.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +52,9 @@ NO_GROUPS = Grouping()
 
 @dataclass(frozen=True)
 class Preset:
-    """Column roles of a known table. ``features``: the columns used; () for all that are not dropped."""
+    """Column roles of a known table. ``features``: the columns used; () for all that
+    are not dropped.
+    """
 
     client: str = "client"
     label: str = "label"
@@ -58,10 +66,22 @@ class Preset:
 
 PRESETS = {
     "none": Preset(),
-    # 8 numeric features, and 4 + 3 dummies of cp and restecg. The dropped columns are missing at most hospitals.
+    # 8 numeric features, and 4 + 3 dummies of cp and restecg. The dropped columns are
+    # missing at most hospitals.
     "heart": Preset(
         "hospital",
-        features=("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"),
+        features=(
+            "age",
+            "sex",
+            "cp",
+            "trestbps",
+            "chol",
+            "fbs",
+            "restecg",
+            "thalach",
+            "exang",
+            "oldpeak",
+        ),
         categorical=("cp", "restecg"),
         drop=("slope", "ca", "thal"),
     ),
@@ -69,7 +89,15 @@ PRESETS = {
     "berka": Preset(
         "region",
         features=(
-            *("amount", "duration", "payments", "account_months_at_loan", "owner_age_at_loan", "gender", "ownership_count"),
+            *(
+                "amount",
+                "duration",
+                "payments",
+                "account_months_at_loan",
+                "owner_age_at_loan",
+                "gender",
+                "ownership_count",
+            ),
             *(
                 "num_inhabitants",
                 "average_salary",
@@ -87,11 +115,13 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows by client. ``x[k]`` (n_k, F): NaN if missing; ``y[k]`` (n_k,): 0 or 1; ``scaled`` (F,): which features are numeric.
+    """Rows by client. ``x[k]`` (n_k, F): NaN if missing; ``y[k]`` (n_k,): 0 or 1;
+    ``scaled`` (F,): which features are numeric.
 
     Where numbers are predicted, ``y[k]`` is (n_k, targets).
 
-    ``group[k]`` (n_k,), if asked for: the group of each row, as an index into ``group_names``, -1 for none.
+    ``group[k]`` (n_k,), if asked for: the group of each row, as an index into
+    ``group_names``, -1 for none.
     """
 
     clients: tuple[str, ...]
@@ -104,7 +134,9 @@ class Table:
 
 
 class Tabular(TorchTask):
-    """Binary classification with natural clients, in sorted order; if ``num-clients`` is smaller, the first ones are used."""
+    """Binary classification with natural clients, in sorted order; if ``num-clients``
+    is smaller, the first ones are used.
+    """
 
     name = "tabular"
 
@@ -128,22 +160,38 @@ class Tabular(TorchTask):
 
     @property
     def from_clients(self) -> str:
-        """The values found in categorical columns become features; those of the presets are published with the data sets."""
+        """The values found in categorical columns become features; those of the presets
+        are published with the data sets.
+        """
         asked, table = self.options.source and self.options.categorical, self.options.table
-        return f"the values of the columns {table}.categorical, found in the rows of all clients" if asked else ""
+        return (
+            f"the values of the columns {table}.categorical, found in the rows of all clients"
+            if asked
+            else ""
+        )
 
     def table(self, num_clients: int) -> Table:
         """Return the table; a generated one has ``num_clients`` clients."""
         o = self.options
-        return read_table(o, self.grouping) if o.source else generated_table(o, num_clients, self.grouping)
+        return (
+            read_table(o, self.grouping)
+            if o.source
+            else generated_table(o, num_clients, self.grouping)
+        )
 
     @property
     def groups(self) -> Groups | None:
         """The groups of the column ``data.group``."""
-        return Groups(self.table(self.context.num_clients or 1).group_names, 2) if self.grouping.column else None
+        return (
+            Groups(self.table(self.context.num_clients or 1).group_names, 2)
+            if self.grouping.column
+            else None
+        )
 
     def natural_clients(self) -> int:
-        """Return the number of clients in the table; 0 for a generated one, which has any number."""
+        """Return the number of clients in the table; 0 for a generated one, which has
+        any number.
+        """
         return len(read_table(self.options, self.grouping).clients) if self.options.source else 0
 
     def check(self, num_clients: int) -> None:
@@ -152,7 +200,8 @@ class Tabular(TorchTask):
         if num_clients > len(table.clients):
             where = self.options.source or "the generated table"
             raise UserError(
-                f"num-clients = {num_clients}, but {where} has {len(table.clients)} clients ({_some(table.clients)}): "
+                f"num-clients = {num_clients}, but {where} has {len(table.clients)} clients "
+                f"({_some(table.clients)}): "
                 f"choose at most {len(table.clients)} (--nodes)"
             )
         for client in range(num_clients):
@@ -176,14 +225,18 @@ class Tabular(TorchTask):
         return self.arrays(client, num_clients).tensors()
 
     def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
-        """Return the rows of a client, split and scaled, for a method that needs no tensors.
+        """Return the rows of a client, split and scaled, for a method that needs no
+        tensors.
 
         Without ``scale`` values are as they are in the table, NaN where one is missing.
         """
         client = dealt(client_id, num_clients)
         table, o = self.table(num_clients), self.options
         if client >= len(table.clients):
-            raise UserError(f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so many nodes")
+            raise UserError(
+                f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so "
+                "many nodes"
+            )
         if (client, scale) not in self._arrays:
             common = self.common(num_clients) if scale else None
             rng = generator(self.context.seed, "split", client)
@@ -191,49 +244,70 @@ class Tabular(TorchTask):
         return self._arrays[client, scale]
 
     def common(self, num_clients: int) -> "Numeric | None":
-        """Return what all clients' numbers are scaled by; None where each one's own training rows say so."""
+        """Return what all clients' numbers are scaled by; None where each one's own
+        training rows say so.
+        """
         return None
 
 
 def split_rows(
-    table: Table, place: int, options: TableOptions, rng: np.random.Generator, scale: bool = True, common: "Numeric | None" = None
+    table: Table,
+    place: int,
+    options: TableOptions,
+    rng: np.random.Generator,
+    scale: bool = True,
+    common: "Numeric | None" = None,
 ) -> ArrayData:
-    """Return the rows of the client at position ``place``, split at random and, unless not ``scale``, filled and scaled.
+    """Return the rows of the client at position ``place``, split at random and, unless
+    not ``scale``, filled and scaled.
 
-    ``common``: by what all clients are, instead of by its own training rows. Raises ``UserError`` if they are too few.
+    ``common``: by what all clients are, instead of by its own training rows. Raises
+    ``UserError`` if they are too few.
     """
     x, y = table.x[place], table.y[place]
     needed = 3 if options.validation else 2
     who, remedy = f"client {table.clients[place]!r} has", f"name it in {options.table}.drop-clients"
     if y.ndim > 1:  # numbers: a row is like any other
         if len(y) < needed:
-            raise UserError(f"{who} {len(y)} rows, but each of the {needed} parts of its data needs one: {remedy}")
+            raise UserError(
+                f"{who} {len(y)} rows, but each of the {needed} parts of its data needs one: "
+                f"{remedy}"
+            )
         rows = stratified(np.zeros(len(y), np.int64), rng, options.test, options.validation)
     else:
         ones = int(y.sum())
         if min(ones, len(y) - ones) < needed:
             raise UserError(
-                f"{who} {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of its data needs one of both: {remedy}"
+                f"{who} {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of "
+                f"its data needs one of both: {remedy}"
             )
         rows = stratified(y, rng, options.test, options.validation)
     with np.errstate(over="ignore"):  # numbers beyond float32
-        inputs = (filled(x, table.scaled, common or columns_of(x[rows[0]])) if scale else x).astype(np.float32)
+        inputs = (filled(x, table.scaled, common or columns_of(x[rows[0]])) if scale else x).astype(
+            np.float32
+        )
     group = members(table.group[place] if table.group else None, len(table.group_names))
-    train, validation, test = (ArraySplit(inputs[part], y[part], None if group is None else group[part]) for part in rows)
+    train, validation, test = (
+        ArraySplit(inputs[part], y[part], None if group is None else group[part]) for part in rows
+    )
     return ArrayData(train, validation if options.validation else train, test)
 
 
 def standardised(x: Floats, scaled: NDArray[np.bool_], train: NDArray[np.int64]) -> Floats:
-    """Return all rows of a client, with missing values filled and numeric columns standardised by the statistics of the rows ``train``.
+    """Return all rows of a client, with missing values filled and numeric columns
+    standardised by the statistics of the rows ``train``.
 
-    The (population) standard deviation is computed after filling. Columns without two different values in those rows are 0.
+    The (population) standard deviation is computed after filling. Columns without two
+    different values in those rows are 0.
     """
     return filled(x, scaled, columns_of(x[train]))
 
 
 @dataclass(frozen=True)
 class Numeric:
-    """What is known of each column: mean and deviation (F,), and whether it has two different values."""
+    """What is known of each column: mean and deviation (F,), and whether it has two
+    different values.
+    """
 
     mean: Floats
     deviation: Floats
@@ -241,101 +315,160 @@ class Numeric:
 
 
 def columns_of(seen: Floats) -> Numeric:
-    """Return mean, deviation and whether they vary of the columns of rows (n, F), NaN where a value is missing."""
+    """Return mean, deviation and whether they vary of the columns of rows (n, F), NaN
+    where a value is missing.
+    """
     known = ~np.isnan(seen)
     mean = np.where(known, seen, 0).sum(0) / np.maximum(known.sum(0), 1)
     varies = np.where(known, seen, -np.inf).max(0) > np.where(known, seen, np.inf).min(0)
-    return Numeric(mean, np.where(known, seen - mean, 0).std(0), varies)  # the filled values are at the mean
+    # the filled values are at the mean
+    return Numeric(mean, np.where(known, seen - mean, 0).std(0), varies)
 
 
 def filled(x: Floats, scaled: NDArray[np.bool_], by: Numeric) -> Floats:
-    """Return rows (n, F) with missing values at the mean, numeric columns standardised, and those that do not vary at 0."""
+    """Return rows (n, F) with missing values at the mean, numeric columns standardised,
+    and those that do not vary at 0.
+    """
     whole = np.where(np.isnan(x), by.mean, x)
     out: Floats = np.where(scaled, (whole - by.mean) / np.where(by.varies, by.deviation, 1), whole)
     return np.where(by.varies, out, 0.0)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4)
-def read_table(options: TableOptions, grouping: Grouping = NO_GROUPS, read: Reader | None = None) -> Table:
-    """Return a table from a folder, a file or the hub. Raises ``UserError`` if it is invalid."""
+def read_table(
+    options: TableOptions, grouping: Grouping = NO_GROUPS, read: Reader | None = None
+) -> Table:
+    """Return a table from a folder, a file or the hub. Raises ``UserError`` if it is
+    invalid.
+    """
     frame = open_split(options.source, options.split, setting=f"{options.table}.split").to_pandas()
-    return encode({str(name): frame[name].to_numpy() for name in frame.columns}, options, grouping, read)
+    return encode(
+        {str(name): frame[name].to_numpy() for name in frame.columns}, options, grouping, read
+    )
 
 
 @lru_cache(maxsize=4)
-def generated_table(options: TableOptions, num_clients: int, grouping: Grouping = NO_GROUPS) -> Table:
-    """Return a generated table, in which client k does not depend on the number of clients."""
-    return encode(generate(num_clients), replace(options, categorical=options.categorical or "kind"), grouping)
+def generated_table(
+    options: TableOptions, num_clients: int, grouping: Grouping = NO_GROUPS
+) -> Table:
+    """Return a generated table, in which client k does not depend on the number of
+    clients.
+    """
+    return encode(
+        generate(num_clients), replace(options, categorical=options.categorical or "kind"), grouping
+    )
 
 
 def encode(
-    columns: Mapping[str, NDArray[Any]], options: TableOptions, grouping: Grouping = NO_GROUPS, read: Reader | None = None
+    columns: Mapping[str, NDArray[Any]],
+    options: TableOptions,
+    grouping: Grouping = NO_GROUPS,
+    read: Reader | None = None,
 ) -> Table:
-    """Return the columns encoded as features by client. Raises ``UserError`` if they are invalid.
+    """Return the columns encoded as features by client. Raises ``UserError`` if they
+    are invalid.
 
     ``read``: of what is to be predicted, by default a class, 0 or 1.
 
-    Numeric columns come first, then the dummies of categorical columns: a column with two values gives one feature (is it the second?),
-    a column with more values one feature per value.
+    Numeric columns come first, then the dummies of categorical columns: a column with
+    two values gives one feature (is it the second?), a column with more values one
+    feature per value.
     """
     preset, read = find_preset(columns, options), read or read_classes
     client, given = options.client or preset.client, options.label
-    labels = (given,) if given in columns else _names(given) or (preset.label if preset.label in columns else options.usual,)
+    labels = (
+        (given,)
+        if given in columns
+        else _names(given) or (preset.label if preset.label in columns else options.usual,)
+    )
     drop = _names(options.drop) or preset.drop
     if options.features:
         features = _names(options.features)
     else:
-        features = tuple(name for name in preset.features or columns if name not in (client, *labels))
+        features = tuple(
+            name for name in preset.features or columns if name not in (client, *labels)
+        )
     categorical = _names(options.categorical) or preset.categorical
-    asked = {"client": [client], "label": labels, "features": features, "categorical": categorical, "drop": _names(options.drop)}
+    asked = {
+        "client": [client],
+        "label": labels,
+        "features": features,
+        "categorical": categorical,
+        "drop": _names(options.drop),
+    }
     where = options.source or "the generated table"
     for key, wanted in asked.items():
         for name in wanted:
             if name not in columns:
-                raise UserError(f"{options.table}.{key}: no column {name!r} in {where}: it has {_some(columns)}")
+                raise UserError(
+                    f"{options.table}.{key}: no column {name!r} in {where}: it has {_some(columns)}"
+                )
     features = tuple(name for name in features if name not in drop)
     if not features:
         raise UserError(f"{options.table}.features: no column is left to learn from")
 
-    numeric = {name: numbers_of(name, columns[name], options.table) for name in features if name not in categorical}
+    numeric = {
+        name: numbers_of(name, columns[name], options.table)
+        for name in features
+        if name not in categorical
+    }
     dummies: dict[str, Floats] = {}
     for name in features:
         if name in categorical:
             dummies |= _dummies(name, columns[name], options.table)
     values = numeric | dummies
-    x, y = np.stack(list(values.values()), 1), read([columns[name] for name in labels], labels, options)
+    x, y = (
+        np.stack(list(values.values()), 1),
+        read([columns[name] for name in labels], labels, options),
+    )
     clients, place = _clients(client, columns[client], options.table)
     gone = _names(options.drop_clients) or preset.drop_clients
     for name in _names(options.drop_clients):
         if name not in clients:
-            raise UserError(f"{options.table}.drop-clients: no client {name!r}: there are {_some(clients)}")
+            raise UserError(
+                f"{options.table}.drop-clients: no client {name!r}: there are {_some(clients)}"
+            )
     kept = [number for number, name in enumerate(clients) if name not in gone]
     rows = [np.flatnonzero(place == number) for number in kept]
     scaled = np.array([name in numeric for name in values])
-    table = Table(tuple(clients[k] for k in kept), tuple(values), scaled, tuple(x[r] for r in rows), tuple(y[r] for r in rows))
+    table = Table(
+        tuple(clients[k] for k in kept),
+        tuple(values),
+        scaled,
+        tuple(x[r] for r in rows),
+        tuple(y[r] for r in rows),
+    )
     if not grouping.column:
         return table
     if grouping.column not in columns:
-        raise UserError(f"data.group: no column {grouping.column!r} in {where}: it has {_some(columns)}")
+        raise UserError(
+            f"data.group: no column {grouping.column!r} in {where}: it has {_some(columns)}"
+        )
     group, names = grouping.number(columns[grouping.column].tolist())
     return replace(table, group=tuple(group[r] for r in rows), group_names=names)
 
 
 def find_preset(columns: Mapping[str, Any], options: TableOptions) -> Preset:
-    """Return the preset of the options or, with ``auto``, the one whose columns are all present."""
+    """Return the preset of the options or, with ``auto``, the one whose columns are all
+    present.
+    """
     if (chosen := getattr(options, "preset", "none")) != "auto":
         return PRESETS[chosen]
     for name, preset in PRESETS.items():
-        if name != "none" and {preset.client, preset.label, *preset.features, *preset.drop} <= set(columns):
+        if name != "none" and {preset.client, preset.label, *preset.features, *preset.drop} <= set(
+            columns
+        ):
             return preset
     return PRESETS["none"]
 
 
 def generate(num_clients: int) -> Columns:
-    """Return a small synthetic table: 40 to 120 rows per client, with feature shift and slightly different labels."""
+    """Return a small synthetic table: 40 to 120 rows per client, with feature shift and
+    slightly different labels.
+    """
     weights = generator(0, "generated table").normal(size=7)
     parts: list[Columns] = []
     for client in range(num_clients):
@@ -347,7 +480,14 @@ def generate(num_clients: int) -> Columns:
         label = (logits - np.median(logits) + rng.logistic(size=n) > 0).astype(np.int64)
         x[rng.random(x.shape) < 0.05] = np.nan
         one: Columns = {f"feature{i}": 10.0**i * x[:, i] for i in range(6)}
-        parts.append(one | {"kind": np.array(["a", "b", "c"])[kind], "label": label, "client": np.full(n, f"client{client:05d}")})
+        parts.append(
+            one
+            | {
+                "kind": np.array(["a", "b", "c"])[kind],
+                "label": label,
+                "client": np.full(n, f"client{client:05d}"),
+            }
+        )
     return joined(parts)
 
 
@@ -369,16 +509,26 @@ def _some(names: Any) -> str:
 
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask of missing values: None or NaN."""
-    return np.array([value is None or (isinstance(value, float) and np.isnan(value)) for value in values.tolist()], bool)
+    return np.array(
+        [
+            value is None or (isinstance(value, float) and np.isnan(value))
+            for value in values.tolist()
+        ],
+        bool,
+    )
 
 
 def numbers_of(name: str, values: NDArray[Any], table: str) -> Floats:
-    """Return a column of numbers, NaN where one is missing. Raises ``UserError``; ``table``: of the settings."""
+    """Return a column of numbers, NaN where one is missing. Raises ``UserError``;
+    ``table``: of the settings.
+    """
     absent = _missing(values)
     given = values[~absent]
     kinds = {type(value) for value in given.tolist()} if values.dtype.kind not in "M" else {object}
     if not kinds <= {int, float, bool}:
-        strange = [type(value).__name__ for value in given.tolist() if not isinstance(value, int | float)]
+        strange = [
+            type(value).__name__ for value in given.tolist() if not isinstance(value, int | float)
+        ]
         kind = "date" if values.dtype.kind == "M" else strange[0]
         raise UserError(  # it tells the type, never a sample's value
             f"{table}: column {name!r} holds a {kind} value, which is no number: "
@@ -387,7 +537,10 @@ def numbers_of(name: str, values: NDArray[Any], table: str) -> Floats:
     out = np.full(len(values), np.nan)
     out[~absent] = given.astype(np.float64)
     if np.isinf(out).any():
-        raise UserError(f"{table}: column {name!r} holds infinite numbers: mend them, or name it in {table}.drop")
+        raise UserError(
+            f"{table}: column {name!r} holds infinite numbers: mend them, or name it in "
+            f"{table}.drop"
+        )
     return out
 
 
@@ -397,7 +550,8 @@ def _dummies(name: str, values: NDArray[Any], table: str) -> dict[str, Floats]:
     levels = sorted(set(given.tolist()), key=lambda value: (str(type(value)), value))
     if len(levels) > MAX_LEVELS:
         raise UserError(
-            f"{table}.categorical: {name!r} has {len(levels)} values, more than {MAX_LEVELS}: name it in {table}.drop"
+            f"{table}.categorical: {name!r} has {len(levels)} values, more than {MAX_LEVELS}: name "
+            f"it in {table}.drop"
         )
     out = {}
     for level in levels[1:] if len(levels) <= 2 else levels:
@@ -407,7 +561,9 @@ def _dummies(name: str, values: NDArray[Any], table: str) -> dict[str, Floats]:
     return out
 
 
-def read_classes(columns: Sequence[NDArray[Any]], names: Sequence[str], options: TableOptions) -> NDArray[np.int64]:
+def read_classes(
+    columns: Sequence[NDArray[Any]], names: Sequence[str], options: TableOptions
+) -> NDArray[np.int64]:
     """Return the labels (n,), 0 or 1, of the only column. Raises ``UserError``."""
     if len(names) > 1:
         raise UserError(f"{options.table}.label = {options.label!r}: must be one column")
@@ -416,15 +572,25 @@ def read_classes(columns: Sequence[NDArray[Any]], names: Sequence[str], options:
     if not found <= {0, 1}:
         shown = ", ".join(sorted(map(str, found))[:8])
         numbers = values.dtype.kind in "iuf" and len(found) > 2
-        hint = f"; to predict a number: task = 'regression' (regression.label = {name!r})" if numbers else ""
-        raise UserError(f"{options.table}.label = {name!r}: the column holds {shown}: a label is 0 or 1, in every row{hint}")
+        hint = (
+            f"; to predict a number: task = 'regression' (regression.label = {name!r})"
+            if numbers
+            else ""
+        )
+        raise UserError(
+            f"{options.table}.label = {name!r}: the column holds {shown}: a label is 0 or 1, in "
+            f"every row{hint}"
+        )
     return values.astype(np.int64)
 
 
 def _clients(name: str, values: NDArray[Any], table: str) -> tuple[list[str], NDArray[np.int64]]:
     absent = int(_missing(values).sum())
     if absent:
-        raise UserError(f"{table}.client = {name!r}: {absent} rows have no client: fill the column, or leave these rows out")
+        raise UserError(
+            f"{table}.client = {name!r}: {absent} rows have no client: fill the column, or leave "
+            "these rows out"
+        )
     order = sorted(set(values.tolist()), key=lambda value: (str(type(value)), value))
     place = {value: number for number, value in enumerate(order)}
     return [str(value) for value in order], np.array([place[value] for value in values.tolist()])

@@ -1,10 +1,13 @@
-"""What the regression tasks share: the numbers to predict, as they are read, and the scale in which models learn them.
+"""What the regression tasks share: the numbers to predict, as they are read, and the
+scale in which models learn them.
 
-A model learns ``(y - center) / scale``, with numbers that are the same for all clients: its outputs then mean the same everywhere.
-A standardisation of each client's own would spoil that: the clients' models would agree on deviations from different means, in
-different units. The numbers are given in the settings or, ``sums``, follow from n, m and S of each client's training targets
-(``algorithms.common.target_errors``), which is what a real federation would have to send for them. What a model predicts is
-``center + scale * output``.
+A model learns ``(y - center) / scale``, with numbers that are the same for all clients:
+its outputs then mean the same everywhere. A standardisation of each client's own would
+spoil that: the clients' models would agree on deviations from different means, in
+different units. The numbers are given in the settings or, ``sums``, follow from n, m
+and S of each client's training targets (``algorithms.common.target_errors``), which is
+what a real federation would have to send for them. What a model predicts is ``center +
+scale * output``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,13 +43,16 @@ class TargetScale:
 
     @classmethod
     def of_clients(cls, targets: Iterable[Floats]) -> "TargetScale":
-        """Return mean and deviation over all clients, given the training targets (n, targets) of each. Raises ``UserError``."""
+        """Return mean and deviation over all clients, given the training targets (n,
+        targets) of each. Raises ``UserError``.
+        """
         parts = [(len(y), error_sums(y, y)) for y in targets]
         count, sums = pooled(parts)
         constant = np.flatnonzero(~(sums[:, 3] > 0))
         if len(constant):
             raise UserError(
-                f"task = 'regression': target {constant[0] + 1} has one and the same value: there is nothing to predict"
+                f"task = 'regression': target {constant[0] + 1} has one and the same value: there "
+                "is nothing to predict"
             )
         return cls(sums[:, 2], np.sqrt(sums[:, 3] / count))
 
@@ -55,14 +61,18 @@ class TargetScale:
         return np.asarray((y - self.center) / self.scale, np.float32)
 
     def of_data(self, data: ArrayData) -> ArrayData:
-        """Return a client's samples with targets as the model learns them; a split that is used in two places stays shared."""
+        """Return a client's samples with targets as the model learns them; a split that
+        is used in two places stays shared.
+        """
         parts = (data.train, data.validation, data.test)
         moved = {id(part): ArraySplit(part.x, self.of(part.y), part.groups) for part in parts}
         return ArrayData(*(moved[id(part)] for part in parts))
 
 
 class Targets:
-    """Mixed into the tasks whose samples have numbers to predict. Subclasses say how many, and give those of each client."""
+    """Mixed into the tasks whose samples have numbers to predict. Subclasses say how
+    many, and give those of each client.
+    """
 
     options: Any
     context: Any
@@ -73,7 +83,8 @@ class Targets:
         raise NotImplementedError
 
     def target_parts(self, client: int, num_clients: int) -> tuple[Floats, Floats, Floats]:
-        """Return a client's targets (n, targets) to train on, to validate with, to be scored on.
+        """Return a client's targets (n, targets) to train on, to validate with, to be
+        scored on.
 
         None to validate with where those to train on stand in.
         """
@@ -81,10 +92,15 @@ class Targets:
 
     @property
     def scale_found(self) -> str:
-        """How the scale of the targets follows from the clients' data, in words; "" if it does not."""
+        """How the scale of the targets follows from the clients' data, in words; "" if
+        it does not.
+        """
         found = SUMS in (self.options.center, self.options.scale)
         return (
-            "center and scale of the targets (regression.center, regression.scale), from sums over the clients" if found else ""
+            "center and scale of the targets (regression.center, regression.scale), from sums over "
+            "the clients"
+            if found
+            else ""
         )
 
     @cached_property
@@ -94,7 +110,9 @@ class Targets:
         found = None
         if self.scale_found:
             clients = self.context.num_clients
-            found = TargetScale.of_clients(self.target_parts(client, clients)[0] for client in range(clients))
+            found = TargetScale.of_clients(
+                self.target_parts(client, clients)[0] for client in range(clients)
+            )
         given = {
             name: getattr(found, name) if text == SUMS else self._given(name, text)
             for name, text in (("center", o.center), ("scale", o.scale))
@@ -105,44 +123,68 @@ class Targets:
         values = numbers_in(text)
         if len(values) not in (1, self.num_outputs):
             raise UserError(
-                f"regression.{name} = {text!r}: has {len(values)} numbers for {self.num_outputs} targets: give one or as many"
+                f"regression.{name} = {text!r}: has {len(values)} numbers for {self.num_outputs} "
+                "targets: give one or as many"
             )
         return np.broadcast_to(np.array(values), self.num_outputs).copy()
 
     @property
     def objective(self) -> "Objective":
-        """The loss of the settings, and the scores in the targets' units. Raises ``UserError`` for more than it can report of."""
+        """The loss of the settings, and the scores in the targets' units. Raises
+        ``UserError`` for more than it can report of.
+        """
         if self.num_outputs > MOST:
-            raise UserError(f"task = 'regression': {self.num_outputs} targets are more than {MOST}: name fewer")
+            raise UserError(
+                f"task = 'regression': {self.num_outputs} targets are more than {MOST}: name fewer"
+            )
         from clients.base.regression import regression
 
         return regression(self.options.loss, self.target_scale.scale.tolist())
 
 
-def read_targets(columns: Sequence[NDArray[Any]], names: Sequence[str], options: TableOptions) -> Floats:
+def read_targets(
+    columns: Sequence[NDArray[Any]], names: Sequence[str], options: TableOptions
+) -> Floats:
     """Return columns of numbers to predict as (n, targets). Raises ``UserError``."""
     return np.stack(
-        [checked_target(values, f"{options.table}.label = {name!r}") for name, values in zip(names, columns, strict=True)],
+        [
+            checked_target(values, f"{options.table}.label = {name!r}")
+            for name, values in zip(names, columns, strict=True)
+        ],
         1,
     )
 
 
 def checked_target(values: NDArray[Any], setting: str) -> Floats:
-    """Return a column (n,) of numbers to predict. Raises ``UserError`` for other things; it tells no value of a sample."""
+    """Return a column (n,) of numbers to predict. Raises ``UserError`` for other
+    things; it tells no value of a sample.
+    """
     listed = values.tolist()
-    missing = sum(value is None or (isinstance(value, float) and value != value) for value in listed)
-    if strange := next((value for value in listed if value is not None and not isinstance(value, int | float)), None):
+    missing = sum(
+        value is None or (isinstance(value, float) and value != value) for value in listed
+    )
+    if strange := next(
+        (value for value in listed if value is not None and not isinstance(value, int | float)),
+        None,
+    ):
         raise UserError(
-            f"{setting}: holds a {type(strange).__name__} value, and regression predicts numbers: name another column, or choose "
+            f"{setting}: holds a {type(strange).__name__} value, and regression predicts numbers: "
+            "name another column, or choose "
             "task = 'classification' (of a table with two classes: 'tabular')"
         )
     if missing:
-        raise UserError(f"{setting}: {missing} of {len(listed)} rows have no value to predict: fill or drop them")
+        raise UserError(
+            f"{setting}: {missing} of {len(listed)} rows have no value to predict: fill or drop "
+            "them"
+        )
     out = np.array(listed, np.float64)
     if not np.isfinite(out).all():
         raise UserError(
-            f"{setting}: {int((~np.isfinite(out)).sum())} of {len(out)} rows hold an infinite number: mend or drop them"
+            f"{setting}: {int((~np.isfinite(out)).sum())} of {len(out)} rows hold an infinite "
+            "number: mend or drop them"
         )
     if not np.ptp(out):
-        raise UserError(f"{setting}: has one and the same value in every row: there is nothing to predict")
+        raise UserError(
+            f"{setting}: has one and the same value in every row: there is nothing to predict"
+        )
     return out

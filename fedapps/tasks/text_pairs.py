@@ -1,12 +1,16 @@
-"""Task ``text-pairs``: do two texts have the same meaning? Fine-tunes DistilBERT. The AAggFF chapter uses the data set MQP.
+"""Task ``text-pairs``: do two texts have the same meaning? Fine-tunes DistilBERT. The
+AAggFF chapter uses the data set MQP.
 
-Columns, as in ``curaihealth/medical_questions_pairs``: ``question_1``, ``question_2``, ``label``, and ``dr_id`` (``data.natural-id``):
-one client per doctor, eleven in all. Needs the extra ``text``.
+Columns, as in ``curaihealth/medical_questions_pairs``: ``question_1``, ``question_2``,
+``label``, and ``dr_id`` (``data.natural-id``): one client per doctor, eleven in all.
+Needs the extra ``text``.
 
-Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter III. MQP: McCreery, Katariya, Kannan, Chablani, Amatriain, "Effective Transfer Learning for Identifying
-Similar Questions: Matching User Questions to COVID-19 FAQs", 2020, arXiv 2008.13546. DistilBERT: Sanh, Debut, Chaumond, Wolf,
-"DistilBERT, a distilled version of BERT: smaller, faster, cheaper and lighter", 2019, arXiv 1910.01108.
+Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III. MQP: McCreery,
+Katariya, Kannan, Chablani, Amatriain, "Effective Transfer Learning for Identifying
+Similar Questions: Matching User Questions to COVID-19 FAQs", 2020, arXiv 2008.13546.
+DistilBERT: Sanh, Debut, Chaumond, Wolf, "DistilBERT, a distilled version of BERT:
+smaller, faster, cheaper and lighter", 2019, arXiv 1910.01108.
 """
 
 from collections.abc import Iterator
@@ -35,7 +39,9 @@ FILES = ("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", 
 
 
 class TextPairs(TorchTask):
-    """Binary classification of pairs of texts; one logit, evaluated by accuracy and AUROC."""
+    """Binary classification of pairs of texts; one logit, evaluated by accuracy and
+    AUROC.
+    """
 
     name = "text-pairs"
     objective = BINARY
@@ -46,7 +52,10 @@ class TextPairs(TorchTask):
         self.options: TextPairsOptions = options
         self.pretrained = context.model.pretrained
         if context.model.name != "distilbert":
-            raise UserError(f"model.name = {context.model.name!r}: task 'text-pairs' has one net: choose distilbert or auto")
+            raise UserError(
+                f"model.name = {context.model.name!r}: task 'text-pairs' has one net: choose "
+                "distilbert or auto"
+            )
         _transformers()  # fails early if the package is missing
 
     @cached_property
@@ -64,11 +73,18 @@ class TextPairs(TorchTask):
         doctor = data.natural_id if data.partition == "natural" else ""
         split = sources.open_split(data.source, data.split, data.config)
         columns = {"text-pairs.first": options.first, "text-pairs.second": options.second}
-        sources.check_columns(split, data.source, columns | {"data.label": data.label, "data.natural-id": doctor})
+        sources.check_columns(
+            split, data.source, columns | {"data.label": data.label, "data.natural-id": doctor}
+        )
         labels, classes = sources.labels_of(split, data.source, data.label)
         if len(classes) != 2:
-            raise UserError(f"data.label: {data.source} has {len(classes)} classes of pairs: task 'text-pairs' wants two")
-        tokens, _ = tokenise(self.folder, list(split[options.first]), list(split[options.second]), options.length)
+            raise UserError(
+                f"data.label: {data.source} has {len(classes)} classes of pairs: task 'text-pairs' "
+                "wants two"
+            )
+        tokens, _ = tokenise(
+            self.folder, list(split[options.first]), list(split[options.second]), options.length
+        )
         natural, names = sources.groups_of(split, doctor) if doctor else (None, [])
         return Images(tokens, labels, 2, natural, tuple(names))
 
@@ -82,13 +98,17 @@ class TextPairs(TorchTask):
         return partitions.natural_clients(self.pairs, self.context.data)
 
     def check(self, num_clients: int) -> None:
-        """Read the pairs and build the model, so that errors are reported before a run starts."""
+        """Read the pairs and build the model, so that errors are reported before a run
+        starts.
+        """
         self.partition(num_clients)
         self.initial_arrays()
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a DistilBERT, pre-trained or drawn from ``seed``, with a new head."""
-        return build_pair_classifier(self.folder, seed, self.pretrained, self.options.length).to(self.device)
+        return build_pair_classifier(self.folder, seed, self.pretrained, self.options.length).to(
+            self.device
+        )
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return a client's training, validation and test pairs."""
@@ -98,12 +118,16 @@ class TextPairs(TorchTask):
 
 
 class PairClassifier(Classifier):
-    """DistilBERT with a classifier on its output at the first token, [CLS]: linear of the same width, ReLU, dropout 0.1, linear."""
+    """DistilBERT with a classifier on its output at the first token, [CLS]: linear of
+    the same width, ReLU, dropout 0.1, linear.
+    """
 
     initialised = True
 
     def __init__(self, encoder: nn.Module, width: int, padding: int) -> None:
-        head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 1))
+        head = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 1)
+        )
         super().__init__(encoder, head)
         self.padding = padding
 
@@ -115,7 +139,8 @@ class PairClassifier(Classifier):
 
 
 def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int) -> PairClassifier:
-    """Return the classifier for a checkpoint folder; weights that are not loaded are initialised from ``seed`` as the library does.
+    """Return the classifier for a checkpoint folder; weights that are not loaded are
+    initialised from ``seed`` as the library does.
 
     The process-wide random state is preserved. Raises ``UserError``.
     """
@@ -131,50 +156,78 @@ def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int
             else:
                 encoder, report = library.DistilBertModel(config), {}
         except Exception as error:  # the library raises errors of many kinds
-            raise UserError(f"text-pairs.checkpoint: {folder} holds no DistilBERT that can be read: {_line(error)}") from error
+            raise UserError(
+                f"text-pairs.checkpoint: {folder} holds no DistilBERT that can be read: "
+                f"{_line(error)}"
+            ) from error
         if report.get("missing_keys"):
             missing = sorted(report["missing_keys"])[0]
-            raise UserError(f"text-pairs.checkpoint: {folder} lacks weights of a DistilBERT ({missing}): choose another")
+            raise UserError(
+                f"text-pairs.checkpoint: {folder} lacks weights of a DistilBERT ({missing}): "
+                "choose another"
+            )
         if config.max_position_embeddings < length:
             most = config.max_position_embeddings
-            raise UserError(f"text-pairs.length = {length}, but the checkpoint reads {most} tokens: choose at most {most}")
+            raise UserError(
+                f"text-pairs.length = {length}, but the checkpoint reads {most} tokens: choose at "
+                f"most {most}"
+            )
         return PairClassifier(encoder.float(), config.dim, config.pad_token_id)
 
 
-def tokenise(folder: Path, first: list[str], second: list[str], length: int) -> tuple[NDArray[np.int64], int]:
-    """Return ``[CLS] first [SEP] second [SEP] [PAD]...`` as token ids (n, length), and the id of [PAD].
+def tokenise(
+    folder: Path, first: list[str], second: list[str], length: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return ``[CLS] first [SEP] second [SEP] [PAD]...`` as token ids (n, length), and
+    the id of [PAD].
 
-    Pairs that are too long are truncated at the end of the longer text. Raises ``UserError``.
+    Pairs that are too long are truncated at the end of the longer text. Raises
+    ``UserError``.
     """
     library = _transformers()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        encoded = tokenizer(first, second, padding="max_length", truncation=True, max_length=length, return_tensors="np")
+        encoded = tokenizer(
+            first,
+            second,
+            padding="max_length",
+            truncation=True,
+            max_length=length,
+            return_tensors="np",
+        )
     except Exception as error:
-        raise UserError(f"text-pairs: the vocabulary of {folder} cannot be read or used: {_line(error)}") from error
+        raise UserError(
+            f"text-pairs: the vocabulary of {folder} cannot be read or used: {_line(error)}"
+        ) from error
     return np.asarray(encoded["input_ids"], np.int64), int(tokenizer.pad_token_id)
 
 
 def checkpoint_folder(checkpoint: str, pretrained: bool) -> Path:
-    """Return the folder of a checkpoint; a hub checkpoint is read from the cache, else downloaded. Raises ``UserError``."""
+    """Return the folder of a checkpoint; a hub checkpoint is read from the cache, else
+    downloaded. Raises ``UserError``.
+    """
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
         return folder
     if not pretrained:
         raise UserError(
-            f"text-pairs.checkpoint = {checkpoint!r}: is no folder, and without model.pretrained nothing is fetched: "
+            f"text-pairs.checkpoint = {checkpoint!r}: is no folder, and without model.pretrained "
+            "nothing is fetched: "
             "set model.pretrained = true, or name a folder with config.json and vocab.txt"
         )
     from huggingface_hub import snapshot_download
 
     try:
         try:
-            return Path(snapshot_download(checkpoint, allow_patterns=list(FILES), local_files_only=True))
+            return Path(
+                snapshot_download(checkpoint, allow_patterns=list(FILES), local_files_only=True)
+            )
         except OSError:  # not in the cache
             return Path(snapshot_download(checkpoint, allow_patterns=list(FILES)))
     except Exception as error:
         raise UserError(
-            f"text-pairs.checkpoint = {checkpoint!r}: no such folder, and the hub does not give it ({_line(error)}): "
+            f"text-pairs.checkpoint = {checkpoint!r}: no such folder, and the hub does not give it "
+            f"({_line(error)}): "
             "check the network, or name a folder"
         ) from error
 
@@ -183,7 +236,9 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise UserError("task = 'text-pairs' needs transformers: pip install 'fedapps[text]'") from error
+        raise UserError(
+            "task = 'text-pairs' needs transformers: pip install 'fedapps[text]'"
+        ) from error
     return transformers
 
 

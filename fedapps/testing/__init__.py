@@ -1,1 +1,3 @@
-"""Exams for a method of your own, ours or another project's: ``from fedapps.testing import exams``."""
+"""Exams for a method of your own, ours or another project's: ``from fedapps.testing
+import exams``.
+"""

@@ -1,4 +1,6 @@
-"""Small problems with a known answer, as tasks: blobs of points with classes, and quadratics; and a run of a strategy over clients."""
+"""Small problems with a known answer, as tasks: blobs of points with classes, and
+quadratics; and a run of a strategy over clients.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -21,8 +23,12 @@ from fedapps.engines.inline import InlineGrid
 Named = dict[str, NDArray[Any]]
 
 
-def blobs(seed: int = 0, n: int = 60, classes: int = 3, dim: int = 4, shift: float = 0.0) -> ClientData:
-    """Return a small classification problem as a client's data: Gaussian blobs around the axes, split 60 : 20 : 20."""
+def blobs(
+    seed: int = 0, n: int = 60, classes: int = 3, dim: int = 4, shift: float = 0.0
+) -> ClientData:
+    """Return a small classification problem as a client's data: Gaussian blobs around
+    the axes, split 60 : 20 : 20.
+    """
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, n)
     x = rng.normal(size=(n, 1, 1, dim)) * 0.5
@@ -40,7 +46,9 @@ def small_net(seed: int, classes: int = 3, dim: int = 4, hidden: int = 8) -> nn.
     """Return a two-layer net for ``blobs``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Flatten(), nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+        )
 
 
 def simulate(
@@ -53,11 +61,19 @@ def simulate(
     grid: Grid | None = None,
     **options: Any,
 ) -> Result:
-    """Run a strategy over clients made by ``client_fn(partition_id, context)``; return Flower's Result."""
-    app = to_client_app(lambda context: client_fn(int(str(context.node_config["partition-id"])), context))
+    """Run a strategy over clients made by ``client_fn(partition_id, context)``; return
+    Flower's Result.
+    """
+    app = to_client_app(
+        lambda context: client_fn(int(str(context.node_config["partition-id"])), context)
+    )
     arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in initial.items()})
     found: Result = strategy.start(
-        grid or InlineGrid(app, num_clients), arrays, num_rounds, train_config=ConfigRecord(dict(config or {})), **options
+        grid or InlineGrid(app, num_clients),
+        arrays,
+        num_rounds,
+        train_config=ConfigRecord(dict(config or {})),
+        **options,
     )
     return found
 
@@ -68,7 +84,9 @@ def arrays_of(result: Result) -> Named:
 
 
 class Problem:
-    """A task for exams: what the clients and strategies of a method with a torch net ask of one."""
+    """A task for exams: what the clients and strategies of a method with a torch net
+    ask of one.
+    """
 
     name = "exam"
     from_clients = ""
@@ -92,18 +110,24 @@ class Problem:
         return {}
 
     def work_model(self) -> nn.Module:
-        """Return the net that the clients of a process share; those that take turns have one each."""
+        """Return the net that the clients of a process share; those that take turns
+        have one each.
+        """
         if seat() not in self._work_models:
             self._work_models[seat()] = self.model_fn(0)
         return self._work_models[seat()]
 
     def initial_arrays(self) -> Named:
         """Return the arrays that a run starts from."""
-        return {name: tensor.numpy().copy() for name, tensor in self.model_fn(1).state_dict().items()}
+        return {
+            name: tensor.numpy().copy() for name, tensor in self.model_fn(1).state_dict().items()
+        }
 
 
 class Blobs(Problem):
-    """Clients with unequal numbers of samples, whose classes are numbered differently: no model suits all of them."""
+    """Clients with unequal numbers of samples, whose classes are numbered differently:
+    no model suits all of them.
+    """
 
     objective = CLASSIFICATION
     num_outputs = 3
@@ -120,11 +144,18 @@ class Blobs(Problem):
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the client's points."""
         data, turn = blobs(int(client_id), self.sizes[int(client_id)]), int(client_id) % 2
-        return ClientData(*(Split(part.x, (part.y + turn) % 3) for part in (data.train, data.validation, data.test)))
+        return ClientData(
+            *(
+                Split(part.x, (part.y + turn) % 3)
+                for part in (data.train, data.validation, data.test)
+            )
+        )
 
 
 class Scalar(nn.Module):
-    """One weight w; of samples (h, t) it makes (w, h, t), for the loss of ``Quadratics``."""
+    """One weight w; of samples (h, t) it makes (w, h, t), for the loss of
+    ``Quadratics``.
+    """
 
     head = ()
 
@@ -143,13 +174,21 @@ def _quadratic(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 class Quadratics(Problem):
-    """Client i has one sample and the loss h_i / 2 (w - t_i)^2; a run starts from w = ``start``."""
+    """Client i has one sample and the loss h_i / 2 (w - t_i)^2; a run starts from w =
+    ``start``.
+    """
 
-    objective = Objective(_quadratic, lambda net, data: {"accuracy": 0.0, "loss": float(_quadratic(net(data.x), data.y))})
+    objective = Objective(
+        _quadratic,
+        lambda net, data: {"accuracy": 0.0, "loss": float(_quadratic(net(data.x), data.y))},
+    )
     num_outputs = 3
 
     def __init__(
-        self, curvatures: Sequence[float] = (1.0, 10.0), targets: Sequence[float] = (0.0, 1.0), start: float = 5.0
+        self,
+        curvatures: Sequence[float] = (1.0, 10.0),
+        targets: Sequence[float] = (0.0, 1.0),
+        start: float = 5.0,
     ) -> None:
         self.curvatures, self.targets, self.start = tuple(curvatures), tuple(targets), start
         self.num_clients = len(self.targets)
@@ -161,7 +200,8 @@ class Quadratics(Problem):
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the client's sample three times: to train, to choose and to score."""
         one = Split(
-            torch.tensor([[self.curvatures[int(client_id)], self.targets[int(client_id)]]]), torch.zeros(1, dtype=torch.int64)
+            torch.tensor([[self.curvatures[int(client_id)], self.targets[int(client_id)]]]),
+            torch.zeros(1, dtype=torch.int64),
         )
         return ClientData(one, one, one)
 
@@ -172,7 +212,8 @@ class Quadratics(Problem):
     def averaged(self, rate: float, steps: int) -> float:
         """Return where FedAvg with so many gradient steps a round comes to rest.
 
-        K steps leave (1 - rate h)^K of the distance to a client's target, so that targets weigh 1 - (1 - rate h)^K.
+        K steps leave (1 - rate h)^K of the distance to a client's target, so that
+        targets weigh 1 - (1 - rate h)^K.
         """
         pull = [1 - (1 - rate * h) ** steps for h in self.curvatures]
         return sum(p * t for p, t in zip(pull, self.targets, strict=True)) / sum(pull)

@@ -1,1 +1,3 @@
-"""Trackers that people have: TensorBoard, MLflow, Weights & Biases. Nothing here is imported unless a run asks for it (``track``)."""
+"""Trackers that people have: TensorBoard, MLflow, Weights & Biases. Nothing here is
+imported unless a run asks for it (``track``).
+"""

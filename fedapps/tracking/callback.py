@@ -1,12 +1,15 @@
-"""What a run tells its trackers: measures of every round, tables of clients, and at the end its files.
+"""What a run tells its trackers: measures of every round, tables of clients, and at the
+end its files.
 
-A tracker that fails is left out from then on, with one line in the log: no run ends because a tracker does.
+A tracker that fails is left out from then on, with one line in the log: no run ends
+because a tracker does.
 """
 
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +33,9 @@ ADAPTERS = {
 
 @dataclass(frozen=True)
 class Tracked:
-    """A run as its trackers see it: its folder, its settings, the rounds that were done before, the address that ``track-to`` names."""
+    """A run as its trackers see it: its folder, its settings, the rounds that were done
+    before, the address that ``track-to`` names.
+    """
 
     folder: Path
     config: Mapping[str, Any]
@@ -49,7 +54,9 @@ class Tracked:
 
     @property
     def home(self) -> Path:
-        """The folder that runs of one sweep share; the run's own one outside of sweeps."""
+        """The folder that runs of one sweep share; the run's own one outside of
+        sweeps.
+        """
         return self.folder.parent.parent if self.sweep else self.folder
 
     def kept(self, tracker: str) -> str:
@@ -66,19 +73,30 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """Made of a :class:`Tracked`; anything it raises is told once, and it is not called again."""
+    """Made of a :class:`Tracked`; anything it raises is told once, and it is not called
+    again.
+    """
 
     def round(self, number: int, measures: Mapping[str, float], clients: Table) -> None:
         """Take in a round; ``clients`` is empty in rounds without evaluation."""
 
     def end(self, status: str, files: Sequence[Path], plots: Sequence[Path]) -> None:
-        """Take in how the run ended (completed, failed, interrupted) and the files that it has."""
+        """Take in how the run ended (completed, failed, interrupted) and the files that
+        it has.
+        """
 
 
 class Trackers:
-    """Callback that tells all trackers of a run. ``recorded()`` returns the round's record and table of clients (of the writer)."""
+    """Callback that tells all trackers of a run. ``recorded()`` returns the round's
+    record and table of clients (of the writer).
+    """
 
-    def __init__(self, names: Sequence[str], run: Tracked, recorded: Callable[[], tuple[Mapping[str, Any], Table]]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        run: Tracked,
+        recorded: Callable[[], tuple[Mapping[str, Any], Table]],
+    ) -> None:
         self.run = run
         self.recorded = recorded
         self.trackers: dict[str, Tracker] = {}
@@ -95,7 +113,7 @@ class Trackers:
         row, clients = self.recorded()
         measures = measures_of(row)
         for name in list(self.trackers):
-            self._try(name, lambda name=name: self.trackers[name].round(row["round"], measures, clients))  # type: ignore[misc]
+            self._try(name, partial(self.trackers[name].round, row["round"], measures, clients))
 
     def end(self, status: str) -> None:
         """Tell how the run ended, with its files."""
@@ -110,12 +128,23 @@ class Trackers:
         except Exception as error:
             self.trackers.pop(name, None)
             reason = " ".join(str(error).split())[:200]
-            log(WARNING, "track = '%s': %s: %s. Nothing more goes there; the run goes on.", name, type(error).__name__, reason)
+            log(
+                WARNING,
+                "track = '%s': %s: %s. Nothing more goes there; the run goes on.",
+                name,
+                type(error).__name__,
+                reason,
+            )
 
 
 def measures_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in a record of ``rounds.jsonl`` by name; of lists of clients and failures how many there are."""
-    out: dict[str, float] = {"replies": len(row.get("clients", ())), "failures": len(row.get("failures", ()))}
+    """Return the numbers in a record of ``rounds.jsonl`` by name; of lists of clients
+    and failures how many there are.
+    """
+    out: dict[str, float] = {
+        "replies": len(row.get("clients", ())),
+        "failures": len(row.get("failures", ())),
+    }
     for key, value in row.items():
         for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
             if key != "round" and isinstance(number, int | float) and not isinstance(number, bool):
@@ -126,4 +155,7 @@ def measures_of(row: Mapping[str, Any]) -> dict[str, float]:
 def columns_of(clients: Table) -> dict[str, list[Any]]:
     """Return the clients' table by columns; empty cells are ``None``."""
     names, *rows = clients
-    return {str(name): [None if row[place] == "" else row[place] for row in rows] for place, name in enumerate(names)}
+    return {
+        str(name): [None if row[place] == "" else row[place] for row in rows]
+        for place, name in enumerate(names)
+    }

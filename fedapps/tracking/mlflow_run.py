@@ -1,6 +1,7 @@
 """MLflow: one of its runs. The runs of a sweep share an experiment.
 
-Without an address (``track-to``, ``MLFLOW_TRACKING_URI``) they go to a database in the folder of the run, or of the sweep.
+Without an address (``track-to``, ``MLFLOW_TRACKING_URI``) they go to a database in the
+folder of the run, or of the sweep.
 """
 
 import fcntl
@@ -22,11 +23,17 @@ LONGEST = 6000
 
 
 class MlflowRun:
-    """Settings as parameters, measures with the round as step, tables of clients and files as artifacts."""
+    """Settings as parameters, measures with the round as step, tables of clients and
+    files as artifacts.
+    """
 
     def __init__(self, run: Tracked) -> None:
-        for key, value in (("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"), ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")):
-            os.environ.setdefault(key, value)  # its own would hold up the rounds for minutes while a server is away
+        for key, value in (
+            ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"),
+            ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
+        ):
+            # its own would hold up the rounds for minutes while a server is away
+            os.environ.setdefault(key, value)
         mlflow = importlib.import_module("mlflow")
         self.entities = importlib.import_module("mlflow.entities")
         address, artifacts = run.to or os.environ.get("MLFLOW_TRACKING_URI", ""), None
@@ -34,13 +41,20 @@ class MlflowRun:
         if not address:
             folder.mkdir(exist_ok=True)
             # Runs of a sweep write at the same time: they wait for each other.
-            address, artifacts = f"sqlite:///{folder / 'mlflow.db'}?timeout=60", (folder / "artifacts").as_uri()
+            address, artifacts = (
+                f"sqlite:///{folder / 'mlflow.db'}?timeout=60",
+                (folder / "artifacts").as_uri(),
+            )
         with (run.home / "trackers.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until its tables and the experiment are there
             self.client = mlflow.MlflowClient(tracking_uri=address)
             name = run.sweep or f"fedapps-{run.config.get('task', '')}"
             experiment = self.client.get_experiment_by_name(name)
-            number = experiment.experiment_id if experiment else self.client.create_experiment(name, artifact_location=artifacts)
+            number = (
+                experiment.experiment_id
+                if experiment
+                else self.client.create_experiment(name, artifact_location=artifacts)
+            )
             self.id = run.kept("mlflow") or self._created(run, number)
         self.client.update_run(self.id, "RUNNING")
         run.keep("mlflow", self.id)
@@ -48,7 +62,9 @@ class MlflowRun:
     def _created(self, run: Tracked, experiment: str) -> str:
         tags = {"sweep": run.sweep} if run.sweep else {}
         made: str = self.client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-        parameters = [self.entities.Param(key, str(value)[:LONGEST]) for key, value in run.config.items()]
+        parameters = [
+            self.entities.Param(key, str(value)[:LONGEST]) for key, value in run.config.items()
+        ]
         for start in range(0, len(parameters), PARAMETERS):
             self.client.log_batch(made, params=parameters[start : start + PARAMETERS])
         return made
@@ -56,7 +72,9 @@ class MlflowRun:
     def round(self, number: int, measures: Mapping[str, float], clients: Table) -> None:
         """Take in a round."""
         now = int(1000 * time.time())
-        told: list[Any] = [self.entities.Metric(name, value, now, number) for name, value in measures.items()]
+        told: list[Any] = [
+            self.entities.Metric(name, value, now, number) for name, value in measures.items()
+        ]
         for start in range(0, len(told), MEASURES):
             self.client.log_batch(self.id, metrics=told[start : start + MEASURES])
         if clients:

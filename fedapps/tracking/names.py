@@ -10,12 +10,15 @@ TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
 
 def names_of(track: str) -> tuple[str, ...]:
-    """Return the trackers named by a setting, separated by commas. Raises ``ValueError`` for one that there is not."""
+    """Return the trackers named by a setting, separated by commas. Raises
+    ``ValueError`` for one that there is not.
+    """
     names = tuple(dict.fromkeys(name for part in track.split(",") if (name := part.strip())))
     for name in names:
         if name not in TRACKERS:
             raise ValueError(
-                f"track = {track!r}: {nearest(name, TRACKERS)}choose among {', '.join(TRACKERS)}, with commas between them"
+                f"track = {track!r}: {nearest(name, TRACKERS)}choose among {', '.join(TRACKERS)}, "
+                "with commas between them"
             )
     return names
 
@@ -24,4 +27,7 @@ def check_installed(track: str) -> None:
     """Raise ``UserError`` if a tracker's package is missing; none is imported."""
     for name in names_of(track):
         if importlib.util.find_spec(TRACKERS[name]) is None:
-            raise UserError(f"track = {track!r}: {TRACKERS[name]} is not installed: pip install 'fedapps[{name}]'")
+            raise UserError(
+                f"track = {track!r}: {TRACKERS[name]} is not installed: pip install "
+                f"'fedapps[{name}]'"
+            )

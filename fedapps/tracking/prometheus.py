@@ -1,7 +1,9 @@
-"""A page of a run's counters for Prometheus, read from its ``rounds.jsonl`` whenever somebody asks.
+"""A page of a run's counters for Prometheus, read from its ``rounds.jsonl`` whenever
+somebody asks.
 
-The text format is that of https://prometheus.io/docs/instrumenting/exposition_formats/. The page tells counts, seconds, bytes and mean
-measures, nothing of single clients, and listens on the loopback interface unless told otherwise.
+The text format is that of https://prometheus.io/docs/instrumenting/exposition_formats/.
+The page tells counts, seconds, bytes and mean measures, nothing of single clients, and
+listens on the loopback interface unless told otherwise.
 """
 
 import json
@@ -23,12 +25,18 @@ COUNTERS = {
     "replies_total": "valid replies to training",
     "failures_total": "replies that were left out, and clients that did not answer",
 }
-BYTES = {("up", "train"): "bytes-up", ("down", "train"): "bytes-down", ("up", "evaluate"): "evaluate-bytes-up"}
+BYTES = {
+    ("up", "train"): "bytes-up",
+    ("down", "train"): "bytes-down",
+    ("up", "evaluate"): "evaluate-bytes-up",
+}
 BYTES |= {("down", "evaluate"): "evaluate-bytes-down"}
 
 
 class Counts:
-    """What the records of a run add up to; :meth:`text` reads what is new in the file, and returns the page."""
+    """What the records of a run add up to; :meth:`text` reads what is new in the file,
+    and returns the page.
+    """
 
     def __init__(self, folder: Path, labels: Mapping[str, str], num_rounds: int) -> None:
         self.folder, self.labels, self.num_rounds = folder, dict(labels), num_rounds
@@ -46,24 +54,40 @@ class Counts:
         """Return the page."""
         with self.lock:
             self._read()
-            lines = [*self._metric("rounds_planned", "gauge", "rounds that the run is to have", [({}, self.num_rounds)])]
+            lines = [
+                *self._metric(
+                    "rounds_planned",
+                    "gauge",
+                    "rounds that the run is to have",
+                    [({}, self.num_rounds)],
+                )
+            ]
             for name, text in COUNTERS.items():
                 lines += self._metric(name, "counter", text, [({}, self.totals[name])])
             values: list[tuple[dict[str, str], float]] = [
-                ({"direction": way, "phase": phase}, value) for (way, phase), value in self.bytes.items()
+                ({"direction": way, "phase": phase}, value)
+                for (way, phase), value in self.bytes.items()
             ]
-            lines += self._metric("bytes_total", "counter", "bytes that clients sent (up) and received (down)", values)
+            lines += self._metric(
+                "bytes_total", "counter", "bytes that clients sent (up) and received (down)", values
+            )
             for name, value in self.last.items():
                 lines += self._metric(name, "gauge", "of the last round", [({}, value)])
             told = [({"name": name}, value) for name, value in self.measures.items()]
-            lines += self._metric("measure", "gauge", "measures of the last evaluation, by their names in rounds.jsonl", told)
+            lines += self._metric(
+                "measure",
+                "gauge",
+                "measures of the last evaluation, by their names in rounds.jsonl",
+                told,
+            )
             return "\n".join(lines) + "\n"
 
     def _read(self) -> None:
         path = self.folder / "rounds.jsonl"
         try:
             status = path.stat()
-            if status.st_ino != self.file or status.st_size < self.place:  # a resumed run writes it anew
+            # a resumed run writes it anew
+            if status.st_ino != self.file or status.st_size < self.place:
                 self._start()
                 self.file = status.st_ino
             with path.open("rb") as file:
@@ -82,17 +106,28 @@ class Counts:
             self.totals[name] += value
         for key, name in BYTES.items():
             self.bytes[key] += row.get(name, 0)
-        self.last = {"last_round_seconds": row["seconds"], "last_round_replies": len(row["clients"])}
+        self.last = {
+            "last_round_seconds": row["seconds"],
+            "last_round_replies": len(row["clients"]),
+        }
         self.last["last_round_failures"] = len(row["failures"])
         if "evaluate" in row:
-            self.measures = {name: value for name, value in row["evaluate"].items() if isinstance(value, int | float)}
+            self.measures = {
+                name: value
+                for name, value in row["evaluate"].items()
+                if isinstance(value, int | float)
+            }
 
-    def _metric(self, name: str, kind: str, text: str, values: list[tuple[dict[str, str], float]]) -> list[str]:
+    def _metric(
+        self, name: str, kind: str, text: str, values: list[tuple[dict[str, str], float]]
+    ) -> list[str]:
         if not values:
             return []
         lines = [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
         for labels, value in values:
-            shown = ",".join(f'{key}="{escaped(word)}"' for key, word in {**self.labels, **labels}.items())
+            shown = ",".join(
+                f'{key}="{escaped(word)}"' for key, word in {**self.labels, **labels}.items()
+            )
             lines.append(f"{PREFIX}{name}{{{shown}}} {number(value)}")
         return lines
 
@@ -111,7 +146,9 @@ def number(value: float) -> str:
 
 @contextmanager
 def served(counts: Counts, port: int, host: str = "127.0.0.1") -> Iterator[int]:
-    """Serve the page at ``/metrics`` meanwhile; 0 stands for a free port, and the one it is yielded. Raises ``UserError``."""
+    """Serve the page at ``/metrics`` meanwhile; 0 stands for a free port, and the one
+    it is yielded. Raises ``UserError``.
+    """
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -129,9 +166,13 @@ def served(counts: Counts, port: int, host: str = "127.0.0.1") -> Iterator[int]:
     try:
         server = ThreadingHTTPServer((host, port), Page)
     except (OSError, OverflowError) as error:
-        raise UserError(f"metrics-port = {port}: {host} cannot be listened on there: {error}") from None
+        raise UserError(
+            f"metrics-port = {port}: {host} cannot be listened on there: {error}"
+        ) from None
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+    )
     thread.start()
     try:
         yield int(server.server_address[1])

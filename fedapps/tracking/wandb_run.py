@@ -1,6 +1,8 @@
-"""Weights & Biases: one of its runs, kept in the run's folder; the runs of a sweep are a group.
+"""Weights & Biases: one of its runs, kept in the run's folder; the runs of a sweep are
+a group.
 
-Nothing leaves the machine unless ``WANDB_MODE=online`` says so; ``wandb sync DIR/wandb/offline-run-*`` sends it later.
+Nothing leaves the machine unless ``WANDB_MODE=online`` says so; ``wandb sync
+DIR/wandb/offline-run-*`` sends it later.
 """
 
 import importlib
@@ -15,14 +17,22 @@ PROJECT = "fedapps"
 
 
 class WandbRun:
-    """Settings as the run's config, measures with the round as step, the clients as a table, files as an artifact."""
+    """Settings as the run's config, measures with the round as step, the clients as a
+    table, files as an artifact.
+    """
 
     def __init__(self, run: Tracked) -> None:
         self.wandb = importlib.import_module("wandb")
         self.name = run.name
-        # No output, code, repository or machine is looked at: what is told is what stands here.
+        # No output, code, repository or machine is looked at: what is told is what
+        # stands here.
         quiet = self.wandb.Settings(
-            console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True
+            console="off",
+            silent=True,
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
         )
         self.run: Any = self.wandb.init(
             project=run.to or os.environ.get("WANDB_PROJECT", PROJECT),
@@ -43,7 +53,10 @@ class WandbRun:
         told: dict[str, Any] = dict(measures)
         if clients:
             names, *rows = clients
-            cells = [[str(row[0]), *(None if cell == "" else float(cell) for cell in row[1:])] for row in rows]
+            cells = [
+                [str(row[0]), *(None if cell == "" else float(cell) for cell in row[1:])]
+                for row in rows
+            ]
             told["clients"] = self.wandb.Table(columns=list(names), data=cells)
         self.run.log(told, step=number)
 

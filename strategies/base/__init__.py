@@ -1,1 +1,3 @@
-"""Shared parts of all strategies: the round loop, the client grid, reply validation, capabilities."""
+"""Shared parts of all strategies: the round loop, the client grid, reply validation,
+capabilities.
+"""

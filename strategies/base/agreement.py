@@ -1,10 +1,14 @@
-"""What the replies of one phase must agree on: one that is valid by itself can still spoil a mean, a table or the run.
+"""What the replies of one phase must agree on: one that is valid by itself can still
+spoil a mean, a table or the run.
 
-A client is left out, with a reason, whose metric is a list where most send a number (or the reverse), or whose value lies outside the
-range of a measure that has one: an accuracy is a fraction, or a percentage if most clients send it so. Metrics with names that
-hardly any client sends are removed from a reply once the run has met ``MOST_RARE`` of them: reports draw every name. Flower's own
-strategies end the run when replies differ in the names of their metrics (``validate_message_reply_consistency``); for them a metric
-that most clients do not send is removed, and a client without a metric that most send is left out.
+A client is left out, with a reason, whose metric is a list where most send a number (or
+the reverse), or whose value lies outside the range of a measure that has one: an
+accuracy is a fraction, or a percentage if most clients send it so. Metrics with names
+that hardly any client sends are removed from a reply once the run has met ``MOST_RARE``
+of them: reports draw every name. Flower's own strategies end the run when replies
+differ in the names of their metrics (``validate_message_reply_consistency``); for them
+a metric that most clients do not send is removed, and a client without a metric that
+most send is left out.
 """
 
 import re
@@ -24,22 +28,27 @@ from strategies.base.messages import metrics_of, trains
 Reply = tuple[int | str, Message]
 #: A client's reply with its metrics, which are read once.
 Told = tuple[Message, Mapping[str, Any]]
-#: Names of metrics that a run keeps although at most half of a phase's clients send them, and names of metrics in all.
+#: Names of metrics that a run keeps although at most half of a phase's clients send
+#: them, and names of metrics in all.
 MOST_RARE, MOST_NAMES = 50, 500
-#: Measures that are fractions, by the last word of a metric's name (``half-accuracy``, ``eval_acc``).
+#: Measures that are fractions, by the last word of a metric's name (``half-accuracy``,
+#: ``eval_acc``).
 FRACTIONS = {"accuracy", "acc", "auroc", "auc", "top5", "ece", "mce", "precision", "recall", "f1"}
 ROUNDING = 1e-6
 
 
 @dataclass
 class Agreement:
-    """The names of metrics that a run has met, and the comparison of a phase's replies."""
+    """The names of metrics that a run has met, and the comparison of a phase's
+    replies.
+    """
 
     rare: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
 
     def odd(self, replies: Sequence[Reply], alike: bool) -> dict[int, str]:
-        """Return position -> reason for the replies to leave out; remove surplus metrics from the others.
+        """Return position -> reason for the replies to leave out; remove surplus
+        metrics from the others.
 
         ``alike``: all replies must hold the same records and metrics.
         """
@@ -48,7 +57,8 @@ class Agreement:
         checks: list[Callable[[list[Told]], Mapping[int, str]]] = [_odd_kinds, _out_of_range]
         if alike:
             checks.append(_odd_records)
-        for check in checks:  # one after the other: who is left out by the first has no say in the second
+        # one after the other: who is left out by the first has no say in the second
+        for check in checks:
             kept = [place for place in range(len(replies)) if place not in out]
             found = check([told[place] for place in kept])
             out |= {kept[place]: reason for place, reason in found.items()}
@@ -56,7 +66,9 @@ class Agreement:
         self._remove_surplus([(replies[place][0], *told[place]) for place in rest], alike)
         return out
 
-    def _remove_surplus(self, replies: Sequence[tuple[int | str, Message, Mapping[str, Any]]], alike: bool) -> None:
+    def _remove_surplus(
+        self, replies: Sequence[tuple[int | str, Message, Mapping[str, Any]]], alike: bool
+    ) -> None:
         senders = Counter(name for *_, metrics in replies for name in metrics)
         surplus = set()
         for name, count in sorted(senders.items()):
@@ -75,13 +87,21 @@ class Agreement:
                 for name in found if isinstance(record, MetricRecord) else ():
                     record.pop(name, None)
             if found:
-                log(WARNING, "client %s: metric %r%s left out, which most clients do not send", client, found[0], _more(found))
+                log(
+                    WARNING,
+                    "client %s: metric %r%s left out, which most clients do not send",
+                    client,
+                    found[0],
+                    _more(found),
+                )
 
 
 def _odd_kinds(replies: list[Told]) -> dict[int, str]:
     """Find numbers among lists and lists among numbers."""
     table = [metrics for _, metrics in replies]
-    lists = Counter(name for metrics in table for name, value in metrics.items() if isinstance(value, list))
+    lists = Counter(
+        name for metrics in table for name, value in metrics.items() if isinstance(value, list)
+    )
     if not lists:
         return {}
     senders = Counter(name for metrics in table for name in metrics)
@@ -109,18 +129,24 @@ def _out_of_range(replies: list[Told]) -> dict[int, str]:
         top = 1 if 2 * fractions >= len(found) else 100
         for place, (low, high) in found.items():
             if low < -ROUNDING or high > top + 100 * ROUNDING:
-                out.setdefault(place, f"metric {name!r} is {low if low < 0 else high:.6g}: must be from 0 to {top}")
+                out.setdefault(
+                    place,
+                    f"metric {name!r} is {low if low < 0 else high:.6g}: must be from 0 to {top}",
+                )
     return out
 
 
 @lru_cache(maxsize=1000)
 def _is_fraction(name: str) -> bool:
-    words = [word for word in re.split("[-_ ]", name.lower()) if not word.isdecimal()]  # new-accuracy-5
+    # new-accuracy-5
+    words = [word for word in re.split("[-_ ]", name.lower()) if not word.isdecimal()]
     return bool(words) and words[-1] in FRACTIONS
 
 
 def _odd_records(replies: list[Told]) -> dict[int, str]:
-    """Find replies that lack a record or a metric of most replies, or hold it under another name."""
+    """Find replies that lack a record or a metric of most replies, or hold it under
+    another name.
+    """
     if not replies:
         return {}
     training = trains(replies[0][0])
@@ -130,14 +156,21 @@ def _odd_records(replies: list[Told]) -> dict[int, str]:
     same = [row for row, shape in zip(table, shapes, strict=True) if shape == (arrays, metrics)]
     held = Counter(metric for row in same for metric in row)
     usual = {metric for metric, count in held.items() if 2 * count > len(same)}
-    if 2 * sum(usual <= row for row in same) < len(same):  # most replies lack something: what all have is left
+    # most replies lack something: what all have is left
+    if 2 * sum(usual <= row for row in same) < len(same):
         usual = set.intersection(*same)
     out = {}
     for place, (row, shape) in enumerate(zip(table, shapes, strict=True)):
         if shape != (arrays, metrics):
-            out[place] = f"records {[*shape[0], *shape[1]]} in the reply, in most replies {[*arrays, *metrics]}"[:300]
+            out[place] = (
+                f"records {[*shape[0], *shape[1]]} in the reply, in most replies "
+                f"{[*arrays, *metrics]}"[:300]
+            )
         elif missing := sorted(usual - row):
-            out[place] = f"metric {missing[0][0]!r} is missing, or not of the length that it has in most replies"
+            out[place] = (
+                f"metric {missing[0][0]!r} is missing, or not of the length that it has in most "
+                "replies"
+            )
     return out
 
 
@@ -147,5 +180,7 @@ def _more(names: Sequence[str]) -> str:
 
 def _records(reply: Message, training: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     named = reply.content.items()
-    arrays = tuple(name for name, record in named if isinstance(record, ArrayRecord)) if training else ()
+    arrays = (
+        tuple(name for name, record in named if isinstance(record, ArrayRecord)) if training else ()
+    )
     return arrays, tuple(name for name, record in named if isinstance(record, MetricRecord))

@@ -1,14 +1,17 @@
-"""What a strategy declares about its aggregation, and the optional protocols that it may implement beside Flower's interface.
+"""What a strategy declares about its aggregation, and the optional protocols that it
+may implement beside Flower's interface.
 
-A class that overrides ``aggregate_train`` declares in the same class (or in a subclass) what it does with the replies:
+A class that overrides ``aggregate_train`` declares in the same class (or in a subclass)
+what it does with the replies:
 
     class FedNova(FedAvg):
         capabilities = Capabilities(replies="update", aggregation="weighted average")
 
         def aggregate_train(self, server_round, replies): ...
 
-Without a declaration nothing is assumed: strategies that replace weights, private aggregation and warm starts reject it. Flower's
-own strategies are known; a subclass of one of them is covered as long as it does not override ``aggregate_train``.
+Without a declaration nothing is assumed: strategies that replace weights, private
+aggregation and warm starts reject it. Flower's own strategies are known; a subclass of
+one of them is covered as long as it does not override ``aggregate_train``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +32,19 @@ Named = dict[str, NDArray[Any]]
 class Capabilities:
     """What a training reply holds, and how the strategy uses the replies.
 
-    ``replies``: "model" (the arrays that were sent, trained: same names, shapes and types), "update" (the arrays are the update
-    itself), "sums" (one array of whole numbers, as many as the message's configuration says under ``sums``, of which only the total
-    over all clients is used), "other". ``aggregation``: "weighted average" (the replies enter only through sums of their arrays and
-    metrics, weighted by ``weighted_by_key``, so a wrapper can replace the weights, and noise in the sums makes it private), "uniform
-    average" (the same with equal weights), "single replies" (replies are used individually). ``later``: the kind of replies after
-    the first round, if it differs. ``subset``: some of the replies may be passed on as if the other clients had not answered, though
-    single replies are used. ``beside``: prefix of the names of arrays that a reply like the model holds beside it. ``any_scale``:
-    arrays other than the model's have the scale of the user's problem, so that only the most general limit on their values applies.
+    ``replies``: "model" (the arrays that were sent, trained: same names, shapes and
+    types), "update" (the arrays are the update itself), "sums" (one array of whole
+    numbers, as many as the message's configuration says under ``sums``, of which only
+    the total over all clients is used), "other". ``aggregation``: "weighted average"
+    (the replies enter only through sums of their arrays and metrics, weighted by
+    ``weighted_by_key``, so a wrapper can replace the weights, and noise in the sums
+    makes it private), "uniform average" (the same with equal weights), "single replies"
+    (replies are used individually). ``later``: the kind of replies after the first
+    round, if it differs. ``subset``: some of the replies may be passed on as if the
+    other clients had not answered, though single replies are used. ``beside``: prefix
+    of the names of arrays that a reply like the model holds beside it. ``any_scale``:
+    arrays other than the model's have the scale of the user's problem, so that only the
+    most general limit on their values applies.
     """
 
     replies: Literal["model", "update", "sums", "other"] = "other"
@@ -48,19 +56,41 @@ class Capabilities:
 
 
 AVERAGES = Capabilities("model", "weighted average")
-# Flower's classes that define ``aggregate_train``. Its wrappers for differential privacy leave the averaging to the wrapped strategy.
+# Flower's classes that define ``aggregate_train``. Its wrappers for differential
+# privacy leave the averaging to the wrapped strategy.
 KNOWN: dict[type[Strategy], Capabilities] = {
-    **dict.fromkeys((flower.FedAvg, flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad, flower.FedProx), AVERAGES),
     **dict.fromkeys(
-        (flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum, flower.Bulyan, flower.QFedAvg),
+        (
+            flower.FedAvg,
+            flower.FedAvgM,
+            flower.FedAdam,
+            flower.FedYogi,
+            flower.FedAdagrad,
+            flower.FedProx,
+        ),
+        AVERAGES,
+    ),
+    **dict.fromkeys(
+        (
+            flower.FedMedian,
+            flower.FedTrimmedAvg,
+            flower.Krum,
+            flower.MultiKrum,
+            flower.Bulyan,
+            flower.QFedAvg,
+        ),
         Capabilities("model", "single replies", subset=True),
     ),
-    **dict.fromkeys((flower.FedXgbBagging, flower.FedXgbCyclic), Capabilities("other", "single replies")),
+    **dict.fromkeys(
+        (flower.FedXgbBagging, flower.FedXgbCyclic), Capabilities("other", "single replies")
+    ),
 }
 
 
 def declared(strategy: Strategy) -> Capabilities | None:
-    """Return the declaration of ``strategy``; ``None`` if none covers its ``aggregate_train``."""
+    """Return the declaration of ``strategy``; ``None`` if none covers its
+    ``aggregate_train``.
+    """
     for kind in type(strategy).__mro__:
         if "capabilities" in vars(kind):
             capabilities: Capabilities = getattr(strategy, "capabilities")  # noqa: B009 - an attribute of the class or a property
@@ -74,20 +104,26 @@ def declared(strategy: Strategy) -> Capabilities | None:
 
 
 def declarer(strategy: Strategy) -> str:
-    """Return the name of the class whose aggregation :func:`declared` describes: Flower's wrappers are looked through."""
+    """Return the name of the class whose aggregation :func:`declared` describes:
+    Flower's wrappers are looked through.
+    """
     kind, inner = type(strategy), getattr(strategy, "strategy", None)
     looked_through = kind.__module__.startswith("flwr.") and isinstance(inner, Strategy)
     return declarer(inner) if looked_through and isinstance(inner, Strategy) else kind.__name__
 
 
 def require_declaration(strategy: Strategy, what: str) -> Capabilities:
-    """Return the declaration of ``strategy``; raise ``ValueError``, with a message that begins with ``what``, if there is none."""
+    """Return the declaration of ``strategy``; raise ``ValueError``, with a message that
+    begins with ``what``, if there is none.
+    """
     found = declared(strategy)
     if found is None:
         name = type(innermost(strategy)).__name__
         raise ValueError(
-            f"{what}: {name} overrides aggregate_train and does not say what it takes from the replies: declare "
-            f"capabilities = Capabilities(replies=..., aggregation=...) beside it (strategies.base.capabilities)"
+            f"{what}: {name} overrides aggregate_train and does not say what it takes from the "
+            "replies: declare "
+            "capabilities = Capabilities(replies=..., aggregation=...) beside it "
+            "(strategies.base.capabilities)"
         )
     return found
 
@@ -95,7 +131,8 @@ def require_declaration(strategy: Strategy, what: str) -> Capabilities:
 def replies_of(strategy: Strategy) -> str:
     """Return the kind of training replies to ``strategy``, for reply validation.
 
-    A subclass of Flower's FedAvg without a declaration must keep FedAvg's contract: its replies are models.
+    A subclass of Flower's FedAvg without a declaration must keep FedAvg's contract: its
+    replies are models.
     """
     found = declared(strategy)
     if found is not None:
@@ -104,23 +141,29 @@ def replies_of(strategy: Strategy) -> str:
 
 
 def counts_replies(strategy: Strategy, phase: str) -> bool:
-    """Return whether a strategy's ``phase`` (the method "aggregate_train" or "aggregate_evaluate") is Flower's, which logs a count."""
+    """Return whether a strategy's ``phase`` (the method "aggregate_train" or
+    "aggregate_evaluate") is Flower's, which logs a count.
+    """
     kinds = type(innermost(strategy)).__mro__
     return next(kind for kind in kinds if phase in vars(kind)).__module__.startswith("flwr.")
 
 
 def sends_updates(strategy: Strategy) -> bool:
-    """Return whether the clients' replies are models or updates, to which a bound on the norm applies."""
+    """Return whether the clients' replies are models or updates, to which a bound on
+    the norm applies.
+    """
     found = declared(strategy)
     return (found.later if found and found.later else replies_of(strategy)) in ("model", "update")
 
 
 def needs_alike(strategy: Strategy) -> bool:
-    """Return whether ``strategy`` ends the run when its replies differ in the names of their metrics, as Flower's own do."""
+    """Return whether ``strategy`` ends the run when its replies differ in the names of
+    their metrics, as Flower's own do.
+    """
     return not getattr(innermost(strategy), "takes_any_metrics", False)
 
 
-# --- optional protocols, recognised by their members: no base class needed ----------------------------------------------
+# --- optional protocols, recognised by their members: no base class needed ------------
 
 
 @runtime_checkable
@@ -132,21 +175,27 @@ class Finishing(Protocol):
 
 @runtime_checkable
 class DecidingWeights(Protocol):
-    """A strategy that decides the clients' weights; ``last_weights``: those of the last round by client id, summing to 1."""
+    """A strategy that decides the clients' weights; ``last_weights``: those of the last
+    round by client id, summing to 1.
+    """
 
     last_weights: dict[int | str, float]
 
 
 @runtime_checkable
 class CountingModels(Protocol):
-    """A strategy whose messages are not one model each; ``models_sent``: ``models-up`` and ``models-down`` of the last round."""
+    """A strategy whose messages are not one model each; ``models_sent``: ``models-up``
+    and ``models-down`` of the last round.
+    """
 
     models_sent: dict[str, int]
 
 
 @runtime_checkable
 class Measuring(Protocol):
-    """A strategy that adds measures of its own to the clients' metrics; ``own_measures``: those of the last evaluation."""
+    """A strategy that adds measures of its own to the clients' metrics;
+    ``own_measures``: those of the last evaluation.
+    """
 
     own_measures: Mapping[str, float]
 
@@ -172,7 +221,9 @@ class SpendingPrivacy(Protocol):
 
 @runtime_checkable
 class MakingSamples(Protocol):
-    """A strategy that produces labelled synthetic samples: the run starts from its own arrays, not from the task's model."""
+    """A strategy that produces labelled synthetic samples: the run starts from its own
+    arrays, not from the task's model.
+    """
 
     labels: NDArray[Any]
 
@@ -180,12 +231,16 @@ class MakingSamples(Protocol):
         """Return the initial arrays of the run."""
 
     def samples(self, arrays: ArrayRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the samples x (M, ...) and labels y (M,) held in the run's current arrays."""
+        """Return the samples x (M, ...) and labels y (M,) held in the run's current
+        arrays.
+        """
 
 
 @runtime_checkable
 class PrivateByItself(Protocol):
-    """A strategy whose replies are not models, but whose step depends on a sum of updates that can be made private."""
+    """A strategy whose replies are not models, but whose step depends on a sum of
+    updates that can be made private.
+    """
 
     def privacy_fault(self) -> str:
         """Return why it cannot be made private with its current options, or ""."""
@@ -194,7 +249,9 @@ class PrivateByItself(Protocol):
         """Return a zero update; ``sent``: the arrays of the training message."""
 
     def update_of(self, arrays: Sequence[NDArray[Any]], sent: Named) -> Named:
-        """Return the update in a reply's arrays; the caller drops it if its names or shapes differ from those of ``zero_update``."""
+        """Return the update in a reply's arrays; the caller drops it if its names or
+        shapes differ from those of ``zero_update``.
+        """
 
     def reply_with(self, update: Named) -> Named:
         """Return the arrays of a reply that carries this update."""
@@ -212,7 +269,9 @@ def load_state(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
 
 
 def counted_models(strategy: Strategy) -> dict[str, int]:
-    """Return the models sent in the last round as a strategy counts them itself; empty if it does not."""
+    """Return the models sent in the last round as a strategy counts them itself; empty
+    if it does not.
+    """
     inner = innermost(strategy)
     return dict(inner.models_sent) if isinstance(inner, CountingModels) else {}
 

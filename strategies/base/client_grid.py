@@ -1,16 +1,20 @@
 """A Grid with stable client ids, seeded sampling, byte metering and reply validation.
 
-Flower identifies nodes by random numbers, samples them with an unseeded generator, passes replies on in order of arrival and
-leaves error replies to the strategy. ``ClientGrid`` wraps any ``Grid`` and changes that:
+Flower identifies nodes by random numbers, samples them with an unseeded generator,
+passes replies on in order of arrival and leaves error replies to the strategy.
+``ClientGrid`` wraps any ``Grid`` and changes that:
 
-    strategy.start(grid=ClientGrid(grid, seed=0, clients_per_round=5), ...)       # a strategy of this package
-    run_rounds(FedAdam(...), ClientGrid(grid, seed=0, clients_per_round=5), ...)  # one of Flower's own, or yours
+    strategy.start(grid=ClientGrid(grid, seed=0, clients_per_round=5), ...)
+        # a strategy of this package
+    run_rounds(FedAdam(...), ClientGrid(grid, seed=0, clients_per_round=5), ...)
+        # one of Flower's own, or yours
 
 Seeded sampling needs our round loop; Flower's own ``start`` keeps its own sampling.
 
-Client ids come from one ``query.identity`` message per node (answered by ``clients.to_client_app`` and ``clients.answer_identity``).
-One node is asked first: if its app has no answer, none is asked again. Nodes are then identified by their node ids: everything works,
-but a simulation is not repeatable.
+Client ids come from one ``query.identity`` message per node (answered by
+``clients.to_client_app`` and ``clients.answer_identity``). One node is asked first: if
+its app has no answer, none is asked again. Nodes are then identified by their node ids:
+everything works, but a simulation is not repeatable.
 """
 
 import logging
@@ -35,10 +39,15 @@ from strategies.base.weights import capped
 from strategies.base.wrapped_grid import WrappedGrid
 
 IDENTITY = f"{MessageType.QUERY}.identity"
-LATECOMER_TIMEOUT = 60.0  # seconds that a run waits for the identity of a node that connects after the start
+# seconds that a run waits for the identity of a node that connects after the start
+LATECOMER_TIMEOUT = 60.0
 LONGEST_NAME, LONGEST_FAULT = 100, 500
-#: What Flower says of an app that registers no function for the question, of the message API or with a ``client_fn``.
-NO_ANSWER = ("No query function registered with name 'identity'", f"Invalid message type: {IDENTITY}")
+#: What Flower says of an app that registers no function for the question, of the
+#: message API or with a ``client_fn``.
+NO_ANSWER = (
+    "No query function registered with name 'identity'",
+    f"Invalid message type: {IDENTITY}",
+)
 
 
 @dataclass(frozen=True)
@@ -51,9 +60,11 @@ class Failure:
 
 @dataclass
 class Exchange:
-    """Record of one phase: bytes of message contents, ids and metrics of the clients with a valid reply, and the failures.
+    """Record of one phase: bytes of message contents, ids and metrics of the clients
+    with a valid reply, and the failures.
 
-    ``capped``: clients whose weight was lowered. ``travel``: what went to nodes and back, where many clients share one.
+    ``capped``: clients whose weight was lowered. ``travel``: what went to nodes and
+    back, where many clients share one.
     """
 
     kind: str = ""
@@ -69,12 +80,15 @@ class Exchange:
 class ClientGrid(WrappedGrid):
     """A ``Grid`` around ``grid``; see the module docstring.
 
-    ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase samples (0: the strategy decides).
-    ``num_clients``: how many nodes to wait for before the first round (0: the median of what the nodes report; the virtual nodes of a
-    simulation know). ``start_timeout``: seconds to wait for them. ``same_arrays``: a training reply must carry arrays of the
-    names, shapes and types that were sent. ``bound``: on a client's update and weight. ``rules``: the validation rules for replies;
-    ``run_rounds`` sets those that depend on the strategy. ``num_new``: how many clients take no part (``strategies.base.newcomers``),
-    drawn by the seed of those that are there at the start; ``new_clients``: which, if it is known.
+    ``seed``: of the sampling. ``clients_per_round``: how many clients a training phase
+    samples (0: the strategy decides). ``num_clients``: how many nodes to wait for
+    before the first round (0: the median of what the nodes report; the virtual nodes of
+    a simulation know). ``start_timeout``: seconds to wait for them. ``same_arrays``: a
+    training reply must carry arrays of the names, shapes and types that were sent.
+    ``bound``: on a client's update and weight. ``rules``: the validation rules for
+    replies; ``run_rounds`` sets those that depend on the strategy. ``num_new``: how
+    many clients take no part (``strategies.base.newcomers``), drawn by the seed of
+    those that are there at the start; ``new_clients``: which, if it is known.
     """
 
     def __init__(
@@ -92,7 +106,8 @@ class ClientGrid(WrappedGrid):
     ) -> None:
         super().__init__(grid)
         self.num_new, self.new_clients = num_new, frozenset(new_clients)
-        self._members: dict[int, ClientId] | None = None  # of a grid that need not ask, without the new clients
+        # of a grid that need not ask, without the new clients
+        self._members: dict[int, ClientId] | None = None
         self.seed = seed
         self.clients_per_round = clients_per_round
         self.num_clients = num_clients
@@ -103,27 +118,43 @@ class ClientGrid(WrappedGrid):
         self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
         self._unfit: set[int] = set()  # nodes that report that they cannot take part
         self._active: Sequence[int] | None = None
-        self._known = grid.known_clients() if isinstance(grid, KnowingClients) else None  # of a grid that need not ask
+        # of a grid that need not ask
+        self._known = grid.known_clients() if isinstance(grid, KnowingClients) else None
         self._announced: dict[int, int] = {}  # how many clients there are, as the nodes say
         self._met = False  # whether the start is over
-        self._mute = False  # whether the app of the nodes has no answer to the question who they are
+        # whether the app of the nodes has no answer to the question who they are
+        self._mute = False
 
-    # --- identity -----------------------------------------------------------------------------------------------
+    # --- identity ---------------------------------------------------------------------
 
     def wait(self, minimum: int = 0) -> Sequence[int]:
-        """Wait until all nodes, or ``minimum`` of them if it is given, are connected and identified; return all that are.
+        """Wait until all nodes, or ``minimum`` of them if it is given, are connected
+        and identified; return all that are.
 
         Raises ``TimeoutError`` after ``start_timeout`` seconds.
         """
         deadline, told = time.monotonic() + self.start_timeout, 0
-        while len(nodes := self._connected()) < (wanted := minimum or self._expected() - len(self.new_clients)):
+        while len(nodes := self._connected()) < (
+            wanted := minimum or self._expected() - len(self.new_clients)
+        ):
             if time.monotonic() > deadline:
-                lower = "min_available_nodes, min_train_nodes or min_evaluate_nodes" if minimum else "num-clients"
-                raise TimeoutError(
-                    f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: start more, or lower {lower}"
+                lower = (
+                    "min_available_nodes, min_train_nodes or min_evaluate_nodes"
+                    if minimum
+                    else "num-clients"
                 )
-            if told != (told := len(nodes) + 1):  # in Flower's words, but once a number instead of once a second
-                log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), wanted)
+                raise TimeoutError(
+                    f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: "
+                    f"start more, or lower {lower}"
+                )
+            # in Flower's words, but once a number instead of once a second
+            if told != (told := len(nodes) + 1):
+                log(
+                    INFO,
+                    "Waiting for nodes to connect: %d connected (minimum required: %d).",
+                    len(nodes),
+                    wanted,
+                )
             time.sleep(0.05 if self.start_timeout < 1 else 0.2)
         self._met = True
         if self.num_new and not self.new_clients:
@@ -132,26 +163,37 @@ class ClientGrid(WrappedGrid):
         return nodes
 
     def _keep_out(self, nodes: Sequence[int]) -> None:
-        """Draw the new clients. Raises ``ValueError`` if nobody would be left, or nodes have no names to know them by."""
+        """Draw the new clients. Raises ``ValueError`` if nobody would be left, or nodes
+        have no names to know them by.
+        """
         if self._mute:
             raise ValueError(
-                "num-new-clients: the nodes do not say which client they are: clients.answer_identity(app) lets them"
+                "num-new-clients: the nodes do not say which client they are: "
+                "clients.answer_identity(app) lets them"
             )
         if self.num_new >= len(nodes):
-            raise ValueError(f"num-new-clients = {self.num_new}, but {len(nodes)} clients are connected: one at least must train")
+            raise ValueError(
+                f"num-new-clients = {self.num_new}, but {len(nodes)} clients are connected: one at "
+                "least must train"
+            )
         chosen = generator(self.seed, "new clients").choice(len(nodes), self.num_new, replace=False)
         self.new_clients = frozenset(self.client_id(nodes[place]) for place in chosen)
 
     def newcomers(self) -> Mapping[int, ClientId]:
         """Node -> id of the connected new clients, sorted by id."""
-        everyone = {node: self.client_id(node) for node in self._everyone()} if self.new_clients else {}
+        everyone = (
+            {node: self.client_id(node) for node in self._everyone()} if self.new_clients else {}
+        )
         return {node: client for node, client in everyone.items() if client in self.new_clients}
 
     def _expected(self) -> int:
-        # The median: a single node that tells a wrong number must neither end the run nor start it too early.
+        # The median: a single node that tells a wrong number must neither end the run
+        # nor start it too early.
         if known := self._known:
             return self.num_clients or len(known)
-        return self.num_clients or (statistics.median_low(self._announced.values()) if self._announced else 1)
+        return self.num_clients or (
+            statistics.median_low(self._announced.values()) if self._announced else 1
+        )
 
     def _connected(self) -> Sequence[int]:
         """Return the connected nodes that take part in training."""
@@ -164,17 +206,25 @@ class ClientGrid(WrappedGrid):
         )
 
     def _everyone(self) -> Sequence[int]:
-        """Return the connected nodes that have a name, sorted by it; asks new nodes for their identity."""
+        """Return the connected nodes that have a name, sorted by it; asks new nodes for
+        their identity.
+        """
         if known := self._known:
             return known.nodes
         nodes = list(self.grid.get_node_ids())
-        unknown = sorted(node for node in nodes if node not in self._ids and node not in self._unfit)
+        unknown = sorted(
+            node for node in nodes if node not in self._ids and node not in self._unfit
+        )
         if unknown:
             self._identify(unknown, set(nodes))
-        return sorted((node for node in nodes if node in self._ids), key=lambda node: order(self._ids[node]))
+        return sorted(
+            (node for node in nodes if node in self._ids), key=lambda node: order(self._ids[node])
+        )
 
     def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
-        """Name new nodes. Before the first round a duplicate name is an error; later the second node waits until the first is gone."""
+        """Name new nodes. Before the first round a duplicate name is an error; later
+        the second node waits until the first is gone.
+        """
         asked = [node for node in nodes if node not in self._claims]
         answers = self._ask(asked)
         if self._mute:
@@ -198,11 +248,18 @@ class ClientGrid(WrappedGrid):
             log(ERROR, said)
         if faults and not self._met:  # do not start a run without an expected site
             raise ValueError("; ".join(faults))
-        if not self._met:  # at the start a node without an answer is identified by its node id; a latecomer is asked again
+        # at the start a node without an answer is identified by its node id; a
+        # latecomer is asked again
+        if not self._met:
             self._claims |= {node: node for node in silent}
             reasons += ["no answer"] * len(silent)
         if reasons:
-            log(WARNING, "%d nodes do not say which client they are (%s): sampling is not repeatable", len(reasons), reasons[0])
+            log(
+                WARNING,
+                "%d nodes do not say which client they are (%s): sampling is not repeatable",
+                len(reasons),
+                reasons[0],
+            )
         live = {self._ids[node]: node for node in connected if node in self._ids}
         for node in nodes:
             if (client := self._claims.get(node)) is None:
@@ -212,31 +269,57 @@ class ClientGrid(WrappedGrid):
                 self._ids[node] = self._claims.pop(node)
             elif not self._met:
                 raise ValueError(
-                    f"two nodes say that they are client {client!r}: give every node its own partition-id or client-id"
+                    f"two nodes say that they are client {client!r}: give every node its own "
+                    "partition-id or client-id"
                 )
             else:
-                log(WARNING, "another node says that it is client %s: it waits until the first one is gone", client)
+                log(
+                    WARNING,
+                    "another node says that it is client %s: it waits until the first one is gone",
+                    client,
+                )
 
     def _ask(self, nodes: Sequence[int]) -> list[tuple[int, Message]]:
-        """Ask nodes for their names, one of them first if none has a name yet; return (node, answer), nothing if the app is mute."""
+        """Ask nodes for their names, one of them first if none has a name yet; return
+        (node, answer), nothing if the app is mute.
+        """
         answers: list[tuple[int, Message]] = []
         first = [] if self._ids else list(nodes[:1])
         for group in (first, nodes[len(first) :]):
             if not group or self._mute:
                 continue
             questions = [
-                Message(content=RecordDict({"config": ConfigRecord()}), message_type=IDENTITY, dst_node_id=node) for node in group
+                Message(
+                    content=RecordDict({"config": ConfigRecord()}),
+                    message_type=IDENTITY,
+                    dst_node_id=node,
+                )
+                for node in group
             ]
-            patience = self.start_timeout if not self._met else min(self.start_timeout, LATECOMER_TIMEOUT)
+            patience = (
+                self.start_timeout if not self._met else min(self.start_timeout, LATECOMER_TIMEOUT)
+            )
             with _without_log_of_no_answer():
                 heard = list(self.grid.send_and_receive(questions, timeout=patience))
-            by_question = {question.metadata.message_id: node for question, node in zip(questions, group, strict=True)}
-            answers += [(by_question.get(a.metadata.reply_to_message_id, a.metadata.src_node_id), a) for a in heard]
-            if group is first and heard and heard[0].has_error() and _tells_no_answer(heard[0].error.reason):
+            by_question = {
+                question.metadata.message_id: node
+                for question, node in zip(questions, group, strict=True)
+            }
+            answers += [
+                (by_question.get(a.metadata.reply_to_message_id, a.metadata.src_node_id), a)
+                for a in heard
+            ]
+            if (
+                group is first
+                and heard
+                and heard[0].has_error()
+                and _tells_no_answer(heard[0].error.reason)
+            ):
                 self._mute = True
                 log(
                     WARNING,
-                    "the app of the clients does not answer %s: clients are known by their node ids, sampling is not repeatable; "
+                    "the app of the clients does not answer %s: clients are known by their node "
+                    "ids, sampling is not repeatable; "
                     "clients.answer_identity(app) changes that",
                     IDENTITY,
                 )
@@ -248,10 +331,14 @@ class ClientGrid(WrappedGrid):
 
     @property
     def clients(self) -> Mapping[int, ClientId]:
-        """Node -> id of every connected client that takes part, sampled or not, sorted by id."""
+        """Node -> id of every connected client that takes part, sampled or not, sorted
+        by id.
+        """
         if known := self._known:
             if self.new_clients and self._members is None:
-                self._members = {node: client for node, client in known.items() if client not in self.new_clients}
+                self._members = {
+                    node: client for node, client in known.items() if client not in self.new_clients
+                }
             return self._members or known
         return {node: self._ids[node] for node in self._connected()}
 
@@ -260,16 +347,24 @@ class ClientGrid(WrappedGrid):
         """The ids of the connected clients, sorted."""
         return list(self.clients.values())
 
-    def sample(self, server_round: int, num_clients: int, purpose: str = "sampling") -> Sequence[int]:
-        """Return the nodes of ``num_clients`` clients (all if there are fewer), sampled with the seed for this round and purpose."""
+    def sample(
+        self, server_round: int, num_clients: int, purpose: str = "sampling"
+    ) -> Sequence[int]:
+        """Return the nodes of ``num_clients`` clients (all if there are fewer), sampled
+        with the seed for this round and purpose.
+        """
         nodes = self._connected()
         if num_clients >= len(nodes):
             return nodes
-        chosen = generator(self.seed, purpose, server_round=server_round).choice(len(nodes), num_clients, replace=False)
+        chosen = generator(self.seed, purpose, server_round=server_round).choice(
+            len(nodes), num_clients, replace=False
+        )
         return [nodes[i] for i in sorted(chosen)]
 
     def open_training(self, server_round: int) -> None:
-        """Let ``get_node_ids`` return this round's sample until ``close_training``, so that Flower's own strategies use it too."""
+        """Let ``get_node_ids`` return this round's sample until ``close_training``, so
+        that Flower's own strategies use it too.
+        """
         if self.clients_per_round:
             self._active = self.sample(server_round, self.clients_per_round)
 
@@ -278,13 +373,19 @@ class ClientGrid(WrappedGrid):
         self._active = None
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the sampled nodes while a training phase is being configured, else all; sorted by client id."""
+        """Return the sampled nodes while a training phase is being configured, else
+        all; sorted by client id.
+        """
         return self._connected() if self._active is None else list(self._active)
 
-    # --- messages -----------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send, wait, and return the valid replies sorted by client id. ``last`` records the traffic and the failures."""
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send, wait, and return the valid replies sorted by client id. ``last``
+        records the traffic and the failures.
+        """
         sent = list(messages)
         exchange = Exchange(kind=sent[0].metadata.message_type if sent else "")
         sizes: dict[int, int] = {}  # messages of one phase mostly share their content
@@ -300,7 +401,13 @@ class ClientGrid(WrappedGrid):
         for message in sent:
             client = self.client_id(message.metadata.dst_node_id)
             reply = answered.get(message.metadata.message_id)
-            reason = f"no answer within {timeout:g} s" if reply is None and timeout else "no answer" if reply is None else None
+            reason = (
+                f"no answer within {timeout:g} s"
+                if reply is None and timeout
+                else "no answer"
+                if reply is None
+                else None
+            )
             if reply is not None and not (reason := _error(reply)):
                 exchange.bytes_up += content_bytes(reply.content)
                 reason = self.rules.fault(message, reply)
@@ -313,7 +420,10 @@ class ClientGrid(WrappedGrid):
         odd = self.rules.agreement.odd(valid, self.rules.alike)
         if odd and exchange.travel and exchange.travel.summed:
             client, reason = valid[min(odd)][0], odd[min(odd)]
-            raise ValueError(f"client {client} is to be left out ({reason}), but its model is in a sum: run without node-sums")
+            raise ValueError(
+                f"client {client} is to be left out ({reason}), but its model is in a sum: run "
+                "without node-sums"
+            )
         for place, reason in odd.items():
             self._leave_out(exchange, valid[place][0], reason)
         valid = [pair for place, pair in enumerate(valid) if place not in odd]
@@ -324,25 +434,39 @@ class ClientGrid(WrappedGrid):
         exchange.metrics = {client: metrics_of(reply.content) for client, reply in valid}
         self.last = exchange
         if dead:
-            raise RuntimeError(f"the worker process of client {dead[0].client} died (out of memory?): {dead[0].reason}")
+            raise RuntimeError(
+                f"the worker process of client {dead[0].client} died (out of memory?): "
+                f"{dead[0].reason}"
+            )
         return [reply for _, reply in valid]
 
     def _leave_out(self, exchange: Exchange, client: ClientId, reason: str) -> None:
-        reason = " ".join(reason.split())[:LONGEST_FAULT]  # it may hold what a client wrote, in any length
+        # it may hold what a client wrote, in any length
+        reason = " ".join(reason.split())[:LONGEST_FAULT]
         exchange.failures.append(Failure(client, reason))
         log(WARNING, "client %s left out: %s", client, reason)
 
 
 def clients_of(grid: Grid) -> Mapping[int, ClientId]:
-    """Return node -> id of every connected client; on another kind of grid the id is the node id."""
-    return grid.clients if isinstance(grid, ClientGrid) else {node: node for node in sorted(grid.get_node_ids())}
+    """Return node -> id of every connected client; on another kind of grid the id is
+    the node id.
+    """
+    return (
+        grid.clients
+        if isinstance(grid, ClientGrid)
+        else {node: node for node in sorted(grid.get_node_ids())}
+    )
 
 
 def _error(reply: Message) -> str | None:
-    """Return the reason of an error reply as one short line, or ``None`` for a reply with content."""
+    """Return the reason of an error reply as one short line, or ``None`` for a reply
+    with content.
+    """
     if not reply.has_error():
         return None
-    lines = [line.strip() for line in (reply.error.reason or "").strip().splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in (reply.error.reason or "").strip().splitlines() if line.strip()
+    ]
     return (lines[-1] if lines else f"error code {reply.error.code}")[:300]
 
 
@@ -352,11 +476,16 @@ def _tells_no_answer(text: str | None) -> bool:
 
 @contextmanager
 def _without_log_of_no_answer() -> Iterator[None]:
-    """Keep what Flower's simulation logs of an app without an answer, a page with a traceback, out of the log: one line says it."""
+    """Keep what Flower's simulation logs of an app without an answer, a page with a
+    traceback, out of the log: one line says it.
+    """
 
     def keep(record: logging.LogRecord) -> bool:
         said = record.getMessage()  # any other error comes with a traceback of its own
-        return not (_tells_no_answer(said) or said.startswith("An exception was raised when processing a message by"))
+        return not (
+            _tells_no_answer(said)
+            or said.startswith("An exception was raised when processing a message by")
+        )
 
     logger = logging.getLogger("flwr")
     logger.addFilter(keep)
@@ -367,13 +496,17 @@ def _without_log_of_no_answer() -> Iterator[None]:
 
 
 def _introduction(content: RecordDict) -> tuple[ClientId | None, int]:
-    """Return the client id and the reported number of clients of an answer; ``None`` for an id unfit for logs or checkpoints."""
+    """Return the client id and the reported number of clients of an answer; ``None``
+    for an id unfit for logs or checkpoints.
+    """
     try:
         records = list(content.config_records.values())
         name, size = records[0]["client-id"], records[0].get("num-clients", 1)
     except Exception:  # untrusted input
         return None, 1
-    usable = type(name) is int or (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable())
+    usable = type(name) is int or (
+        isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
+    )
     return cast(ClientId, name) if usable else None, size if type(size) is int else 1
 
 
@@ -384,13 +517,21 @@ def _fault(content: RecordDict) -> str:
 
 
 def _gone(answer: Message) -> bool:
-    return answer.has_error() and answer.error.code in (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
+    return answer.has_error() and answer.error.code in (
+        ErrorCode.NODE_UNAVAILABLE,
+        ErrorCode.MESSAGE_UNAVAILABLE,
+    )
 
 
 def _worker_died(reply: Message) -> bool:
-    # Flower puts a dead Ray actor back into its pool, where it swallows most later messages: the run cannot recover. The error code is
-    # that of Flower's simulation: a client whose own error contains these words has another code.
-    words = reply.error.reason or "" if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN else ""
+    # Flower puts a dead Ray actor back into its pool, where it swallows most later
+    # messages: the run cannot recover. The error code is that of Flower's simulation: a
+    # client whose own error contains these words has another code.
+    words = (
+        reply.error.reason or ""
+        if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN
+        else ""
+    )
     return "ActorDied" in words or "ActorUnavailable" in words
 
 

@@ -9,19 +9,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
-#: Metric of a training reply that fair aggregation needs; the configuration requests it under the same name.
+#: Metric of a training reply that fair aggregation needs; the configuration requests it
+#: under the same name.
 LOSS_BEFORE = "loss-before"
 
 
 def content_bytes(content: RecordDict) -> int:
-    """Return the bytes of all records of a message: array data, metric and configuration values, and their names."""
+    """Return the bytes of all records of a message: array data, metric and
+    configuration values, and their names.
+    """
     return sum(_record_bytes(record) for record in content.values())
 
 
 def _record_bytes(record: Any) -> int:
     try:
         return int(record.count_bytes())
-    except (IndexError, ValueError):  # Flower's count fails on empty lists and strings, of which only the names count
+    # Flower's count fails on empty lists and strings, of which only the names count
+    except (IndexError, ValueError):
         return sum(len(name) + _value_bytes(value) for name, value in record.items())
 
 
@@ -36,12 +40,15 @@ def metrics_of(content: RecordDict) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for record in content.values():
         if isinstance(record, MetricRecord):
-            out.update(record.items())  # of the dictionary inside: the record itself is read key by key
+            # of the dictionary inside: the record itself is read key by key
+            out.update(record.items())
     return out
 
 
 def arrays_of(content: RecordDict) -> list[ArrayRecord]:
-    """Return the array records of a message (Flower's own view of them is slow for small messages)."""
+    """Return the array records of a message (Flower's own view of them is slow for
+    small messages).
+    """
     return [record for record in content.values() if isinstance(record, ArrayRecord)]
 
 
@@ -51,20 +58,28 @@ def round_of(config: ConfigRecord) -> int:
 
 
 def rounds_of(config: ConfigRecord, server_round: int) -> int:
-    """Return how many rounds the run has; under a loop that does not tell, the round ``server_round`` counts as the last."""
+    """Return how many rounds the run has; under a loop that does not tell, the round
+    ``server_round`` counts as the last.
+    """
     return int(str(config.get("num-rounds", server_round)))
 
 
 def innermost(strategy: Strategy) -> Strategy:
-    """Return the strategy inside all wrappers (Flower's for differential privacy, for example), which hold it as ``strategy``."""
+    """Return the strategy inside all wrappers (Flower's for differential privacy, for
+    example), which hold it as ``strategy``.
+    """
     inner = getattr(strategy, "strategy", None)
     return innermost(inner) if isinstance(inner, Strategy) else strategy
 
 
-def valid_losses(replies: Iterable[tuple[int | str, Message]]) -> list[tuple[int | str, Message, float]]:
-    """Return (client, training reply, loss of the model that was sent); replies without a finite loss >= 0 are logged and dropped.
+def valid_losses(
+    replies: Iterable[tuple[int | str, Message]],
+) -> list[tuple[int | str, Message, float]]:
+    """Return (client, training reply, loss of the model that was sent); replies without
+    a finite loss >= 0 are logged and dropped.
 
-    Raises ``ValueError`` naming the first client and its node if no reply reports the loss: the clients do not support it.
+    Raises ``ValueError`` naming the first client and its node if no reply reports the
+    loss: the clients do not support it.
     """
     out, without = [], []
     for client, reply in replies:
@@ -74,11 +89,19 @@ def valid_losses(replies: Iterable[tuple[int | str, Message]]) -> list[tuple[int
         elif np.isfinite(loss) and loss >= 0:
             out.append((client, reply, float(loss)))
             continue
-        log(WARNING, "client %s left out: %s = %s, must be a number from 0 on", client, LOSS_BEFORE, str(loss)[:60])
+        log(
+            WARNING,
+            "client %s left out: %s = %s, must be a number from 0 on",
+            client,
+            LOSS_BEFORE,
+            str(loss)[:60],
+        )
     if without and not out:
         raise ValueError(
-            f"the reply of client {without[0][0]} (node {without[0][1]}) has no number {LOSS_BEFORE!r}, nor has any other: return the "
-            f"mean training loss of the model as it was received, before training, under that name among the metrics"
+            f"the reply of client {without[0][0]} (node {without[0][1]}) has no number "
+            f"{LOSS_BEFORE!r}, nor has any other: return the "
+            "mean training loss of the model as it was received, before training, under that name "
+            "among the metrics"
         )
     return out
 
@@ -89,7 +112,9 @@ def trains(message: Message) -> bool:
 
 
 def shape_fault(sent: RecordDict, received: RecordDict) -> str | None:
-    """Return how a training reply differs from the model that was sent, in names or shapes, or ``None``."""
+    """Return how a training reply differs from the model that was sent, in names or
+    shapes, or ``None``.
+    """
     want, got = arrays_of(sent)[0], arrays_of(received)
     if len(got) != 1:
         return f"{len(got)} array records in the reply: exactly one is needed"
@@ -98,5 +123,7 @@ def shape_fault(sent: RecordDict, received: RecordDict) -> str | None:
     for name, array in want.items():
         other = got[0][name]
         if tuple(array.shape) != tuple(other.shape):
-            return f"array {name!r} has shape {tuple(other.shape)}, but {tuple(array.shape)} was sent"
+            return (
+                f"array {name!r} has shape {tuple(other.shape)}, but {tuple(array.shape)} was sent"
+            )
     return None

@@ -1,10 +1,14 @@
-"""Clients that take no part in training and are scored as a new client would be: as they are, and after some epochs of their own.
+"""Clients that take no part in training and are scored as a new client would be: as
+they are, and after some epochs of their own.
 
-``ClientGrid(num_new=k)`` chooses them and keeps them out of all that a strategy sees: who there is, who is sampled, whose replies come
-in. At an evaluation each of them gets one message, with what the strategy would send to evaluate a client, and to train one, that it
-meets for the first time. What the client makes of it (``clients.base.newcomers``) leaves no trace: it keeps nothing and sends measures,
-which no strategy sees. A copy of the strategy writes these messages, so that it does not meet them either, and of wrappers that decide
-weights, sum up or add noise only what they wrote into the round's configurations.
+``ClientGrid(num_new=k)`` chooses them and keeps them out of all that a strategy sees:
+who there is, who is sampled, whose replies come in. At an evaluation each of them gets
+one message, with what the strategy would send to evaluate a client, and to train one,
+that it meets for the first time. What the client makes of it
+(``clients.base.newcomers``) leaves no trace: it keeps nothing and sends measures, which
+no strategy sees. A copy of the strategy writes these messages, so that it does not meet
+them either, and of wrappers that decide weights, sum up or add noise only what they
+wrote into the round's configurations.
 """
 
 import copy
@@ -21,7 +25,9 @@ NEWCOMER = f"{MessageType.EVALUATE}.newcomer"
 
 
 class NewcomerGrid(ClientGrid):
-    """The new clients of ``grid`` that are connected now, all of them in every phase; it validates replies by rules of its own."""
+    """The new clients of ``grid`` that are connected now, all of them in every phase;
+    it validates replies by rules of its own.
+    """
 
     def __init__(self, grid: ClientGrid) -> None:
         super().__init__(grid.grid, seed=grid.seed)
@@ -31,7 +37,9 @@ class NewcomerGrid(ClientGrid):
         """Return the nodes: others that may come are not waited for."""
         return list(self._newcomers)
 
-    def sample(self, server_round: int, num_clients: int, purpose: str = "sampling") -> Sequence[int]:
+    def sample(
+        self, server_round: int, num_clients: int, purpose: str = "sampling"
+    ) -> Sequence[int]:
         """Return the nodes: nothing is drawn."""
         return list(self._newcomers)
 
@@ -58,12 +66,16 @@ def meet(
     epochs: Sequence[int],
     timeout: float,
 ) -> Exchange:
-    """Let the new clients of ``grid`` score what ``strategy`` gives them, and themselves after so many local ``epochs`` each.
+    """Let the new clients of ``grid`` score what ``strategy`` gives them, and
+    themselves after so many local ``epochs`` each.
 
-    ``configs``: those of the round's training (``train``) and evaluation (``evaluate``), which stay as they are.
+    ``configs``: those of the round's training (``train``) and evaluation
+    (``evaluate``), which stay as they are.
     """
     newcomers = NewcomerGrid(grid)
-    newcomers.send_and_receive(messages_to(strategy, newcomers, server_round, arrays, configs, epochs), timeout=timeout)
+    newcomers.send_and_receive(
+        messages_to(strategy, newcomers, server_round, arrays, configs, epochs), timeout=timeout
+    )
     return newcomers.last
 
 
@@ -75,14 +87,22 @@ def messages_to(
     configs: Mapping[str, ConfigRecord],
     epochs: Sequence[int],
 ) -> list[Message]:
-    """Return the messages: records ``arrays`` and ``config`` as in an evaluation, ``train-arrays`` (if others) and ``train-config``."""
+    """Return the messages: records ``arrays`` and ``config`` as in an evaluation,
+    ``train-arrays`` (if others) and ``train-config``.
+    """
     if not newcomers.clients:
         return []
     aside = copy.deepcopy(innermost(strategy))
     train, evaluate = (ConfigRecord({**configs[phase]}) for phase in ("train", "evaluate"))
     train.pop(LOSS_BEFORE, None)  # nobody asks for its loss
-    trained = {m.metadata.dst_node_id: m for m in aside.configure_train(server_round, arrays, train, newcomers)}
-    scored = {m.metadata.dst_node_id: m for m in aside.configure_evaluate(server_round, arrays, evaluate, newcomers)}
+    trained = {
+        m.metadata.dst_node_id: m
+        for m in aside.configure_train(server_round, arrays, train, newcomers)
+    }
+    scored = {
+        m.metadata.dst_node_id: m
+        for m in aside.configure_evaluate(server_round, arrays, evaluate, newcomers)
+    }
     contents: dict[tuple[int, int], RecordDict] = {}  # clients mostly share what they are sent
     messages = []
     for node in [node for node in newcomers.clients if node in trained and node in scored]:
@@ -95,7 +115,9 @@ def messages_to(
 
 def _content(scored: RecordDict, trained: RecordDict, epochs: Sequence[int]) -> RecordDict:
     (arrays,), (more,) = arrays_of(scored), arrays_of(trained)
-    (config,), (train_config,) = (list(content.config_records.values()) for content in (scored, trained))
+    (config,), (train_config,) = (
+        list(content.config_records.values()) for content in (scored, trained)
+    )
     content = RecordDict({"arrays": arrays, "config": config, "train-config": train_config})
     if list(arrays) != list(more) or any(arrays[name] is not more[name] for name in arrays):
         content["train-arrays"] = more

@@ -1,4 +1,6 @@
-"""Weighted averages of the arrays and of the metrics in replies, and arrays as Flower's records."""
+"""Weighted averages of the arrays and of the metrics in replies, and arrays as Flower's
+records.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +18,9 @@ T = TypeVar("T")
 
 
 def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> ArrayRecord:
-    """Return the weighted average of the one ArrayRecord in each content, names kept."""
+    """Return the weighted average of the one ArrayRecord in each content, names
+    kept.
+    """
     records = [arrays_of(content)[0] for content in contents]
     names = list(records[0])
     if all(record[name] is records[0][name] for record in records[1:] for name in names):
@@ -26,9 +30,11 @@ def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> 
 
 
 def average_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """Return the weighted mean of every metric over the clients that report it; of lists those of the most common length count.
+    """Return the weighted mean of every metric over the clients that report it; of
+    lists those of the most common length count.
 
-    Flower's own function ends the run when one client reports a metric that another does not.
+    Flower's own function ends the run when one client reports a metric that another
+    does not.
     """
     listed: dict[str, list[tuple[float, NDArray[np.float64]]]] = {}
     for values in map(metrics_of, contents):
@@ -53,4 +59,6 @@ def most_common(items: Sequence[T]) -> T:
 
 def to_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
     """Return named arrays as Flower's ArrayRecord."""
-    return ArrayRecord({name: Array(*fields(array)) for name, array in zip(names, arrays, strict=True)})
+    return ArrayRecord(
+        {name: Array(*fields(array)) for name, array in zip(names, arrays, strict=True)}
+    )

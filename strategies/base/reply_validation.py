@@ -1,9 +1,12 @@
-"""Validation of client replies: a broken or malicious reply is dropped and must not affect the other clients.
+"""Validation of client replies: a broken or malicious reply is dropped and must not
+affect the other clients.
 
-A reply is invalid if it cannot be read, holds a number that is not finite or is absurdly large, lacks its weight, or, for methods whose
-replies are models, differs in names, shapes or kinds from the model that was sent. A valid reply may still be poisoned: a bound on the
-norm of the update and a cap on the weight limit the effect of a single client on the model in a round. Either alone does little: a
-short update with a giant weight mutes all others.
+A reply is invalid if it cannot be read, holds a number that is not finite or is
+absurdly large, lacks its weight, or, for methods whose replies are models, differs in
+names, shapes or kinds from the model that was sent. A valid reply may still be
+poisoned: a bound on the norm of the update and a cap on the weight limit the effect of
+a single client on the model in a round. Either alone does little: a short update with a
+giant weight mutes all others.
 """
 
 import math
@@ -21,10 +24,12 @@ from strategies.base.agreement import Agreement
 from strategies.base.capabilities import Capabilities, declared, needs_alike, replies_of
 from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
 
-#: Larger numbers are invalid for every method: no weight, gradient, loss or sample count is that large, and sums of a few thousand of
-#: their squares still fit into a float64 (of float32 values, the average still fits into a float32).
+#: Larger numbers are invalid for every method: no weight, gradient, loss or sample
+#: count is that large, and sums of a few thousand of their squares still fit into a
+#: float64 (of float32 values, the average still fits into a float32).
 LIMIT = 1e15
-#: Metrics of a reply, characters of a metric's name, numbers in a metric that is a list.
+#: Metrics of a reply, characters of a metric's name, numbers in a metric that is a
+#: list.
 MOST_METRICS, LONGEST_METRIC_NAME, LONGEST_METRIC = 100, 100, 10_000
 
 
@@ -32,13 +37,23 @@ MOST_METRICS, LONGEST_METRIC_NAME, LONGEST_METRIC = 100, 100, 10_000
 class UpdateBound(Options):
     """The bound on a client's update."""
 
-    max_update_norm: float = option(0.0, "Euclidean norm of a client's update, over all its real arrays; 0: any", low=0)
-    on_large_update: str = option(
-        "reject", "what happens to a larger update: it is left out, or shortened to the bound", choices=["reject", "clip"]
+    max_update_norm: float = option(
+        0.0, "Euclidean norm of a client's update, over all its real arrays; 0: any", low=0
     )
-    max_weight: float = option(0.0, "most weight of a client, times the median of the round; 0: any", low=0)
+    on_large_update: str = option(
+        "reject",
+        "what happens to a larger update: it is left out, or shortened to the bound",
+        choices=["reject", "clip"],
+    )
+    max_weight: float = option(
+        0.0, "most weight of a client, times the median of the round; 0: any", low=0
+    )
     max_array_value: float = option(
-        1e6, "largest number in arrays that are not the model: control variates, gradients, weak learners", low=0, open_low=True
+        1e6,
+        "largest number in arrays that are not the model: control variates, gradients, weak "
+        "learners",
+        low=0,
+        open_low=True,
     )
 
 
@@ -46,10 +61,12 @@ class UpdateBound(Options):
 class Rules:
     """Requirements on the replies to a strategy's messages.
 
-    ``like_model``: a training reply has the arrays that were sent, and its update is the difference. ``updates``: the arrays are the
-    update itself. ``sums``: the reply is one array of whole numbers, as many as were asked for. Without one of the first two, ``bound``
-    does not apply. ``weight``: a metric that every reply must hold as a number above 0
-    (``None``: none). ``alike``: the replies of a phase must hold the same metrics. ``beside``, ``any_scale``: as in ``Capabilities``.
+    ``like_model``: a training reply has the arrays that were sent, and its update is
+    the difference. ``updates``: the arrays are the update itself. ``sums``: the reply
+    is one array of whole numbers, as many as were asked for. Without one of the first
+    two, ``bound`` does not apply. ``weight``: a metric that every reply must hold as a
+    number above 0 (``None``: none). ``alike``: the replies of a phase must hold the
+    same metrics. ``beside``, ``any_scale``: as in ``Capabilities``.
     """
 
     like_model: bool = True
@@ -63,7 +80,9 @@ class Rules:
     agreement: Agreement = field(default_factory=Agreement)
 
     def follow(self, strategy: Strategy) -> None:
-        """Set the requirements to what ``strategy``, or the strategy inside its wrappers, currently needs."""
+        """Set the requirements to what ``strategy``, or the strategy inside its
+        wrappers, currently needs.
+        """
         replies = replies_of(strategy)
         self.like_model, self.updates = replies == "model", replies == "update"
         self.sums = replies == "sums"
@@ -73,11 +92,16 @@ class Rules:
         self.beside, self.any_scale = found.beside, found.any_scale
 
     def fault(self, message: Message, reply: Message) -> str | None:
-        """Return why a reply is invalid, or ``None``. Clips its update and casts its arrays to the types that were sent."""
+        """Return why a reply is invalid, or ``None``. Clips its update and casts its
+        arrays to the types that were sent.
+        """
         try:
             return self._fault(message.content, reply.content, trains(message))
         except Exception as error:  # malformed bytes can raise anything
-            return f"the reply cannot be read: {' '.join(str(error).split())[:300] or type(error).__name__}"
+            return (
+                "the reply cannot be read: "
+                f"{' '.join(str(error).split())[:300] or type(error).__name__}"
+            )
 
     def _fault(self, sent: RecordDict, got: RecordDict, training: bool) -> str | None:
         if fault := _metric_fault(metrics_of(got), self.weight):
@@ -90,7 +114,9 @@ class Rules:
             return fault
         if like:
             in_order(received[0], list(model := arrays_of(sent)[0]))
-        records = [(record, {name: read(array) for name, array in record.items()}) for record in received]
+        records = [
+            (record, {name: read(array) for name, array in record.items()}) for record in received
+        ]
         for _, arrays in records:
             for name, values in arrays.items():
                 of_model = like and not (self.beside and name.startswith(self.beside))
@@ -105,21 +131,30 @@ class Rules:
                     return fault
         return None
 
-    def _model_fault(self, sent: ArrayRecord, record: ArrayRecord, arrays: dict[str, NDArray[Any]]) -> str | None:
+    def _model_fault(
+        self, sent: ArrayRecord, record: ArrayRecord, arrays: dict[str, NDArray[Any]]
+    ) -> str | None:
         for name, array in sent.items():
             kind, values = np.dtype(array.dtype), arrays[name]
             if values.dtype.kind != kind.kind:
                 return f"array {name!r} is of type {values.dtype}, but {kind} was sent"
-            if values.dtype != kind:  # float64 where float32 was sent is harmless, but the model keeps its type
+            # float64 where float32 was sent is harmless, but the model keeps its type
+            if values.dtype != kind:
                 arrays[name] = values.astype(kind)
                 if fault := _array_fault(name, arrays[name]):
                     return fault
                 record[name] = Array(*fields(arrays[name]))
         return self._bound(
-            record, arrays, {name: read(array) for name, array in sent.items()} if self.bound.max_update_norm else {}
+            record,
+            arrays,
+            {name: read(array) for name, array in sent.items()}
+            if self.bound.max_update_norm
+            else {},
         )
 
-    def _bound(self, record: ArrayRecord, arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]) -> str | None:
+    def _bound(
+        self, record: ArrayRecord, arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]
+    ) -> str | None:
         """Apply the bound to ``arrays``, or to their difference from ``start``."""
         bound = self.bound.max_update_norm
         if not bound:
@@ -137,33 +172,56 @@ class Rules:
 
 
 def length_of_sums(sent: RecordDict) -> int:
-    """Return how many numbers a training message of a strategy that takes sums asks for."""
-    return next(int(str(config["sums"])) for config in sent.values() if isinstance(config, ConfigRecord) and "sums" in config)
+    """Return how many numbers a training message of a strategy that takes sums asks
+    for.
+    """
+    return next(
+        int(str(config["sums"]))
+        for config in sent.values()
+        if isinstance(config, ConfigRecord) and "sums" in config
+    )
 
 
 def _sums_fault(sent: RecordDict, received: list[ArrayRecord]) -> str | None:
     wanted = length_of_sums(sent)
     arrays = [read(array) for record in received for array in record.values()]
     if len(received) != 1 or len(arrays) != 1:
-        return f"{len(arrays)} arrays in {len(received)} records of the reply: exactly one is needed, of sums"
+        return (
+            f"{len(arrays)} arrays in {len(received)} records of the reply: exactly one is "
+            "needed, of sums"
+        )
     (values,) = arrays
     if values.dtype.kind != "i" or values.shape != (wanted,):
-        return f"sums of type {values.dtype} and shape {values.shape}: must be {wanted} whole numbers"
+        return (
+            f"sums of type {values.dtype} and shape {values.shape}: must be {wanted} whole numbers"
+        )
     return _array_fault("sums", values)
 
 
 def in_order(record: ArrayRecord, names: list[str]) -> None:
-    """Bring the arrays of a record into the order of ``names``: methods go through replies by position."""
+    """Bring the arrays of a record into the order of ``names``: methods go through
+    replies by position.
+    """
     if list(record) != names:
         for name in names:
             record[name] = record.pop(name)
 
 
-def update_of(arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
-    """Return the float64 difference of floating-point arrays from those of ``start`` (0 if missing there); counters are left out."""
+def update_of(
+    arrays: dict[str, NDArray[Any]], start: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the float64 difference of floating-point arrays from those of ``start`` (0
+    if missing there); counters are left out.
+    """
     real = {name: values for name, values in arrays.items() if values.dtype.kind in "fc"}
-    wide = {name: np.complex128 if values.dtype.kind == "c" else np.float64 for name, values in real.items()}
-    return {name: np.subtract(values, start.get(name, 0.0), dtype=wide[name]) for name, values in real.items()}
+    wide = {
+        name: np.complex128 if values.dtype.kind == "c" else np.float64
+        for name, values in real.items()
+    }
+    return {
+        name: np.subtract(values, start.get(name, 0.0), dtype=wide[name])
+        for name, values in real.items()
+    }
 
 
 def _metric_fault(metrics: dict[str, Any], weight: str | None) -> str | None:
@@ -171,8 +229,13 @@ def _metric_fault(metrics: dict[str, Any], weight: str | None) -> str | None:
         return f"{len(metrics)} metrics in the reply: at most {MOST_METRICS}"
     for name, value in metrics.items():
         if len(name) > LONGEST_METRIC_NAME or not name.isprintable() or not name.strip():
-            return f"a metric is called {name[:30]!r}...: a name has up to {LONGEST_METRIC_NAME} printable characters"
-        if not (type(value) in (int, float) and -LIMIT <= value <= LIMIT) and (fault := _value_fault(name, value)):
+            return (
+                f"a metric is called {name[:30]!r}...: a name has up to {LONGEST_METRIC_NAME} "
+                "printable characters"
+            )
+        if not (type(value) in (int, float) and -LIMIT <= value <= LIMIT) and (
+            fault := _value_fault(name, value)
+        ):
             return fault
         if name in ("num-examples", weight) and (isinstance(value, list) or value <= 0):
             return f"{name} = {str(value)[:60]}: must be a number above 0"
@@ -188,7 +251,10 @@ def _value_fault(name: str, value: Any) -> str | None:
     if not np.isfinite(numbers).all():
         return f"metric {name!r} is not finite"
     if numbers.size and np.abs(numbers).max() > LIMIT:
-        return f"metric {name!r} holds {np.abs(numbers).max():.3g}: a number beyond {LIMIT:g} counts as broken"
+        return (
+            f"metric {name!r} holds {np.abs(numbers).max():.3g}: a number beyond {LIMIT:g} "
+            "counts as broken"
+        )
     return None
 
 
@@ -202,4 +268,8 @@ def _array_fault(name: str, values: NDArray[Any], most: float = LIMIT) -> str | 
         return f"array {name!r} holds values that are not finite"
     worst = max(abs(float(low)), abs(float(high)))
     most = LIMIT if values.dtype.kind == "i" else most  # places and counts
-    return f"array {name!r} holds {worst:.3g}: a number beyond {most:g} counts as broken" if worst > most else None
+    return (
+        f"array {name!r} holds {worst:.3g}: a number beyond {most:g} counts as broken"
+        if worst > most
+        else None
+    )

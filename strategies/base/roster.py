@@ -1,7 +1,9 @@
-"""Who is connected: node -> client id, sorted by id, and grids that know it without asking.
+"""Who is connected: node -> client id, sorted by id, and grids that know it without
+asking.
 
-A grid that makes its clients itself (a simulation) offers ``known_clients``; then starting needs no message a client, and a million
-clients that are numbered from 0 take no memory.
+A grid that makes its clients itself (a simulation) offers ``known_clients``; then
+starting needs no message a client, and a million clients that are numbered from 0 take
+no memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +14,9 @@ ClientId = int | str
 
 
 class Numbered(Mapping[int, ClientId]):
-    """The clients 0 to ``count`` - 1, at the nodes ``first`` to ``first + count - 1``."""
+    """The clients 0 to ``count`` - 1, at the nodes ``first`` to ``first + count -
+    1``.
+    """
 
     def __init__(self, first: int, count: int) -> None:
         self.nodes, self.clients = range(first, first + count), range(count)
@@ -31,9 +35,11 @@ class Numbered(Mapping[int, ClientId]):
 
 @dataclass(frozen=True)
 class Travel:
-    """What travelled in one phase: messages to nodes, and the bytes of their contents and of the replies'.
+    """What travelled in one phase: messages to nodes, and the bytes of their contents
+    and of the replies'.
 
-    ``summed``: of the clients' models only sums came back, so that none can be left out any more.
+    ``summed``: of the clients' models only sums came back, so that none can be left out
+    any more.
     """
 
     messages: int = 0

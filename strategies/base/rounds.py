@@ -1,9 +1,12 @@
-"""The round loop for any Flower strategy: train, aggregate, evaluate every k rounds, call back.
+"""The round loop for any Flower strategy: train, aggregate, evaluate every k rounds,
+call back.
 
-It calls, logs and returns what Flower's ``Strategy.start`` does, and differs where a long run needs it: the first round may be later
-than 1 (resume), evaluation need not happen every round (a phase costs 0.1-3 s however small the model), invalid replies do not reach
-the strategy, a round without valid replies keeps the model, which the result holds even if no round changed it, and a run in which
-clients fail round after round ends with an error instead of as a success. Callbacks run after every round.
+It calls, logs and returns what Flower's ``Strategy.start`` does, and differs where a
+long run needs it: the first round may be later than 1 (resume), evaluation need not
+happen every round (a phase costs 0.1-3 s however small the model), invalid replies do
+not reach the strategy, a round without valid replies keeps the model, which the result
+holds even if no round changed it, and a run in which clients fail round after round
+ends with an error instead of as a success. Callbacks run after every round.
 """
 
 import io
@@ -30,17 +33,20 @@ AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
 
 
 class TooFewReplies(RuntimeError):
-    """Too few clients sent valid replies, round after round or in the end; ``result``: of the rounds until then."""
+    """Too few clients sent valid replies, round after round or in the end; ``result``:
+    of the rounds until then.
+    """
 
     result: Result | None = None
 
 
 @dataclass
 class Round:
-    """The argument of callbacks: one finished round. ``evaluated`` is ``None`` in rounds without evaluation.
+    """The argument of callbacks: one finished round. ``evaluated`` is ``None`` in
+    rounds without evaluation.
 
-    ``newcomers``: of the new clients, in rounds with evaluation; ``new_clients``: their ids. ``fault``: why the run cannot end well
-    with this round, its last one, or "".
+    ``newcomers``: of the new clients, in rounds with evaluation; ``new_clients``: their
+    ids. ``fault``: why the run cannot end well with this round, its last one, or "".
     """
 
     number: int
@@ -58,7 +64,12 @@ class Round:
     @property
     def failures(self) -> list[Failure]:
         """The failures of all phases."""
-        return [failure for phase in (self.trained, self.evaluated, self.newcomers) if phase for failure in phase.failures]
+        return [
+            failure
+            for phase in (self.trained, self.evaluated, self.newcomers)
+            if phase
+            for failure in phase.failures
+        ]
 
 
 Callback = Callable[[Round], bool | None]
@@ -66,7 +77,9 @@ Callback = Callable[[Round], bool | None]
 
 @dataclass(frozen=True)
 class Patience:
-    """Stop when ``max_failed_rounds`` rounds in a row had fewer than ``min_replies`` valid training replies."""
+    """Stop when ``max_failed_rounds`` rounds in a row had fewer than ``min_replies``
+    valid training replies.
+    """
 
     min_replies: int = 1
     max_failed_rounds: int = 3
@@ -88,7 +101,8 @@ class _Tally:
     def check(self, patience: Patience, server_round: int) -> None:
         if self.failed_in_a_row >= patience.max_failed_rounds:
             raise TooFewReplies(
-                f"round {server_round}: fewer than min-replies = {patience.min_replies} valid replies for "
+                f"round {server_round}: fewer than min-replies = {patience.min_replies} valid "
+                "replies for "
                 f"{self.failed_in_a_row} rounds in a row; {self.why()}"
             )
 
@@ -117,23 +131,30 @@ def run_rounds(
     log_result: bool = True,
     new_epochs: Sequence[int] = (1, 5),
 ) -> Result:
-    """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's ``Result``.
+    """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's
+    ``Result``.
 
-    The arguments shared with ``Strategy.start`` have the same meaning; ``timeout`` is in seconds and bounds each phase. ``evaluate_fn``
-    is called before round 1 and whenever the clients are evaluated: after every ``evaluate_every``-th round and after the last one (0:
-    only then). A callback that returns ``True``, or a strategy whose ``finished`` is true, stops the run after the current round.
-    Configurations are sent with ``server-round`` and ``num-rounds`` added; as in Flower's loop, a strategy finds in them what it wrote
-    there the round before. ``log_result``: whether the log ends with the metrics of all rounds. ``new_epochs``: after how many local
-    epochs the new clients of the grid are scored, beside as they are; nothing depends on their replies.
+    The arguments shared with ``Strategy.start`` have the same meaning; ``timeout`` is
+    in seconds and bounds each phase. ``evaluate_fn`` is called before round 1 and
+    whenever the clients are evaluated: after every ``evaluate_every``-th round and
+    after the last one (0: only then). A callback that returns ``True``, or a strategy
+    whose ``finished`` is true, stops the run after the current round. Configurations
+    are sent with ``server-round`` and ``num-rounds`` added; as in Flower's loop, a
+    strategy finds in them what it wrote there the round before. ``log_result``: whether
+    the log ends with the metrics of all rounds. ``new_epochs``: after how many local
+    epochs the new clients of the grid are scored, beside as they are; nothing depends
+    on their replies.
 
-    Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid training replies, and if the last round or the last
-    evaluation had not; ``TimeoutError`` if fewer clients than the strategy's minima connect in time; ``ValueError`` if strategy and
-    ``clients_per_round`` contradict each other.
+    Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid
+    training replies, and if the last round or the last evaluation had not;
+    ``TimeoutError`` if fewer clients than the strategy's minima connect in time;
+    ``ValueError`` if strategy and ``clients_per_round`` contradict each other.
     """
     client_grid = grid if isinstance(grid, ClientGrid) else ClientGrid(grid)
     patience = patience or Patience()
     train_config = ConfigRecord() if train_config is None else train_config
-    if evaluate_config is None or evaluate_config is train_config:  # what a strategy writes into one is not for the other
+    # what a strategy writes into one is not for the other
+    if evaluate_config is None or evaluate_config is train_config:
         evaluate_config = ConfigRecord({**(evaluate_config or {})})
     log(INFO, "Starting %s strategy:", type(strategy).__name__)
     log_strategy_start_info(num_rounds, initial_arrays, train_config, evaluate_config)
@@ -158,9 +179,17 @@ def run_rounds(
             messages = list(strategy.configure_train(number, arrays, train_config, client_grid))
         finally:
             client_grid.close_training()
-        client_grid.rules.follow(strategy)  # every round: the rules of a strategy with phases change
+        # every round: the rules of a strategy with phases change
+        client_grid.rules.follow(strategy)
         replies = client_grid.send_and_receive(messages, timeout=timeout)
-        now = Round(number, num_rounds, arrays, client_grid.last, None, new_clients=sorted(client_grid.new_clients, key=order))
+        now = Round(
+            number,
+            num_rounds,
+            arrays,
+            client_grid.last,
+            None,
+            new_clients=sorted(client_grid.new_clients, key=order),
+        )
         asked = bool(messages)
         _log_replies("aggregate_train", strategy, now.trained)
         if replies:
@@ -174,7 +203,9 @@ def run_rounds(
         stopping = number == num_rounds or is_finished(strategy)
         if stopping or (evaluate_every and number % evaluate_every == 0):
             evaluate_config.update({"server-round": number, "num-rounds": num_rounds})
-            messages = list(strategy.configure_evaluate(number, arrays, evaluate_config, client_grid))
+            messages = list(
+                strategy.configure_evaluate(number, arrays, evaluate_config, client_grid)
+            )
             replies = client_grid.send_and_receive(messages, timeout=timeout)
             if messages:
                 now.evaluated = client_grid.last
@@ -192,14 +223,22 @@ def run_rounds(
                     result.evaluate_metrics_serverapp[number] = score
             if client_grid.new_clients:
                 configs = {"train": train_config, "evaluate": evaluate_config}
-                now.newcomers = meet(strategy, client_grid, number, arrays, configs, new_epochs, timeout)
+                now.newcomers = meet(
+                    strategy, client_grid, number, arrays, configs, new_epochs, timeout
+                )
         now.seconds = time.monotonic() - round_began
         now.fault = _fault(now, patience) if stopping or is_finished(strategy) else ""
         tally.note(now.trained, asked, patience)
-        wishes = [callback(now) for callback in callbacks]  # every callback runs, whatever the others return
+        # every callback runs, whatever the others return
+        wishes = [callback(now) for callback in callbacks]
         tally.check(patience, number)
         if any(wishes) or is_finished(strategy):
-            log(INFO, "stopped after round %d by %s", number, "a callback" if any(wishes) else "the strategy")
+            log(
+                INFO,
+                "stopped after round %d by %s",
+                number,
+                "a callback" if any(wishes) else "the strategy",
+            )
             now.fault = now.fault or _fault(now, patience)
             break
     fault = now.fault if now else ""
@@ -217,17 +256,29 @@ def run_rounds(
 
 def _fault(now: Round, patience: Patience) -> str:
     """Return why a run that ends with this round has no sound end, or ""."""
-    phases = [("round", now.trained, patience.min_replies), ("evaluation after round", now.evaluated, 1)]
+    phases = [
+        ("round", now.trained, patience.min_replies),
+        ("evaluation after round", now.evaluated, 1),
+    ]
     for phase, exchange, least in phases:
         if exchange is not None and exchange.kind and len(exchange.clients) < least:
             why = _first_of(exchange.failures, "no answer")
-            return f"the last {phase} {now.number} had {len(exchange.clients)} valid replies, at least {least} needed; {why}"
+            return (
+                f"the last {phase} {now.number} had {len(exchange.clients)} valid replies, at "
+                f"least {least} needed; {why}"
+            )
     return ""
 
 
 def _log_result(result: Result) -> None:
-    """Log the result as Flower does; of a very long run only the last rounds, since Flower formats thousands in minutes."""
-    parts = [result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp]
+    """Log the result as Flower does; of a very long run only the last rounds, since
+    Flower formats thousands in minutes.
+    """
+    parts = [
+        result.train_metrics_clientapp,
+        result.evaluate_metrics_clientapp,
+        result.evaluate_metrics_serverapp,
+    ]
     last = [dict(list(part.items())[-MOST_TOLD:]) for part in parts]
     long = any(len(part) > MOST_TOLD for part in parts)
     log(INFO, "Final results:" if not long else f"Final results, of the last {MOST_TOLD} rounds:")
@@ -236,26 +287,44 @@ def _log_result(result: Result) -> None:
 
 
 def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
-    """Wait for the nodes that the strategy asks for, before it counts or the grid samples them.
+    """Wait for the nodes that the strategy asks for, before it counts or the grid
+    samples them.
 
-    Raises ``ValueError`` if it asks for more than the grid samples. Flower's strategies wait by themselves.
+    Raises ``ValueError`` if it asks for more than the grid samples. Flower's strategies
+    wait by themselves.
     """
     inner, sampled = innermost(strategy), grid.clients_per_round
     fraction, least = getattr(inner, "fraction_train", 1.0), getattr(inner, "min_train_nodes", 0)
-    available, waits = getattr(inner, "min_available_nodes", 0), getattr(inner, "waits_for_clients", False)
+    available, waits = (
+        getattr(inner, "min_available_nodes", 0),
+        getattr(inner, "waits_for_clients", False),
+    )
     if sampled and (0 < fraction < 1 or least > sampled):
         wrong = f"fraction_train = {fraction:g}" if fraction < 1 else f"min_train_nodes = {least}"
-        raise ValueError(f"{wrong} and clients_per_round = {sampled} contradict each other: leave one of them out")
+        raise ValueError(
+            f"{wrong} and clients_per_round = {sampled} contradict each other: leave one of them "
+            "out"
+        )
     if 0 < sampled < available and not waits:
         raise ValueError(
-            f"min_available_nodes = {available} of Flower's {type(inner).__name__}, which sees only the sampled "
-            f"clients_per_round = {sampled}, would wait for ever: wait with ClientGrid(num_clients = {available})"
+            f"min_available_nodes = {available} of Flower's {type(inner).__name__}, which sees "
+            "only the sampled "
+            f"clients_per_round = {sampled}, would wait for ever: wait with ClientGrid(num_clients "
+            f"= {available})"
         )
     if fraction and (sampled or waits) and (enough := max(least, available)):
         grid.wait(enough)
 
 
 def _log_replies(phase: str, strategy: Strategy, exchange: Exchange) -> None:
-    """Count the replies in Flower's words, unless Flower's own code does so and there is no failure that it cannot see."""
+    """Count the replies in Flower's words, unless Flower's own code does so and there
+    is no failure that it cannot see.
+    """
     if exchange.failures or (exchange.clients and not counts_replies(strategy, phase)):
-        log(INFO, "%s: Received %s results and %s failures", phase, len(exchange.clients), len(exchange.failures))
+        log(
+            INFO,
+            "%s: Received %s results and %s failures",
+            phase,
+            len(exchange.clients),
+            len(exchange.failures),
+        )

@@ -1,4 +1,6 @@
-"""Clients by position, for what is kept per client in arrays: position -> id and id -> position, both at once."""
+"""Clients by position, for what is kept per client in arrays: position -> id and id ->
+position, both at once.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast, overload
@@ -12,7 +14,9 @@ Positions = NDArray[np.int64]
 
 
 class Slots(Sequence[ClientId]):
-    """Client ids by position. Those of a grid that numbers its clients take no memory; others a list and a dictionary."""
+    """Client ids by position. Those of a grid that numbers its clients take no memory;
+    others a list and a dictionary.
+    """
 
     def __init__(self, clients: Iterable[ClientId] = ()) -> None:
         self._all: range | list[ClientId] = clients if isinstance(clients, range) else list(clients)
@@ -31,26 +35,40 @@ class Slots(Sequence[ClientId]):
         return cls(roster.clients if isinstance(roster, Numbered) else roster.values())
 
     def at(self, clients: Iterable[ClientId]) -> Positions:
-        """Return the positions of clients; raises ``KeyError`` for one that is not here."""
+        """Return the positions of clients; raises ``KeyError`` for one that is not
+        here.
+        """
         if isinstance(self._all, range):
             try:
-                return np.array([self._all.index(cast(int, client)) for client in clients], np.int64)
+                return np.array(
+                    [self._all.index(cast(int, client)) for client in clients], np.int64
+                )
             except ValueError as error:
                 raise KeyError(*error.args) from None
         return np.array([self._at[client] for client in clients], np.int64)
 
     def newcomers(self, roster: Mapping[int, ClientId]) -> list[ClientId]:
         """Return the clients of a roster that are not here, in its order."""
-        return [] if self.has_all(roster) else [client for client in roster.values() if client not in self]
+        return (
+            []
+            if self.has_all(roster)
+            else [client for client in roster.values() if client not in self]
+        )
 
     def has_all(self, roster: Mapping[int, ClientId]) -> bool:
-        """Return whether the roster is the very one whose clients these are, without looking at each; False: perhaps not."""
+        """Return whether the roster is the very one whose clients these are, without
+        looking at each; False: perhaps not.
+        """
         return isinstance(roster, Numbered) and roster.clients == self._all
 
     def changed(self, gone: Sequence[int], new: Sequence[ClientId]) -> "Slots":
-        """Return the clients without those at the positions ``gone``, which close the gaps, and with ``new`` ones at the end."""
+        """Return the clients without those at the positions ``gone``, which close the
+        gaps, and with ``new`` ones at the end.
+        """
         leaving = set(gone)
-        return Slots([client for place, client in enumerate(self._all) if place not in leaving] + list(new))
+        return Slots(
+            [client for place, client in enumerate(self._all) if place not in leaving] + list(new)
+        )
 
     @overload
     def __getitem__(self, place: int) -> ClientId: ...

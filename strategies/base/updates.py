@@ -1,7 +1,9 @@
-"""Client updates as vectors, and server steps along them; shared by FedAdam, q-FedAvg, FedMGDA+ and others.
+"""Client updates as vectors, and server steps along them; shared by FedAdam, q-FedAvg,
+FedMGDA+ and others.
 
-Counters and the running statistics of normalisation layers are not learned: a step along their differences is meaningless and may make
-a variance negative. They are averaged instead.
+Counters and the running statistics of normalisation layers are not learned: a step
+along their differences is meaningless and may make a variance negative. They are
+averaged instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +38,9 @@ def flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
 
 
 def moved(sent: ArrayRecord, step: NDArray[np.float64], average: ArrayRecord) -> ArrayRecord:
-    """Return the model whose learned arrays are those of ``sent`` plus ``step`` (d,), the others as in ``average``."""
+    """Return the model whose learned arrays are those of ``sent`` plus ``step`` (d,),
+    the others as in ``average``.
+    """
     new, start = {name: read(array) for name, array in average.items()}, 0
     for name, values in learned(sent).items():
         part = step[start : start + values.size].reshape(values.shape)

@@ -12,7 +12,8 @@ from flwr.serverapp.strategy import Strategy
 
 from strategies.base.messages import innermost
 
-# Used for a weight of 0: strategies may divide by a sum of weights, and such a small term changes no result.
+# Used for a weight of 0: strategies may divide by a sum of weights, and such a small
+# term changes no result.
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -22,7 +23,9 @@ def weight_key(strategy: Strategy) -> str:
 
 
 def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) -> list[int | str]:
-    """Lower weights above ``most`` times the median of the replies (of an even number the lower one); return whose they were."""
+    """Lower weights above ``most`` times the median of the replies (of an even number
+    the lower one); return whose they were.
+    """
     holders = [
         (client, record)
         for client, reply in replies
@@ -37,18 +40,28 @@ def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) 
         value = float(str(record[key]))
         if value > limit:
             log(
-                WARNING, "client %s: %s = %.6g is capped to %.6g, %g times the median of the round (max-weight)",
-                client, key, value, limit, most,
-            )  # fmt: skip
+                WARNING,
+                "client %s: %s = %.6g is capped to %.6g, %g times the median of the round "
+                "(max-weight)",
+                client,
+                key,
+                value,
+                limit,
+                most,
+            )
             record[key] = max(1, int(limit)) if isinstance(record[key], int) else limit
             found.append(client)
     return found
 
 
-def with_weight(reply: Message, key: str, weight: float, model: ArrayRecord | None = None) -> Message:
-    """Return a copy of a reply with the metric ``key`` set to ``weight``, and with ``model`` in the place of its arrays, if given.
+def with_weight(
+    reply: Message, key: str, weight: float, model: ArrayRecord | None = None
+) -> Message:
+    """Return a copy of a reply with the metric ``key`` set to ``weight``, and with
+    ``model`` in the place of its arrays, if given.
 
-    Array data are shared with the original, records are not: some strategies empty them.
+    Array data are shared with the original, records are not: some strategies empty
+    them.
     """
     content = RecordDict()
     for name, record in reply.content.items():

@@ -1,4 +1,6 @@
-"""A Grid around another: what a subclass does not change goes through to the wrapped one."""
+"""A Grid around another: what a subclass does not change goes through to the wrapped
+one.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +28,12 @@ class WrappedGrid(Grid):
         return self.grid.pull_messages(message_ids)
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Create a message as the wrapped grid does."""
         return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)

@@ -11,15 +11,21 @@ from strategies.base.rounds import run_rounds
 
 
 class Wrapper(Strategy):
-    """Base of ``Reweighting``, ``PropFair`` and ``Private``, which set ``strategy``, the wrapped strategy."""
+    """Base of ``Reweighting``, ``PropFair`` and ``Private``, which set ``strategy``,
+    the wrapped strategy.
+    """
 
     strategy: Strategy
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Delegate to the wrapped strategy."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Delegate to the wrapped strategy."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 

@@ -1,14 +1,20 @@
-"""Base of the methods for constrained problems: ``min F(x) = (1/n) sum_i f_i(x)`` over a convex compact set, and their evaluation.
+"""Base of the methods for constrained problems: ``min F(x) = (1/n) sum_i f_i(x)`` over
+a convex compact set, and their evaluation.
 
-Contract of an evaluation. The message is a training message whose configuration holds ``phase = "evaluate"``, so the reply can carry
-arrays: the gradient of f_i at x_bar (one array of the domain's shape, or the values and int64 flat indices of a sparse gradient). Its
-metrics are ``num-examples``, ``loss`` = f_i(x_bar) and, if the client has a point of its own, ``distance`` = ||x_i - x_bar||. From the
-replies of all clients the server reports ``objective`` = F(x_bar), ``gap`` = <grad F, x_bar - lmo(grad F)>, which bounds
-F(x_bar) - min F if F is convex, and ``consensus`` = sqrt(sum_i ||x_i - x_bar||^2). A gap of at most ``tolerance`` ends the run.
+Contract of an evaluation. The message is a training message whose configuration holds
+``phase = "evaluate"``, so the reply can carry arrays: the gradient of f_i at x_bar (one
+array of the domain's shape, or the values and int64 flat indices of a sparse gradient).
+Its metrics are ``num-examples``, ``loss`` = f_i(x_bar) and, if the client has a point
+of its own, ``distance`` = ||x_i - x_bar||. From the replies of all clients the server
+reports ``objective`` = F(x_bar), ``gap`` = <grad F, x_bar - lmo(grad F)>, which bounds
+F(x_bar) - min F if F is convex, and ``consensus`` = sqrt(sum_i ||x_i - x_bar||^2). A
+gap of at most ``tolerance`` ends the run.
 
-A problem may need constants that only the clients' data tell (``Preparation``, for example the centring of a matrix). The first rounds
-then ask for them: the configuration holds ``phase = "prepare"`` and ``stage``, the arrays are what the server knows, and all clients
-reply with sums over their samples, as float64 arrays. From then on the constants follow the point in every message, and in the model.
+A problem may need constants that only the clients' data tell (``Preparation``, for
+example the centring of a matrix). The first rounds then ask for them: the configuration
+holds ``phase = "prepare"`` and ``stage``, the arrays are what the server knows, and all
+clients reply with sums over their samples, as float64 arrays. From then on the
+constants follow the point in every message, and in the model.
 """
 
 import math
@@ -38,7 +44,9 @@ PREPARATION = "preparation."
 
 
 class Preparation(Protocol):
-    """Questions whose answers, summed over the clients, give the constants of a problem (``algorithms/frank_wolfe/centering.py``)."""
+    """Questions whose answers, summed over the clients, give the constants of a problem
+    (``algorithms/frank_wolfe/centering.py``).
+    """
 
     @property
     def stage(self) -> str:
@@ -67,11 +75,13 @@ class Preparation(Protocol):
 
 
 class Constrained(FedAvg):
-    """Base strategy of a method over ``domain``; clients have equal weights. Subclasses: ``configure_step`` and ``aggregate_step``.
+    """Base strategy of a method over ``domain``; clients have equal weights.
+    Subclasses: ``configure_step`` and ``aggregate_step``.
 
-    ``tolerance``: stop once the gap is at most this (0: never). ``measure(x_bar, means, num_clients)`` returns further metrics to
-    report; ``means``: the clients' metrics, averaged uniformly, and ``objective``. ``preparation``: what to ask the clients first.
-    Keyword arguments as in FedAvg.
+    ``tolerance``: stop once the gap is at most this (0: never). ``measure(x_bar, means,
+    num_clients)`` returns further metrics to report; ``means``: the clients' metrics,
+    averaged uniformly, and ``objective``. ``preparation``: what to ask the clients
+    first. Keyword arguments as in FedAvg.
     """
 
     capabilities = Capabilities(replies="other", aggregation="single replies", any_scale=True)
@@ -97,12 +107,16 @@ class Constrained(FedAvg):
         self._prepared_rounds = 0
         self._model = ArrayRecord()  # what this round began with
 
-    # --- a round: preparation, then steps --------------------------------------------------------------------------
+    # --- a round: preparation, then steps ---------------------------------------------
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask all clients the next question of the preparation; when there is none, configure a step of the method."""
-        # A copy: the loop keeps its record, and what is said in this round must not be said in the next. Flower's own loop leaves the
-        # round's number to the strategy.
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask all clients the next question of the preparation; when there is none,
+        configure a step of the method.
+        """
+        # A copy: the loop keeps its record, and what is said in this round must not be
+        # said in the next. Flower's own loop leaves the round's number to the strategy.
         config = ConfigRecord({**config, "server-round": server_round})
         if server_round == 1:
             self.open_model(arrays, server_round)
@@ -113,9 +127,13 @@ class Constrained(FedAvg):
             content = to_record([str(i) for i in range(len(told))], told)
             return self._messages(content, config, list(clients_of(grid)), MessageType.TRAIN)
         steps = rounds_of(config, server_round) - self._prepared_rounds
-        return self.configure_step(server_round - self._prepared_rounds, steps, arrays, config, grid)
+        return self.configure_step(
+            server_round - self._prepared_rounds, steps, arrays, config, grid
+        )
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take the answers to a question, or aggregate a step."""
         if self.preparation and self.preparation.stage:
             return self._take_answers(replies, self.preparation), None
@@ -124,44 +142,70 @@ class Constrained(FedAvg):
     def configure_step(
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of round ``step`` = 1, 2, ... of ``num_steps``, counted without the preparation."""
+        """Return the messages of round ``step`` = 1, 2, ... of ``num_steps``, counted
+        without the preparation.
+        """
         raise NotImplementedError
 
-    def aggregate_step(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_step(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new model and metrics."""
         raise NotImplementedError
 
-    def _take_answers(self, replies: Iterable[Message], preparation: Preparation) -> ArrayRecord | None:
-        """Add up the answers; return the model with the constants once the last question is answered."""
+    def _take_answers(
+        self, replies: Iterable[Message], preparation: Preparation
+    ) -> ArrayRecord | None:
+        """Add up the answers; return the model with the constants once the last
+        question is answered.
+        """
         self._prepared_rounds += 1
         shapes, answers = preparation.shapes(), []
         for reply in replies:
             if reply.has_error():
                 continue
-            arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
-            if [array.shape for array in arrays] == shapes and all(array.dtype == np.float64 for array in arrays):
+            arrays = [
+                read(array) for record in arrays_of(reply.content) for array in record.values()
+            ]
+            if [array.shape for array in arrays] == shapes and all(
+                array.dtype == np.float64 for array in arrays
+            ):
                 answers.append(arrays)
             else:
-                log(WARNING, "node %d left out: its sums have other shapes than %s", reply.metadata.src_node_id, shapes)
+                log(
+                    WARNING,
+                    "node %d left out: its sums have other shapes than %s",
+                    reply.metadata.src_node_id,
+                    shapes,
+                )
         if answers:  # otherwise the question is asked again
             preparation.take([np.sum(parts, axis=0) for parts in zip(*answers, strict=True)])
         constants = {} if preparation.stage else preparation.constants()
-        return ArrayRecord({**self._model, **to_record(list(constants), list(constants.values()))}) if constants else None
+        return (
+            ArrayRecord({**self._model, **to_record(list(constants), list(constants.values()))})
+            if constants
+            else None
+        )
 
-    # --- the model -------------------------------------------------------------------------------------------------
+    # --- the model --------------------------------------------------------------------
 
     def open_model(self, arrays: ArrayRecord, server_round: int = 0) -> Array:
-        """Return a copy of x_bar. Raises ``ValueError`` if it does not fit the domain or, in round 1, lies outside."""
+        """Return a copy of x_bar. Raises ``ValueError`` if it does not fit the domain
+        or, in round 1, lies outside.
+        """
         layers = [read(array) for array in arrays.values()][: self.domain.num_layers]
         x_bar = np.array(self.domain.join(layers))
         if server_round == 1 and not self.domain.contains(x_bar, 1e-5):
             raise ValueError(
-                f"the start lies outside of the {type(self.domain).__name__}: begin with domain.start() or a projected point"
+                f"the start lies outside of the {type(self.domain).__name__}: begin with "
+                "domain.start() or a projected point"
             )
         return x_bar
 
     def model(self, x_bar: Array) -> ArrayRecord:
-        """Return the model of the round with another x_bar: its layers, under their names, and the constants."""
+        """Return the model of the round with another x_bar: its layers, under their
+        names, and the constants.
+        """
         return ArrayRecord({**self._model, **to_record(self.layer_names, self.domain.split(x_bar))})
 
     @property
@@ -169,7 +213,7 @@ class Constrained(FedAvg):
         """The names of the arrays of x_bar."""
         return list(self._model)[: self.domain.num_layers]
 
-    # --- state -----------------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the preparation's state."""
@@ -184,13 +228,18 @@ class Constrained(FedAvg):
             return super().load_state_dict(state)
         own = within(PREPARATION, state)
         if not own:
-            raise ValueError("the checkpoint is of an older version, which asked the clients nothing: start again")
+            raise ValueError(
+                "the checkpoint is of an older version, which asked the clients nothing: start "
+                "again"
+            )
         self._prepared_rounds = int(own.pop("rounds"))
         return self.preparation.load_state_dict(own)
 
-    # --- evaluation ------------------------------------------------------------------------------------------------
+    # --- evaluation -------------------------------------------------------------------
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Request the loss and gradient at x_bar."""
         if self.fraction_evaluate == 0 or (self.preparation and self.preparation.stage):
             return []
@@ -199,40 +248,60 @@ class Constrained(FedAvg):
         self._evaluated, self._asked = self.open_model(arrays), len(list(grid.get_node_ids()))
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the metrics; if all clients replied, add objective, gap, consensus and the metrics of ``measure``."""
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Average the metrics; if all clients replied, add objective, gap, consensus
+        and the metrics of ``measure``.
+        """
         self.own_measures = {}
         valid = [reply for reply in replies if not reply.has_error()]
         if not valid:
             return None
-        metrics = self.evaluate_metrics_aggr_fn([reply.content for reply in valid], self.weighted_by_key)
+        metrics = self.evaluate_metrics_aggr_fn(
+            [reply.content for reply in valid], self.weighted_by_key
+        )
         own = self._at_the_mean(valid)
         self.finished = self.tolerance > 0 and own.get("gap", math.inf) <= self.tolerance
         self.own_measures = own | dict(self.preparation.metrics() if self.preparation else {})
         return MetricRecord({**metrics, **self.own_measures})
 
     def _at_the_mean(self, valid: list[Message]) -> dict[str, float]:
-        """Return objective, gap, consensus and the metrics of ``measure`` at x_bar; nothing unless all clients replied."""
+        """Return objective, gap, consensus and the metrics of ``measure`` at x_bar;
+        nothing unless all clients replied.
+        """
         if not (means := self._means(valid)):
             return {}
         found = {"objective": means["objective"]} | self._gap(valid)
         if "distance" in means:
-            found["consensus"] = math.sqrt(sum(float(metrics_of(reply.content)["distance"]) ** 2 for reply in valid))
+            found["consensus"] = math.sqrt(
+                sum(float(metrics_of(reply.content)["distance"]) ** 2 for reply in valid)
+            )
         if self.measure:
             try:
                 measured = self.measure(self._evaluated, means, len(valid))
             except KeyError as missing:
-                log(WARNING, "an evaluation without the task's measures: a client did not say its %s", missing)
+                log(
+                    WARNING,
+                    "an evaluation without the task's measures: a client did not say its %s",
+                    missing,
+                )
             else:
                 found |= {name: float(value) for name, value in measured.items()}
         return found
 
     def _means(self, valid: list[Message]) -> dict[str, float]:
-        """Return the metrics that all clients reported, averaged uniformly, and ``objective``."""
+        """Return the metrics that all clients reported, averaged uniformly, and
+        ``objective``.
+        """
         if len(valid) < self._asked:  # F is known only from all clients
             return {}
         listed = [metrics_of(reply.content) for reply in valid]
-        names = [name for name in listed[0] if all(isinstance(row.get(name), int | float) for row in listed)]
+        names = [
+            name
+            for name in listed[0]
+            if all(isinstance(row.get(name), int | float) for row in listed)
+        ]
         if "loss" not in names:
             log(WARNING, "no gap: a client did not say its loss")
             return {}
@@ -240,13 +309,20 @@ class Constrained(FedAvg):
         return means | {"objective": means["loss"]}
 
     def _gap(self, valid: list[Message]) -> dict[str, float]:
-        """Return the duality ``gap`` by the clients' gradients; nothing if one does not fit."""
+        """Return the duality ``gap`` by the clients' gradients; nothing if one does not
+        fit.
+        """
         gradient = np.zeros(self.domain.shape)
         try:
             for reply in valid:
                 _add(gradient, [read(array) for array in arrays_of(reply.content)[0].values()])
         except (ValueError, IndexError, TypeError) as error:
-            log(WARNING, "no gap: the gradient of node %d does not fit: %s", reply.metadata.src_node_id, error)
+            log(
+                WARNING,
+                "no gap: the gradient of node %d does not fit: %s",
+                reply.metadata.src_node_id,
+                error,
+            )
             return {}
         return {"gap": duality_gap(self.domain, self._evaluated, gradient / len(valid))}
 
@@ -259,6 +335,13 @@ def _add(total: NDArray[np.float64], packed: list[Array]) -> None:
         total += packed[0]
     else:
         values, indices = packed
-        if values.shape != indices.shape or values.ndim != 1 or indices.dtype.kind != "i" or indices.min(initial=0) < 0:
-            raise ValueError(f"values {values.shape} at indices {indices.shape} of type {indices.dtype}")
+        if (
+            values.shape != indices.shape
+            or values.ndim != 1
+            or indices.dtype.kind != "i"
+            or indices.min(initial=0) < 0
+        ):
+            raise ValueError(
+                f"values {values.shape} at indices {indices.shape} of type {indices.dtype}"
+            )
         total.reshape(-1)[indices] += values  # an index beyond the end is an IndexError

@@ -1,9 +1,11 @@
-"""Base of methods whose server distils the clients' networks into one, on unlabelled public points, instead of averaging parameters.
+"""Base of methods whose server distils the clients' networks into one, on unlabelled
+public points, instead of averaging parameters.
 
-The teacher is a combination of the outputs of the clients' networks, evaluated once per round at the public points. See
-``algorithms/boosting/distillation.py``.
+The teacher is a combination of the outputs of the clients' networks, evaluated once per
+round at the public points. See ``algorithms/boosting/distillation.py``.
 
-Contract: a training reply holds one network, with the names and shapes that were sent, and ``num-examples``.
+Contract: a training reply holds one network, with the names and shapes that were sent,
+and ``num-examples``.
 """
 
 from abc import abstractmethod
@@ -31,11 +33,15 @@ Arrays = list[NDArray[Any]]
 
 
 class Distilled(FedAvg):
-    """Base strategy; ``distiller`` holds a network and the public points, ``seed`` is that of the fit's random draws."""
+    """Base strategy; ``distiller`` holds a network and the public points, ``seed`` is
+    that of the fit's random draws.
+    """
 
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
-    def __init__(self, distiller: "Distiller", options: DistillOptions, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, distiller: "Distiller", options: DistillOptions, seed: int = 0, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.distiller = distiller
         self.distill_options = options
@@ -45,26 +51,36 @@ class Distilled(FedAvg):
 
     @abstractmethod
     def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
-        """Return the teacher's outputs (m, classes) at the public points, computed from the clients' replies."""
+        """Return the teacher's outputs (m, classes) at the public points, computed from
+        the clients' replies.
+        """
 
     def student(self, contents: Sequence[RecordDict]) -> ArrayRecord:
         """Return the initial network of the fit: the one that was sent."""
         return self.sent
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the model and remember it."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self.sent, self.models_sent = arrays, {"models-up": 0, "models-down": len(messages)}
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fit the network to the teacher; add the loss of the fit (``distill-loss``) to the clients' metrics."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fit the network to the teacher; add the loss of the fit (``distill-loss``) to
+        the clients' metrics.
+        """
         contents = [reply.content for reply in replies if not reply.has_error()]
         if not contents:
             return None, None
         rng = generator(self.seed, "distillation", server_round=server_round)
         start = values_of(self.student(contents))
-        fitted, loss = self.distiller.distil(start, self.teacher(contents), self.distill_options.fit, rng)
+        fitted, loss = self.distiller.distil(
+            start, self.teacher(contents), self.distill_options.fit, rng
+        )
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         self.models_sent["models-up"] = len(contents)
         return to_record(list(self.sent), fitted), MetricRecord({**metrics, "distill-loss": loss})

@@ -1,4 +1,6 @@
-"""What FedBoost and AFLBoost read from a library and from replies: predictors, and the gradient in their weights."""
+"""What FedBoost and AFLBoost read from a library and from replies: predictors, and the
+gradient in their weights.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,8 @@ Floats = NDArray[np.float64]
 class PredictorLibrary(Protocol):
     """The server's interface to a library of q predictors.
 
-    ``from_clients``: whether they were made from the clients' data; a library without it is taken for such a one.
+    ``from_clients``: whether they were made from the clients' data; a library without
+    it is taken for such a one.
     """
 
     @property
@@ -29,13 +32,17 @@ class PredictorLibrary(Protocol):
         """The number of predictors."""
 
     def take(self, ids: Any) -> Mapping[str, NDArray[Any]]:
-        """Return the arrays of the predictors ``ids`` by name, stacked along the first axis."""
+        """Return the arrays of the predictors ``ids`` by name, stacked along the first
+        axis.
+        """
 
     def hash_of(self, predictor: int) -> str:
         """Return a hash of a predictor's content (used if clients cache predictors)."""
 
     def mixture(self, alpha: Any) -> Mapping[str, NDArray[Any]] | None:
-        """Return the ensemble as a single predictor of the same kind if possible (densities), else ``None``."""
+        """Return the ensemble as a single predictor of the same kind if possible
+        (densities), else ``None``.
+        """
 
 
 @dataclass(frozen=True)
@@ -52,35 +59,59 @@ class Reply:
 
 
 def alike_predictors(contents: Sequence[RecordDict]) -> list[dict[str, NDArray[Any]]]:
-    """Return the clients' predictors, arrays by name; those whose names, shapes or types differ from most are left out."""
+    """Return the clients' predictors, arrays by name; those whose names, shapes or
+    types differ from most are left out.
+    """
     offered = [row for content in contents if (row := _predictor(content))]
     kinds = Counter(_spec(row) for row in offered)
     usual = kinds.most_common(1)[0][0] if kinds else ()
     rows = [row for row in offered if _spec(row) == usual]
     if len(rows) < len(contents):
-        log(WARNING, "%d predictors were left out: their arrays are not those of most clients", len(contents) - len(rows))
+        log(
+            WARNING,
+            "%d predictors were left out: their arrays are not those of most clients",
+            len(contents) - len(rows),
+        )
     return rows
 
 
 def best_for_all(metrics: Sequence[Mapping[str, Any]], weight: str) -> dict[str, float]:
-    """Return ``pooled-single``, the predictor whose training loss is least over all clients, and ``pooled-single-accuracy``, its mean.
+    """Return ``pooled-single``, the predictor whose training loss is least over all
+    clients, and ``pooled-single-accuracy``, its mean.
 
-    Of the clients whose ``single-train-loss`` and ``single-accuracy`` are lists of the usual length; empty without any.
+    Of the clients whose ``single-train-loss`` and ``single-accuracy`` are lists of the
+    usual length; empty without any.
     """
-    pairs = [(one.get("single-train-loss"), one.get("single-accuracy"), one.get(weight)) for one in metrics]
-    whole = [(a, b, float(n)) for a, b, n in pairs if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 1 and n]
+    pairs = [
+        (one.get("single-train-loss"), one.get("single-accuracy"), one.get(weight))
+        for one in metrics
+    ]
+    whole = [
+        (a, b, float(n))
+        for a, b, n in pairs
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 1 and n
+    ]
     if not whole:
         return {}
     usual = most_common([len(losses) for losses, *_ in whole])
     whole = [one for one in whole if len(one[0]) == usual]
     losses, accuracies = (np.array([one[k] for one in whole], np.float64) for k in (0, 1))
     best = int(np.argmin(np.array([n for *_, n in whole]) @ losses))
-    return {"pooled-single": float(best), "pooled-single-accuracy": float(accuracies[:, best].mean())}
+    return {
+        "pooled-single": float(best),
+        "pooled-single-accuracy": float(accuracies[:, best].mean()),
+    }
 
 
 def _predictor(content: RecordDict) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a client's predictor by name; empty if the reply names none."""
-    listed = [record.get("predictor-arrays") for record in content.values() if isinstance(record, ConfigRecord)]
+    """Return the arrays of a client's predictor by name; empty if the reply names
+    none.
+    """
+    listed = [
+        record.get("predictor-arrays")
+        for record in content.values()
+        if isinstance(record, ConfigRecord)
+    ]
     names = [str(name) for name in listed[0]] if listed and isinstance(listed[0], list) else []
     values = [read(array) for record in arrays_of(content) for array in record.values()]
     return dict(zip(names, values, strict=False))

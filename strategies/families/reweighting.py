@@ -1,23 +1,30 @@
-"""Base of methods that decide the clients' weights and delegate everything else to a wrapped strategy.
+"""Base of methods that decide the clients' weights and delegate everything else to a
+wrapped strategy.
 
-    AAggFFD(FedAdam())        TERM(FedProx(FedProxOptions(mu=0.1)))        AAggFFS(YourFedAvg())
+    AAggFFD(FedAdam())
+        TERM(FedProx(FedProxOptions(mu=0.1)))        AAggFFS(YourFedAvg())
 
-Weights, the server's step and the clients' loss are three things. A weight rule decides the first; the wrapped strategy samples, sends,
-averages and steps as usual, but in the replies passed to it the decided weight replaces ``num-examples``, and a rule may make updates
-shorter or longer. Metrics are averaged with the original weights.
+Weights, the server's step and the clients' loss are three things. A weight rule decides
+the first; the wrapped strategy samples, sends, averages and steps as usual, but in the
+replies passed to it the decided weight replaces ``num-examples``, and a rule may make
+updates shorter or longer. Metrics are averaged with the original weights.
 
-Weights are relative to a prior, uniform or the clients' training samples: rules start there, and at their neutral setting they are
-the wrapped strategy with uniform or with its own weights. A cap bounds the weights of a round, and those of all clients, by a multiple
-of the prior. Weights belong to client ids and are kept for clients that are not sampled or not connected: a client that joins starts at
-the mean of the others, in weight and in samples until it has replied; one that has been away for more than ``forget_after`` rounds in a
-row is forgotten, and the others keep their proportions.
+Weights are relative to a prior, uniform or the clients' training samples: rules start
+there, and at their neutral setting they are the wrapped strategy with uniform or with
+its own weights. A cap bounds the weights of a round, and those of all clients, by a
+multiple of the prior. Weights belong to client ids and are kept for clients that are
+not sampled or not connected: a client that joins starts at the mean of the others, in
+weight and in samples until it has replied; one that has been away for more than
+``forget_after`` rounds in a row is forgotten, and the others keep their proportions.
 
-Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024,
-arXiv 2408.00050, Chapter III, section 6.4 ("plug and play").
+Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
+Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III, section 6.4
+("plug and play").
 
-Contract: that of the wrapped strategy; in addition, for rules that use losses, the reply holds the metric ``loss-before``, the mean
-training loss of the model as it was received. The training configuration requests it with ``loss-before`` = true. A client whose loss
-is negative or not finite is left out.
+Contract: that of the wrapped strategy; in addition, for rules that use losses, the
+reply holds the metric ``loss-before``, the mean training loss of the model as it was
+received. The training configuration requests it with ``loss-before`` = true. A client
+whose loss is negative or not finite is left out.
 """
 
 from abc import abstractmethod
@@ -38,7 +45,13 @@ from algorithms.common.options import Options, option
 from algorithms.common.prefixes import under, within
 from algorithms.fairness.rule import WeightRule, check_cap
 from algorithms.fairness.simplex import bounded, normalise
-from strategies.base.capabilities import Capabilities, declarer, load_state, require_declaration, state_of
+from strategies.base.capabilities import (
+    Capabilities,
+    declarer,
+    load_state,
+    require_declaration,
+    state_of,
+)
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
 from strategies.base.roster import ClientId
@@ -68,7 +81,9 @@ class PriorOptions(Options):
 class FairOptions(PriorOptions):
     """The options of weight rules without a bound of their own."""
 
-    cap: float = option(0.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0)
+    cap: float = option(
+        0.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0
+    )
 
     def check(self) -> None:
         """Check that weights within the cap can sum to 1."""
@@ -79,8 +94,9 @@ class FairOptions(PriorOptions):
 class Replies:
     """What a rule sees of a round's m replies.
 
-    ``places`` (m,): positions of the clients. ``losses`` (m,): of the model that was sent; empty if the rule asks for none. ``prior``
-    (m,): sums to 1. ``updates()`` returns the changes of the learned arrays as rows (m, d).
+    ``places`` (m,): positions of the clients. ``losses`` (m,): of the model that was
+    sent; empty if the rule asks for none. ``prior`` (m,): sums to 1. ``updates()``
+    returns the changes of the learned arrays as rows (m, d).
     """
 
     places: Places
@@ -91,7 +107,9 @@ class Replies:
 
 @dataclass(frozen=True)
 class Decision:
-    """The weights (m,) of a round, which sum to 1; metrics to report; factors (m,) of the updates, ``None`` for 1."""
+    """The weights (m,) of a round, which sum to 1; metrics to report; factors (m,) of
+    the updates, ``None`` for 1.
+    """
 
     weights: Floats
     facts: dict[str, float] = field(default_factory=dict)
@@ -99,10 +117,11 @@ class Decision:
 
 
 class Reweighting(Wrapper):
-    """Wrapper of a ``strategy`` that averages by weight; raises ``ValueError`` if it is not declared to do so.
+    """Wrapper of a ``strategy`` that averages by weight; raises ``ValueError`` if it is
+    not declared to do so.
 
-    ``prior``, ``cap``: as in :class:`FairOptions`. ``forget_after``: rounds in a row that a client may be away, not connected, before
-    its weight is forgotten.
+    ``prior``, ``cap``: as in :class:`FairOptions`. ``forget_after``: rounds in a row
+    that a client may be away, not connected, before its weight is forgotten.
     """
 
     #: The weights of a second wrapper around this one would be overwritten.
@@ -110,13 +129,22 @@ class Reweighting(Wrapper):
     #: Whether the rule needs the clients' losses.
     asks_losses = True
 
-    def __init__(self, strategy: Strategy, *, prior: str = "uniform", cap: float = 0.0, forget_after: int = FORGET_AFTER) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        prior: str = "uniform",
+        cap: float = 0.0,
+        forget_after: int = FORGET_AFTER,
+    ) -> None:
         check_range("forget-after", forget_after, 0)
         name = type(self).__name__
         if require_declaration(strategy, name).aggregation != "weighted average":
             raise ValueError(
-                f"{name} decides the weights of an average, but {declarer(strategy)} does not average by the weights of the "
-                f"replies: wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, SuPerFed, ...)"
+                f"{name} decides the weights of an average, but {declarer(strategy)} does not "
+                "average by the weights of the "
+                "replies: wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, "
+                "SuPerFed, ...)"
             )
         self.strategy = strategy
         self.prior, self.cap = (options := FairOptions(prior=prior, cap=cap)).prior, options.cap
@@ -133,24 +161,32 @@ class Reweighting(Wrapper):
         self._names: Mapping[int, ClientId] = {}
         self._sent = ArrayRecord()
 
-    # --- hooks ---------------------------------------------------------------------------------------------------
+    # --- hooks ------------------------------------------------------------------------
 
     def new_rule(self, count: int) -> WeightRule | None:
-        """Return the weight rule for ``count`` clients; ``None`` if the method keeps no state between rounds."""
+        """Return the weight rule for ``count`` clients; ``None`` if the method keeps no
+        state between rounds.
+        """
         return None
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
-        """Called when ``sampled`` of ``count`` connected clients take part in a round; the default does nothing."""
+        """Called when ``sampled`` of ``count`` connected clients take part in a round;
+        the default does nothing.
+        """
         return
 
     @abstractmethod
     def decide(self, replies: Replies) -> Decision:
         """Return the weights of a round's replies."""
 
-    # --- the Strategy interface ----------------------------------------------------------------------------------
+    # --- the Strategy interface -------------------------------------------------------
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Let the wrapped strategy sample and send; request ``loss-before`` from the clients if the rule needs it."""
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the wrapped strategy sample and send; request ``loss-before`` from the
+        clients if the rule needs it.
+        """
         if self.asks_losses:
             config[LOSS_BEFORE] = True
         self._meet(grid, server_round)
@@ -163,12 +199,24 @@ class Reweighting(Wrapper):
             self.check_sample(len(nodes), len(self._names), server_round)
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decide the weights from this round's replies and let the wrapped strategy aggregate with them."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Decide the weights from this round's replies and let the wrapped strategy
+        aggregate with them.
+        """
         heard = list(replies)
         failed = [reply for reply in heard if reply.has_error()]
-        named = [(self._names[reply.metadata.src_node_id], reply) for reply in heard if not reply.has_error()]
-        rows = valid_losses(named) if self.asks_losses else [(client, reply, np.nan) for client, reply in named]
+        named = [
+            (self._names[reply.metadata.src_node_id], reply)
+            for reply in heard
+            if not reply.has_error()
+        ]
+        rows = (
+            valid_losses(named)
+            if self.asks_losses
+            else [(client, reply, np.nan) for client, reply in named]
+        )
         if not rows:
             self.last_weights = {}
             return None, None
@@ -180,23 +228,41 @@ class Reweighting(Wrapper):
         self.samples[places] = [float(metrics_of(content)[key]) for content in contents]
         if self.rule is not None and self.prior == "samples":
             self.rule.set_prior(self._prior())
-        prior = normalise(self.samples[places]) if self.prior == "samples" else np.full(len(places), 1 / len(places))
+        prior = (
+            normalise(self.samples[places])
+            if self.prior == "samples"
+            else np.full(len(places), 1 / len(places))
+        )
         rows_of = partial(updates, self._sent, [arrays_of(content)[0] for content in contents])
         losses = np.array([row[2] for row in valid]) if self.asks_losses else np.zeros(0)
         made = self.decide(Replies(places, losses, prior, rows_of))
         weights = bounded(made.weights, self.cap * prior) if self.cap else made.weights
-        self.last_weights = {client: float(w) for (client, _, _), w in zip(valid, weights, strict=True)}
-        models = [None] * len(whole) if made.factors is None else self._scaled(contents, made.factors)
-        weighted = [with_weight(reply, key, w, model) for reply, w, model in zip(whole, weights, models, strict=True)]
+        self.last_weights = {
+            client: float(w) for (client, _, _), w in zip(valid, weights, strict=True)
+        }
+        models = (
+            [None] * len(whole) if made.factors is None else self._scaled(contents, made.factors)
+        )
+        weighted = [
+            with_weight(reply, key, w, model)
+            for reply, w, model in zip(whole, weights, models, strict=True)
+        ]
         with _metrics_as_replied(self.strategy, contents):
             arrays, metrics = self.strategy.aggregate_train(server_round, [*weighted, *failed])
-        return arrays, MetricRecord({**(metrics or {}), **made.facts, "weight-max": float(weights.max())})
+        return arrays, MetricRecord(
+            {**(metrics or {}), **made.facts, "weight-max": float(weights.max())}
+        )
 
-    # --- saved state ---------------------------------------------------------------------------------------------
+    # --- saved state ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the client ids by position, the state of the weight rule and that of the wrapped strategy, if it has one."""
-        state: dict[str, NDArray[Any]] = {"clients": pack_ids(self.clients), "away": self._away.copy()}
+        """Return the client ids by position, the state of the weight rule and that of
+        the wrapped strategy, if it has one.
+        """
+        state: dict[str, NDArray[Any]] = {
+            "clients": pack_ids(self.clients),
+            "away": self._away.copy(),
+        }
         state["samples"] = self.samples.copy()
         if self.rule is not None:
             state |= {f"maker.{name}": value for name, value in self.rule.state_dict().items()}
@@ -206,25 +272,32 @@ class Reweighting(Wrapper):
         """Restore what :meth:`state_dict` returned."""
         self.clients = Slots.unpacked(state["clients"])
         self._away = np.array(state.get("away", np.zeros(len(self.clients))), np.int32)
-        self.samples = np.array(state.get("samples", np.full(len(self.clients), np.nan)), np.float64)
+        self.samples = np.array(
+            state.get("samples", np.full(len(self.clients), np.nan)), np.float64
+        )
         self.rule = self.new_rule(len(self.clients)) if self.clients else None
         if self.rule is not None:
             if self.prior == "samples":
-                self.rule.set_prior(self._prior())  # before the weights, which were saved as they were with it
+                # before the weights, which were saved as they were with it
+                self.rule.set_prior(self._prior())
             self.rule.load_state_dict(within("maker.", state))
         load_state(self.strategy, within("strategy.", state))
 
-    # --- parts ---------------------------------------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------
 
     def _prior(self) -> Floats:
-        """Return all clients' shares of the samples (K,); one that has not replied yet counts as the mean of the others."""
+        """Return all clients' shares of the samples (K,); one that has not replied yet
+        counts as the mean of the others.
+        """
         known = ~np.isnan(self.samples)
         if not known.any():
             return np.full(len(self.samples), 1 / len(self.samples))
         return normalise(np.where(known, self.samples, self.samples[known].mean()))
 
     def _scaled(self, contents: list[RecordDict], factors: Floats) -> list[ArrayRecord]:
-        """Return the models whose learned arrays are those that were sent plus ``factors`` (m,) times the updates."""
+        """Return the models whose learned arrays are those that were sent plus
+        ``factors`` (m,) times the updates.
+        """
         models = [arrays_of(content)[0] for content in contents]
         return [
             moved(self._sent, factor * updates(self._sent, [model])[0], model)
@@ -232,7 +305,9 @@ class Reweighting(Wrapper):
         ]
 
     def _meet(self, grid: Grid, server_round: int) -> None:
-        """Give new clients a position and forget those that have been away for too long."""
+        """Give new clients a position and forget those that have been away for too
+        long.
+        """
         self._names = clients_of(grid)
         everyone = self.clients.has_all(self._names)
         if server_round != self._met and self.clients:
@@ -260,7 +335,8 @@ class Reweighting(Wrapper):
 
 @contextmanager
 def _metrics_as_replied(strategy: Strategy, contents: list[RecordDict]) -> Iterator[None]:
-    # The decided weights apply to the models only: a mean loss remains the mean over samples.
+    # The decided weights apply to the models only: a mean loss remains the mean over
+    # samples.
     base: Any = innermost(strategy)
     average = getattr(base, "train_metrics_aggr_fn", None)
     if average is None:

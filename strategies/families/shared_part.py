@@ -1,4 +1,6 @@
-"""Base of the methods that average some arrays of the model and leave the others with the clients."""
+"""Base of the methods that average some arrays of the model and leave the others with
+the clients.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -10,7 +12,9 @@ from strategies.fedavg import FedAvg
 
 
 class SharedPart(FedAvg):
-    """Sends and averages the arrays that :meth:`travels` names; in the server's model the others keep their initial values."""
+    """Sends and averages the arrays that :meth:`travels` names; in the server's model
+    the others keep their initial values.
+    """
 
     capabilities = FedAvg.capabilities  # of the shared part
     _model = ArrayRecord()
@@ -24,21 +28,29 @@ class SharedPart(FedAvg):
         if not any(map(self.travels, names)):
             raise ValueError(f"none of the arrays is shared: {', '.join(names)}")
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the shared part."""
         self._model = arrays
         return super().configure_train(server_round, self.shared(arrays), config, grid)
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Send the shared part."""
         return super().configure_evaluate(server_round, self.shared(arrays), config, grid)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the shared part."""
         average, metrics = super().aggregate_train(server_round, replies)
         return None if average is None else ArrayRecord({**self._model, **average}), metrics
 
     def shared(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the shared part. Raises ``ValueError`` if there is none, or what else :meth:`check` refuses."""
+        """Return the shared part. Raises ``ValueError`` if there is none, or what else
+        :meth:`check` refuses.
+        """
         self.check(list(arrays))
         return ArrayRecord({name: array for name, array in arrays.items() if self.travels(name)})

@@ -1,6 +1,8 @@
-"""Fine-tuning, FedBN, sharing by name, FedBABU, FedALA, Fed-RoD, Per-FedAvg: reductions, references, what is scored.
+"""Fine-tuning, FedBN, sharing by name, FedBABU, FedALA, Fed-RoD, Per-FedAvg:
+reductions, references, what is scored.
 
-Momentum, weight decay and partial batches are on; two of three clients are drawn a round, and one fails in the second.
+Momentum, weight decay and partial batches are on; two of three clients are drawn a
+round, and one fails in the second.
 """
 
 import numpy as np
@@ -62,7 +64,12 @@ def normalised(seed):
     """Return a net with batch normalisation in it, for ``blobs``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+        return torch.nn.Sequential(
+            torch.nn.Flatten(),
+            torch.nn.Linear(4, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Linear(8, 3),
+        )
 
 
 def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
@@ -87,7 +94,9 @@ def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
 
     grid = ClientGrid(InlineGrid(to_client_app(client), 3), seed=1, clients_per_round=2)
     initial = {name: t.numpy() for name, t in build(11).state_dict().items()}
-    result = simulate(strategy, None, 3, initial, rounds, TRAIN, grid=grid, evaluate_config=ConfigRecord(TRAIN))
+    result = simulate(
+        strategy, None, 3, initial, rounds, TRAIN, grid=grid, evaluate_config=ConfigRecord(TRAIN)
+    )
     return arrays_of(result), stores, result
 
 
@@ -97,18 +106,34 @@ def assert_equal(found, wanted):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-# --- reductions to FedAvg, to the last bit ------------------------------------------------------------------------------
+# --- reductions to FedAvg, to the last bit --------------------------------------------
 
 REDUCTIONS = {
     "finetune": (lambda: Finetune(FinetuneOptions(epochs=3)), FinetuneClient, small_net),
     "finetune, nothing": (lambda: Finetune(FinetuneOptions(epochs=0)), FinetuneClient, small_net),
     "fedbn without normalisation": (lambda: FedBN([]), FedBNClient, small_net),
     "partial, all": (lambda: Partial(PartialOptions("*")), FilteredClient, small_net),
-    "partial, all of a normalised net": (lambda: Partial(PartialOptions("*")), FilteredClient, normalised),
-    "fedbabu without a head": (lambda: FedBABU(["none."], FedBABUOptions(0)), FedBABUClient, small_net),
-    "fedala with weights of one": (lambda: FedALA(FedALAOptions(layers=9, rate=0.0)), FedALAClient, small_net),
+    "partial, all of a normalised net": (
+        lambda: Partial(PartialOptions("*")),
+        FilteredClient,
+        normalised,
+    ),
+    "fedbabu without a head": (
+        lambda: FedBABU(["none."], FedBABUOptions(0)),
+        FedBABUClient,
+        small_net,
+    ),
+    "fedala with weights of one": (
+        lambda: FedALA(FedALAOptions(layers=9, rate=0.0)),
+        FedALAClient,
+        small_net,
+    ),
     "fedala without layers": (lambda: FedALA(FedALAOptions(layers=0)), FedALAClient, normalised),
-    "per-fedavg, alpha 0": (lambda: PerFedAvg(PerFedAvgOptions(alpha=0.0)), PerFedAvgClient, small_net),
+    "per-fedavg, alpha 0": (
+        lambda: PerFedAvg(PerFedAvgOptions(alpha=0.0)),
+        PerFedAvgClient,
+        small_net,
+    ),
     "per-fedavg, alpha 0, with differences": (
         lambda: PerFedAvg(PerFedAvgOptions(alpha=0.0, hessian="differences")),
         PerFedAvgClient,
@@ -120,17 +145,20 @@ SAME_SCORE = [name for name in REDUCTIONS if name != "finetune"]
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_it_is_fedavg_where_what_differs_is_taken_away(name, monkeypatch):
-    monkeypatch.setattr(PartialSharing, "check", lambda *_: None)  # which refuses to share everything
+    # which refuses to share everything
+    monkeypatch.setattr(PartialSharing, "check", lambda *_: None)
     make, kind, build = REDUCTIONS[name]
     head = ("none.",) if "without a head" in name else HEAD
     wanted, _, of_fedavg = run(FedAvg(), FedAvgClient, build=build)
     found, _, result = run(make(), kind, head=head, build=build)
     assert_equal(found, wanted)
     for number, metrics in of_fedavg.evaluate_metrics_clientapp.items():
-        assert (result.evaluate_metrics_clientapp[number]["loss"] == metrics["loss"]) == (name in SAME_SCORE), number
+        assert (result.evaluate_metrics_clientapp[number]["loss"] == metrics["loss"]) == (
+            name in SAME_SCORE
+        ), number
 
 
-# --- fine-tuning --------------------------------------------------------------------------------------------------------
+# --- fine-tuning ----------------------------------------------------------------------
 
 
 def test_finetune_scores_the_model_that_fedavgs_client_would_send_next():
@@ -145,21 +173,32 @@ def test_finetune_scores_the_model_that_fedavgs_client_would_send_next():
     assert loss == plain.evaluate(trained, config)[0]
     assert found["global-loss"] == plain.evaluate(sent, config)[0] != loss
     decayed, _, _ = FedAvgClient(small_net, data, 1).fit(sent, {**config, "local-epochs": 2})
-    assert client.evaluate(sent, {**config, "finetune-epochs": 2, "finetune-rate": 0.0})[0] == plain.evaluate(decayed, config)[0]
+    assert (
+        client.evaluate(sent, {**config, "finetune-epochs": 2, "finetune-rate": 0.0})[0]
+        == plain.evaluate(decayed, config)[0]
+    )
 
 
-# --- parts of a model ---------------------------------------------------------------------------------------------------
+# --- parts of a model -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "kind", "home"),
     [
-        (lambda: FedBN(["2.weight", "2.bias", "2.running_mean", "2.running_var", "2.num_batches_tracked"]), FedBNClient, "2."),
+        (
+            lambda: FedBN(
+                ["2.weight", "2.bias", "2.running_mean", "2.running_var", "2.num_batches_tracked"]
+            ),
+            FedBNClient,
+            "2.",
+        ),
         (lambda: Partial(PartialOptions("*", "3.*")), FilteredClient, "3."),
         (lambda: Partial(PartialOptions("1.*, 2.*")), FilteredClient, "3."),
     ],
 )
-def test_what_stays_home_is_in_no_message_and_differs_between_clients(make, kind, home, monkeypatch):
+def test_what_stays_home_is_in_no_message_and_differs_between_clients(
+    make, kind, home, monkeypatch
+):
     seen, deliver = set(), InlineGrid._answer
 
     def watch(self, message):
@@ -175,7 +214,9 @@ def test_what_stays_home_is_in_no_message_and_differs_between_clients(make, kind
     for name, array in final.items():
         assert np.array_equal(array, start[name].numpy()) == name.startswith(home), name
     kept = [stores[i].load("private", {}, before=False) for i in range(3)]
-    assert [a.shape for a in kept[0]] == [tuple(t.shape) for name, t in start.items() if name.startswith(home)]
+    assert [a.shape for a in kept[0]] == [
+        tuple(t.shape) for name, t in start.items() if name.startswith(home)
+    ]
     assert not np.array_equal(kept[0][0], kept[2][0])
 
 
@@ -184,7 +225,9 @@ def test_sharing_all_but_the_head_by_name_is_fedper():
     wanted, theirs, _ = run(PartialSharing(HEAD, "body"), PartialClient)
     assert_equal(found, wanted)
     for i in range(3):
-        for a, b in zip(mine[i].load("private", {}, False), theirs[i].load("private", {}, False), strict=True):
+        for a, b in zip(
+            mine[i].load("private", {}, False), theirs[i].load("private", {}, False), strict=True
+        ):
             np.testing.assert_array_equal(a, b)
 
 
@@ -211,20 +254,27 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
     for found, want in zip(after["all"], trained, strict=True):
         np.testing.assert_array_equal(found, want)
     changed = {
-        part: [not np.array_equal(a, b) for a, b in zip(now, [*body, *initial[2:]], strict=True)] for part, now in after.items()
+        part: [not np.array_equal(a, b) for a, b in zip(now, [*body, *initial[2:]], strict=True)]
+        for part, now in after.items()
     }
-    assert changed == {"all": [True] * 4, "head": [False, False, True, True], "body": [True, True, False, False]}
+    assert changed == {
+        "all": [True] * 4,
+        "head": [False, False, True, True],
+        "body": [True, True, False, False],
+    }
     loss, _, found = client.evaluate(body, {**config, "fedbabu-epochs": 3, "fedbabu-part": "all"})
     assert loss == plain.evaluate(trained, config)[0]
     assert found["global-loss"] == plain.evaluate([*body, *initial[2:]], config)[0]
 
 
-# --- FedALA -------------------------------------------------------------------------------------------------------------
+# --- FedALA ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "rate"), [(0, 0.5), (2, 0.5), (2, 30.0)])
 def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate):
-    """The reference descends in W by autograd, in the last layer; its start is what training starts from, and what is scored."""
+    """The reference descends in W by autograd, in the last layer; its start is what
+    training starts from, and what is scored.
+    """
     data = blobs(1)
     client = FedALAClient(small_net, data, 4)
     old, new = get_arrays(small_net(1)), get_arrays(small_net(2))
@@ -253,7 +303,9 @@ def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate
 
     for xs, ys in with_samples:
         for x, y in zip(xs.split(8), ys.split(8), strict=True):
-            loss = functional.cross_entropy(functional_call(net, dict(zip(names, mixed(), strict=True)), x.double()), y)
+            loss = functional.cross_entropy(
+                functional_call(net, dict(zip(names, mixed(), strict=True)), x.double()), y
+            )
             for v, g in zip(w, torch.autograd.grad(loss, w), strict=True):
                 v.data.sub_(rate * g).clamp_(0, 1)
     for found, want in zip(sent, mixed(), strict=True):
@@ -268,22 +320,37 @@ def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate
     client.store.save("fedala", [*old, *stored, np.array([count])], {})
     loss, _, found = client.evaluate([a.copy() for a in new], config)
     assert loss == pytest.approx(
-        FedAvgClient(small_net, data).evaluate([t.detach().float().numpy() for t in mixed()], config)[0], rel=1e-4
+        FedAvgClient(small_net, data).evaluate(
+            [t.detach().float().numpy() for t in mixed()], config
+        )[0],
+        rel=1e-4,
     )
-    assert found["global-loss"] == pytest.approx(FedAvgClient(small_net, data).evaluate(new, config)[0])
+    assert found["global-loss"] == pytest.approx(
+        FedAvgClient(small_net, data).evaluate(new, config)[0]
+    )
 
 
 def test_learning_fedalas_weights_leaves_running_statistics_as_received():
     client = FedALAClient(normalised, blobs(1), 4)
-    config = {**TRAIN, "fedala-layers": 2, "fedala-rate": 1.0, "fedala-samples": 0.8, "fedala-start-epochs": 2}
+    config = {
+        **TRAIN,
+        "fedala-layers": 2,
+        "fedala-rate": 1.0,
+        "fedala-samples": 0.8,
+        "fedala-start-epochs": 2,
+    }
     client.fit(get_arrays(normalised(1)), {**config, "server-round": 1})
     sent = get_arrays(normalised(2))
     client.evaluate(sent, {**config, "server-round": 1})
-    for name, found, want in zip(client.model.state_dict(), get_arrays(client.model), sent, strict=True):
-        assert np.array_equal(found, want) == (name not in ("2.weight", "2.bias", "3.weight", "3.bias")), name
+    for name, found, want in zip(
+        client.model.state_dict(), get_arrays(client.model), sent, strict=True
+    ):
+        assert np.array_equal(found, want) == (
+            name not in ("2.weight", "2.bias", "3.weight", "3.bias")
+        ), name
 
 
-# --- Fed-RoD ------------------------------------------------------------------------------------------------------------
+# --- Fed-RoD --------------------------------------------------------------------------
 
 
 class Balanced(FedAvgClient):
@@ -307,7 +374,8 @@ def test_fedrods_global_model_is_fedavgs_with_the_balanced_softmax():
 @pytest.mark.parametrize("build", [small_net, normalised])
 def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
     data = blobs(1)
-    there = data.train.y != 2  # one of three classes is not there: log 0 takes it out of the balanced softmax
+    # one of three classes is not there: log 0 takes it out of the balanced softmax
+    there = data.train.y != 2
     data = ClientData(Split(data.train.x[there], data.train.y[there]), data.validation, data.test)
     client = FedRoDClient(build, data, 4)
     client.model.head = HEAD
@@ -316,8 +384,14 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
     assert all(np.isfinite(a).all() for a in got)
     net = build(5)
     names = [name for name, _ in net.named_parameters()]
-    p = {name: t.detach().clone().requires_grad_() for name, t in net.named_parameters() if name.startswith("3.")}
-    optimiser = torch.optim.SGD([*net.parameters(), *p.values()], lr=0.05, momentum=0.9, weight_decay=1e-3)
+    p = {
+        name: t.detach().clone().requires_grad_()
+        for name, t in net.named_parameters()
+        if name.startswith("3.")
+    }
+    optimiser = torch.optim.SGD(
+        [*net.parameters(), *p.values()], lr=0.05, momentum=0.9, weight_decay=1e-3
+    )
     log_counts = torch.bincount(data.train.y, minlength=3).float().log()
     for x, y in client.batches(TrainOptions.from_config(config), config):
         optimiser.zero_grad()
@@ -325,23 +399,36 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
         g = net(x)
         body = net[:3](x).detach() if build is small_net else _with_batch_statistics(net, x)
         own = functional.linear(body, p["3.weight"], p["3.bias"])
-        (functional.cross_entropy(g + log_counts, y) + functional.cross_entropy(g.detach() + own, y)).backward()
+        (
+            functional.cross_entropy(g + log_counts, y)
+            + functional.cross_entropy(g.detach() + own, y)
+        ).backward()
         optimiser.step()
     for name, found in zip(net.state_dict(), got, strict=True):
-        np.testing.assert_allclose(found, net.state_dict()[name].numpy(), rtol=1e-3, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(
+            found, net.state_dict()[name].numpy(), rtol=1e-3, atol=2e-5, err_msg=name
+        )
     kept = client.store.load("fedrod", {}, before=False)
     for found, want in zip(kept, p.values(), strict=True):
         np.testing.assert_allclose(found, want.detach(), rtol=1e-3, atol=2e-5)
     assert names[-2:] == list(p)
     net.eval()
     with torch.no_grad():
-        outputs = net(data.test.x) + functional.linear(net[:3](data.test.x), p["3.weight"], p["3.bias"])
-        want, generic = (float(functional.cross_entropy(out, data.test.y)) for out in (outputs, net(data.test.x)))
+        outputs = net(data.test.x) + functional.linear(
+            net[:3](data.test.x), p["3.weight"], p["3.bias"]
+        )
+        want, generic = (
+            float(functional.cross_entropy(out, data.test.y)) for out in (outputs, net(data.test.x))
+        )
     loss, _, found = client.evaluate(got, config)
-    assert (loss, found["global-loss"]) == (pytest.approx(want, rel=1e-3), pytest.approx(generic, rel=1e-3))
+    assert (loss, found["global-loss"]) == (
+        pytest.approx(want, rel=1e-3),
+        pytest.approx(generic, rel=1e-3),
+    )
     other = FedRoDClient(build, data, 5)
     other.model.head = HEAD
-    assert other.evaluate(got, config)[0] == pytest.approx(generic, rel=1e-3)  # it never trained: the generic model
+    # it never trained: the generic model
+    assert other.evaluate(got, config)[0] == pytest.approx(generic, rel=1e-3)
 
 
 def _with_batch_statistics(net, x):
@@ -356,11 +443,13 @@ def test_fedrod_refuses_what_has_no_classes():
         client.fit(get_arrays(client.model), TRAIN)
 
 
-# --- Per-FedAvg ---------------------------------------------------------------------------------------------------------
+# --- Per-FedAvg -----------------------------------------------------------------------
 
 
 class Quadratic(PerFedAvgClient):
-    """The loss ``1/2 (w - t)' H (w - t)`` on all samples: its meta-gradient is ``(I - alpha H) H (I - alpha H) (w - t)``."""
+    """The loss ``1/2 (w - t)' H (w - t)`` on all samples: its meta-gradient is ``(I -
+    alpha H) H (I - alpha H) (w - t)``.
+    """
 
     H = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
     T = torch.tensor([1.0, -1.0])
@@ -381,9 +470,19 @@ class Vector(torch.nn.Module):
 def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
     data, alpha = blobs(1), 0.3
     client = Quadratic(Vector, data, 0)
-    config = {**TRAIN, "momentum": momentum, "weight-decay": 0.0, "per-fedavg-alpha": alpha, "per-fedavg-hessian": hessian}
+    config = {
+        **TRAIN,
+        "momentum": momentum,
+        "weight-decay": 0.0,
+        "per-fedavg-alpha": alpha,
+        "per-fedavg-hessian": hessian,
+    }
     (found,), _, _ = client.fit([np.float32([4.0, 3.0])], config)
-    w, velocity, shrink = torch.tensor([4.0, 3.0]), torch.zeros(2), torch.eye(2) - alpha * Quadratic.H
+    w, velocity, shrink = (
+        torch.tensor([4.0, 3.0]),
+        torch.zeros(2),
+        torch.eye(2) - alpha * Quadratic.H,
+    )
     for _ in range(10):
         meta = Quadratic.H @ shrink @ (w - Quadratic.T)
         velocity = momentum * velocity + (shrink @ meta if hessian == "differences" else meta)
@@ -395,14 +494,20 @@ def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
 def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps):
     data, sent = blobs(1), get_arrays(small_net(5))
     client = PerFedAvgClient(small_net, data, 0)
-    loss, _, found = client.evaluate(sent, {**TRAIN, "per-fedavg-alpha": 0.2, "per-fedavg-steps": steps})
+    loss, _, found = client.evaluate(
+        sent, {**TRAIN, "per-fedavg-alpha": 0.2, "per-fedavg-steps": steps}
+    )
     net = small_net(5)
     for _ in range(steps):
-        gradients = torch.autograd.grad(functional.cross_entropy(net(data.train.x), data.train.y), list(net.parameters()))
+        gradients = torch.autograd.grad(
+            functional.cross_entropy(net(data.train.x), data.train.y), list(net.parameters())
+        )
         for p, g in zip(net.parameters(), gradients, strict=True):
             p.data -= 0.2 * g
     with torch.no_grad():
-        assert loss == pytest.approx(float(functional.cross_entropy(net(data.test.x), data.test.y)), rel=1e-4)
+        assert loss == pytest.approx(
+            float(functional.cross_entropy(net(data.test.x), data.test.y)), rel=1e-4
+        )
     assert found["global-loss"] == FedAvgClient(small_net, data).evaluate(sent, TRAIN)[0]
     assert (loss == found["global-loss"]) == (steps == 0)
 
@@ -415,7 +520,9 @@ def test_per_fedavgs_two_gradients_of_a_step_are_of_different_mini_batches():
 
     batches = []
     client = Watched(small_net, blobs(1), 0)
-    client.fit(get_arrays(small_net(5)), {**TRAIN, "per-fedavg-alpha": 0.1, "per-fedavg-hessian": "none"})
+    client.fit(
+        get_arrays(small_net(5)), {**TRAIN, "per-fedavg-alpha": 0.1, "per-fedavg-hessian": "none"}
+    )
     assert len(batches) == 1 + 2 * 10
     inner, outer = batches[0::2][:-1], batches[1::2]  # the last adapted model is not used
     assert len(outer) == 10

@@ -1,4 +1,6 @@
-"""The clients of constrained problems alone: what they keep, what they send, torch losses over layers' balls."""
+"""The clients of constrained problems alone: what they keep, what they send, torch
+losses over layers' balls.
+"""
 
 import numpy as np
 import pytest
@@ -20,7 +22,14 @@ L1 = L1Ball((5,), 1.0)
 
 
 def numbers(variant="fedfw", t=1, **more):
-    base = {"etas": [2 / (t + 1)], "lambdas": [3.0], "rhos": [1.0], "lambda-0": 0.5, "num-clients": 4, "variant": variant}
+    base = {
+        "etas": [2 / (t + 1)],
+        "lambdas": [3.0],
+        "rhos": [1.0],
+        "lambda-0": 0.5,
+        "num-clients": 4,
+        "variant": variant,
+    }
     return {**base, "batch-size": 0, "stochastic": False, "server-round": t, "seed": 0, **more}
 
 
@@ -81,7 +90,9 @@ def test_local_steps_are_steps_with_the_same_x_bar():
 
 def test_averaged_gradients():
     """d <- (1 - rho) d + rho g, and the whole sample is the gradient itself."""
-    problem = ObjectiveProblem(LeastSquares(A, B), lambda rows: LeastSquares(2 * A[rows], 2 * B[rows]))
+    problem = ObjectiveProblem(
+        LeastSquares(A, B), lambda rows: LeastSquares(2 * A[rows], 2 * B[rows])
+    )
     one = client(problem=problem)
     one.fit([np.zeros(5)], numbers(stochastic=True, **{"batch-size": 2}))
     first = kept(one)[1]
@@ -99,10 +110,14 @@ def test_a_resumed_client_goes_on_from_the_round_before(tmp_path):
     for t in (1, 2, 3, 4):
         whole.fit([np.zeros(5)], numbers("fedfw-plus", t))
     for t in (1, 2, 3):
-        broken.fit([np.zeros(5)], numbers("fedfw-plus", t, **{"checkpoint-round": 2 if t > 2 else 0}))
+        broken.fit(
+            [np.zeros(5)], numbers("fedfw-plus", t, **{"checkpoint-round": 2 if t > 2 else 0})
+        )
     again = client(DiskStore(tmp_path, "b"))
     for t in (3, 4):
-        again.fit([np.zeros(5)], numbers("fedfw-plus", t, **{"first-round": 3, "checkpoint-round": 2}))
+        again.fit(
+            [np.zeros(5)], numbers("fedfw-plus", t, **{"first-round": 3, "checkpoint-round": 2})
+        )
     late = again.store.load("frank-wolfe", {"server-round": 4, "first-round": 3}, False)
     for ours, theirs in zip(kept(whole), late, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -110,7 +125,9 @@ def test_a_resumed_client_goes_on_from_the_round_before(tmp_path):
 
 def test_the_last_atom_of_an_iterative_oracle_is_kept():
     places = np.arange(20)
-    problem = ObjectiveProblem(MatrixCompletion(places // 5, places % 5, RNG.normal(size=20), (6, 5)))
+    problem = ObjectiveProblem(
+        MatrixCompletion(places // 5, places % 5, RNG.normal(size=20), (6, 5))
+    )
     one = client(problem=problem, domain=NuclearBall((6, 5), 2.0))
     arrays, _, _ = one.fit([np.zeros((6, 5), np.float32)], numbers())
     x, u, v = kept(one)
@@ -129,7 +146,7 @@ def test_a_kept_point_of_another_shape():
         client(store).fit([np.zeros(5)], numbers())
 
 
-# --- torch -----------------------------------------------------------------------------------------------------------
+# --- torch ----------------------------------------------------------------------------
 
 
 def test_a_torch_loss_is_a_function_of_one_row():
@@ -140,7 +157,10 @@ def test_a_torch_loss_is_a_function_of_one_row():
     for j in RNG.choice(len(x), 8, replace=False):
         step = np.zeros(len(x))
         step[j] = 1e-3
-        slope = (problem.value((x + step).astype(np.float64)) - problem.value((x - step).astype(np.float64))) / 2e-3
+        slope = (
+            problem.value((x + step).astype(np.float64))
+            - problem.value((x - step).astype(np.float64))
+        ) / 2e-3
         assert slope == pytest.approx(gradient[j], abs=2e-3)
     rows = np.arange(problem.num_examples)
     halves = [problem.batch_gradient(x, part) for part in np.array_split(rows, 2)]
@@ -152,7 +172,12 @@ def test_layers_in_balls_of_their_own():
     """A net whose layers are low rank and sparse learns blobs."""
     data = blobs(n=150)
     shapes = [tuple(p.shape) for p in small_net(0).parameters()]
-    balls = (NuclearBall(shapes[0], 6.0), L2Ball(shapes[1], 2.0), L1Ball(shapes[2], 20.0), L2Ball(shapes[3], 2.0))
+    balls = (
+        NuclearBall(shapes[0], 6.0),
+        L2Ball(shapes[1], 2.0),
+        L1Ball(shapes[2], 20.0),
+        L2Ball(shapes[3], 2.0),
+    )
     domain = Product(balls)
     one = FedFWClient(TorchProblem(small_net(0), data), domain)
     x_bar = domain.project(domain.join([p.detach().numpy() for p in small_net(2).parameters()]))

@@ -1,4 +1,6 @@
-"""Local under sampling: every client trains, and takes as many steps as a client of a sampled method on average."""
+"""Local under sampling: every client trains, and takes as many steps as a client of a
+sampled method on average.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ STEPS = 12  # 36 samples in batches of 7, the last of one sample, twice
 
 
 def run(rounds, a_round, clients=5, fails=lambda i, server_round: False, **config):
-    """Return the stores of the clients after ``rounds`` rounds in which another method would train ``a_round`` of them."""
+    """Return the stores of the clients after ``rounds`` rounds in which another method
+    would train ``a_round`` of them.
+    """
     stores = {}
 
     class Client(LocalClient):
@@ -44,7 +48,9 @@ def run(rounds, a_round, clients=5, fails=lambda i, server_round: False, **confi
 
 
 def alone(i, visits, **config):
-    """Return the model of a client that trains for so many rounds of a federated client on its own."""
+    """Return the model of a client that trains for so many rounds of a federated client
+    on its own.
+    """
     client = FedAvgClient(small_net, blobs(i), i)
     arrays = client.fresh_arrays("model", TRAIN, own=False)
     for visit in range(1, visits + 1):
@@ -52,23 +58,35 @@ def alone(i, visits, **config):
     return arrays
 
 
-@pytest.mark.parametrize(("rounds", "a_round", "visits"), [(10, 1, 2), (5, 2, 2), (3, 5, 3), (3, 0, 3)])
+@pytest.mark.parametrize(
+    ("rounds", "a_round", "visits"), [(10, 1, 2), (5, 2, 2), (3, 5, 3), (3, 0, 3)]
+)
 def test_training_in_shares_is_the_same_as_whole_rounds_of_training(rounds, a_round, visits):
-    """Ten fifths of a round of 12 steps (2, 2, 3, ... at a time), momentum and partial batches included, are two rounds."""
+    """Ten fifths of a round of 12 steps (2, 2, 3, ... at a time), momentum and partial
+    batches included, are two rounds.
+    """
     stores, _ = run(rounds, a_round)
     for i in range(5):
-        for found, want in zip(stores[i].load("model", {}, before=False), alone(i, visits), strict=True):
+        for found, want in zip(
+            stores[i].load("model", {}, before=False), alone(i, visits), strict=True
+        ):
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("a_round", "after"), [(1, [2, 4, 7, 9, 12, 14]), (2, [4, 9, 14, 19, 24, 28]), (5, [12, 24, 36, 48, 60, 72])]
+    ("a_round", "after"),
+    [(1, [2, 4, 7, 9, 12, 14]), (2, [4, 9, 14, 19, 24, 28]), (5, [12, 24, 36, 48, 60, 72])],
 )
 def test_after_t_rounds_every_client_has_taken_its_share_of_the_steps(a_round, after):
     for rounds, steps in enumerate(after, 1):
         stores, result = run(rounds, a_round)
-        assert [int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()] == [steps] * 5
-    assert result.evaluate_metrics_clientapp[1]["accuracy"] > result.evaluate_metrics_clientapp[1]["global-accuracy"]
+        assert [
+            int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()
+        ] == [steps] * 5
+    assert (
+        result.evaluate_metrics_clientapp[1]["accuracy"]
+        > result.evaluate_metrics_clientapp[1]["global-accuracy"]
+    )
 
 
 def test_what_counts_as_a_step_is_a_step(monkeypatch):
@@ -79,12 +97,18 @@ def test_what_counts_as_a_step_is_a_step(monkeypatch):
 
 
 def test_a_share_of_less_than_a_step_is_carried_over():
-    stores, result = run(3, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})  # two steps a visit
-    assert all(store.load("progress", {}, before=False)[0].tolist() == pytest.approx([0.2, 0]) for store in stores.values())
+    # two steps a visit
+    stores, result = run(3, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})
+    assert all(
+        store.load("progress", {}, before=False)[0].tolist() == pytest.approx([0.2, 0])
+        for store in stores.values()
+    )
     assert all("loss" not in metrics for metrics in result.train_metrics_clientapp.values())
     stores, result = run(8, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})
     assert {int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()} == {1}
-    assert ["loss" in metrics for metrics in result.train_metrics_clientapp.values()] == [False] * 7 + [True]
+    assert ["loss" in metrics for metrics in result.train_metrics_clientapp.values()] == [
+        False
+    ] * 7 + [True]
 
 
 def test_a_client_that_is_out_of_reach_misses_its_share_of_that_round_only():

@@ -1,4 +1,6 @@
-"""Personal methods and SCAFFOLD: closed-form fixed points on two quadratics, exact reductions, what stays with the client."""
+"""Personal methods and SCAFFOLD: closed-form fixed points on two quadratics, exact
+reductions, what stays with the client.
+"""
 
 import numpy as np
 import pytest
@@ -62,12 +64,25 @@ def run_quadratics(strategy, kind, rounds, epochs, grid=None, **config):
 
     settings = {**CONFIG, "local-epochs": epochs, **config}
     wrap = grid and (lambda app: ClientGrid(InlineGrid(app, 2), seed=1, clients_per_round=1))
-    inner = wrap(to_client_app(lambda c: client(int(c.node_config["partition-id"]), c))) if wrap else None
-    result = simulate(strategy, client, 2, {"w": np.float32([5.0])}, rounds, settings, grid=inner, evaluate_every=0)
+    inner = (
+        wrap(to_client_app(lambda c: client(int(c.node_config["partition-id"]), c)))
+        if wrap
+        else None
+    )
+    result = simulate(
+        strategy,
+        client,
+        2,
+        {"w": np.float32([5.0])},
+        rounds,
+        settings,
+        grid=inner,
+        evaluate_every=0,
+    )
     return arrays_of(result)["w"][0], stores
 
 
-# --- SCAFFOLD ---------------------------------------------------------------------------------------------------------
+# --- SCAFFOLD -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -77,7 +92,9 @@ def test_scaffold_reaches_the_optimum_where_fedavg_is_biased(momentum):
     found, stores = run_quadratics(Scaffold(), ScaffoldClient, 150, 10, momentum=momentum)
     assert found == pytest.approx(OPTIMUM, abs=1e-4)
     for i in range(2):  # at the optimum the variates are the gradients there
-        assert stores[i].load("control", {}, before=False)[0] == pytest.approx(CURVATURE[i] * (OPTIMUM - TARGET[i]), abs=1e-2)
+        assert stores[i].load("control", {}, before=False)[0] == pytest.approx(
+            CURVATURE[i] * (OPTIMUM - TARGET[i]), abs=1e-2
+        )
 
 
 def test_scaffold_reaches_the_optimum_with_one_client_a_round():
@@ -95,23 +112,31 @@ def test_the_first_step_of_scaffold_is_fedavgs_and_the_server_rate_scales_it():
     assert half == pytest.approx((5 + one) / 2)
 
 
-# --- fixed points of personal models -----------------------------------------------------------------------------------
+# --- fixed points of personal models --------------------------------------------------
 
 
 @pytest.mark.parametrize("mu", [0.5, 5.0])
 def test_dittos_personal_models_reach_their_fixed_point(mu):
-    """w goes to the optimum (one step a round); v minimises h/2 (v - t)^2 + mu/2 (v - w)^2."""
+    """w goes to the optimum (one step a round); v minimises h/2 (v - t)^2 + mu/2 (v -
+    w)^2.
+    """
     found, stores = run_quadratics(Ditto(DittoOptions(mu, 10)), DittoClient, 120, 1)
     assert found == pytest.approx(OPTIMUM, abs=1e-4)
     for i, (h, t) in enumerate(zip(CURVATURE, TARGET, strict=True)):
-        assert stores[i].load("ditto", {}, before=False)[0][0] == pytest.approx((h * t + mu * OPTIMUM) / (h + mu), abs=1e-4)
+        assert stores[i].load("ditto", {}, before=False)[0][0] == pytest.approx(
+            (h * t + mu * OPTIMUM) / (h + mu), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize(("lambda_", "beta"), [(2.0, 1.0), (15.0, 0.5)])
 def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta):
-    """The envelope of h/2 (w - t)^2 has the curvature h lambda / (h + lambda); theta = (h t + lambda w) / (h + lambda)."""
+    """The envelope of h/2 (w - t)^2 has the curvature h lambda / (h + lambda); theta =
+    (h t + lambda w) / (h + lambda).
+    """
     strategy = PFedMe(PFedMeOptions(lambda_, 60, 0.9 / lambda_, beta))
-    found, stores = run_quadratics(strategy, PFedMeClient, 100, 60, **{"learning-rate": 1 / (10 + lambda_)})
+    found, stores = run_quadratics(
+        strategy, PFedMeClient, 100, 60, **{"learning-rate": 1 / (10 + lambda_)}
+    )
     weights = [h * lambda_ / (h + lambda_) for h in CURVATURE]
     want = sum(c * t for c, t in zip(weights, TARGET, strict=True)) / sum(weights)
     assert found == pytest.approx(want, abs=1e-4)
@@ -122,7 +147,9 @@ def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta):
 
 
 def test_apfls_mixture_reaches_the_clients_own_optimum_beside_the_global_one():
-    found, stores = run_quadratics(APFL(APFLOptions(0.5)), APFLClient, 400, 1, **{"learning-rate": 0.1})
+    found, stores = run_quadratics(
+        APFL(APFLOptions(0.5)), APFLClient, 400, 1, **{"learning-rate": 0.1}
+    )
     assert found == pytest.approx(OPTIMUM, abs=1e-4)
     for i, t in enumerate(TARGET):
         v, alpha = stores[i].load("apfl", {}, before=False)
@@ -132,12 +159,21 @@ def test_apfls_mixture_reaches_the_clients_own_optimum_beside_the_global_one():
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
-    """The first step from w = 5 and v = 3 at alpha = 0.5 on h/2 (x - t)^2: the slope is (v - w) h (mixture - t)."""
+    """The first step from w = 5 and v = 3 at alpha = 0.5 on h/2 (x - t)^2: the slope is
+    (v - w) h (mixture - t).
+    """
     store = MessageStore(RecordDict())
     store.save("apfl", [np.float32([3.0]), np.array([0.5])], {})
     client = quadratic(APFLClient, 1, store)
     client.fit(
-        [np.float32([5.0])], {**CONFIG, "local-epochs": steps, "apfl-alpha": 0.1, "apfl-adaptive": True, "learning-rate": 0.001}
+        [np.float32([5.0])],
+        {
+            **CONFIG,
+            "local-epochs": steps,
+            "apfl-alpha": 0.1,
+            "apfl-adaptive": True,
+            "learning-rate": 0.001,
+        },
     )
     v, alpha = store.load("apfl", {}, before=False)
     gradient = 10 * (4.0 - 1.0)
@@ -145,7 +181,7 @@ def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
     assert (v[0] == pytest.approx(3 - 0.001 * 0.5 * gradient)) == (steps == 1)
 
 
-# --- reductions, on a net ---------------------------------------------------------------------------------------------
+# --- reductions, on a net -------------------------------------------------------------
 
 
 def train_nets(strategy, kind, rounds=3, head=("3.",)):
@@ -173,12 +209,18 @@ def assert_equal(a, b):
 
 def test_the_global_models_of_ditto_and_apfl_are_fedavgs():
     want, _, _ = train_nets(FedAvg(), FedAvgClient)
-    for strategy, kind in ((Ditto(), DittoClient), (APFL(), APFLClient), (APFL(APFLOptions(0.0)), APFLClient)):
+    for strategy, kind in (
+        (Ditto(), DittoClient),
+        (APFL(), APFLClient),
+        (APFL(APFLOptions(0.0)), APFLClient),
+    ):
         assert_equal(train_nets(strategy, kind)[0].values(), want.values())
 
 
 def test_without_a_pull_ditto_is_local_training_and_with_alpha_one_so_is_apfl(monkeypatch):
-    """Local starts from the run's initialisation, which all these clients are sent in the first round."""
+    """Local starts from the run's initialisation, which all these clients are sent in
+    the first round.
+    """
     start = [t.numpy() for t in small_net(11).state_dict().values()]
     monkeypatch.setattr(LocalClient, "fresh_arrays", lambda self, *_, **__: start)
     _, local, _ = train_nets(Local(), LocalClient)
@@ -206,8 +248,12 @@ def test_the_personal_model_is_what_is_scored():
     client = DittoClient(small_net, blobs(1, shift=0.2), 1, stores[1])
     sent = [t.numpy() for t in small_net(4).state_dict().values()]
     found = client.evaluate(sent, TRAIN)[2]
-    assert found["loss"] == pytest.approx(FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(own, TRAIN)[0])
-    assert found["global-loss"] == pytest.approx(FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(sent, TRAIN)[0])
+    assert found["loss"] == pytest.approx(
+        FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(own, TRAIN)[0]
+    )
+    assert found["global-loss"] == pytest.approx(
+        FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(sent, TRAIN)[0]
+    )
 
 
 KEPT = {
@@ -222,7 +268,9 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_client_keeps_is_in_no_message(name, monkeypatch):
-    """Every array of every message, in both directions, is compared with everything that any client kept."""
+    """Every array of every message, in both directions, is compared with everything
+    that any client kept.
+    """
     kept, travelled = set(), []
     save, deliver = MessageStore.save, InlineGrid._answer
 
@@ -234,9 +282,15 @@ def test_what_a_client_keeps_is_in_no_message(name, monkeypatch):
         reply = deliver(self, message)
         assert not reply.has_error()
         for content in (message.content, reply.content):
-            travelled.extend(a.numpy().tobytes() for r in content.array_records.values() for a in r.values())
+            travelled.extend(
+                a.numpy().tobytes() for r in content.array_records.values() for a in r.values()
+            )
             if message.metadata.message_type == "train":
-                assert all(isinstance(v, int | float) for r in content.metric_records.values() for v in r.values())
+                assert all(
+                    isinstance(v, int | float)
+                    for r in content.metric_records.values()
+                    for v in r.values()
+                )
         return reply
 
     monkeypatch.setattr(MessageStore, "save", note)
@@ -247,7 +301,7 @@ def test_what_a_client_keeps_is_in_no_message(name, monkeypatch):
     assert not kept.intersection(travelled)
 
 
-# --- one part shared --------------------------------------------------------------------------------------------------
+# --- one part shared ------------------------------------------------------------------
 
 PARTIAL = {
     "fedper": (lambda: PartialSharing(["3."], "body"), PartialClient, False),
@@ -265,14 +319,20 @@ def test_the_personal_part_never_travels_in_any_message(name, monkeypatch):
     def watch(self, message):
         reply = deliver(self, message)
         for content in (message.content, reply.content):
-            seen.extend(array for record in content.values() if isinstance(record, ArrayRecord) for array in record)
+            seen.extend(
+                array
+                for record in content.values()
+                if isinstance(record, ArrayRecord)
+                for array in record
+            )
         return reply
 
     monkeypatch.setattr(InlineGrid, "_answer", watch)
     final, stores, result = train_nets(make(), kind)
     assert set(seen) == ({"3.weight", "3.bias"} if head_travels else {"1.weight", "1.bias"})
     start = small_net(11).state_dict()
-    for array_name, values in final.items():  # the run's model keeps, of what stays with clients, what it started with
+    # the run's model keeps, of what stays with clients, what it started with
+    for array_name, values in final.items():
         assert np.array_equal(values, start[array_name].numpy()) == (array_name not in seen)
     kept = [stores[i].load("private", {}, before=False) for i in range(3)]
     assert not np.array_equal(kept[0][0], kept[1][0])
@@ -280,7 +340,9 @@ def test_the_personal_part_never_travels_in_any_message(name, monkeypatch):
 
 
 def test_a_body_shared_by_clients_without_a_head_of_their_own_is_fedavg():
-    """A head that nobody has: everything is shared. The server refuses it, so the check is made to pass."""
+    """A head that nobody has: everything is shared. The server refuses it, so the check
+    is made to pass.
+    """
     want, _, _ = train_nets(FedAvg(), FedAvgClient)
 
     class Everything(PartialSharing):
@@ -299,7 +361,9 @@ def test_fedrep_trains_the_head_first_and_then_the_body():
         def train(self, config):
             before = {n: t.clone() for n, t in self.model.state_dict().items()}
             loss = super().train(config)
-            phases.append({n for n, t in self.model.state_dict().items() if not torch.equal(t, before[n])})
+            phases.append(
+                {n for n, t in self.model.state_dict().items() if not torch.equal(t, before[n])}
+            )
             return loss
 
     train_nets(FedRep(["3."]), Watched, rounds=1)
@@ -308,7 +372,10 @@ def test_fedrep_trains_the_head_first_and_then_the_body():
 
 
 def test_a_model_without_the_parts_is_refused():
-    with pytest.raises(ValueError, match=r"0 of 4 .* choose a model with a body and a head, or a head among the layers 1, 3$"):
+    with pytest.raises(
+        ValueError,
+        match=r"0 of 4 .* choose a model with a body and a head, or a head among the layers 1, 3$",
+    ):
         train_nets(PartialSharing(["nowhere."], "head"), PartialClient)
     with pytest.raises(ValueError, match="has no head"):
         PartialClient(small_net, blobs()).head()
@@ -317,7 +384,14 @@ def test_a_model_without_the_parts_is_refused():
 def test_what_another_architecture_left_is_refused_and_not_overwritten():
     wide = [t.numpy() for t in small_net(0, hidden=9).state_dict().values()]
     sent = [t.numpy() for t in small_net(0).state_dict().values()]
-    config = {**TRAIN, "ditto-mu": 1.0, "ditto-epochs": 1, "apfl-alpha": 0.3, "apfl-adaptive": False, "share": "body"}
+    config = {
+        **TRAIN,
+        "ditto-mu": 1.0,
+        "ditto-epochs": 1,
+        "apfl-alpha": 0.3,
+        "apfl-adaptive": False,
+        "share": "body",
+    }
     config |= {"pfedme-lambda": 15.0, "pfedme-inner-steps": 5, "pfedme-rate": 0.0}
     for kind, name, left in (
         (DittoClient, "ditto", wide),

@@ -1,4 +1,6 @@
-"""Exams of pFedMe's client: the paper's Algorithm 1, one mini-batch for all inner steps, and the form that costs what FedAvg costs."""
+"""Exams of pFedMe's client: the paper's Algorithm 1, one mini-batch for all inner
+steps, and the form that costs what FedAvg costs.
+"""
 
 import numpy as np
 import pytest
@@ -12,14 +14,24 @@ from clients.pfedme import repeated
 from tests.helpers import blobs, small_net
 
 CONFIG = {
-    "learning-rate": 0.05, "lr-decay": 1.0, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 14, "local-epochs": 2, "seed": 3,
-    "pfedme-lambda": 8.0, "pfedme-inner-steps": 3, "pfedme-rate": 0.1,
-}  # fmt: skip
+    "learning-rate": 0.05,
+    "lr-decay": 1.0,
+    "momentum": 0.0,
+    "weight-decay": 0.0,
+    "batch-size": 14,
+    "local-epochs": 2,
+    "seed": 3,
+    "pfedme-lambda": 8.0,
+    "pfedme-inner-steps": 3,
+    "pfedme-rate": 0.1,
+}
 
 
 @pytest.mark.parametrize("batches", ["same", "next"])
 def test_a_round_is_algorithm_1(batches):
-    """In double precision, by autograd, on partial batches: theta goes on from mini-batch to mini-batch, w follows it."""
+    """In double precision, by autograd, on partial batches: theta goes on from
+    mini-batch to mini-batch, w follows it.
+    """
     config, net = {**CONFIG, "pfedme-batches": batches}, small_net(5).double()
     client, sent = PFedMeClient(small_net, blobs(1), 4), get_arrays(small_net(5))
     received, _, metrics = client.fit(sent, config)
@@ -31,14 +43,20 @@ def test_a_round_is_algorithm_1(batches):
     total = seen = 0.0
     for i, (x, y) in enumerate(steps):
         leaves = [t.requires_grad_() for t in theta]
-        loss = functional.cross_entropy(functional_call(net, dict(zip(names, leaves, strict=True)), x.double()), y)
+        loss = functional.cross_entropy(
+            functional_call(net, dict(zip(names, leaves, strict=True)), x.double()), y
+        )
         gradients = torch.autograd.grad(loss, leaves)
         with torch.no_grad():
-            theta = [t - 0.05 * (g + 8.0 * (t - b)) for t, g, b in zip(theta, gradients, w, strict=True)]
+            theta = [
+                t - 0.05 * (g + 8.0 * (t - b)) for t, g, b in zip(theta, gradients, w, strict=True)
+            ]
             if (i + 1) % 3 == 0 or i + 1 == len(steps):
                 w = [b - 0.1 * 8.0 * (b - t) for b, t in zip(w, theta, strict=True)]
         total, seen = total + float(loss.detach()) * len(y), seen + len(y)
-    for got, want in zip(received + client.store.load("pfedme", config, before=False), w + theta, strict=True):
+    for got, want in zip(
+        received + client.store.load("pfedme", config, before=False), w + theta, strict=True
+    ):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=5e-6)
     assert metrics["loss"] == pytest.approx(total / seen, rel=1e-4)
 
@@ -46,7 +64,12 @@ def test_a_round_is_algorithm_1(batches):
 @pytest.mark.parametrize("n", [3, 8, 11])
 def test_repeated_mini_batches_are_cut_where_the_plain_ones_are(n):
     x = torch.arange(n)
-    parts = [part for x_, y in repeated(iter([(x, x)]), 4, 3) for part in x_.split(4) if torch.equal(x_, y)]
+    parts = [
+        part
+        for x_, y in repeated(iter([(x, x)]), 4, 3)
+        for part in x_.split(4)
+        if torch.equal(x_, y)
+    ]
     want = [part for part in x.split(4) for _ in range(3)]
     assert len(parts) == len(want)
     assert all(torch.equal(a, b) for a, b in zip(parts, want, strict=True))

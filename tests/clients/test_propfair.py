@@ -40,7 +40,10 @@ def test_a_large_m_with_as_large_a_learning_rate_is_fedavg():
     data, config = blobs(), {"momentum": 0.0, "weight-decay": 0.0, "local-epochs": 3}
     sent = get_arrays(small_net(1))
     plain, _, metrics = FedAvgClient(small_net, data).fit(sent, {**config, "learning-rate": 0.05})
-    scaled, _, others = PropFairClient(small_net, data).fit(sent, {**config, "learning-rate": 0.05e5, "propfair-m": 1e5})
+    scaled, _, others = PropFairClient(small_net, data).fit(
+        sent, {**config, "learning-rate": 0.05e5, "propfair-m": 1e5}
+    )
     for a, b in zip(plain, scaled, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
-    assert others["loss"] == pytest.approx(metrics["loss"], rel=1e-3)  # what is reported is the loss itself
+    # what is reported is the loss itself
+    assert others["loss"] == pytest.approx(metrics["loss"], rel=1e-3)

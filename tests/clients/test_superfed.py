@@ -1,4 +1,6 @@
-"""Exams of SuPerFed's client: reductions, gradients against autograd, and what leaves the client."""
+"""Exams of SuPerFed's client: reductions, gradients against autograd, and what leaves
+the client.
+"""
 
 import math
 
@@ -25,7 +27,16 @@ def superfed(i, _, kind=SuPerFedClient):
 
 
 def fedavg():
-    return arrays_of(simulate(FedAvg(), lambda i, _: FedAvgClient(small_net, blobs(seed=i, shift=i), i), 3, INITIAL, 4, CONFIG))
+    return arrays_of(
+        simulate(
+            FedAvg(),
+            lambda i, _: FedAvgClient(small_net, blobs(seed=i, shift=i), i),
+            3,
+            INITIAL,
+            4,
+            CONFIG,
+        )
+    )
 
 
 class AtZero(SuPerFedClient):
@@ -35,9 +46,13 @@ class AtZero(SuPerFedClient):
 
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
-    """start = 1: never mixes. start = 0: the mixing code itself, with every lambda drawn as 0."""
+    """start = 1: never mixes. start = 0: the mixing code itself, with every lambda
+    drawn as 0.
+    """
     strategy = SuPerFed(SuPerFedOptions(mu=0.0, nu=0.0, start=start))
-    result = arrays_of(simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG))
+    result = arrays_of(
+        simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG)
+    )
     for name, want in fedavg().items():
         np.testing.assert_array_equal(result[name], want)
 
@@ -49,19 +64,28 @@ def test_mu_alone_is_fedprox():
     strategy = SuPerFed(SuPerFedOptions(mu=0.3, nu=0.0, start=0.0))
     got = arrays_of(simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG))
     clients = [FedProxClient(small_net, blobs(seed=i, shift=i), i) for i in range(3)]
-    want = arrays_of(simulate(FedProx(FedProxOptions(0.3)), lambda i, _: clients[i], 3, INITIAL, 4, CONFIG))
+    want = arrays_of(
+        simulate(FedProx(FedProxOptions(0.3)), lambda i, _: clients[i], 3, INITIAL, 4, CONFIG)
+    )
     for name in INITIAL:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=1e-7)
 
 
-LAMBDAS = {"model": [0.3, 0.3], "layer": [0.9, 0.1], "close to the ends": [0.0004, 0.9997], "at the ends": [0.0, 1.0]}
+LAMBDAS = {
+    "model": [0.3, 0.3],
+    "layer": [0.9, 0.1],
+    "close to the ends": [0.0004, 0.9997],
+    "at the ends": [0.0, 1.0],
+}
 
 
 @pytest.mark.parametrize("lambdas", LAMBDAS.values(), ids=LAMBDAS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale):
-    """Partial batches; theta_l goes on where the first round left it, momentum starts anew; the scale is of the loss alone."""
+    """Partial batches; theta_l goes on where the first round left it, momentum starts
+    anew; the scale is of the loss alone.
+    """
     mu, nu, rate = 0.7, 1.3, 0.05
 
     class Fixed(SuPerFedClient):
@@ -70,21 +94,44 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale)
             return lambda: lambdas
 
     data = blobs(seed=1)
-    options = {"learning-rate": rate, "momentum": momentum, "weight-decay": 0.01, "local-epochs": 2, "batch-size": 14}
-    config = {**options, "proximal-mu": mu, "superfed-nu": nu, "superfed-mixing": "layer", "lr-decay": 1.0}
+    options = {
+        "learning-rate": rate,
+        "momentum": momentum,
+        "weight-decay": 0.01,
+        "local-epochs": 2,
+        "batch-size": 14,
+    }
+    config = {
+        **options,
+        "proximal-mu": mu,
+        "superfed-nu": nu,
+        "superfed-mixing": "layer",
+        "lr-decay": 1.0,
+    }
     config |= {"superfed-step-scale": scale}
     client = Fixed(small_net, data, 4)
     sent, net = get_arrays(small_net(5)), small_net(5).double()
     names = [name for name, _ in net.named_parameters()]
     own = client.fresh_arrays("personal", config, own=True)
-    p = {name: torch.tensor(a, dtype=torch.float64).requires_grad_() for name, a in zip(names, own, strict=True)}
+    p = {
+        name: torch.tensor(a, dtype=torch.float64).requires_grad_()
+        for name, a in zip(names, own, strict=True)
+    }
     weight = {name: lambdas[0] if name.startswith("1.") else lambdas[1] for name in names}
     for server_round in (1, 2):
-        received, _, _ = client.fit([a.copy() for a in sent], {**config, "server-round": server_round})
-        start = {name: torch.tensor(a, dtype=torch.float64) for name, a in zip(names, sent, strict=True)}
+        received, _, _ = client.fit(
+            [a.copy() for a in sent], {**config, "server-round": server_round}
+        )
+        start = {
+            name: torch.tensor(a, dtype=torch.float64) for name, a in zip(names, sent, strict=True)
+        }
         f = {name: t.clone().requires_grad_() for name, t in start.items()}
-        optimiser = torch.optim.SGD([*f.values(), *p.values()], lr=rate, momentum=momentum, weight_decay=0.01)
-        for x, y in client.batches(TrainOptions.from_config(config), {**config, "server-round": server_round}):
+        optimiser = torch.optim.SGD(
+            [*f.values(), *p.values()], lr=rate, momentum=momentum, weight_decay=0.01
+        )
+        for x, y in client.batches(
+            TrainOptions.from_config(config), {**config, "server-round": server_round}
+        ):
             mixed = {name: (1 - weight[name]) * f[name] + weight[name] * p[name] for name in names}
             flat_f, flat_p = (torch.cat([t.reshape(-1) for t in side.values()]) for side in (f, p))
             prox = sum(((f[n] - start[n]) ** 2).sum() for n in names)
@@ -119,12 +166,28 @@ def test_the_personal_model_never_leaves_and_persists():
         return SuPerFedClient(small_net, blobs(seed=i), i, MessageStore(context.state))
 
     kept = []
-    remember = lambda now: kept.append([c.state["store.personal"]["0"].numpy().copy() for c in grid.contexts.values()])  # noqa: E731
-    simulate(SuPerFed(SuPerFedOptions(start=0.0)), None, 3, INITIAL, 3, CONFIG, grid=grid, callbacks=[remember])
+    remember = lambda now: kept.append(
+        [c.state["store.personal"]["0"].numpy().copy() for c in grid.contexts.values()]
+    )
+    simulate(
+        SuPerFed(SuPerFedOptions(start=0.0)),
+        None,
+        3,
+        INITIAL,
+        3,
+        CONFIG,
+        grid=grid,
+        callbacks=[remember],
+    )
     personal = [array for round_ in kept for array in round_]
     assert not np.array_equal(kept[0][0], kept[0][1])  # own initialisations
     assert not np.array_equal(kept[0][0], kept[2][0])  # trained further each round
-    arrays = [a.numpy() for m in messages for record in m.content.array_records.values() for a in record.values()]
+    arrays = [
+        a.numpy()
+        for m in messages
+        for record in m.content.array_records.values()
+        for a in record.values()
+    ]
     assert len(arrays) > 40
     assert not any(a.shape == p.shape and np.allclose(a, p) for a in arrays for p in personal)
 
@@ -139,7 +202,9 @@ def test_before_the_start_round_nothing_is_mixed():
 
 
 def test_evaluation_chooses_lambda_on_validation_only():
-    """Two models right on opposite labels: validation prefers one end, the test set the other."""
+    """Two models right on opposite labels: validation prefers one end, the test set the
+    other.
+    """
     data = blobs(seed=2, n=200)
     sent = get_arrays(train_net(data.train))
     client = SuPerFedClient(small_net, data, 0)
@@ -152,7 +217,11 @@ def test_evaluation_chooses_lambda_on_validation_only():
     assert metrics["global-accuracy"] == metrics["lambda-accuracy"][0]
     assert metrics["half-accuracy"] == metrics["lambda-accuracy"][5]
     assert metrics["oracle-accuracy"] == max(metrics["lambda-accuracy"])
-    flipped = SuPerFedClient(small_net, type(data)(data.train, type(data.test)(data.test.x, 2 - data.test.y), data.test), 0)
+    flipped = SuPerFedClient(
+        small_net,
+        type(data)(data.train, type(data.test)(data.test.x, 2 - data.test.y), data.test),
+        0,
+    )
     flipped.store = client.store
     _, _, other = flipped.evaluate(sent, {"server-round": 1})
     assert other["lambda"] != metrics["lambda"]  # the choice follows validation labels
@@ -162,8 +231,10 @@ def test_evaluation_chooses_lambda_on_validation_only():
 @pytest.mark.parametrize(
     ("accuracies", "losses", "chosen"),
     [
-        ([0.6] * 7 + [0.5] + [0.6] * 3, [2.0] * 7 + [1.0] + [2.0] * 3, 0.7),  # the lowest loss, though less often right
-        ([0.5] * 4 + [0.6] + [0.5] * 6, [2.0] * 4 + [1.0, 1.0] + [2.0] * 5, 0.4),  # of two, that which is more often right
+        # the lowest loss, though less often right
+        ([0.6] * 7 + [0.5] + [0.6] * 3, [2.0] * 7 + [1.0] + [2.0] * 3, 0.7),
+        # of two, that which is more often right
+        ([0.5] * 4 + [0.6] + [0.5] * 6, [2.0] * 4 + [1.0, 1.0] + [2.0] * 5, 0.4),
         ([0.5] * 5 + [0.6] + [0.5] * 5, [2.0] * 4 + [1.0, 1.0] + [2.0] * 5, 0.5),
         ([0.5] * 11, [1.0] * 11, 0.0),  # a tie in both: as federated as can be
         ([0.5] * 11, [math.nan, math.inf, *[2.0] * 8, 1.0], 1.0),  # a mixture that diverged is none
@@ -178,7 +249,9 @@ def test_lambda_is_chosen_by_loss_then_accuracy_on_validation(accuracies, losses
         calls.append(split)
         return {"accuracy": accuracies[len(calls) - 1], "loss": losses[len(calls) - 1]}
 
-    client = SuPerFedClient(small_net, data, 0, objective=Objective(functional.cross_entropy, score))
+    client = SuPerFedClient(
+        small_net, data, 0, objective=Objective(functional.cross_entropy, score)
+    )
     assert client.evaluate(list(INITIAL.values()), CONFIG)[2]["lambda"] == chosen
     assert len(calls) == 11
 
@@ -211,15 +284,31 @@ def test_an_evaluation_is_the_same_with_the_first_layer_computed_once(monkeypatc
 
 
 def test_one_lambda_for_all_is_chosen_on_validation_and_scored_on_test():
-    """Two clients by hand: their validation losses, weighted by samples, are least at the second; test scores do not matter."""
-    one = {"lambda-grid": [0.0, 0.5, 1.0], "lambda-accuracy": [0.9, 0.5, 0.8], "lambda-validation-loss": [1.0, 2.0, 3.0]}
+    """Two clients by hand: their validation losses, weighted by samples, are least at
+    the second; test scores do not matter.
+    """
+    one = {
+        "lambda-grid": [0.0, 0.5, 1.0],
+        "lambda-accuracy": [0.9, 0.5, 0.8],
+        "lambda-validation-loss": [1.0, 2.0, 3.0],
+    }
     two = {**one, "lambda-accuracy": [0.9, 0.7, 0.8], "lambda-validation-loss": [3.0, 1.0, 2.0]}
     few, many = {**one, "validation-samples": 10}, {**two, "validation-samples": 30}
     assert one_for_all([few, many]) == {"pooled-accuracy": pytest.approx(0.6), "pooled-lambda": 0.5}
     assert one_for_all([{**few, "validation-samples": 90}, many])["pooled-lambda"] == 0.0
-    strange = [{}, {**few, "lambda-accuracy": [0.9]}, {**few, "lambda-validation-loss": [0.0, float("nan"), 0.0]}]
-    strange += [{**few, "validation-samples": -5}, {**few, "lambda-grid": 3.0}, {**few, "validation-samples": [1]}]
-    assert one_for_all([few, many, *strange, {**few, "lambda-grid": [0.0, 0.1, 0.2]}]) == one_for_all([few, many])
+    strange = [
+        {},
+        {**few, "lambda-accuracy": [0.9]},
+        {**few, "lambda-validation-loss": [0.0, float("nan"), 0.0]},
+    ]
+    strange += [
+        {**few, "validation-samples": -5},
+        {**few, "lambda-grid": 3.0},
+        {**few, "validation-samples": [1]},
+    ]
+    assert one_for_all(
+        [few, many, *strange, {**few, "lambda-grid": [0.0, 0.1, 0.2]}]
+    ) == one_for_all([few, many])
     assert one_for_all(strange) == {}
 
 
@@ -233,21 +322,29 @@ def test_a_run_reports_it():
     last = result.evaluate_metrics_clientapp[2]
     assert last["pooled-accuracy"] == strategy.own_measures["pooled-accuracy"]
     assert last["pooled-lambda"] in last["lambda-grid"]
-    assert last["pooled-accuracy"] == pytest.approx(last["lambda-accuracy"][round(10 * last["pooled-lambda"])])  # equal test sets
+    # equal test sets
+    assert last["pooled-accuracy"] == pytest.approx(
+        last["lambda-accuracy"][round(10 * last["pooled-lambda"])]
+    )
 
 
-# --- lambda by the client's curve, all clients', or the one shrunk to the other ----------------------------------------------
+# --- lambda by the client's curve, all clients', or the one shrunk to the other -------
 
 
 def curve_client(losses, data=None, halves=None):
-    """A client whose validation losses are given, over the eleven lambdas; test scores count the calls."""
+    """A client whose validation losses are given, over the eleven lambdas; test scores
+    count the calls.
+    """
     data, calls = data or blobs(), []
 
     def score(_, split):
         if split.y is data.test.y:
             return {"accuracy": len(calls) / 100, "loss": 0.5}
         calls.append(split)
-        return {"accuracy": 0.5, "loss": losses[len(calls) - 1] if halves is None else halves(split, len(calls) - 1)}
+        return {
+            "accuracy": 0.5,
+            "loss": losses[len(calls) - 1] if halves is None else halves(split, len(calls) - 1),
+        }
 
     return SuPerFedClient(small_net, data, 0, objective=Objective(functional.cross_entropy, score))
 
@@ -257,12 +354,21 @@ POOLED = [3.0] * 2 + [1.5] + [3.0] * 8  # all clients: 0.2
 
 
 @pytest.mark.parametrize(
-    ("k", "chosen"), [(0.0, 0.9), (5.0, 0.9), (11.0, 0.2), (math.inf, 0.2)], ids=["own", "little", "much", "shared"]
+    ("k", "chosen"),
+    [(0.0, 0.9), (5.0, 0.9), (11.0, 0.2), (math.inf, 0.2)],
+    ids=["own", "little", "much", "shared"],
 )
 def test_the_pooled_curve_counts_as_so_many_samples(k, chosen):
-    """Twelve validation samples: the dips are 1 and 1.5 deep, so that they are equal at 12 / (12 + k) = 0.6, k = 8."""
+    """Twelve validation samples: the dips are 1 and 1.5 deep, so that they are equal at
+    12 / (12 + k) = 0.6, k = 8.
+    """
     client = curve_client(OWN)
-    config = {**CONFIG, "superfed-lambda-choice": "shared", "superfed-pooled-loss": POOLED, "superfed-pooled-samples": k}
+    config = {
+        **CONFIG,
+        "superfed-lambda-choice": "shared",
+        "superfed-pooled-loss": POOLED,
+        "superfed-pooled-samples": k,
+    }
     assert len(client.data.validation) == 12
     assert client.evaluate(list(INITIAL.values()), config)[2]["lambda"] == chosen
 
@@ -275,7 +381,9 @@ def test_without_a_usable_pooled_curve_a_client_chooses_by_itself(pooled):
 
 
 def test_what_was_reported_is_what_is_exported():
-    """Without the server's curve, which an export does not have, the client takes the lambda of its last evaluation."""
+    """Without the server's curve, which an export does not have, the client takes the
+    lambda of its last evaluation.
+    """
     data, sent = blobs(seed=2, n=200), get_arrays(small_net(5))
     client = SuPerFedClient(small_net, data, 0)
     client.store.save("personal", get_arrays(small_net(77)), {"server-round": 1})
@@ -283,7 +391,9 @@ def test_what_was_reported_is_what_is_exported():
     curve = [1.0] * 11
     curve[3 if alone != 0.3 else 4] = 0.0
     config = {**CONFIG, "superfed-lambda-choice": "shared"}
-    reported = client.evaluate(sent, {**config, "superfed-pooled-loss": curve, "superfed-pooled-samples": math.inf})[2]
+    reported = client.evaluate(
+        sent, {**config, "superfed-pooled-loss": curve, "superfed-pooled-samples": math.inf}
+    )[2]
     assert reported["lambda"] == pytest.approx(0.3 if alone != 0.3 else 0.4)
     tensors, metrics = client.personal_state_dict(sent, config)
     assert metrics["accuracy"] == reported["accuracy"]
@@ -291,29 +401,43 @@ def test_what_was_reported_is_what_is_exported():
     net = small_net(0)
     net.load_state_dict(tensors)
     with torch.no_grad():
-        assert float((net(data.test.x).argmax(1) == data.test.y).float().mean()) == pytest.approx(reported["accuracy"])
+        assert float((net(data.test.x).argmax(1) == data.test.y).float().mean()) == pytest.approx(
+            reported["accuracy"]
+        )
     assert client.personal_state_dict(sent, config)[1] == metrics
 
 
 def test_shrunk_clients_tell_how_noisy_their_losses_are():
     """The two halves' curves: 0.2 apart at one of the eleven lambdas."""
-    half = lambda split, call: 1.2 if len(split) == 6 and call == 4 else 1.0  # noqa: E731
+    half = lambda split, call: 1.2 if len(split) == 6 and call == 4 else 1.0
     client = curve_client(None, halves=half)
-    metrics = client.evaluate(list(INITIAL.values()), {**CONFIG, "superfed-lambda-choice": "shrunk"})[2]
+    metrics = client.evaluate(
+        list(INITIAL.values()), {**CONFIG, "superfed-lambda-choice": "shrunk"}
+    )[2]
     assert metrics["lambda-validation-noise"] == pytest.approx(6 * 6 / 12 * 0.04 * 10 / 11)
-    assert "lambda-validation-noise" not in curve_client(OWN).evaluate(list(INITIAL.values()), CONFIG)[2]
+    assert (
+        "lambda-validation-noise"
+        not in curve_client(OWN).evaluate(list(INITIAL.values()), CONFIG)[2]
+    )
 
 
 @pytest.mark.parametrize("choice", ["own", "shrunk", "shared"])
 def test_the_server_sends_the_pooled_curve_of_the_last_evaluation(choice):
-    """A run, and a second strategy that goes on from the first one's state: the same replies."""
+    """A run, and a second strategy that goes on from the first one's state: the same
+    replies.
+    """
     seen = []
 
     class Spy(SuPerFedClient):
         def evaluate(self, parameters, config):
             found = super().evaluate(parameters, config)
             seen.append(
-                (config["server-round"], config.get("superfed-pooled-loss"), config.get("superfed-pooled-samples"), found[2])
+                (
+                    config["server-round"],
+                    config.get("superfed-pooled-loss"),
+                    config.get("superfed-pooled-samples"),
+                    found[2],
+                )
             )
             return found
 
@@ -328,7 +452,9 @@ def test_the_server_sends_the_pooled_curve_of_the_last_evaluation(choice):
         if round_ == 2 and choice != "own":
             np.testing.assert_allclose(curve, want - want.mean(), rtol=1e-9)
             assert (k == math.inf) == (choice == "shared") or k > 0
-            assert choice != "shared" or metrics["lambda"] == pytest.approx(int(np.argmin(want)) / 10)
+            assert choice != "shared" or metrics["lambda"] == pytest.approx(
+                int(np.argmin(want)) / 10
+            )
         elif round_ == 2:
             assert curve is None
     resumed = SuPerFed(SuPerFedOptions(start=0.0, lambda_choice=choice))
@@ -350,7 +476,11 @@ def test_what_a_client_lies_about_its_curve_reaches_nobody():
         {**one, "lambda-validation-loss": [1.0, 3.0], "lambda-validation-noise": 0.2},
     ]
     want = collected(honest)
-    for lie in ({"lambda-validation-noise": math.nan}, {"lambda-validation-noise": "x"}, {"lambda-validation-noise": -1.0}):
+    for lie in (
+        {"lambda-validation-noise": math.nan},
+        {"lambda-validation-noise": "x"},
+        {"lambda-validation-noise": -1.0},
+    ):
         found = collected([*honest, {**one, **lie}])
         assert len(found.noise) == 2
         assert math.isfinite(found.k)
@@ -359,11 +489,13 @@ def test_what_a_client_lies_about_its_curve_reaches_nobody():
     assert not math.isnan(huge.k)
 
 
-# --- where theta_l starts, how far it steps, when ------------------------------------------------------------------------
+# --- where theta_l starts, how far it steps, when -------------------------------------
 
 
 def test_with_init_global_theta_l_starts_at_what_is_received():
-    """One step at lambda = 1 from there: theta_f stays, theta_l has taken FedAvg's step; cos^2 = 1 has no gradient."""
+    """One step at lambda = 1 from there: theta_f stays, theta_l has taken FedAvg's
+    step; cos^2 = 1 has no gradient.
+    """
 
     class AtOne(SuPerFedClient):
         def lambda_source(self, config, num_layers):
@@ -387,14 +519,23 @@ def test_with_init_global_theta_l_starts_at_what_is_received():
         np.testing.assert_allclose(got, one, rtol=1e-4, atol=1e-6)
     again = {**config, "server-round": 2}
     kept = client.store.load("personal", again, before=True)
-    assert client.kept(again, before=True)[0].numpy() == pytest.approx(kept[0])  # the second round goes on from there
+    # the second round goes on from there
+    assert client.kept(again, before=True)[0].numpy() == pytest.approx(kept[0])
 
 
-MIXED = {**CONFIG, "superfed-mixing": "model", "superfed-init": "global", "superfed-catch-up": 1, "server-round": 7}
+MIXED = {
+    **CONFIG,
+    "superfed-mixing": "model",
+    "superfed-init": "global",
+    "superfed-catch-up": 1,
+    "server-round": 7,
+}
 
 
 def test_a_client_that_mixing_has_not_reached_trains_before_it_is_scored():
-    """What it is scored with is what a round of one epoch would have kept, but it keeps nothing, and every evaluation is the same."""
+    """What it is scored with is what a round of one epoch would have kept, but it keeps
+    nothing, and every evaluation is the same.
+    """
     data, sent = blobs(seed=3, n=200), get_arrays(small_net(5))
     late, other = SuPerFedClient(small_net, data, 4), SuPerFedClient(small_net, data, 4)
     other.fit(sent, {**MIXED, "local-epochs": 1})
@@ -418,7 +559,9 @@ def test_a_client_that_mixing_has_not_reached_trains_before_it_is_scored():
 
 
 def test_mixing_starts_after_so_many_draws_a_client_or_by_the_share_of_rounds():
-    """Two of four clients a round: half a draw each. The state of a checkpoint holds the count."""
+    """Two of four clients a round: half a draw each. The state of a checkpoint holds
+    the count.
+    """
     from strategies.base.client_grid import ClientGrid
 
     def mixings(options, rounds=8, strategy=None, first=1):
@@ -437,7 +580,8 @@ def test_mixing_starts_after_so_many_draws_a_client_or_by_the_share_of_rounds():
         app = to_client_app(lambda c: superfed(int(c.node_config["partition-id"]), c, Told))
         grid = ClientGrid(InlineGrid(app, 4), clients_per_round=2)
         simulate(strategy, None, 4, INITIAL, rounds, CONFIG, grid=grid, first_round=first)
-        assert len(set(told)) == rounds - first + 1  # training and evaluation of a round are told the same
+        # training and evaluation of a round are told the same
+        assert len(set(told)) == rounds - first + 1
         return strategy, [mixing for _, mixing in sorted(set(told))]
 
     _, found = mixings(SuPerFedOptions(start=0.75, start_draws=1.5))

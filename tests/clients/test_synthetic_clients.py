@@ -1,4 +1,6 @@
-"""Clients of FedEvg, FedCGAN and FedCVAE: signs and targets by hand, a kept net by its own history, and that each of them learns."""
+"""Clients of FedEvg, FedCGAN and FedCVAE: signs and targets by hand, a kept net by its
+own history, and that each of them learns.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,13 @@ from torch import nn
 
 from clients import ClientData, FedCGANClient, FedCVAEClient, FedEvgClient, Split
 from clients.base.training import TrainOptions
-from fedapps.models.generative_nets import ACGAN, CVAE, ENERGY_NETS, build_energy_net, build_generator
+from fedapps.models.generative_nets import (
+    ACGAN,
+    CVAE,
+    ENERGY_NETS,
+    build_energy_net,
+    build_generator,
+)
 from fedapps.models.image_nets import build_model
 from strategies import FedEvg, FedEvgOptions, FedGenerator
 from tests.helpers import arrays_of, simulate
@@ -20,12 +28,20 @@ PROTOTYPES[0, :, :4], PROTOTYPES[1, :, 4:] = 0.9, 0.9
 
 
 def halves(seed, n=32):
-    """Return a client's images: one half of each is bright, and the class says which."""
+    """Return a client's images: one half of each is bright, and the class says
+    which.
+    """
     rng = np.random.default_rng(seed)
 
     def split():
         y = torch.tensor(rng.permutation(np.arange(n) % CLASSES))
-        return Split((PROTOTYPES[y] + 0.05 * torch.tensor(rng.normal(size=(n, *SHAPE)), dtype=torch.float32)).clamp(0, 1), y)
+        return Split(
+            (
+                PROTOTYPES[y]
+                + 0.05 * torch.tensor(rng.normal(size=(n, *SHAPE)), dtype=torch.float32)
+            ).clamp(0, 1),
+            y,
+        )
 
     return ClientData(split(), split(), split())
 
@@ -43,12 +59,14 @@ def evaluator(x, y, server_round):
 
 
 def recognised(x, y):
-    """Return the share of images that are nearer to the prototype of their class than to the other."""
+    """Return the share of images that are nearer to the prototype of their class than
+    to the other.
+    """
     distances = ((torch.tensor(x)[:, None] - PROTOTYPES[None]) ** 2).flatten(2).sum(2)
     return float((distances.argmin(1) == torch.tensor(y)).double().mean())
 
 
-# --- FedEvg -----------------------------------------------------------------------------------------------------------
+# --- FedEvg ---------------------------------------------------------------------------
 
 
 class Watched(FedEvgClient):
@@ -64,11 +82,18 @@ def evg(**options):
 
 
 def config_of(strategy, server_round=1, **extra):
-    return {**TRAIN, **strategy.train_options(server_round, 9), "server-round": server_round, **extra}
+    return {
+        **TRAIN,
+        **strategy.train_options(server_round, 9),
+        "server-round": server_round,
+        **extra,
+    }
 
 
 def test_what_is_sent_rises_with_the_energy_and_counts_more_where_the_net_says_yes():
-    """The gradient of E = -f(x)[y], by automatic differentiation of the logits of the client's own net."""
+    """The gradient of E = -f(x)[y], by automatic differentiation of the logits of the
+    client's own net.
+    """
     strategy = evg()
     client = Watched(net_fn, model_fn, halves(0), 0)
     x, y = strategy.first_arrays().values()
@@ -82,7 +107,9 @@ def test_what_is_sent_rises_with_the_energy_and_counts_more_where_the_net_says_y
 
 
 def test_two_rounds_of_a_kept_net_are_two_rounds_of_one_net():
-    """The reference trains one net with one Adam twice, without anything being stored between."""
+    """The reference trains one net with one Adam twice, without anything being stored
+    between.
+    """
     strategy = evg(persistent=True)
     x, y = strategy.first_arrays().values()
     kept, whole = Watched(net_fn, model_fn, halves(0), 0), Watched(net_fn, model_fn, halves(0), 0)
@@ -92,17 +119,23 @@ def test_two_rounds_of_a_kept_net_are_two_rounds_of_one_net():
     samples = torch.tensor(x).clamp(0, 1), torch.tensor(y).long()
     for now in (1, 2):
         whole._train_energy(net.train(), optimiser, *samples, config_of(strategy, now))
-    for (name, wanted), found in zip(net.state_dict().items(), kept.net.state_dict().values(), strict=True):
+    for (name, wanted), found in zip(
+        net.state_dict().items(), kept.net.state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(found, wanted, msg=lambda text, name=name: f"{name}: {text}")
     fresh = Watched(net_fn, model_fn, halves(0), 0)
     for now in (1, 2):
         fresh.fit([x, y], config_of(evg(), now))
-    assert any(not torch.allclose(a, b) for a, b in zip(fresh.net.state_dict().values(), net.state_dict().values(), strict=True))
+    assert any(
+        not torch.allclose(a, b)
+        for a, b in zip(fresh.net.state_dict().values(), net.state_dict().values(), strict=True)
+    )
 
 
 def test_fedevg_draws_what_the_clients_have():
     strategy = evg(persistent=True, beta_first=3.0, beta_last=0.1)
-    clients = [FedEvgClient(net_fn, model_fn, halves(i), i) for i in range(2)]  # each outlives its messages, with its store
+    # each outlives its messages, with its store
+    clients = [FedEvgClient(net_fn, model_fn, halves(i), i) for i in range(2)]
     start = strategy.first_arrays()
     train = TRAIN | {"local-epochs": 4}
     result = simulate(strategy, lambda i, _: clients[i], 2, start, 12, train, evaluate_every=0)
@@ -111,16 +144,26 @@ def test_fedevg_draws_what_the_clients_have():
 
 
 def test_sites_with_five_architectures_draw_one_set():
-    """No two sites have the same net, and each has half the classes: one alone could not draw the set."""
+    """No two sites have the same net, and each has half the classes: one alone could
+    not draw the set.
+    """
     names = [name for name in ENERGY_NETS if name != "energy-resnet10"]
-    sizes = {sum(p.numel() for p in build_energy_net(name, SHAPE, CLASSES, 0).parameters()) for name in names}
+    sizes = {
+        sum(p.numel() for p in build_energy_net(name, SHAPE, CLASSES, 0).parameters())
+        for name in names
+    }
     assert len(sizes) == len(names) == 5
     strategy = evg(persistent=True, beta_first=3.0, beta_last=0.1)
 
     def site(i):
         both = halves(i).train
         own = Split(both.x[both.y == i % CLASSES], both.y[both.y == i % CLASSES])
-        return FedEvgClient(lambda seed: build_energy_net(names[i], SHAPE, CLASSES, seed), model_fn, ClientData(own, own, own), i)
+        return FedEvgClient(
+            lambda seed: build_energy_net(names[i], SHAPE, CLASSES, seed),
+            model_fn,
+            ClientData(own, own, own),
+            i,
+        )
 
     sites, start = [site(i) for i in range(5)], strategy.first_arrays()
     train = TRAIN | {"local-epochs": 4}
@@ -128,11 +171,13 @@ def test_sites_with_five_architectures_draw_one_set():
     assert recognised(*arrays_of(result).values()) >= 0.9
 
 
-# --- FedCGAN ----------------------------------------------------------------------------------------------------------
+# --- FedCGAN --------------------------------------------------------------------------
 
 
 class ToyGAN(nn.Module):
-    """Real images are pixel 0, generated ones pixel 1 of strength ``generator.p``; the logit weighs the two pixels."""
+    """Real images are pixel 0, generated ones pixel 1 of strength ``generator.p``; the
+    logit weighs the two pixels.
+    """
 
     latent = 1
 
@@ -150,7 +195,9 @@ class ToyGAN(nn.Module):
 
 
 def test_the_discriminator_tells_real_from_made_and_the_generator_deceives_it():
-    """One step by its signs: real images get a higher logit, generated ones a lower one, and the generator goes where it is higher."""
+    """One step by its signs: real images get a higher logit, generated ones a lower
+    one, and the generator goes where it is higher.
+    """
     net = ToyGAN()
     client = FedCGANClient(net, model_fn, halves(0), 0)
     step = client.steps(TrainOptions(0.01, batch_size=4), 0.01)
@@ -165,21 +212,32 @@ def test_the_discriminator_tells_real_from_made_and_the_generator_deceives_it():
     def minus_log(probability):
         return -np.log(probability)
 
-    sigmoid = lambda v: 1 / (1 + np.exp(-v))  # noqa: E731
+    sigmoid = lambda v: 1 / (1 + np.exp(-v))
     classes = 3 * np.log(CLASSES)  # of real images, and of generated ones in both turns
-    wanted = minus_log(sigmoid(0.0)) + minus_log(1 - sigmoid(-0.4 * 0.5)) + minus_log(sigmoid(of_made * 0.5)) + classes
+    wanted = (
+        minus_log(sigmoid(0.0))
+        + minus_log(1 - sigmoid(-0.4 * 0.5))
+        + minus_log(sigmoid(of_made * 0.5))
+        + classes
+    )
     assert loss == pytest.approx(wanted, abs=1e-4)
 
 
-# --- FedCVAE ----------------------------------------------------------------------------------------------------------
+# --- FedCVAE --------------------------------------------------------------------------
 
 
 class ToyVAE(nn.Module):
-    """Its code is the same for all images, and the decoder returns the images themselves: only the divergence is left."""
+    """Its code is the same for all images, and the decoder returns the images
+    themselves: only the divergence is left.
+    """
 
     def __init__(self, images):
         super().__init__()
-        self.images, self.m, self.s = images, nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(-1.0))
+        self.images, self.m, self.s = (
+            images,
+            nn.Parameter(torch.tensor(2.0)),
+            nn.Parameter(torch.tensor(-1.0)),
+        )
 
     def encode(self, x):
         return self.m.expand(len(x), 1), self.s.exp().expand(len(x), 1)
@@ -203,12 +261,16 @@ def test_the_code_is_drawn_towards_the_standard_normal():
     assert abs(float(net.s)) < 0.05
 
 
-@pytest.mark.parametrize(("kind", "half", "epochs"), [(ACGAN, FedCGANClient, 30), (CVAE, FedCVAEClient, 80)])
+@pytest.mark.parametrize(
+    ("kind", "half", "epochs"), [(ACGAN, FedCGANClient, 30), (CVAE, FedCVAEClient, 80)]
+)
 def test_generated_images_are_those_of_their_class(kind, half, epochs):
     def client(i, context):
         return half(build_generator(kind, SHAPE, CLASSES, 4, 9), model_fn, halves(i), i)
 
-    strategy = FedGenerator(build_generator(kind, SHAPE, CLASSES, 4, 0), evaluator, CLASSES, 40, seed=3)
+    strategy = FedGenerator(
+        build_generator(kind, SHAPE, CLASSES, 4, 0), evaluator, CLASSES, 40, seed=3
+    )
     train = TRAIN | {"local-epochs": epochs, "learning-rate": 0.005}
     result = simulate(strategy, client, 2, strategy.first_arrays(), 2, train, evaluate_every=0)
     assert recognised(*strategy.samples(result.arrays)) >= 0.9

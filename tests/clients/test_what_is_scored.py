@@ -1,4 +1,6 @@
-"""Which model a client is scored with, and what APFL and SCAFFOLD compute under momentum and with partial batches."""
+"""Which model a client is scored with, and what APFL and SCAFFOLD compute under
+momentum and with partial batches.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +8,15 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients import APFLClient, ClientData, FedAvgClient, LocalClient, ScaffoldClient, Split, SuPerFedClient
+from clients import (
+    APFLClient,
+    ClientData,
+    FedAvgClient,
+    LocalClient,
+    ScaffoldClient,
+    Split,
+    SuPerFedClient,
+)
 from clients.base.training import TrainOptions, get_arrays
 from tests.helpers import blobs, small_net
 
@@ -36,7 +46,10 @@ def test_apfl_is_scored_at_alpha_v_plus_one_minus_alpha_w():
     assert (loss, found["accuracy"]) == (pytest.approx(want[0], abs=1e-6), want[1])
     assert abs(want[0] - other[0]) > 0.01
     assert found["apfl-alpha"] == 0.2
-    assert (found["global-loss"], found["global-accuracy"]) == (pytest.approx(scores_of(w, data)[0]), scores_of(w, data)[1])
+    assert (found["global-loss"], found["global-accuracy"]) == (
+        pytest.approx(scores_of(w, data)[0]),
+        scores_of(w, data)[1],
+    )
 
 
 def test_local_is_scored_with_what_it_trained():
@@ -46,14 +59,18 @@ def test_local_is_scored_with_what_it_trained():
         config = {**CONFIG, "server-round": server_round}
         client.fit([], config)
         loss, _, found = client.evaluate(start, config)
-        assert (loss, found["accuracy"]) == scores_of(client.store.load("model", config, before=False), data)
+        assert (loss, found["accuracy"]) == scores_of(
+            client.store.load("model", config, before=False), data
+        )
         assert found["global-loss"] == scores_of(start, data)[0]
         assert abs(loss - found["global-loss"]) > 0.05
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_two_rounds_of_apfl_equal_autograd(momentum):
-    """w descends at w, v at the mixture along alpha times its gradient, both with momentum from 0, on the same batches."""
+    """w descends at w, v at the mixture along alpha times its gradient, both with
+    momentum from 0, on the same batches.
+    """
     config = {**CONFIG, "momentum": momentum, "apfl-alpha": 0.3, "apfl-adaptive": False}
     client, net = APFLClient(small_net, blobs(1), 4), small_net(5).double()
     names = [name for name, _ in net.named_parameters()]
@@ -63,7 +80,9 @@ def test_two_rounds_of_apfl_equal_autograd(momentum):
         got, _, _ = client.fit([a.copy() for a in sent], {**config, "server-round": server_round})
         w = [torch.tensor(a, dtype=torch.float64).requires_grad_() for a in sent]
         optimiser = torch.optim.SGD([*w, *v], lr=0.05, momentum=momentum, weight_decay=0.01)
-        for x, y in client.batches(TrainOptions.from_config(config), {**config, "server-round": server_round}):
+        for x, y in client.batches(
+            TrainOptions.from_config(config), {**config, "server-round": server_round}
+        ):
             optimiser.zero_grad()
             mixed = [0.3 * b + 0.7 * a.detach() for a, b in zip(w, v, strict=True)]
             for point in (w, mixed):
@@ -77,7 +96,9 @@ def test_two_rounds_of_apfl_equal_autograd(momentum):
 
 
 class Slope(ScaffoldClient):
-    """A client whose loss is ``3 w``: whatever K is, the mean direction of its steps is 3."""
+    """A client whose loss is ``3 w``: whatever K is, the mean direction of its steps is
+    3.
+    """
 
     def loss(self, x, y):
         return 3 * self.model.w.sum()
@@ -85,7 +106,9 @@ class Slope(ScaffoldClient):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_scaffolds_variate_is_the_gradient_where_it_is_constant(momentum):
-    """Seven samples in batches of three, two epochs: K = 6 steps, of which two are partial."""
+    """Seven samples in batches of three, two epochs: K = 6 steps, of which two are
+    partial.
+    """
 
     class Scalar(torch.nn.Module):
         def __init__(self):
@@ -100,21 +123,30 @@ def test_scaffolds_variate_is_the_gradient_where_it_is_constant(momentum):
     assert client.store.load("control", config, before=False)[0][0] == pytest.approx(3.0, rel=1e-5)
 
 
-# --- normalisation layers: running statistics belong to a mixture's own parameters -------------------------------------------
+# --- normalisation layers: running statistics belong to a mixture's own parameters ----
 
 
 def normalised(seed):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         linear, norm = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)
-        net = torch.nn.Sequential(torch.nn.Flatten(), linear, norm, torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+        net = torch.nn.Sequential(
+            torch.nn.Flatten(),
+            linear,
+            norm,
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.5),
+            torch.nn.Linear(8, 3),
+        )
         norm.running_mean.normal_()
         norm.weight.data.normal_()
         return net
 
 
 def at(weight, data):
-    """Return the test loss of the mixture with the statistics of all training samples, by hand; the net's dropout is off."""
+    """Return the test loss of the mixture with the statistics of all training samples,
+    by hand; the net's dropout is off.
+    """
     net, (a, b) = normalised(1), (normalised(seed) for seed in (1, 2))
     for p, q, r in zip(net.parameters(), a.parameters(), b.parameters(), strict=True):
         p.data = (1 - weight) * q.data + weight * r.data
@@ -133,14 +165,19 @@ def test_superfeds_mixtures_have_statistics_of_their_own():
     client.store.save("personal", parameters_of(normalised(2)), CONFIG)
     sent = get_arrays(normalised(1))
     scored, found = client.personal_state_dict(sent, CONFIG)
-    assert found["lambda-loss"] == pytest.approx([found["global-loss"], *(at(i / 10, data) for i in range(1, 11))], rel=1e-4)
+    assert found["lambda-loss"] == pytest.approx(
+        [found["global-loss"], *(at(i / 10, data) for i in range(1, 11))], rel=1e-4
+    )
     assert found["global-loss"] == FedAvgClient(normalised, data).evaluate(sent, CONFIG)[0]
     assert abs(at(0.0, data) - found["global-loss"]) > 0.01
-    assert client.evaluate(sent, CONFIG)[2] == found  # the same again: nothing is left of the estimates
+    # the same again: nothing is left of the estimates
+    assert client.evaluate(sent, CONFIG)[2] == found
     net = normalised(7)
     net.load_state_dict(scored)
     with torch.no_grad():
-        assert float(functional.cross_entropy(net.eval()(data.test.x), data.test.y)) == pytest.approx(found["loss"], rel=1e-4)
+        assert float(
+            functional.cross_entropy(net.eval()(data.test.x), data.test.y)
+        ) == pytest.approx(found["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])

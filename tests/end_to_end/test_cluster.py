@@ -1,4 +1,6 @@
-"""A Ray cluster of two nodes with one CPU each, on this machine: a run and a sweep use both, and what could not work is refused."""
+"""A Ray cluster of two nodes with one CPU each, on this machine: a run and a sweep use
+both, and what could not work is refused.
+"""
 
 import argparse
 import os
@@ -17,7 +19,14 @@ from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import read_toml
 from tests.helpers import assert_same
 
-SMALL = ["method=fedavg", "num-rounds=2", "num-clients=4", "clients-per-round=0", "train.local-epochs=1", "evaluate-every=1"]
+SMALL = [
+    "method=fedavg",
+    "num-rounds=2",
+    "num-clients=4",
+    "clients-per-round=0",
+    "train.local-epochs=1",
+    "evaluate-every=1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +42,22 @@ def cluster():
 
 
 def arguments(folder, engine="ray", **more):
-    given = {"settings": [*SMALL], "out": folder, "engine": engine, "gpus_per_client": 0.0, "workers": None, "port": None}
-    given |= {"nodes": None, "resume": False, "overwrite": False, "no_wall": False, "node_per_client": False, "ray_address": None}
+    given = {
+        "settings": [*SMALL],
+        "out": folder,
+        "engine": engine,
+        "gpus_per_client": 0.0,
+        "workers": None,
+        "port": None,
+    }
+    given |= {
+        "nodes": None,
+        "resume": False,
+        "overwrite": False,
+        "no_wall": False,
+        "node_per_client": False,
+        "ray_address": None,
+    }
     return argparse.Namespace(**given | more)
 
 
@@ -44,25 +67,39 @@ def test_a_run_on_the_cluster_has_the_numbers_of_the_inline_engine(cluster, tmp_
     assert run(arguments(tmp_path / "inline", "inline")) == 0
     ours, theirs = (read_run(tmp_path / name) for name in ("cluster", "inline"))
     assert_same(*([(row["train"], row["evaluate"]) for row in r.rounds] for r in (ours, theirs)))
-    assert [row["node-messages"] for row in ours.rounds] == [2, 2], "a worker on either node, which have a CPU each"
-    assert not [path for path in (tmp_path / "cluster").iterdir() if path.name.startswith("fl-")], "Flower's own folder is gone"
+    assert [row["node-messages"] for row in ours.rounds] == [2, 2], (
+        "a worker on either node, which have a CPU each"
+    )
+    assert not [path for path in (tmp_path / "cluster").iterdir() if path.name.startswith("fl-")], (
+        "Flower's own folder is gone"
+    )
 
 
 @pytest.mark.ray
 def test_the_runs_of_a_sweep_are_tasks_on_both_nodes(cluster, tmp_path):
     config = {"method": "fedavg", "num-rounds": 2, "num-clients": 3, "train.local-epochs": 1}
     runs = [PlannedRun({**config, "seed": seed}, tmp_path / f"seed-{seed}") for seed in range(4)]
-    runs.append(PlannedRun({**config, "train.learning-rate": 1e9, "max-failed-rounds": 1}, tmp_path / "diverges"))
+    runs.append(
+        PlannedRun(
+            {**config, "train.learning-rate": 1e9, "max-failed-rounds": 1}, tmp_path / "diverges"
+        )
+    )
     ended = {result.run.folder.name: result for result in run_on_cluster(runs, cluster)}
     assert {name for name, result in ended.items() if result.error} == {"diverges"}
     assert len({result.place for result in ended.values() if not result.error}) == 2
-    assert all(read_toml(tmp_path / f"seed-{seed}" / "settings.toml")["seed"] == seed for seed in range(4))
+    assert all(
+        read_toml(tmp_path / f"seed-{seed}" / "settings.toml")["seed"] == seed for seed in range(4)
+    )
 
 
 @pytest.mark.ray
 def test_what_the_cluster_has_and_does_not_see(cluster, tmp_path):
     assert checked_cluster(cluster, [tmp_path]) == Cluster(machines=2, cpus=2, gpus=0)
-    with pytest.raises(UserError, match=r"of the cluster does not see /nowhere: choose a folder that all of its machines share"):
+    with pytest.raises(
+        UserError,
+        match=r"of the cluster does not see /nowhere: choose a folder that all of its machines "
+        r"share",
+    ):
         checked_cluster(cluster, [Path("/nowhere")])
 
 
@@ -70,7 +107,10 @@ def test_other_versions_are_refused_by_name():
     mine = {"python": "3.11", "torch": "2.14.1"}
     assert lacks("b (10.0.0.2)", mine, mine, []) == ""
     said = lacks("b (10.0.0.2)", mine, {"python": "3.11", "torch": "2.6.0"}, [])
-    assert said == "b (10.0.0.2) of the cluster has torch 2.6.0, this machine 2.14.1: install the same versions"
+    assert (
+        said == "b (10.0.0.2) of the cluster has torch 2.6.0, this machine 2.14.1: install the "
+        "same versions"
+    )
 
 
 def test_the_clients_share_as_many_nodes_as_the_cluster_works_at_a_time(monkeypatch):
@@ -92,7 +132,9 @@ def test_the_address(monkeypatch):
 
 
 def test_nothing_that_answers_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"^--ray-address 127.0.0.1:1: nothing answers there \(Connection refused\)"):
+    with pytest.raises(
+        UserError, match=r"^--ray-address 127.0.0.1:1: nothing answers there \(Connection refused\)"
+    ):
         checked_cluster("127.0.0.1:1", [tmp_path])
 
 

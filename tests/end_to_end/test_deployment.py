@@ -1,4 +1,6 @@
-"""A deployment on this machine, real processes: the numbers of the inline engine, refusals with their reason, sites' own data."""
+"""A deployment on this machine, real processes: the numbers of the inline engine,
+refusals with their reason, sites' own data.
+"""
 
 import csv
 import json
@@ -24,14 +26,22 @@ from fedapps.errors import RunFailed, UserError
 from tests.helpers import assert_same, scraped
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["train.local-epochs=1", "evaluate-every=0", "clients-per-round=0", "seed=5", "num-clients=3"]
+SMALL = [
+    "train.local-epochs=1",
+    "evaluate-every=0",
+    "clients-per-round=0",
+    "seed=5",
+    "num-clients=3",
+]
 JOBS = {  # and SuPerFed-MM, which keeps state at the sites, in test_faults.py
     "fedavg": ["method=fedavg", "num-rounds=1"],
     "aaggff-d": ["method=aaggff-d", "num-rounds=1"],
-    "fedfw-plus": ["method=fedfw-plus", "task=lasso", "num-rounds=2"],  # task=lasso has no file to read
+    # task=lasso has no file to read
+    "fedfw-plus": ["method=fedfw-plus", "task=lasso", "num-rounds=2"],
 }
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]  # every message starts processes: minutes on a busy machine
+# every message starts processes: minutes on a busy machine
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
 
 def not_compared(key):
@@ -48,13 +58,17 @@ def fedapps(*arguments):
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
-    """Three sites that share the settings' data; when they have gone nothing of them is left."""
+    """Three sites that share the settings' data; when they have gone nothing of them is
+    left.
+    """
     folder = tmp_path_factory.mktemp("sites") / "deployment"
     done = fedapps("deploy", "up", "--nodes", "3", "--dir", folder)
     assert done.returncode == 0, done.stderr
     found = Deployment.open(folder)
     assert f"fedapps deploy flwr --dir {folder} run . own" in done.stdout
-    assert ("which only you can enter" if not obstacle() else "open to every process of this machine") in done.stdout
+    assert (
+        "which only you can enter" if not obstacle() else "open to every process of this machine"
+    ) in done.stdout
     yield found
     done = fedapps("deploy", "down", "--dir", folder)
     assert done.returncode == 0, done.stderr
@@ -72,23 +86,43 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
     job = [*JOBS[method], *SMALL]
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
     port = free_port()
-    if method == "fedavg":  # as a Flower user would: `flwr run . own`, as it is printed; counters are at the SuperLink
+    # as a Flower user would: `flwr run . own`, as it is printed; counters are at the
+    # SuperLink
+    if method == "fedavg":
         settings = tomllib.loads((tmp_path / "inline" / "settings.toml").read_text())
-        settings = {key: value for key, value in settings.items() if key != "versions"} | {"out": str(tmp_path / "sites")}
+        settings = {key: value for key, value in settings.items() if key != "versions"} | {
+            "out": str(tmp_path / "sites")
+        }
         settings["metrics-port"] = port
-        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
+        lines = [
+            f"{key} = {json.dumps(value)}"
+            for key, value in settings.items()
+            if not isinstance(value, dict)
+        ]
         (tmp_path / "run.toml").write_text("\n".join([*lines, "[train]", "local-epochs = 1"]))
-        app = ["run", copy_app(tmp_path / "app"), "own", "--stream", "--run-config", tmp_path / "run.toml"]
+        app = [
+            "run",
+            copy_app(tmp_path / "app"),
+            "own",
+            "--stream",
+            "--run-config",
+            tmp_path / "run.toml",
+        ]
         with scraped(port, lambda port: connect(deployment.wall, port, 5)) as pages:
             done = fedapps("deploy", "flwr", "--dir", deployment.folder, *app)
     else:  # counters, and logs as JSON lines, are this command's
         more = ["--metrics-port", port, "--log-format", "json", "--out", tmp_path / "sites"]
         with scraped(port) as pages:
-            done = fedapps("run", *job, "--engine", "deployment", "--deployment", deployment.folder, *more)
+            done = fedapps(
+                "run", *job, "--engine", "deployment", "--deployment", deployment.folder, *more
+            )
         lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
         ends = [line["round"] for line in lines if line.get("event") == "round"]
         assert ends == [row["round"] for row in rows(tmp_path / "sites")]
-        assert all(json.loads(line)["run"] == "sites" for line in (tmp_path / "sites" / "run.log").read_text().splitlines())
+        assert all(
+            json.loads(line)["run"] == "sites"
+            for line in (tmp_path / "sites" / "run.log").read_text().splitlines()
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f'fedapps_rounds_planned{{run="sites",method="{method}",' in pages[-1]
     assert json.loads((tmp_path / "sites" / "summary.json").read_text())["status"] == "completed"
@@ -103,10 +137,18 @@ def test_status_logs_and_what_is_private(deployment):
     done = fedapps("deploy", "status", "--dir", deployment.folder)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("online") == 3
-    told = fedapps("deploy", "logs", "--log-format", "json", "--dir", deployment.folder).stdout.splitlines()
+    told = fedapps(
+        "deploy", "logs", "--log-format", "json", "--dir", deployment.folder
+    ).stdout.splitlines()
     assert {json.loads(line)["site"] for line in told} == {"superlink"}
-    assert "SuperNode ID" in fedapps("deploy", "logs", "site-1", "--dir", deployment.folder, "--lines", "500").stdout
-    assert "no site 'x': there are site-0" in fedapps("deploy", "logs", "x", "--dir", deployment.folder).stderr
+    assert (
+        "SuperNode ID"
+        in fedapps("deploy", "logs", "site-1", "--dir", deployment.folder, "--lines", "500").stdout
+    )
+    assert (
+        "no site 'x': there are site-0"
+        in fedapps("deploy", "logs", "x", "--dir", deployment.folder).stderr
+    )
     assert stat.S_IMODE(deployment.folder.stat().st_mode) == 0o700
     secret = [deployment.certificates / "server.key", deployment.certificates / "ca.key"]
     for path in [*secret, *(site.folder / "key" for site in deployment.sites.values())]:
@@ -116,7 +158,9 @@ def test_status_logs_and_what_is_private(deployment):
 
 @pytest.mark.skipif(bool(obstacle()), reason=f"no wall: {obstacle()}")
 def test_a_script_with_the_port_number_gets_nowhere(deployment):
-    """Nor does Flower's own command with the connection's certificate; the SuperNodes' ports are closed, too."""
+    """Nor does Flower's own command with the connection's certificate; the SuperNodes'
+    ports are closed, too.
+    """
     facts = json.loads((deployment.folder / "deployment.json").read_text())
     for port in [facts["port"], *(site["port"] for site in facts["sites"].values())]:
         with pytest.raises(ConnectionRefusedError):
@@ -124,9 +168,14 @@ def test_a_script_with_the_port_number_gets_nowhere(deployment):
         deployment.wall.connect(port, 5).close()
     done = subprocess.run(
         [program("flwr"), "list", "own", "--format", "json"],
-        env=os.environ | {"FLWR_HOME": str(deployment.home)}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert "Connection to the SuperLink is unavailable" in " ".join((done.stdout + done.stderr).split())
+        env=os.environ | {"FLWR_HOME": str(deployment.home)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "Connection to the SuperLink is unavailable" in " ".join(
+        (done.stdout + done.stderr).split()
+    )
     assert fedapps("deploy", "flwr", "--dir", deployment.folder, "list", "own").returncode == 0
 
 
@@ -134,7 +183,10 @@ def test_who_is_refused_and_what_is_said(deployment, tmp_path):
     stranger = Site(deployment, "stranger", {"partition-id": 9}, free_port())
     make_site_key(stranger.folder / "key")
     shutil.copy(deployment.certificates / "ca.pem", stranger.folder)
-    with pytest.raises(RunFailed, match=r"'stranger' was not let in: .*its key is not registered: flwr supernode register"):
+    with pytest.raises(
+        RunFailed,
+        match=r"'stranger' was not let in: .*its key is not registered: flwr supernode register",
+    ):
         stranger.start()
     stranger.end()
     make_certificates(tmp_path / "other", ["127.0.0.1"])
@@ -148,16 +200,30 @@ def test_who_is_refused_and_what_is_said(deployment, tmp_path):
 
 
 def test_sites_with_data_of_their_own(tmp_path):
-    """Three tables; one names a category that the settings do not know: said by name, here and there. Mended, it takes part."""
+    """Three tables; one names a category that the settings do not know: said by name,
+    here and there. Mended, it takes part.
+    """
     for number, name in enumerate(["rome", "oslo", "bern"]):
         write_table(tmp_path / f"{name}.csv", number, kinds="abx" if name == "oslo" else "abc")
-    sites = {name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")} for name in ("rome", "oslo", "bern")}
-    job = ["method=fedavg", "task=tabular", "sites.columns=age,kind=a|b|c", "num-rounds=1", "evaluate-every=0"]
+    sites = {
+        name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")}
+        for name in ("rome", "oslo", "bern")
+    }
+    job = [
+        "method=fedavg",
+        "task=tabular",
+        "sites.columns=age,kind=a|b|c",
+        "num-rounds=1",
+        "evaluate-every=0",
+    ]
     with Deployment.create(tmp_path / "deployment", sites) as deployment:
         deployment.start()
         engine = ["--engine", "deployment", "--deployment", deployment.folder]
         done = fedapps("run", *job, *engine, "--out", tmp_path / "bad")
-        said = f"client 'oslo' cannot take part: {tmp_path}/oslo.csv: column 'kind' holds 'x', but sites.columns names a, b, c for it"
+        said = (
+            f"client 'oslo' cannot take part: {tmp_path}/oslo.csv: column 'kind' holds 'x', "
+            "but sites.columns names a, b, c for it"
+        )
         assert done.returncode == 1
         assert said in " ".join(done.stderr.split())
         assert said in (tmp_path / "bad" / "run.log").read_text()
@@ -171,10 +237,15 @@ def test_sites_with_data_of_their_own(tmp_path):
 
 
 def test_a_site_with_many_clients(tmp_path):
-    """Two hospitals with two wards each: clients of their own, whose states stay in the SuperNodes, and a message a site."""
+    """Two hospitals with two wards each: clients of their own, whose states stay in the
+    SuperNodes, and a message a site.
+    """
     for number, name in enumerate(["rome", "oslo"]):
         write_table(tmp_path / f"{name}.csv", number)
-    sites = {name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")} for name in ("rome", "oslo")}
+    sites = {
+        name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")}
+        for name in ("rome", "oslo")
+    }
     job = [
         "method=scaffold",
         "task=tabular",
@@ -186,15 +257,35 @@ def test_a_site_with_many_clients(tmp_path):
     job += ["clients-per-round=0", "evaluate-every=0", "client-store=message", "checkpoint-every=0"]
     with Deployment.create(tmp_path / "deployment", sites) as deployment:
         deployment.start()
-        done = fedapps("run", *job, "--engine", "deployment", "--deployment", deployment.folder, "--out", tmp_path / "wards")
+        done = fedapps(
+            "run",
+            *job,
+            "--engine",
+            "deployment",
+            "--deployment",
+            deployment.folder,
+            "--out",
+            tmp_path / "wards",
+        )
     assert done.returncode == 0, done.stderr
     with (tmp_path / "wards" / "clients.csv").open() as file:
-        assert [row["client"].partition(":")[0] for row in csv.DictReader(file)] == ["oslo", "oslo", "rome", "rome"]
-    assert [(len(row["clients"]), row["node-messages"], row["failures"]) for row in rows(tmp_path / "wards")] == [(4, 2, [])] * 2
+        assert [row["client"].partition(":")[0] for row in csv.DictReader(file)] == [
+            "oslo",
+            "oslo",
+            "rome",
+            "rome",
+        ]
+    assert [
+        (len(row["clients"]), row["node-messages"], row["failures"])
+        for row in rows(tmp_path / "wards")
+    ] == [(4, 2, [])] * 2
     assert marked(deployment.mark) == []
 
 
 def write_table(path, seed, kinds="abc"):
     rng = np.random.default_rng(seed)
-    lines = [f"{rng.normal(50, 10):.1f},{rng.choice(list(kinds))},{i % 2},{'east' if i < 20 else 'west'}" for i in range(40)]
+    lines = [
+        f"{rng.normal(50, 10):.1f},{rng.choice(list(kinds))},{i % 2},{'east' if i < 20 else 'west'}"
+        for i in range(40)
+    ]
     path.write_text("\n".join(["age,kind,label,ward", *lines]) + "\n")

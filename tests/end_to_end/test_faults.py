@@ -1,4 +1,6 @@
-"""What breaks in a deployment, with real processes: sites and the SuperLink are killed or hang, and runs go on or are gone on with."""
+"""What breaks in a deployment, with real processes: sites and the SuperLink are killed
+or hang, and runs go on or are gone on with.
+"""
 
 import json
 import os
@@ -18,11 +20,19 @@ from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import marked
 
 ROOT = Path(__file__).parents[2]
-SITES = {"oslo": 0, "paris": 1, "rome": 2}  # their ids as clients: the three share the settings' data
+# their ids as clients: the three share the settings' data
+SITES = {"oslo": 0, "paris": 1, "rome": 2}
 WAIT = 30  # seconds for a phase: on a busy machine the processes of an answer take a dozen
-SMALL = ["train.local-epochs=1", "evaluate-every=0", "clients-per-round=0", "seed=5", "num-clients=3"]
+SMALL = [
+    "train.local-epochs=1",
+    "evaluate-every=0",
+    "clients-per-round=0",
+    "seed=5",
+    "num-clients=3",
+]
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]  # every message starts processes: minutes on a busy machine
+# every message starts processes: minutes on a busy machine
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +48,12 @@ def command(*arguments):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-m", "fedapps", "run", *map(str, arguments)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def rows(folder):
@@ -49,11 +63,15 @@ def rows(folder):
 
 
 def wait_for(condition, process, folder, seconds):
-    """Wait until ``condition(rows)`` holds while ``process`` runs; fail with what was said if it does not within twice the ``seconds``
-    that it takes where little else runs."""
+    """Wait until ``condition(rows)`` holds while ``process`` runs; fail with what was
+    said if it does not within twice the ``seconds`` that it takes where little else
+    runs.
+    """
     deadline = time.monotonic() + 2 * seconds
     while not condition(rows(folder)):
-        log = (folder / "run.log").read_text()[-3000:] if (folder / "run.log").exists() else "no log"
+        log = (
+            (folder / "run.log").read_text()[-3000:] if (folder / "run.log").exists() else "no log"
+        )
         assert process.poll() is None, log
         assert time.monotonic() < deadline, log
         time.sleep(0.2)
@@ -62,15 +80,27 @@ def wait_for(condition, process, folder, seconds):
 def versions(site):
     """Return round -> personal model of a site, as its store has it."""
     return {
-        int(path.name.split(".")[1]): load_file(path) for path in sorted((site.folder / "store").glob("run-*/*/*.safetensors"))
+        int(path.name.split(".")[1]): load_file(path)
+        for path in sorted((site.folder / "store").glob("run-*/*/*.safetensors"))
     }
 
 
 def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_path):
-    """In round 2 `paris` is killed and `rome` stops answering: both are left out and named, later both take part again."""
+    """In round 2 `paris` is killed and `rome` stops answering: both are left out and
+    named, later both take part again.
+    """
     out, paris, rome = tmp_path / "r", deployment.sites["paris"], deployment.sites["rome"]
-    job = ["method=superfed-mm", "superfed.start=0.0", "num-rounds=50", f"timeout={WAIT}", "checkpoint-every=50", *SMALL]
-    process = command(*job, "--engine", "deployment", "--deployment", deployment.folder, "--out", out)
+    job = [
+        "method=superfed-mm",
+        "superfed.start=0.0",
+        "num-rounds=50",
+        f"timeout={WAIT}",
+        "checkpoint-every=50",
+        *SMALL,
+    ]
+    process = command(
+        *job, "--engine", "deployment", "--deployment", deployment.folder, "--out", out
+    )
     hung = []
     try:
         wait_for(lambda found: len(found) >= 1, process, out, 90)
@@ -78,18 +108,33 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
         paris.kill()
         kept = versions(paris)  # what it had learnt is still there
         assert kept.keys() == before.keys()
-        assert all(np.array_equal(array, kept[number][name]) for number, model in before.items() for name, array in model.items())
+        assert all(
+            np.array_equal(array, kept[number][name])
+            for number, model in before.items()
+            for name, array in model.items()
+        )
         hung = marked(rome.mark)
         for one in hung:
             os.kill(one, signal.SIGSTOP)
-        wait_for(lambda found: any(row["clients"] == [0] and len(row["failures"]) == 2 for row in found), process, out, 3 * WAIT)
+        wait_for(
+            lambda found: any(row["clients"] == [0] and len(row["failures"]) == 2 for row in found),
+            process,
+            out,
+            3 * WAIT,
+        )
         for one in hung:
             os.kill(one, signal.SIGCONT)
         hung = []
-        back = threading.Thread(target=paris.start)  # refused until the SuperLink has missed the old one for a minute
+        # refused until the SuperLink has missed the old one for a minute
+        back = threading.Thread(target=paris.start)
         back.start()
         bad = next(row["round"] for row in rows(out) if row["failures"])
-        wait_for(lambda found: [0, 1, 2] in [row["clients"] for row in found if row["round"] > bad], process, out, 180)
+        wait_for(
+            lambda found: [0, 1, 2] in [row["clients"] for row in found if row["round"] > bad],
+            process,
+            out,
+            180,
+        )
         back.join(10)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
@@ -107,16 +152,21 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
     assert json.loads((out / "summary.json").read_text())["failures"] == len(failures)
     again = max(row["round"] for row in found if SITES["paris"] in row["clients"])
     assert again > bad
-    assert set(versions(paris)) == {again}  # what it has learnt since; without a checkpoint an older version is of no use
+    # what it has learnt since; without a checkpoint an older version is of no use
+    assert set(versions(paris)) == {again}
 
 
 def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, monkeypatch):
-    """After its first checkpoint; the numbers are those of a run that nothing befell."""
+    """After its first checkpoint; the numbers are those of a run that nothing
+    befell.
+    """
     job = ["method=superfed-mm", "superfed.start=0.0", "num-rounds=2", "checkpoint-every=1", *SMALL]
     engine = ["--engine", "deployment", "--deployment", deployment.folder]
     out = tmp_path / "sites"
     process = command(*job, *engine, "--out", out)
-    wait_for(lambda found: len(found) >= 1 and (out / "checkpoint" / "1").exists(), process, out, 120)
+    wait_for(
+        lambda found: len(found) >= 1 and (out / "checkpoint" / "1").exists(), process, out, 120
+    )
     deployment.superlink.kill()  # and the ServerApp, which it had started
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said
@@ -129,12 +179,20 @@ def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, 
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
     assert [row["failures"] for row in rows(out)] == [[]] * 2
-    run_folder = max((deployment.sites["oslo"].folder / "store").glob("run-*"), key=lambda path: path.stat().st_mtime).name
-    for name, site in deployment.sites.items():  # every site has its personal model on its own disk, and only its own
-        assert [path.name for path in (site.folder / "store" / run_folder).iterdir()] == [f"client-{SITES[name]}"]
+    run_folder = max(
+        (deployment.sites["oslo"].folder / "store").glob("run-*"),
+        key=lambda path: path.stat().st_mtime,
+    ).name
+    # every site has its personal model on its own disk, and only its own
+    for name, site in deployment.sites.items():
+        assert [path.name for path in (site.folder / "store" / run_folder).iterdir()] == [
+            f"client-{SITES[name]}"
+        ]
     left, right = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "inline"))
     for name, array in right.items():
         np.testing.assert_allclose(left[name], array, atol=1e-6)
-    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (out, tmp_path / "inline"))
+    ours, theirs = (
+        json.loads((folder / "summary.json").read_text()) for folder in (out, tmp_path / "inline")
+    )
     for key in ("accuracy-mean", "global-accuracy-mean", "loss-mean"):
         assert ours[key] == pytest.approx(theirs[key], abs=1e-6)

@@ -1,4 +1,6 @@
-"""Shares of a GPU under Ray, on a machine without one: Ray is told that there is one, and the clients say what they see of it."""
+"""Shares of a GPU under Ray, on a machine without one: Ray is told that there is one,
+and the clients say what they see of it.
+"""
 
 import os
 from collections import Counter
@@ -62,12 +64,21 @@ def app(tmp_path):
 
 
 @pytest.mark.parametrize(("share", "at_once", "visible"), [(0.5, 2, "0"), (0.0, 3, "none")])
-def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(app, tmp_path, share, at_once, visible):
+def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(
+    app, tmp_path, share, at_once, visible
+):
     lines = []
     outcome = flower.run_simulation(
-        app, {}, num_nodes=6, gpus_per_client=share, ray_cpus=3, ray_gpus=1, log_path=tmp_path / "log", on_line=lines.append,
+        app,
+        {},
+        num_nodes=6,
+        gpus_per_client=share,
+        ray_cpus=3,
+        ray_gpus=1,
+        log_path=tmp_path / "log",
+        on_line=lines.append,
         env={"CUDA_VISIBLE_DEVICES": "0"},
-    )  # fmt: skip
+    )
     assert outcome.status == "completed", (outcome, lines[-20:])
     seen = [line.split()[1:] for line in lines if line.startswith("SEEN ")]
     assert len(seen) == 6
@@ -80,11 +91,18 @@ def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(app
 def test_clients_share_as_many_nodes_as_run_at_a_time(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(flower, "gpus_found", lambda: 1)
-    assert [flower.nodes_for(100, 1, share, None) for share in (0.0, 0.25, 0.5, 1.0)] == [8, 4, 2, 1]
+    assert [flower.nodes_for(100, 1, share, None) for share in (0.0, 0.25, 0.5, 1.0)] == [
+        8,
+        4,
+        2,
+        1,
+    ]
     assert flower.nodes_for(100, 1, 0.25, 3) == 3
     assert flower.nodes_for(2, 1, 0.25, None) == 2
 
 
 def test_a_share_that_does_not_fit_is_refused(app, tmp_path):
     with pytest.raises(flower.UserError, match=r"^gpus-per-client = 1\.5, but 1 GPUs were found"):
-        flower.run_simulation(app, {}, num_nodes=3, gpus_per_client=1.5, ray_gpus=1, log_path=tmp_path / "log")
+        flower.run_simulation(
+            app, {}, num_nodes=3, gpus_per_client=1.5, ray_gpus=1, log_path=tmp_path / "log"
+        )

@@ -1,4 +1,6 @@
-"""The launcher: a small Flower app is run, fails, is refused, interrupted; nothing is ever left behind."""
+"""The launcher: a small Flower app is run, fails, is refused, interrupted; nothing is
+ever left behind.
+"""
 
 import contextlib
 import json
@@ -96,7 +98,9 @@ def app(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _nothing_left(monkeypatch):
-    """Every SuperLink made in this process must leave neither a process nor its folder, however the test ends."""
+    """Every SuperLink made in this process must leave neither a process nor its folder,
+    however the test ends.
+    """
     made = []
     make = superlink.SuperLink.__init__
 
@@ -113,12 +117,15 @@ def _nothing_left(monkeypatch):
 
 
 def descendants(root):
-    """The processes below `root`, each with its start time, so that a reused number is not mistaken for it."""
+    """The processes below `root`, each with its start time, so that a reused number is
+    not mistaken for it.
+    """
     parents, starts = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()  # from field 3, the state, on
+                # from field 3, the state, on
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if fields[0] != "Z":
                     parents[int(entry.name)], starts[int(entry.name)] = int(fields[1]), fields[19]
     found = set()
@@ -161,18 +168,29 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         on_line=lines.append,
         poll=lambda: polls.append(threading.current_thread()) or strangers.append(reached(port)),
         walled=not obstacle(),
-        env={"EXTRA": "given", "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"},
+        env={
+            "EXTRA": "given",
+            "HTTP_PROXY": "http://127.0.0.1:9",
+            "http_proxy": "http://127.0.0.1:9",
+        },
     )
     assert outcome == flower.Outcome("completed", "", log)
     assert log.read_text(encoding="utf-8").splitlines() == lines
     assert any(line.startswith("finished round 1") for line in lines)
     assert not any("\x1b" in line for line in lines)
     assert set(polls) == {threading.main_thread()}
-    assert any(strangers) == bool(obstacle())  # who knows the port of a run behind a wall does not get through
+    # who knows the port of a run behind a wall does not get through
+    assert any(strangers) == bool(obstacle())
     rounds = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rounds) == 2
     server = rounds[-1]
-    assert server["config"] == {"out": str(out), "text": text, "nested.rate": 1e-05, "rounds": 2, "fail": False}
+    assert server["config"] == {
+        "out": str(out),
+        "text": text,
+        "nested.rate": 1e-05,
+        "rounds": 2,
+        "fail": False,
+    }
     home = Path(server["env"]["FLWR_HOME"])
     assert len(str(home)) < 30
     assert server["files"] == []
@@ -188,7 +206,9 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
 
 @pytest.mark.ray
 def test_a_server_app_that_raises_is_a_failure_with_its_reason(app, tmp_path):
-    outcome = flower.run_simulation(app, {"fail": True}, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log")
+    outcome = flower.run_simulation(
+        app, {"fail": True}, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log"
+    )
     assert (outcome.status, outcome.details) == ("failed", "ValueError: the kettle is empty")
     assert "Traceback" in (tmp_path / "log").read_text()
 
@@ -201,26 +221,42 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp
         "from pathlib import Path\nfrom fedapps.engines.flower import run_simulation\n"
         f"config = {{'out': {str(out)!r}, 'rounds': 1_000_000}}\n"
         f"outcome = run_simulation(Path({str(app)!r}), config, num_nodes=3, ray_cpus=1,\n"
-        f"    log_path=Path({str(tmp_path / 'log')!r}), on_line=lambda line: print(line, flush=True))\n"
+        f"    log_path=Path({str(tmp_path / 'log')!r}), on_line=lambda line: print(line, "
+        "flush=True))\n"
         "print('outcome', outcome.status, flush=True)\n"
     )
     root = Path(flower.__file__).parent.parent.parent
     environment = os.environ | {"PYTHONPATH": str(root)}
     process = subprocess.Popen(
-        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, str(script)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
-        home = next(line.split()[-1] for line in process.stdout if line.startswith("finished round 1 "))
+        home = next(
+            line.split()[-1] for line in process.stdout if line.startswith("finished round 1 ")
+        )
         mark = f"FLWR_HOME={home}"
         programs = b" ".join(Path(f"/proc/{one}/cmdline").read_bytes() for one in marked(mark))
-        for name in (b"flower-superlink", b"flower-superexec", b"flwr-simulation", b"gcs_server", b"raylet", b"ray::"):
+        for name in (
+            b"flower-superlink",
+            b"flower-superexec",
+            b"flwr-simulation",
+            b"gcs_server",
+            b"raylet",
+            b"ray::",
+        ):
             assert name in programs
         started, _ = descendants(process.pid)  # whether marked or not
         unmarked = {one for one, _ in started & descendants(process.pid)[0]} - set(marked(mark))
-        assert [b"fedapps.engines.processes" in Path(f"/proc/{one}/cmdline").read_bytes() for one in unmarked] == [
-            True
-        ]  # the guard
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the whole foreground group
+        assert [
+            b"fedapps.engines.processes" in Path(f"/proc/{one}/cmdline").read_bytes()
+            for one in unmarked
+        ] == [True]  # the guard
+        # as a terminal does it: to the whole foreground group
+        os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)
         printed, _ = process.communicate(timeout=120)
@@ -237,12 +273,15 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp
 
 def test_killed_outright_nothing_survives(tmp_path):
     script = (
-        "import os, time; from fedapps.engines.processes import free_port; from fedapps.engines.superlink import SuperLink\n"
+        "import os, time; from fedapps.engines.processes import free_port; from "
+        "fedapps.engines.superlink import SuperLink\n"
         "one = SuperLink(free_port(), os.environ, 1, lambda: None); one.start()\n"
         "print(one.mark, one.base, flush=True); time.sleep(60)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(flower.__file__).parent.parent.parent)}
-    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    )
     mark, base = process.stdout.readline().split()
     assert marked(mark)
     process.kill()
@@ -265,7 +304,9 @@ def test_a_superlink_that_dies_is_a_failure_with_its_last_words(app, tmp_path, m
     broken.write_text("#!/bin/sh\necho 'OSError: the disk is full' >&2\nexit 1\n")
     broken.chmod(0o755)
     find = superlink.program
-    monkeypatch.setattr(superlink, "program", lambda name: broken if name == broken.name else find(name))
+    monkeypatch.setattr(
+        superlink, "program", lambda name: broken if name == broken.name else find(name)
+    )
     outcome = flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log")
     assert outcome.status == "failed"
     assert outcome.details == "Flower's SuperLink has ended: OSError: the disk is full"
@@ -285,23 +326,39 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
     [
         ({"gpus_per_client": 0.5}, {}, r"^gpus-per-client = 0\.5, but no GPU was found: "),
         ({"gpus_per_client": -1.0}, {}, r"^gpus-per-client = -1\.0, "),
-        ({"cpus_per_client": 3, "ray_cpus": 2}, {}, r"^cpus-per-client = 3, but there are 2 CPUs: choose 1\.\.2$"),
+        (
+            {"cpus_per_client": 3, "ray_cpus": 2},
+            {},
+            r"^cpus-per-client = 3, but there are 2 CPUs: choose 1\.\.2$",
+        ),
         ({"cpus_per_client": 0}, {}, r"^cpus-per-client = 0, "),
-        ({"ray_cpus": 2, "cluster": "10.0.0.1:6379"}, {}, r"^ray_cpus = 2, but the run joins a cluster "),
+        (
+            {"ray_cpus": 2, "cluster": "10.0.0.1:6379"},
+            {},
+            r"^ray_cpus = 2, but the run joins a cluster ",
+        ),
     ],
 )
 def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, environment, message):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr(
+        superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
+    )
     with pytest.raises(UserError, match=message):
-        flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", env=environment, **options)
+        flower.run_simulation(
+            app, {}, num_nodes=3, log_path=tmp_path / "log", env=environment, **options
+        )
 
 
-def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with_a_refusal(tmp_path, monkeypatch, capsys):
+def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with_a_refusal(
+    tmp_path, monkeypatch, capsys
+):
     launched = []
     launch = superlink.SuperLink.launch
-    monkeypatch.setattr(superlink.SuperLink, "launch", lambda self: (launch(self), launched.append(self))[0])
+    monkeypatch.setattr(
+        superlink.SuperLink, "launch", lambda self: (launch(self), launched.append(self))[0]
+    )
 
     def refuse(settings):
         assert all(link.alive() for link in launched)
@@ -320,9 +377,13 @@ def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with
 def test_a_superlink_that_was_launched_carries_out_a_run(app, tmp_path):
     with flower.launched(None, walled=False) as link:
         config = {"rounds": 1, "out": str(tmp_path / "seen")}
-        outcome = flower.run_simulation(app, config, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log", superlink=link)
+        outcome = flower.run_simulation(
+            app, config, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log", superlink=link
+        )
     assert outcome.status == "completed", outcome.details
-    assert json.loads((tmp_path / "seen").read_text())["env"]["FLWR_HOME"] == str(link.base / "home")
+    assert json.loads((tmp_path / "seen").read_text())["env"]["FLWR_HOME"] == str(
+        link.base / "home"
+    )
 
 
 def test_a_taken_port(app, tmp_path):
@@ -330,7 +391,9 @@ def test_a_taken_port(app, tmp_path):
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with pytest.raises(UserError, match=r"^port = \d+, but it cannot be used"):
-            flower.run_simulation(app, {}, num_nodes=3, port=listener.getsockname()[1], log_path=tmp_path / "log")
+            flower.run_simulation(
+                app, {}, num_nodes=3, port=listener.getsockname()[1], log_path=tmp_path / "log"
+            )
 
 
 def test_the_last_error_is_the_cause_not_its_wrapper():
@@ -352,4 +415,6 @@ RuntimeError: An error was encountered. Ending simulation.
 ERROR : Exit Code: 700"""
     assert flower.last_error(log.splitlines()) == "Wrong: the pool is empty: 3.5"
     assert flower.last_error(["all is well"]) is None
-    assert flower.last_error(["Traceback (most recent call last):", "  x", "KeyError"]) == "KeyError"
+    assert (
+        flower.last_error(["Traceback (most recent call last):", "  x", "KeyError"]) == "KeyError"
+    )

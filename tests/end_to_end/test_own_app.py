@@ -1,4 +1,6 @@
-"""A method, a task and a net in one file of one's own (`examples/own-method`) on three real SuperNodes, which have no copy of it."""
+"""A method, a task and a net in one file of one's own (`examples/own-method`) on three
+real SuperNodes, which have no copy of it.
+"""
 
 import csv
 import json
@@ -15,9 +17,17 @@ from fedapps.engines.processes import marked
 
 ROOT = Path(__file__).parents[2]
 SITES = {f"site-{i}": {"partition-id": i, "num-partitions": 3} for i in range(3)}
-JOB = ["run", "run.toml", "num-clients=3", "num-rounds=2", "checkpoint-every=0", "train.local-epochs=1"]
+JOB = [
+    "run",
+    "run.toml",
+    "num-clients=3",
+    "num-rounds=2",
+    "checkpoint-every=0",
+    "train.local-epochs=1",
+]
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]  # every message starts processes: minutes on a busy machine
+# every message starts processes: minutes on a busy machine
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
 
 def fedapps(folder, *words, path=()):
@@ -40,12 +50,18 @@ def example(tmp_path):
 
 
 def test_the_sites_give_the_numbers_of_the_inline_engine_and_say_what_they_lack(example, tmp_path):
-    """The file travels with the app. A package that it imports does not: the server has it and two sites, the third says its name."""
+    """The file travels with the app. A package that it imports does not: the server has
+    it and two sites, the third says its name.
+    """
     lent = tmp_path / "lent"
     (lent / "scales").mkdir(parents=True)
     (lent / "scales" / "__init__.py").write_text("FACTOR = 1.0\n")
     with Deployment.create(tmp_path / "deployment", SITES) as deployment:
-        for program in (deployment.superlink, deployment.sites["site-0"], deployment.sites["site-1"]):
+        for program in (
+            deployment.superlink,
+            deployment.sites["site-0"],
+            deployment.sites["site-1"],
+        ):
             program.environment["PYTHONPATH"] = str(lent)
         deployment.start()
         engine = ["--engine", "deployment", "--deployment", deployment.folder]
@@ -58,7 +74,9 @@ def test_the_sites_give_the_numbers_of_the_inline_engine_and_say_what_they_lack(
         assert 'method = "own_method:METHOD"' in settings
         assert "epsilon = 0.001" in settings
 
-        (example / "own_method.py").write_text("import scales\n" + (example / "own_method.py").read_text())
+        (example / "own_method.py").write_text(
+            "import scales\n" + (example / "own_method.py").read_text()
+        )
         done = fedapps(example, *JOB, *engine, "--out", tmp_path / "lacking", path=[lent])
         said = "there is no module 'scales', which own_method imports: install it here"
         told = [

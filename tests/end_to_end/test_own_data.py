@@ -1,4 +1,6 @@
-"""A user's own set, thirty windows of nine sensors a person, from a folder of parquet to the results, as docs/own-data.md says."""
+"""A user's own set, thirty windows of nine sensors a person, from a folder of parquet
+to the results, as docs/own-data.md says.
+"""
 
 import csv
 import json
@@ -12,9 +14,14 @@ from fedapps.cli import main
 
 PEOPLE = (3, 5, 8, 11, 20, 27)
 SETTINGS = [
-    "data.partition=natural", "data.natural-id=subject", "num-rounds=3", "evaluate-every=3", "clients-per-round=0",
-    "train.local-epochs=2", "train.learning-rate=0.05",
-]  # fmt: skip
+    "data.partition=natural",
+    "data.natural-id=subject",
+    "num-rounds=3",
+    "evaluate-every=3",
+    "clients-per-round=0",
+    "train.local-epochs=2",
+    "train.learning-rate=0.05",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +38,17 @@ def folder(tmp_path):
 
 
 def run(method, source, out, *more, engine="inline"):
-    arguments = ["run", "--engine", engine, "--out", str(out), f"method={method}", f"data.source={source}", *SETTINGS, *more]
+    arguments = [
+        "run",
+        "--engine",
+        engine,
+        "--out",
+        str(out),
+        f"method={method}",
+        f"data.source={source}",
+        *SETTINGS,
+        *more,
+    ]
     assert main(arguments) == 0
     with (out / "clients.csv").open(newline="") as file:
         clients = list(csv.DictReader(file))
@@ -46,7 +63,9 @@ def test_a_folder_of_windows_by_person(method, folder, tmp_path):
     assert all(math.isfinite(float(row["loss"])) for row in clients)
     mean = sum(float(row["accuracy"]) for row in clients) / len(clients)
     assert mean > 0.4, "of six classes, after three rounds"
-    assert 'name = "cnn-1d"' in (tmp_path / "out" / "settings.toml").read_text(), "the net that auto stands for is on record"
+    assert 'name = "cnn-1d"' in (tmp_path / "out" / "settings.toml").read_text(), (
+        "the net that auto stands for is on record"
+    )
 
 
 def test_people_that_nobody_trains_on_score_one_model_alike(folder, tmp_path):

@@ -1,4 +1,6 @@
-"""``benchmarks/soak.py``, short: a run under every kind of fault is what it should be, and a record that is not is noticed."""
+"""``benchmarks/soak.py``, short: a run under every kind of fault is what it should be,
+and a record that is not is noticed.
+"""
 
 import json
 
@@ -24,7 +26,9 @@ def work(tmp_path_factory):
 
 
 def judged(work, change=lambda rows: rows):
-    """Return the sums of what is counted, and the difference, where the record is changed."""
+    """Return the sums of what is counted, and the difference, where the record is
+    changed.
+    """
     path = work / "run" / "rounds.jsonl"
     before = path.read_text()
     try:
@@ -62,13 +66,17 @@ def test_a_reply_that_should_not_have_been_used_is_noticed(work, kind):
 
 
 def test_a_weight_that_was_not_capped_is_noticed(work):
-    (_, _, successes, _), difference = judged(work, lambda rows: [{**row, "capped": []} for row in rows])
+    (_, _, successes, _), difference = judged(
+        work, lambda rows: [{**row, "capped": []} for row in rows]
+    )
     assert successes == 1
     assert difference > 1e-6
 
 
 def test_a_sound_client_that_was_left_out_and_a_missing_round_are_noticed(work):
-    (_, _, successes, failures), difference = judged(work, lambda rows: [{**rows[0], "clients": [0, 1, 2, 3]}, *rows[1:]])
+    (_, _, successes, failures), difference = judged(
+        work, lambda rows: [{**rows[0], "clients": [0, 1, 2, 3]}, *rows[1:]]
+    )
     assert (successes, failures) == (0, 1)
     assert difference > 1e-6
     (_, _, successes, _), difference = judged(work, lambda rows: rows[:4] + rows[5:])

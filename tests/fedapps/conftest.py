@@ -12,10 +12,12 @@ def toml_value(value):
 
 @pytest.fixture
 def write_run(tmp_path):
-    """`write_run(name, ...)` writes a folder with two evaluated rounds of four and returns its path.
+    """`write_run(name, ...)` writes a folder with two evaluated rounds of four and
+    returns its path.
 
-    `last` are the metrics of the last evaluation, `clients` the rows of clients.csv; `summary=False` leaves the
-    folder as a killed run does: no summary, and a torn last line.
+    `last` are the metrics of the last evaluation, `clients` the rows of clients.csv;
+    `summary=False` leaves the folder as a killed run does: no summary, and a torn last
+    line.
     """
 
     def write(
@@ -35,13 +37,26 @@ def write_run(tmp_path):
         path = tmp_path / name
         path.mkdir(parents=True)
         planned = planned or rounds
-        last = {"accuracy-mean": 0.875, "accuracy-std": 0.0625, "ece-mean": 0.125} if last is None else last
+        last = (
+            {"accuracy-mean": 0.875, "accuracy-std": 0.0625, "ece-mean": 0.125}
+            if last is None
+            else last
+        )
         clients = [(0, 0.75), (1, 1.0), (7, 0.5)] if clients is None else clients
-        flat = {"method": method, "task": "classification", "seed": seed, "num-rounds": planned, "clients-per-round": 2}
+        flat = {
+            "method": method,
+            "task": "classification",
+            "seed": seed,
+            "num-rounds": planned,
+            "clients-per-round": 2,
+        }
         tables = {"data": {"source": "digits"}, "versions": {"flwr": "1.41.0"}, **(settings or {})}
         lines = [f"{key} = {toml_value(value)}" for key, value in flat.items()]
         for table, values in tables.items():
-            lines += [f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
+            lines += [
+                f"[{table}]",
+                *(f"{key} = {toml_value(value)}" for key, value in values.items()),
+            ]
         (path / "settings.toml").write_text("\n".join(lines))
         records = []
         for number in range(1, rounds + 1):
@@ -69,9 +84,23 @@ def write_run(tmp_path):
         if curves:
             (path / "curves.json").write_text(json.dumps(curves))
         if summary:
-            table = {"method": method, "task": "classification", "seed": seed, "num-rounds": planned}
-            table |= {"rounds-completed": rounds, "failures": len(failures or []), "seconds": 0.5 * rounds}
-            table |= {"bytes-up": 1000 * rounds, "bytes-down": 2000 * rounds, **last, **(extra or {})}
+            table = {
+                "method": method,
+                "task": "classification",
+                "seed": seed,
+                "num-rounds": planned,
+            }
+            table |= {
+                "rounds-completed": rounds,
+                "failures": len(failures or []),
+                "seconds": 0.5 * rounds,
+            }
+            table |= {
+                "bytes-up": 1000 * rounds,
+                "bytes-down": 2000 * rounds,
+                **last,
+                **(extra or {}),
+            }
             (path / "summary.json").write_text(json.dumps(table))
         return path
 

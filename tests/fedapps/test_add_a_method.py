@@ -1,4 +1,6 @@
-"""The method that docs/add-a-method.md adds runs as it is printed there, in five places and no more."""
+"""The method that docs/add-a-method.md adds runs as it is printed there, in five places
+and no more.
+"""
 
 import json
 import os
@@ -19,12 +21,22 @@ TEXT = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(python)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 SERVER, CLIENT, ENTRY, EXAM = (code for _, code in BLOCKS)
 (SERVER_IMPORT,) = re.findall(r"`(from strategies\.\S+ import [^`]+)`", TEXT)
-PLACES = ["strategies/fednova.py", "clients/fednova.py", "fedapps/methods/averaging.py", "tests/clients/test_fednova.py"]
+PLACES = [
+    "strategies/fednova.py",
+    "clients/fednova.py",
+    "fedapps/methods/averaging.py",
+    "tests/clients/test_fednova.py",
+]
 PAGE = "docs/fednova.md"
 
 
 def test_it_takes_less_than_ninety_lines_of_code():
-    lines = [line for text in (SERVER, CLIENT, SERVER_IMPORT, ENTRY) for line in text.splitlines() if line.strip()]
+    lines = [
+        line
+        for text in (SERVER, CLIENT, SERVER_IMPORT, ENTRY)
+        for line in text.splitlines()
+        if line.strip()
+    ]
     assert len(lines) < 90
 
 
@@ -39,9 +51,13 @@ def extended(tmp_path_factory):
     methods = (ROOT / "fedapps/methods/averaging.py").read_text(encoding="utf-8")
     head, opening, entries = methods.partition("METHODS: dict[str, Method] = {\n")
     head = head.replace("from strategies import", f"{SERVER_IMPORT}\nfrom strategies import", 1)
-    for place, text in zip(PLACES, (SERVER, CLIENT, head + opening + ENTRY + entries, EXAM), strict=True):
+    for place, text in zip(
+        PLACES, (SERVER, CLIENT, head + opening + ENTRY + entries, EXAM), strict=True
+    ):
         (copy / place).write_text(text, encoding="utf-8")
-    (copy / PAGE).write_text("# FedNova\n\n<!-- settings: fednova -->\n<!-- /settings -->\n", encoding="utf-8")
+    (copy / PAGE).write_text(
+        "# FedNova\n\n<!-- settings: fednova -->\n<!-- /settings -->\n", encoding="utf-8"
+    )
     done = python(copy, "-m", "fedapps", "settings", "--write")  # make generate
     assert done.returncode == 0, done.stderr
     return copy
@@ -50,7 +66,9 @@ def extended(tmp_path_factory):
 def python(folder, *arguments):
     environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+    )
 
 
 def test_the_rest_follows_from_five_places(extended):
@@ -69,20 +87,39 @@ def test_the_rest_follows_from_five_places(extended):
         str(path.relative_to(extended))
         for path in extended.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-        if not (original := ROOT / path.relative_to(extended)).is_file() or path.read_bytes() != original.read_bytes()
+        if not (original := ROOT / path.relative_to(extended)).is_file()
+        or path.read_bytes() != original.read_bytes()
     }
     assert changed == {*PLACES, PAGE, *written}
 
 
 def test_the_new_method_runs_alone_and_with_what_composes(extended):
-    options = ["num-rounds=3", "data.partition=dirichlet", "fednova.server-learning-rate=0.5", "--nodes", "6"]
-    done = python(extended, "-m", "fedapps", "run", "method=fednova", *options, "--engine", "inline", "--out", extended / "out")
+    options = [
+        "num-rounds=3",
+        "data.partition=dirichlet",
+        "fednova.server-learning-rate=0.5",
+        "--nodes",
+        "6",
+    ]
+    done = python(
+        extended,
+        "-m",
+        "fedapps",
+        "run",
+        "method=fednova",
+        *options,
+        "--engine",
+        "inline",
+        "--out",
+        extended / "out",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((extended / "out/summary.json").read_text(encoding="utf-8"))
     assert summary["accuracy-mean"] > 0.2
     shutil.rmtree(extended / "out")
     composes = (
-        "from strategies import *; TERM(FedNova()); Private(FedNova(), PrivacyOptions(1.0)); WarmStart(FedAvg(), 1, FedNova())"
+        "from strategies import *; TERM(FedNova()); Private(FedNova(), PrivacyOptions(1.0)); "
+        "WarmStart(FedAvg(), 1, FedNova())"
     )
     done = python(extended, "-c", composes)
     assert done.returncode == 0, done.stderr
@@ -96,7 +133,10 @@ def test_without_its_declaration_nothing_composes_with_it(extended):
         "strategies.TERM(Silent())",
     ]
     done = python(extended, "-c", "\n".join(lines))
-    assert "TERM: Silent overrides aggregate_train and does not say what it takes from the replies" in done.stderr
+    assert (
+        "TERM: Silent overrides aggregate_train and does not say what it takes from the replies"
+        in done.stderr
+    )
 
 
 def test_its_exam_and_the_rules_of_the_house_pass(extended):
@@ -107,5 +147,7 @@ def test_its_exam_and_the_rules_of_the_house_pass(extended):
         "fedapps/test_settings_reference.py",
     ]
     chosen = ["-k", "fednova or downwards or setting or declares or stale"]
-    done = python(extended, "-m", "pytest", "-q", PLACES[-1], *(f"tests/{name}" for name in names), *chosen)
+    done = python(
+        extended, "-m", "pytest", "-q", PLACES[-1], *(f"tests/{name}" for name in names), *chosen
+    )
     assert done.returncode == 0, done.stdout + done.stderr

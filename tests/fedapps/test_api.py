@@ -1,4 +1,6 @@
-"""Runs from Python: the numbers of the command, its mistakes, and models as PyTorch's modules."""
+"""Runs from Python: the numbers of the command, its mistakes, and models as PyTorch's
+modules.
+"""
 
 import json
 import subprocess
@@ -16,8 +18,20 @@ from fedapps.cli import main
 from fedapps.errors import UserError
 from fedapps.prepare import completed
 
-JOB = {"num_rounds": 2, "num_clients": 4, "clients_per_round": 0, "evaluate_every": 1, "train": {"local_epochs": 1}}
-WORDS = ["num-rounds=2", "num-clients=4", "clients-per-round=0", "evaluate-every=1", "train.local-epochs=1"]
+JOB = {
+    "num_rounds": 2,
+    "num_clients": 4,
+    "clients_per_round": 0,
+    "evaluate_every": 1,
+    "train": {"local_epochs": 1},
+}
+WORDS = [
+    "num-rounds=2",
+    "num-clients=4",
+    "clients-per-round=0",
+    "evaluate-every=1",
+    "train.local-epochs=1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +42,21 @@ def done(tmp_path_factory):
 
 
 def test_it_is_what_the_command_does(done, tmp_path, capsys):
-    assert main(["run", "method=fedper", "data.min-samples=5", *WORDS, "--engine", "inline", "--out", str(tmp_path / "c")]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "method=fedper",
+                "data.min-samples=5",
+                *WORDS,
+                "--engine",
+                "inline",
+                "--out",
+                str(tmp_path / "c"),
+            ]
+        )
+        == 0
+    )
     command = fedapps.load(tmp_path / "c")
     assert (command.folder / "clients.csv").read_text() == (done.folder / "clients.csv").read_text()
     assert {**command.settings, "out": ""} == {**done.settings, "out": ""}
@@ -56,7 +84,9 @@ def test_the_models_are_those_that_were_scored(done):
     assert not model.training
     for name, array in load_file(done.folder / "model.safetensors").items():
         np.testing.assert_array_equal(model.state_dict()[name].numpy(), array)
-    task = build_task(completed({**{k: v for k, v in done.settings.items() if not k.startswith("versions.")}}))
+    task = build_task(
+        completed({**{k: v for k, v in done.settings.items() if not k.startswith("versions.")}})
+    )
     rows = {row["client"]: row for row in done.read.clients}
     for client in (0, 3):
         data = task.client_data(client, 4).test
@@ -70,8 +100,15 @@ def test_mistakes_are_those_of_the_command(tmp_path, done):
         ({"method": "fedavgg"}, "method = 'fedavgg': did you mean 'fedavg'"),
         ({"num_round": 2}, "unknown setting 'num-round': did you mean 'num-rounds'"),
         ({"data": {"alpha": -1.0}}, "data.alpha = -1"),
-        ({"method": ["fedavg"]}, r"method = \['fedavg'\]: a run has one value of each setting: fedapps.sweep takes lists"),
-        ({"model": {"name": torch.nn.Linear}}, "model.name: is code, .* name it as text, 'torch.nn.modules.linear:Linear'"),
+        (
+            {"method": ["fedavg"]},
+            r"method = \['fedavg'\]: a run has one value of each setting: fedapps.sweep takes "
+            r"lists",
+        ),
+        (
+            {"model": {"name": torch.nn.Linear}},
+            "model.name: is code, .* name it as text, 'torch.nn.modules.linear:Linear'",
+        ),
         ({"engine": "spark"}, "engine = 'spark': choose one of inline, ray, deployment"),
         ({"out": done.folder}, "is not empty"),
     ):
@@ -84,10 +121,18 @@ def test_mistakes_are_those_of_the_command(tmp_path, done):
 
 
 def test_names_of_settings_become_keys():
-    assert api.flat({"num_rounds": 2, "q_fedavg": {"q": 1.0}}) == {"num-rounds": 2, "q-fedavg.q": 1.0}
+    assert api.flat({"num_rounds": 2, "q_fedavg": {"q": 1.0}}) == {
+        "num-rounds": 2,
+        "q-fedavg.q": 1.0,
+    }
 
 
 def test_importing_it_stays_cheap():
-    code = "import sys, json, fedapps; print(json.dumps([n for n in ('torch', 'flwr', 'rich', 'numpy', 'pandas') if n in sys.modules]))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    code = (
+        "import sys, json, fedapps; print(json.dumps([n for n in ('torch', 'flwr', 'rich', "
+        "'numpy', 'pandas') if n in sys.modules]))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     assert json.loads(said) == []

@@ -1,4 +1,6 @@
-"""Sweeps, comparisons and plots from Python: what the commands write and print, as objects that a notebook shows."""
+"""Sweeps, comparisons and plots from Python: what the commands write and print, as
+objects that a notebook shows.
+"""
 
 import csv
 import json
@@ -25,8 +27,21 @@ from fedapps.sweeps.pool import Ended, PlannedRun, run_one
 from fedapps.sweeps.progress import SweepProgress
 
 pandas = pytest.importorskip("pandas")
-LASSO = {"task": "lasso", "num_clients": 3, "clients_per_round": 0, "num_rounds": 4, "evaluate_every": 2, "checkpoint_every": 2}
-DIGITS = {"num_rounds": 2, "num_clients": 4, "clients_per_round": 0, "evaluate_every": 1, "train": {"local_epochs": 1}}
+LASSO = {
+    "task": "lasso",
+    "num_clients": 3,
+    "clients_per_round": 0,
+    "num_rounds": 4,
+    "evaluate_every": 2,
+    "checkpoint_every": 2,
+}
+DIGITS = {
+    "num_rounds": 2,
+    "num_clients": 4,
+    "clients_per_round": 0,
+    "evaluate_every": 1,
+    "train": {"local_epochs": 1},
+}
 FILE = """
 task = "lasso"
 num-clients = 3
@@ -48,13 +63,19 @@ rows = ["step"]
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Runs go one after the other in this process, which counts them; those that are named in the dictionary fail with its text."""
+    """Runs go one after the other in this process, which counts them; those that are
+    named in the dictionary fail with its text.
+    """
     broken, begun = {}, []
 
     def run_all(runs, processes):
         for run in runs:
             begun.append(run.folder.name)
-            yield Ended(run, {}, broken[run.folder.name]) if run.folder.name in broken else Ended(run, run_one(run))
+            yield (
+                Ended(run, {}, broken[run.folder.name])
+                if run.folder.name in broken
+                else Ended(run, run_one(run))
+            )
 
     monkeypatch.setattr(execution, "run_all", run_all)
     return types.SimpleNamespace(broken=broken, begun=begun)
@@ -65,7 +86,9 @@ def runs(tmp_path_factory):
     """Two seeds of two methods, the second alone."""
     folder = tmp_path_factory.mktemp("runs")
     return {
-        (method, seed): fedapps.run(method, seed=seed, out=folder / f"{method}-{seed}", progress=False, **DIGITS)
+        (method, seed): fedapps.run(
+            method, seed=seed, out=folder / f"{method}-{seed}", progress=False, **DIGITS
+        )
         for method in ("fedper", "local")
         for seed in (0, 1)
     }
@@ -90,17 +113,32 @@ def same(frame, path):
                 assert float(text) == pytest.approx(ours[name])
 
 
-# --- sweeps --------------------------------------------------------------------------------------------------------------
+# --- sweeps ---------------------------------------------------------------------------
 
 
 def test_a_sweep_of_settings_is_that_of_the_file(in_process, tmp_path, capsys):
     (tmp_path / "grid.toml").write_text(FILE)
-    assert main(["sweep", str(tmp_path / "grid.toml"), "method=fedfw", "--out", str(tmp_path / "command")]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                str(tmp_path / "grid.toml"),
+                "method=fedfw",
+                "--out",
+                str(tmp_path / "command"),
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
-    by_file = fedapps.sweep(tmp_path / "grid.toml", method="fedfw", out=tmp_path / "file", progress=False)
+    by_file = fedapps.sweep(
+        tmp_path / "grid.toml", method="fedfw", out=tmp_path / "file", progress=False
+    )
     by_settings = fedapps.sweep(
         **{**LASSO, "method": "fedfw", "seed": [0, 1]},
-        axis={"step": {"short": {"fedfw": {"offset": 2}}, "a <long> one": {"fedfw": {"offset": 8}}}},
+        axis={
+            "step": {"short": {"fedfw": {"offset": 2}}, "a <long> one": {"fedfw": {"offset": 8}}}
+        },
         when=[{"seed": 1, "set": {"num_rounds": 2}}],
         sweep={"rows": ["step"]},
         out=tmp_path / "settings",
@@ -110,20 +148,32 @@ def test_a_sweep_of_settings_is_that_of_the_file(in_process, tmp_path, capsys):
     table = (tmp_path / "command" / "table.csv").read_text()
     for done in (by_file, by_settings):
         assert (done.folder / "table.csv").read_text() == table
-        assert sorted(done.runs) == sorted(path.name for path in (tmp_path / "command" / "cells").iterdir())
+        assert sorted(done.runs) == sorted(
+            path.name for path in (tmp_path / "command" / "cells").iterdir()
+        )
         same(done.table, tmp_path / "command" / "table.csv")
     assert {run.summary["rounds-completed"] for run in by_settings.runs.values()} == {2, 4}
     record = json.loads((tmp_path / "file" / "sweep.json").read_text())
     assert record["settings"] == ['method="fedfw"']
     assert "a &lt;long&gt; one" in by_settings._repr_html_()
     assert "<b>" not in by_settings._repr_html_().split("</thead>")[0]
-    assert set(by_settings.plot()) == {path.stem for path in (tmp_path / "command" / "plots").glob("*.png")}
+    assert set(by_settings.plot()) == {
+        path.stem for path in (tmp_path / "command" / "plots").glob("*.png")
+    }
 
 
 def test_it_goes_on_where_it_stopped_and_tells_what_failed(in_process, tmp_path):
-    grid = {**LASSO, "method": "fedfw", "seed": [0, 1, 2], "out": tmp_path / "out", "progress": False}
+    grid = {
+        **LASSO,
+        "method": "fedfw",
+        "seed": [0, 1, 2],
+        "out": tmp_path / "out",
+        "progress": False,
+    }
     in_process.broken["seed-1"] = "it died"
-    with pytest.raises(RunFailed, match="1 of 3 runs, the first seed-1: it died; the same call goes on"):
+    with pytest.raises(
+        RunFailed, match="1 of 3 runs, the first seed-1: it died; the same call goes on"
+    ):
         fedapps.sweep(**grid)
     assert rows_of(tmp_path / "out" / "table.csv")[0]["seeds"] == "2"
     in_process.broken.clear()
@@ -149,7 +199,9 @@ def test_mistakes_of_a_sweep(tmp_path):
 
 @pytest.mark.slow
 def test_a_script_may_sweep_as_it_stands(tmp_path):
-    """Without `if __name__ == "__main__"`, which processes that import the script again would need."""
+    """Without `if __name__ == "__main__"`, which processes that import the script again
+    would need.
+    """
     lines = [
         "import fedapps",
         "print('begun')",
@@ -157,19 +209,25 @@ def test_a_script_may_sweep_as_it_stands(tmp_path):
         "print(len(done.table))",
     ]
     (tmp_path / "study.py").write_text("\n".join(lines))
-    done = subprocess.run([sys.executable, "study.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "study.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
     assert done.stdout == "begun\n1\n", done.stderr
     assert (tmp_path / "results" / "sweep" / "report.html").exists()
 
 
-# --- comparisons ---------------------------------------------------------------------------------------------------------
+# --- comparisons ----------------------------------------------------------------------
 
 
 def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
     folders = [str(run.folder) for run in runs.values()]
     assert main(["compare", *folders, "--out", str(tmp_path / "command")]) == 0
     printed = capsys.readouterr().out
-    before = {path: path.stat().st_mtime_ns for run in runs.values() for path in run.folder.parent.rglob("*")}
+    before = {
+        path: path.stat().st_mtime_ns
+        for run in runs.values()
+        for path in run.folder.parent.rglob("*")
+    }
     found = fedapps.compare(*runs.values())
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert found.folder is None
@@ -191,7 +249,10 @@ def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
         "clients.png", "comparison.csv", "comparison.png", "gains.csv", "report.html",
     ]  # fmt: skip
     assert set(found.gains["label"]) == {"local"}
-    assert found.plot()["comparison"].save(tmp_path / "same.png").read_bytes() == (found.folder / "comparison.png").read_bytes()
+    assert (
+        found.plot()["comparison"].save(tmp_path / "same.png").read_bytes()
+        == (found.folder / "comparison.png").read_bytes()
+    )
     with pytest.raises(UserError, match="no folder given"):
         fedapps.compare()
     with pytest.raises(UserError, match="worst = 0"):
@@ -199,11 +260,13 @@ def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
 
 
 def test_the_runs_of_a_sweep_compare(in_process, tmp_path):
-    done = fedapps.sweep(**LASSO, method=["fedfw", "fedfw-plus"], out=tmp_path / "out", progress=False)
+    done = fedapps.sweep(
+        **LASSO, method=["fedfw", "fedfw-plus"], out=tmp_path / "out", progress=False
+    )
     assert list(fedapps.compare(done).table["label"]) == ["fedfw", "fedfw-plus"]
 
 
-# --- what a notebook shows -----------------------------------------------------------------------------------------------
+# --- what a notebook shows ------------------------------------------------------------
 
 
 def test_the_plots_of_a_run_are_those_of_its_report(runs, tmp_path):
@@ -247,7 +310,9 @@ def test_the_partition_is_what_the_command_shows(capsys):
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A notebook's kernel as far as it is asked; the list of what its cell has shown, the last in each place."""
+    """A notebook's kernel as far as it is asked; the list of what its cell has shown,
+    the last in each place.
+    """
     places = []
 
     class Handle:
@@ -280,7 +345,9 @@ def test_in_a_notebook_one_line_is_brought_up_to_date(kernel, tmp_path, capsys):
         progress.note("starting")
         for number in (1, 2, 3):
             with (tmp_path / "rounds.jsonl").open("a") as file:
-                file.write(json.dumps({"round": number, "seconds": 1.0, "train": {"loss": 0.5}}) + "\n")
+                file.write(
+                    json.dumps({"round": number, "seconds": 1.0, "train": {"loss": 0.5}}) + "\n"
+                )
             progress.poll(tmp_path)
     assert len(kernel) == 1
     assert 'value="3" max="3"' in kernel[0][-1]["text/html"]

@@ -1,4 +1,6 @@
-"""`docs/bring-your-own.md` from an empty folder, as it stands there: its files, its commands, its result."""
+"""`docs/bring-your-own.md` from an empty folder, as it stands there: its files, its
+commands, its result.
+"""
 
 import re
 import shlex
@@ -30,26 +32,42 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     (tmp_path / "visits.toml").write_text(blocks("toml")[0])
     subprocess.run([sys.executable, "make_visits.py"], check=True, timeout=60)
     commands = [
-        line for block in blocks("sh") for line in block.splitlines() if line.startswith("fedapps") and "deploy" not in line
+        line
+        for block in blocks("sh")
+        for line in block.splitlines()
+        if line.startswith("fedapps") and "deploy" not in line
     ]
     commands = [line for line in commands if "sites." not in line]
-    assert [line.split()[1] for line in commands] == ["data", "run", "run", "run", "compare", "export"]
+    assert [line.split()[1] for line in commands] == [
+        "data",
+        "run",
+        "run",
+        "run",
+        "compare",
+        "export",
+    ]
     for line in commands:
         words = shlex.split(line)[1:]
         assert main([*words, "num-rounds=2"] if words[0] == "run" else words) == 0, line
     said = capsys.readouterr().out
     assert "5 clients (natural by hospital), 3 classes" in said
     assert "Gain over local" in said
-    done = subprocess.run([sys.executable, "use_bern.py"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "use_bern.py"], capture_output=True, text=True, timeout=120
+    )
     assert re.fullmatch(r"tensor\(\[\[0\.\d+, 0\.\d+, 0\.\d+\]\]\)\n", done.stdout), done.stderr
     bern = next(row for row in read_run("results/fedper").clients if row["client"] == "0")
     assert bern["test-samples"] == 12
 
 
 def test_its_sites_describe_the_files():
-    """What the server is told of the sites' samples is what the files of the page hold."""
+    """What the server is told of the sites' samples is what the files of the page
+    hold.
+    """
     (line,) = re.findall(r"sites\.labels=(\S+) sites\.shape=(\S+)", PAGE)
     header = re.search(r"writerow\(\[(.*?)\]\)", PAGE)
     assert header is not None
-    features = [name for name in re.findall(r'"(\w+)"', header[1]) if name not in ("hospital", "outcome")]
+    features = [
+        name for name in re.findall(r'"(\w+)"', header[1]) if name not in ("hospital", "outcome")
+    ]
     assert line == ("0,1,2", f"1,1,{len(features)}")

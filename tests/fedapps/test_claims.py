@@ -1,4 +1,6 @@
-"""The index of results: every claim has a verdict, a section that is there and a command that runs; it follows from the experiments."""
+"""The index of results: every claim has a verdict, a section that is there and a
+command that runs; it follows from the experiments.
+"""
 
 import re
 import shlex
@@ -14,7 +16,11 @@ from fedapps.sweeps.plan import read_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-CLAIMS = [pytest.param(paper, claim, id=f"{paper.page}-{claim.item}") for paper in papers(ROOT) for claim in paper.claims]
+CLAIMS = [
+    pytest.param(paper, claim, id=f"{paper.page}-{claim.item}")
+    for paper in papers(ROOT)
+    for claim in paper.claims
+]
 
 
 def test_the_index_is_what_the_experiments_say():
@@ -54,15 +60,20 @@ def test_every_study_stands_in_the_index_and_on_the_page_of_its_paper():
             assert table.get("claim"), path
             page = tomllib.loads((path.parent / "paper.toml").read_text(encoding="utf-8"))["page"]
             tried = any(claim["verdict"] != "not tried" for claim in table["claim"])
-            assert not tried or f"experiments/{path.parent.name}/{path.name}" in (RESULTS / page).read_text(encoding="utf-8"), (
-                path
-            )
+            assert not tried or f"experiments/{path.parent.name}/{path.name}" in (
+                RESULTS / page
+            ).read_text(encoding="utf-8"), path
 
 
 def test_no_script_times_nothing():
-    """What trains and tabulates a grid is a sweep: no script has a scale, or plans more than one run into the folders of a sweep."""
+    """What trains and tabulates a grid is a sweep: no script has a scale, or plans more
+    than one run into the folders of a sweep.
+    """
     for path in sorted((ROOT / "benchmarks").glob("*.py")):
-        assert "--scale" not in path.read_text(encoding="utf-8").replace("fedapps sweep", "").split('"""', 2)[-1], path
+        assert (
+            "--scale"
+            not in path.read_text(encoding="utf-8").replace("fedapps sweep", "").split('"""', 2)[-1]
+        ), path
         assert not re.search(r"_(figures|tables)\.py$", path.name), path
 
 
@@ -80,15 +91,18 @@ def tree(tmp_path):
     return write
 
 
-GOOD = 'item = "T|1"\nsays = "a"\nhave = "b"\nverdict = "holds"\nsection = "s"\nminutes = 2.5\nseeds = 3\nscale = "small"\n'
+GOOD = (
+    'item = "T|1"\nsays = "a"\nhave = "b"\nverdict = "holds"\nsection = "s"\nminutes = '
+    '2.5\nseeds = 3\nscale = "small"\n'
+)
 
 
 def test_a_row(tree):
     text = index(tree(GOOD, "[sweep]"))
     assert "Of 1 claims: 1 holds, 0 holds in part, 0 does not hold, 0 not tried." in text
     assert (
-        "| T\\|1 | a | b | [**holds**](paper.md#s) | `fedapps sweep experiments/paper/table-1.toml --scale small` | 2.5 | 3 |"
-        in text
+        "| T\\|1 | a | b | [**holds**](paper.md#s) | `fedapps sweep experiments/paper/table-1.toml "
+        "--scale small` | 2.5 | 3 |" in text
     )
     assert "[A Paper (2020)](#a-paper-2020)" in text
 
@@ -96,7 +110,10 @@ def test_a_row(tree):
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
-        (GOOD.replace('"holds"', '"perhaps"'), f"verdict = 'perhaps': choose of {', '.join(VERDICTS)}"),
+        (
+            GOOD.replace('"holds"', '"perhaps"'),
+            f"verdict = 'perhaps': choose of {', '.join(VERDICTS)}",
+        ),
         (GOOD.replace("seeds = 3\n", ""), "section, minutes and seeds are needed"),
         (GOOD + "sed = 1\n", "claim.sed: choose of"),
         (GOOD.replace('says = "a"', 'says = ""'), "says: must say something"),

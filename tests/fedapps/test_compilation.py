@@ -1,4 +1,6 @@
-"""``train.compile``: decided once, without a clock, recorded, and kept by a resumed run."""
+"""``train.compile``: decided once, without a clock, recorded, and kept by a resumed
+run.
+"""
 
 import pytest
 
@@ -14,7 +16,13 @@ from fedapps.settings import read_settings
 from fedapps.toml_text import read_toml
 from tests.clients.base.traced import Traced
 
-SMALL = {"num-clients": 4, "clients-per-round": 0, "num-rounds": 2, "train.local-epochs": 1, "evaluate-every": 0}
+SMALL = {
+    "num-clients": 4,
+    "clients-per-round": 0,
+    "num-rounds": 2,
+    "train.local-epochs": 1,
+    "evaluate-every": 0,
+}
 
 
 def settings_of(**keys):
@@ -32,14 +40,25 @@ def test_auto_compiles_long_runs_of_methods_that_take_steps():
 
 
 def test_steps_of_fits_are_counted_by_their_own_options():
-    """10 epochs of 9 batches of 6 of 54 samples for each of 20 clients; trees take none, and nets of the L2 oracle theirs."""
-    keys = {"method": "ffgb-distill", "ffgb-distill.oracle-epochs": 10, "ffgb-distill.oracle-batch-size": 6}
+    """10 epochs of 9 batches of 6 of 54 samples for each of 20 clients; trees take
+    none, and nets of the L2 oracle theirs.
+    """
+    keys = {
+        "method": "ffgb-distill",
+        "ffgb-distill.oracle-epochs": 10,
+        "ffgb-distill.oracle-batch-size": 6,
+    }
     distilled = settings_of(**keys)
     task = build_task(distilled)
-    few, twice = seconds(distilled, task), seconds(settings_of(**{**keys, "ffgb-distill.oracle-epochs": 20}), task)
+    few, twice = (
+        seconds(distilled, task),
+        seconds(settings_of(**{**keys, "ffgb-distill.oracle-epochs": 20}), task),
+    )
     assert twice == pytest.approx(2 * few)
     assert few == pytest.approx(seconds(settings_of(**{**keys, "train.local-epochs": 50}), task))
-    nets, worst = (settings_of(method=method, **{"num-rounds": 20_000}) for method in ("ffgb", "ffgb-c"))
+    nets, worst = (
+        settings_of(method=method, **{"num-rounds": 20_000}) for method in ("ffgb", "ffgb-c")
+    )
     assert decided(nets, task, takes_steps).train.compile == "on"
     assert decided(worst, task, takes_steps).train.compile == "off"
 
@@ -55,9 +74,14 @@ def test_on_supernodes_auto_is_off():
     assert settings_of(**{"train.compile": "on"}).deployed().train.compile == "on"
 
 
-def test_the_decision_reaches_the_clients_and_the_settings_and_a_resume_keeps_it(tmp_path, monkeypatch):
+def test_the_decision_reaches_the_clients_and_the_settings_and_a_resume_keeps_it(
+    tmp_path, monkeypatch
+):
     seen = []
-    monkeypatch.setattr("clients.fedavg.FedAvgClient.train", lambda self, config: seen.append(config["compile"]) or 0.0)
+    monkeypatch.setattr(
+        "clients.fedavg.FedAvgClient.train",
+        lambda self, config: seen.append(config["compile"]) or 0.0,
+    )
     monkeypatch.setattr("fedapps.compilation.seconds", lambda *_: 1e9)
     keys = {**SMALL, "out": str(tmp_path / "run"), "checkpoint-every": 1}
     settings = settings_of(**keys)
@@ -80,9 +104,20 @@ def test_clients_of_the_application_can_compile(tmp_path, monkeypatch):
 def test_fits_with_adam_are_compiled_where_the_run_says_so(method, tmp_path, monkeypatch):
     compiler = Traced(tmp_path)
     monkeypatch.setattr("fedapps.assembly.compiler", lambda: compiler)
-    steps = {"ffgb.fit-steps": 5} if method == "ffgb" else {"ffgb-distill.oracle-epochs": 2, "ffgb-distill.distill-epochs": 1}
+    steps = (
+        {"ffgb.fit-steps": 5}
+        if method == "ffgb"
+        else {"ffgb-distill.oracle-epochs": 2, "ffgb-distill.distill-epochs": 1}
+    )
     settings = settings_of(
-        **{**SMALL, **steps, "method": method, "train.compile": "on", "num-rounds": 1, "out": str(tmp_path / "run")}
+        **{
+            **SMALL,
+            **steps,
+            "method": method,
+            "train.compile": "on",
+            "num-rounds": 1,
+            "out": str(tmp_path / "run"),
+        }
     )
     execute(settings, InlineGrid(app, 4, settings.flat()))
     assert compiler.graphs
@@ -109,7 +144,8 @@ def test_a_run_in_blocks_finds_what_a_run_without_finds(method, nodes, tmp_path,
         execute(settings, NodeGrid(grid, 4, grid.get_node_ids()) if nodes else grid)
         rows[choice] = read_rounds(out)
         assert read_toml(out / "settings.toml")["train.compile"] == choice
-    assert max(blocks.taken) == (2 if nodes else 3)  # of four clients: two behind each node; three, and one alone
+    # of four clients: two behind each node; three, and one alone
+    assert max(blocks.taken) == (2 if nodes else 3)
     assert not blocks.told
     for one, other in zip(rows["blocks"], rows["off"], strict=True):
         assert one["failures"] == other["failures"] == []

@@ -1,4 +1,6 @@
-"""``evaluate-train``: the loss of the final model on each client's training samples stands in clients.csv, and nowhere without it."""
+"""``evaluate-train``: the loss of the final model on each client's training samples
+stands in clients.csv, and nowhere without it.
+"""
 
 import csv
 
@@ -35,10 +37,14 @@ def test_the_column_is_the_loss_of_the_final_model(asked, tmp_path):
         model.load_state_dict({name: torch.from_numpy(arrays[name]) for name in model.state_dict()})
         with torch.no_grad():
             parts = [task.client_data(k, 4).train for k in range(4)]
-            expected = [float(torch.nn.functional.cross_entropy(model(part.x), part.y)) for part in parts]
+            expected = [
+                float(torch.nn.functional.cross_entropy(model(part.x), part.y)) for part in parts
+            ]
         np.testing.assert_allclose([float(row["train-loss"]) for row in rows], expected, rtol=1e-5)
 
 
 def test_it_is_refused_where_training_is_private():
-    with pytest.raises(UserError, match="evaluate-train = true: losses on training samples are not private"):
+    with pytest.raises(
+        UserError, match="evaluate-train = true: losses on training samples are not private"
+    ):
         read_settings({"evaluate-train": True, "dp.noise-multiplier": 1.0})

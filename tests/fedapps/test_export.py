@@ -1,4 +1,6 @@
-"""`fedapps export`: what it writes, loaded into a net of plain PyTorch, has the accuracy that the run reported, for every method."""
+"""`fedapps export`: what it writes, loaded into a net of plain PyTorch, has the
+accuracy that the run reported, for every method.
+"""
 
 import csv
 import json
@@ -15,9 +17,16 @@ from fedapps.methods import METHODS
 
 PERSONAL = [name for name, method in METHODS.items() if method.trait == "personalises"]
 JOB = [
-    "num-rounds=3", "num-clients=6", "clients-per-round=3", "data.partition=dirichlet", "data.alpha=0.5", "train.local-epochs=1",
-    "superfed.start=0.3", "checkpoint-every=2", "evaluate-every=2",
-]  # fmt: skip
+    "num-rounds=3",
+    "num-clients=6",
+    "clients-per-round=3",
+    "data.partition=dirichlet",
+    "data.alpha=0.5",
+    "train.local-epochs=1",
+    "superfed.start=0.3",
+    "checkpoint-every=2",
+    "evaluate-every=2",
+]
 
 
 def run(folder, *settings):
@@ -26,7 +35,8 @@ def run(folder, *settings):
 
 @pytest.fixture(autouse=True)
 def without_report(monkeypatch):
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)  # seconds of drawing
+    # seconds of drawing
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
 
 
 def reported(folder):
@@ -40,8 +50,12 @@ def accuracy(net, data):
 
 
 @pytest.mark.parametrize("choice", ["shared", "shrunk"])
-def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose_it(choice, tmp_path):
-    """The second evaluation has the first one's pooled curve, the export has not; clients that mixing did not reach train first."""
+def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose_it(
+    choice, tmp_path
+):
+    """The second evaluation has the first one's pooled curve, the export has not;
+    clients that mixing did not reach train first.
+    """
     folder = tmp_path / "r"
     more = [f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global"]
     assert run(folder, "method=superfed-mm", *more) == 0
@@ -58,7 +72,9 @@ def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose
 
 @pytest.mark.parametrize("method", ["fedavg", *PERSONAL])
 def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, capsys):
-    """Clients that took part, and that did not; SuperFed has mixed, FedRoD has two heads, fine-tuning trains before use."""
+    """Clients that took part, and that did not; SuperFed has mixed, FedRoD has two
+    heads, fine-tuning trains before use.
+    """
     folder = tmp_path / "r"
     assert run(folder, f"method={method}") == 0
     settings = settings_in(folder)
@@ -81,7 +97,10 @@ def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, c
     assert f"accuracy {float(known['accuracy'])}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrapped", [["method=propfair", "propfair.base=finetune"], ["method=ditto", "robust.rule=median"]])
+@pytest.mark.parametrize(
+    "wrapped",
+    [["method=propfair", "propfair.base=finetune"], ["method=ditto", "robust.rule=median"]],
+)
 def test_a_method_around_another_one_is_exported_like_it(wrapped, tmp_path):
     assert run(tmp_path / "r", *wrapped) == 0
     for client, said in reported(tmp_path / "r").items():

@@ -1,4 +1,6 @@
-"""Weights, the server's step and the clients' loss compose: each fair method around each method that allows it, from settings on."""
+"""Weights, the server's step and the clients' loss compose: each fair method around
+each method that allows it, from settings on.
+"""
 
 import numpy as np
 import pytest
@@ -16,34 +18,84 @@ from strategies import ClientGrid, run_rounds
 from strategies.base.capabilities import declared
 
 JOB = {
-    "num-clients": 4, "num-rounds": 2, "clients-per-round": 0, "evaluate-every": 0, "train.local-epochs": 1, "train.batch-size": 64,
-    "train.learning-rate": 0.05, "train.momentum": 0.0, "train.weight-decay": 0.0, "superfed.start": 0.0, "data.alpha": 1.0,
+    "num-clients": 4,
+    "num-rounds": 2,
+    "clients-per-round": 0,
+    "evaluate-every": 0,
+    "train.local-epochs": 1,
+    "train.batch-size": 64,
+    "train.learning-rate": 0.05,
+    "train.momentum": 0.0,
+    "train.weight-decay": 0.0,
+    "superfed.start": 0.0,
+    "data.alpha": 1.0,
     "pfedme.lambda": 5.0,
-}  # fmt: skip
-# The settings with which a rule is the wrapped method, since the prior are its own weights.
+}
+# The settings with which a rule is the wrapped method, since the prior are its own
+# weights.
 NEUTRAL = {
     "aaggff-s": {"aaggff.rate": 0.0, "aaggff.prior": "samples"},
     "aaggff-d": {"aaggff.rate": 0.0, "aaggff.prior": "samples"},
     "afl": {"afl.gamma": 0.0, "afl.prior": "samples"},
     "term": {"term.lambda": 0.0, "term.prior": "samples"},
     "q-fedavg": {"q-fedavg.q": 0.0, "q-fedavg.prior": "samples"},
-    "fedmgda": {"fedmgda.epsilon": 0.0, "fedmgda.server-learning-rate": 0.0, "fedmgda.prior": "samples"},
+    "fedmgda": {
+        "fedmgda.epsilon": 0.0,
+        "fedmgda.server-learning-rate": 0.0,
+        "fedmgda.prior": "samples",
+    },
 }
 ACTIVE = {
-    "aaggff-s": {}, "aaggff-d": {"clients-per-round": 3}, "afl": {}, "term": {"term.lambda": 1.0}, "q-fedavg": {"q-fedavg.q": 1.0},
-    "fedmgda": {}, "propfair": {"propfair.m": 4.0},
-}  # fmt: skip
+    "aaggff-s": {},
+    "aaggff-d": {"clients-per-round": 3},
+    "afl": {},
+    "term": {"term.lambda": 1.0},
+    "q-fedavg": {"q-fedavg.q": 1.0},
+    "fedmgda": {},
+    "propfair": {"propfair.m": 4.0},
+}
 AVERAGES = [
-    "fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "superfed-mm", "superfed-lm", "fedper", "lg-fedavg", "fedrep", "apfl",
-    "pfedme", "ditto", "propfair", "finetune", "fedbn", "partial", "fedbabu", "fedala", "per-fedavg", "fedrod",
-]  # fmt: skip
+    "fedavg",
+    "fedprox",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "superfed-mm",
+    "superfed-lm",
+    "fedper",
+    "lg-fedavg",
+    "fedrep",
+    "apfl",
+    "pfedme",
+    "ditto",
+    "propfair",
+    "finetune",
+    "fedbn",
+    "partial",
+    "fedbabu",
+    "fedala",
+    "per-fedavg",
+    "fedrod",
+]
 # Whose clients train by gradients of a loss: what PropFair takes.
-LOSSES = ["apfl", "ditto", "pfedme", "superfed-mm", "fedrep", "scaffold", "feddyn", "local", "superfed-lm"]
+LOSSES = [
+    "apfl",
+    "ditto",
+    "pfedme",
+    "superfed-mm",
+    "fedrep",
+    "scaffold",
+    "feddyn",
+    "local",
+    "superfed-lm",
+]
 LOSSES += [name for name in AVERAGES if name not in (*LOSSES, "propfair", "fedrod")]
 
 
 def some_slow(names, quick):
-    """Mark all but the first ``quick`` as slow: the same code, with another client or server half."""
+    """Mark all but the first ``quick`` as slow: the same code, with another client or
+    server half.
+    """
     return [*names[:quick], *(pytest.param(name, marks=pytest.mark.slow) for name in names[quick:])]
 
 
@@ -69,23 +121,37 @@ def run(settings):
 
     def client(context):
         place = int(context.node_config["partition-id"])
-        return build_client(settings, task, place, settings.num_clients, MessageStore(context.state))
+        return build_client(
+            settings, task, place, settings.num_clients, MessageStore(context.state)
+        )
 
     grid = ClientGrid(
-        InlineGrid(to_client_app(client), settings.num_clients), seed=settings.seed, clients_per_round=settings.clients_per_round,
-        num_clients=settings.num_clients, bound=settings.bound,
-    )  # fmt: skip
+        InlineGrid(to_client_app(client), settings.num_clients),
+        seed=settings.seed,
+        clients_per_round=settings.clients_per_round,
+        num_clients=settings.num_clients,
+        bound=settings.bound,
+    )
     arrays = ArrayRecord({name: Array(value) for name, value in task.initial_arrays().items()})
     config = {"seed": settings.seed, **settings.train.to_config()}
     result = run_rounds(
-        strategy, grid, arrays, settings.num_rounds, train_config=ConfigRecord(config), evaluate_config=ConfigRecord(config),
+        strategy,
+        grid,
+        arrays,
+        settings.num_rounds,
+        train_config=ConfigRecord(config),
+        evaluate_config=ConfigRecord(config),
         callbacks=[lambda now: seen.append((now.train_metrics, now.trained.clients))],
-    )  # fmt: skip
-    assert all(len(clients) == (settings.clients_per_round or settings.num_clients) for _, clients in seen), "a client failed"
+    )
+    assert all(
+        len(clients) == (settings.clients_per_round or settings.num_clients) for _, clients in seen
+    ), "a client failed"
     return {name: array.numpy() for name, array in result.arrays.items()}, seen[-1][0]
 
 
-@pytest.mark.parametrize("base", some_slow(["fedavg", "fedadam", "fedprox", "superfed-mm", "fedper"], 2))
+@pytest.mark.parametrize(
+    "base", some_slow(["fedavg", "fedadam", "fedprox", "superfed-mm", "fedper"], 2)
+)
 @pytest.mark.parametrize("rule", NEUTRAL)
 def test_at_its_neutral_setting_a_rule_is_the_method_that_it_wraps(rule, base):
     alone, _ = run(settings_of(base))
@@ -95,7 +161,10 @@ def test_at_its_neutral_setting_a_rule_is_the_method_that_it_wraps(rule, base):
     assert metrics["weight-max"] > 0.25  # the clients' sizes differ
 
 
-@pytest.mark.parametrize("base", some_slow(["fedrep", "propfair", "fedprox", "fedadam", "superfed-lm", "pfedme", "ditto"], 1))
+@pytest.mark.parametrize(
+    "base",
+    some_slow(["fedrep", "propfair", "fedprox", "fedadam", "superfed-lm", "pfedme", "ditto"], 1),
+)
 @pytest.mark.parametrize("rule", NEUTRAL)
 def test_each_rule_runs_around_each_average_and_differs_from_it(rule, base):
     alone, _ = run(settings_of(base))
@@ -105,11 +174,17 @@ def test_each_rule_runs_around_each_average_and_differs_from_it(rule, base):
     assert 0.25 <= metrics["weight-max"] <= 1
 
 
-@pytest.mark.parametrize("base", some_slow(["fedavg", "scaffold", "fedper", "lg-fedavg", "fedrep"], 2))
+@pytest.mark.parametrize(
+    "base", some_slow(["fedavg", "scaffold", "fedper", "lg-fedavg", "fedrep"], 2)
+)
 def test_a_large_m_with_m_times_the_learning_rate_is_the_wrapped_method(base):
     """Where no other term has that rate."""
     alone, _ = run(settings_of(base))
-    scaled, _ = run(settings_of("propfair", **{"propfair.base": base, "propfair.m": 1e4, "train.learning-rate": 500.0}))
+    scaled, _ = run(
+        settings_of(
+            "propfair", **{"propfair.base": base, "propfair.m": 1e4, "train.learning-rate": 500.0}
+        )
+    )
     initial = dict(build_task(settings_of(base)).initial_arrays())
     moved = max(np.abs(alone[name] - initial[name]).max() for name in alone)
     assert moved > 1e-3
@@ -140,9 +215,18 @@ def test_every_gradient_of_a_client_that_takes_propfairs_loss_is_of_that_loss(ba
 def test_all_three_at_once_with_a_bound_on_updates():
     """A weight rule, a server step, a local loss, and bounded updates."""
     arrays, metrics = run(
-        settings_of("term", **{"term.base": "propfair", "propfair.base": "fedadam", "term.lambda": 1.0, "propfair.m": 4.0,
-                               "max-update-norm": 0.2, "on-large-update": "clip"})
-    )  # fmt: skip
+        settings_of(
+            "term",
+            **{
+                "term.base": "propfair",
+                "propfair.base": "fedadam",
+                "term.lambda": 1.0,
+                "propfair.m": 4.0,
+                "max-update-norm": 0.2,
+                "on-large-update": "clip",
+            },
+        )
+    )
     assert all(np.isfinite(values).all() for values in arrays.values())
     assert metrics["weight-max"] > 0.25
 
@@ -153,15 +237,22 @@ def test_propfair_composes_with_privacy_and_weight_rules_do_not():
     assert type(build_strategy(settings, task)).__name__ == "Private"
     run(settings)
     for rule in NEUTRAL:
-        with pytest.raises(UserError, match=r"noise-multiplier: of \w+ only the average of updates could be made private"):
+        with pytest.raises(
+            UserError,
+            match=r"noise-multiplier: of \w+ only the average of updates could be made private",
+        ):
             build_strategy(settings_of(rule, **{"dp.noise-multiplier": 1.0}), task)
 
 
 def test_robust_rules_choose_the_replies_that_are_weighted():
-    settings = settings_of("term", **{"term.base": "fedadam", "robust.rule": "multi-krum", "robust.num-malicious": 0})
+    settings = settings_of(
+        "term", **{"term.base": "fedadam", "robust.rule": "multi-krum", "robust.num-malicious": 0}
+    )
     run(settings)
     with pytest.raises(
-        UserError, match="TERM takes more than an average from the replies: choose 'krum', 'multi-krum' or 'none'"
+        UserError,
+        match="TERM takes more than an average from the replies: choose 'krum', 'multi-krum' or "
+        "'none'",
     ):
         build_strategy(settings_of("term", **{"robust.rule": "median"}), build_task(settings))
     run(settings_of("propfair", **{"propfair.base": "fedprox", "robust.rule": "median"}))
@@ -201,10 +292,21 @@ def test_a_run_resumes_with_the_prior_and_the_wrapped_methods_settings():
     from fedapps.settings import read_settings
 
     settings = settings_of(
-        "afl", **{"afl.base": "propfair", "propfair.base": "fedprox", "fedprox.mu": 0.3, "afl.prior": "samples"}
+        "afl",
+        **{
+            "afl.base": "propfair",
+            "propfair.base": "fedprox",
+            "fedprox.mu": 0.3,
+            "afl.prior": "samples",
+        },
     )
     flat = settings.flat()
-    assert (flat["method"], flat["afl.base"], flat["propfair.base"], flat["fedprox.mu"]) == ("afl", "propfair", "fedprox", 0.3)
+    assert (flat["method"], flat["afl.base"], flat["propfair.base"], flat["fedprox.mu"]) == (
+        "afl",
+        "propfair",
+        "fedprox",
+        0.3,
+    )
     again = read_settings(flat)
     assert again.flat() == flat
     assert again.options == settings.options

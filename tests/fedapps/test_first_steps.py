@@ -1,4 +1,6 @@
-"""The mistakes of somebody with a csv file and a net in a file: each is one line that says how to mend it."""
+"""The mistakes of somebody with a csv file and a net in a file: each is one line that
+says how to mend it.
+"""
 
 import csv
 import random
@@ -26,7 +28,12 @@ def rows():
     """Visits to three hospitals of 30 rows each."""
     draw = random.Random(0)
     return [
-        {"hospital": name, "age": draw.randint(20, 90), "glucose": round(draw.gauss(5, 1), 2), "outcome": draw.randint(0, 1)}
+        {
+            "hospital": name,
+            "age": draw.randint(20, 90),
+            "glucose": round(draw.gauss(5, 1), 2),
+            "outcome": draw.randint(0, 1),
+        }
         for name in ("bern", "graz", "lyon")
         for _ in range(30)
     ]
@@ -56,32 +63,48 @@ def said(capsys, *words, status=2):
 
 
 def test_a_column_that_names_the_client_makes_clients(folder, capsys):
-    assert ": 3 clients (natural by hospital), 2 classes" in said(capsys, "data.source=visits.csv", status=0).out
+    assert (
+        ": 3 clients (natural by hospital), 2 classes"
+        in said(capsys, "data.source=visits.csv", status=0).out
+    )
     assert (
         "5 clients (iid), 2 classes"
-        in said(capsys, "data.source=visits.csv", "data.partition=iid", "num-clients=5", status=0).out
+        in said(
+            capsys, "data.source=visits.csv", "data.partition=iid", "num-clients=5", status=0
+        ).out
     )
 
 
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedapps.data.sources._ask_hub", pytest.fail)
     said_of_it = said(capsys, "data.source=visit.csv").err
-    assert f"data.source = '{folder / 'visit.csv'}': there is no such file: did you mean 'visits.csv'?" in said_of_it
+    assert (
+        f"data.source = '{folder / 'visit.csv'}': there is no such file: did you mean 'visits.csv'?"
+        in said_of_it
+    )
     assert "there is no such file" in said(capsys, "data.source=sub/folder/visits.parquet").err
 
 
 def test_columns_of_text_are_left_out_and_said_to_be(folder, capsys):
     """A decimal comma makes text of numbers: whoever is not told loses the column."""
-    write(folder / "visits.csv", [{**row, "glucose": str(row["glucose"]).replace(".", ",")} for row in rows()])
+    write(
+        folder / "visits.csv",
+        [{**row, "glucose": str(row["glucose"]).replace(".", ",")} for row in rows()],
+    )
     told = said(capsys, "data.source=visits.csv", status=0).out
     assert "note: data.features: glucose holds text and is left out; learned from: age" in told
-    assert "left out" not in said(capsys, "data.source=visits.csv", "data.features=age", status=0).out
+    assert (
+        "left out" not in said(capsys, "data.source=visits.csv", "data.features=age", status=0).out
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"outcome": ""}, "column 'outcome': 1 samples have no value in it (first: row 7): fill or drop them"),
+        (
+            {"outcome": ""},
+            "column 'outcome': 1 samples have no value in it (first: row 7): fill or drop them",
+        ),
         ({"hospital": ""}, "column 'hospital': 1 samples have no value in it (first: row 7)"),
         ({"glucose": ""}, "1 of 90 samples hold NaN, infinity or no value (first: column"),
     ],
@@ -94,7 +117,10 @@ def test_what_a_file_lacks_is_named(folder, capsys, change, line):
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (b"hospital;age;outcome\nbern;3;1\n", "its columns are separated by ';': save it with commas"),
+        (
+            b"hospital;age;outcome\nbern;3;1\n",
+            "its columns are separated by ';': save it with commas",
+        ),
         (b"hospital,age,outcome\nz\xfcrich,3,1\n", "is no UTF-8: save it as that"),
         (b"hospital,age,outcome\n", "has no rows"),
         (b"", "has no rows"),
@@ -114,7 +140,11 @@ def test_a_label_that_is_not_named(folder, capsys):
 @pytest.mark.parametrize(
     ("word", "line"),
     [
-        ("train.lr=0.1", "unknown setting 'train.lr': did you mean 'train.learning-rate'? `fedapps settings` lists all keys"),
+        (
+            "train.lr=0.1",
+            "unknown setting 'train.lr': did you mean 'train.learning-rate'? `fedapps settings` "
+            "lists all keys",
+        ),
         ("rounds=3", "did you mean 'num-rounds'?"),
         ("epochs=3", "did you mean 'train.local-epochs'?"),
         ("train.epochs=3", "did you mean 'train.local-epochs'?"),
@@ -124,13 +154,24 @@ def test_a_label_that_is_not_named(folder, capsys):
     ],
 )
 def test_settings_by_other_names(folder, capsys, word, line):
-    assert main(["run", "--engine", "inline", *OWN, "data.source=visits.csv", "num-rounds=1", word]) == 2
+    assert (
+        main(["run", "--engine", "inline", *OWN, "data.source=visits.csv", "num-rounds=1", word])
+        == 2
+    )
     assert line in capsys.readouterr().err
 
 
 def test_of_few_sites_all_take_part(folder, capsys):
-    """A round has five clients by default; three hospitals are all of them, in a sweep that is started again, too."""
-    words = [*OWN, "data.source=visits.csv", "model.name=my_net:Net", "num-rounds=1", "train.local-epochs=1"]
+    """A round has five clients by default; three hospitals are all of them, in a sweep
+    that is started again, too.
+    """
+    words = [
+        *OWN,
+        "data.source=visits.csv",
+        "model.name=my_net:Net",
+        "num-rounds=1",
+        "train.local-epochs=1",
+    ]
     assert main(["run", "--engine", "inline", *words, "--out", "run"]) == 0
     assert "clients-per-round = 0" in (folder / "run" / "settings.toml").read_text()
     assert main(["run", "--engine", "inline", *words, "clients-per-round=4", "--out", "more"]) == 2

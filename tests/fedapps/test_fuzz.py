@@ -1,4 +1,6 @@
-"""Bytes of every wire format and file, changed at random: an error of our own kind or a valid object, and no great memory."""
+"""Bytes of every wire format and file, changed at random: an error of our own kind or a
+valid object, and no great memory.
+"""
 
 import contextlib
 import json
@@ -30,7 +32,9 @@ from tests.strange import mutate_bytes
 
 pytestmark = pytest.mark.slow
 
-OURS = (ValueError, UserError)  # WireError is a ValueError; NumPy's and Python's own show with which file or client they came
+# WireError is a ValueError; NumPy's and Python's own show with which file or client
+# they came
+OURS = (ValueError, UserError)
 MEMORY = 20 * 2**20  # thousands of times what the formats below hold
 
 
@@ -44,12 +48,23 @@ def formats():
     rng = np.random.default_rng(0)
     dense = np.where(rng.random((3, 50)) < 0.1, rng.random((3, 50)), 0.0)
     packed = sparse_tables.pack(dense)
-    blocks = [Block(0.5, np.ones(2), {"w": rng.normal(size=(2, 3))}), Block(1.0, np.ones(1), {"w": rng.normal(size=(1, 3))})]
-    found = {f"{type(d).__name__} {i}": (d.lmo(rng.normal(size=d.shape)).pack(), d.unpack) for i, d in enumerate(ALL)}
-    found["tables"] = (list(packed.values()), lambda a: sparse_tables.unpack(dict(zip(sparse_tables.FIELDS, a, strict=True))))
+    blocks = [
+        Block(0.5, np.ones(2), {"w": rng.normal(size=(2, 3))}),
+        Block(1.0, np.ones(1), {"w": rng.normal(size=(1, 3))}),
+    ]
+    found = {
+        f"{type(d).__name__} {i}": (d.lmo(rng.normal(size=d.shape)).pack(), d.unpack)
+        for i, d in enumerate(ALL)
+    }
+    found["tables"] = (
+        list(packed.values()),
+        lambda a: sparse_tables.unpack(dict(zip(sparse_tables.FIELDS, a, strict=True))),
+    )
     found["columns"] = (
         list(packed.values()),
-        lambda a: sparse_tables.columns(dict(zip(sparse_tables.FIELDS, a, strict=True)), np.arange(3)),
+        lambda a: sparse_tables.columns(
+            dict(zip(sparse_tables.FIELDS, a, strict=True)), np.arange(3)
+        ),
     )
     found["blocks"] = (pack_blocks(blocks)[0], lambda a: unpack_blocks(a, ["w"]))
     found["ids"] = ([pack_ids([3, "site-a", 12])], lambda a: [unpack_ids(one) for one in a])
@@ -61,7 +76,9 @@ FORMATS = formats()
 
 @pytest.mark.filterwarnings("ignore:invalid escape")  # of Python, which parses a header
 def test_ten_thousand_mutations_of_bytes():
-    """Of the arrays as they lie in messages, header and values, for every format in turn."""
+    """Of the arrays as they lie in messages, header and values, for every format in
+    turn.
+    """
     rng = np.random.default_rng(1)
     names, valid, refused = list(FORMATS), 0, 0
     for i in range(10_000):
@@ -84,13 +101,25 @@ def test_ten_thousand_mutations_of_bytes():
     assert peak < MEMORY
 
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+QUICK = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
+)
 DTYPES = st.sampled_from(["<f4", "<f8", "<f2", "<i8", "<i4", "i1", "u1", "?", "<c8"])
-SOME = arrays_st.arrays(DTYPES, arrays_st.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=8))
+SOME = arrays_st.arrays(
+    DTYPES, arrays_st.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=8)
+)
 
 
 @QUICK
-@given(st.binary(max_size=300), st.text(max_size=20), st.lists(st.one_of(st.integers(), st.none(), st.text()), max_size=5))
+@given(
+    st.binary(max_size=300),
+    st.text(max_size=20),
+    st.lists(st.one_of(st.integers(), st.none(), st.text()), max_size=5),
+)
 def test_any_bytes_of_any_announced_type_and_shape(data, dtype, shape):
     wire = Wire(np.zeros(1))
     for wire.data in (data, b"\x93NUMPY\x01\x00" + data):
@@ -115,7 +144,7 @@ def test_any_arrays_in_the_place_of_others(name, arrays):
         FORMATS[name][1](arrays)
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------
 
 
 def damaged(path, trials, seed=2):
@@ -133,7 +162,10 @@ def test_files_of_a_clients_store(tmp_path):
     (path,) = tmp_path.iterdir()
     for _ in damaged(path, 300):
         try:
-            assert all(isinstance(array, np.ndarray) for array in store.load("m", {"server-round": 2}, before=True))
+            assert all(
+                isinstance(array, np.ndarray)
+                for array in store.load("m", {"server-round": 2}, before=True)
+            )
         except ValueError as error:
             assert "delete it to start this client's state anew" in str(error)  # noqa: PT017 - most changes are harmless
 
@@ -153,10 +185,14 @@ def test_a_clients_state_in_messages(tmp_path):
 def test_files_of_a_checkpoint(name, tmp_path):
     strategy = Private(FedAdam(), PrivacyOptions(1.0))
     strategy.strategy.m = strategy.strategy.v = np.ones(4)
-    Checkpoints(tmp_path, strategy, 1).save(3, to_record(["a", "b"], [np.ones(3), np.zeros((2, 2))]))
+    Checkpoints(tmp_path, strategy, 1).save(
+        3, to_record(["a", "b"], [np.ones(3), np.zeros((2, 2))])
+    )
     for _ in damaged(tmp_path / "3" / name, 200):
         try:
-            number, arrays = Checkpoints(tmp_path, Private(FedAdam(), PrivacyOptions(1.0)), 1).load()
+            number, arrays = Checkpoints(
+                tmp_path, Private(FedAdam(), PrivacyOptions(1.0)), 1
+            ).load()
             assert number == 3
             assert isinstance(arrays, ArrayRecord)
         except UserError as error:
@@ -177,7 +213,15 @@ def test_files_of_a_library(tmp_path):
 @pytest.mark.parametrize("name", ["rounds.jsonl", "summary.json", "settings.toml", "clients.csv"])
 def test_files_of_a_run(name, tmp_path):
     recorder = Recorder(tmp_path, Settings(out=str(tmp_path)).flat(), "digits")
-    row = {"round": 1, "clients": [0], "failures": [], "train": {"loss": 1.0}, "bytes-up": 1, "bytes-down": 1, "seconds": 0.1}
+    row = {
+        "round": 1,
+        "clients": [0],
+        "failures": [],
+        "train": {"loss": 1.0},
+        "bytes-up": 1,
+        "bytes-down": 1,
+        "seconds": 0.1,
+    }
     (tmp_path / "rounds.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "clients.csv").write_text("client,accuracy\n0,0.5\n")
     recorder.finish("completed")

@@ -1,4 +1,6 @@
-"""Metrics that one client sends by mistake or on purpose, through the whole run: rounds, recorder, report, comparison."""
+"""Metrics that one client sends by mistake or on purpose, through the whole run:
+rounds, recorder, report, comparison.
+"""
 
 import json
 
@@ -33,28 +35,45 @@ class Hostile(EchoClient):
 
     def evaluate(self, parameters, config):
         loss, n, _ = super().evaluate(parameters, config)
-        return loss, n, {"accuracy": 0.5} | (self.odd(config["server-round"]) if self.i == 1 else {})
+        return (
+            loss,
+            n,
+            {"accuracy": 0.5} | (self.odd(config["server-round"]) if self.i == 1 else {}),
+        )
 
 
 def run(folder, odd, strategy=None, rounds=3, clients=4, client=Hostile):
-    """Run, record, report and compare; return the summary and the records of the rounds."""
+    """Run, record, report and compare; return the summary and the records of the
+    rounds.
+    """
     app = to_client_app(lambda context: client(context.node_config["partition-id"], odd))
     strategy = strategy or FedAvg()
     recorder = Recorder(folder, Settings(num_rounds=rounds).flat(), "digits", strategy=strategy)
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    result = run_rounds(strategy, ClientGrid(InlineGrid(app, clients)), arrays, rounds, callbacks=[recorder])
+    result = run_rounds(
+        strategy, ClientGrid(InlineGrid(app, clients)), arrays, rounds, callbacks=[recorder]
+    )
     np.testing.assert_allclose(result.arrays["w"].numpy(), rounds, rtol=1e-5)
     summary = recorder.finish("completed")
     write_report(folder)
     compare([folder])
-    return summary, [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return summary, [
+        json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()
+    ]
 
 
-@pytest.mark.parametrize("name", ["models-up", "models-down", "counts-models", "epsilon", "status", "round", "gap", "learners"])
+@pytest.mark.parametrize(
+    "name",
+    ["models-up", "models-down", "counts-models", "epsilon", "status", "round", "gap", "learners"],
+)
 def test_a_name_that_the_server_uses_itself(name, tmp_path):
     summary, rounds = run(tmp_path / "run", lambda _: {name: 7.0})
     assert summary["status"] == "completed"
-    assert (summary["models-up"], summary["models-down"], summary["rounds-completed"]) == (12, 12, 3)
+    assert (summary["models-up"], summary["models-down"], summary["rounds-completed"]) == (
+        12,
+        12,
+        3,
+    )
     assert summary["accuracy-mean"] == 0.5
     assert all(row["clients"] == [0, 1, 2, 3] for row in rounds)
 
@@ -62,9 +81,18 @@ def test_a_name_that_the_server_uses_itself(name, tmp_path):
 ODD = {
     "a name of a million characters": ({"x" * 10**6: 1.0}, "a metric is called 'xxxx"),
     "a name that no terminal could show": ({"a\n\x1b[31m": 1.0}, "printable"),
-    "a thousand metrics": ({f"m{i}": 1.0 for i in range(1000)}, "metrics in the reply: at most 100"),
-    "a list of a million numbers": ({"curve": [0.5] * 10**6}, "metric 'curve' holds 1000000 numbers: at most 10000"),
-    "a list in the place of a number": ({"accuracy": [0.5]}, "metric 'accuracy' is a list, of most clients it is a number"),
+    "a thousand metrics": (
+        {f"m{i}": 1.0 for i in range(1000)},
+        "metrics in the reply: at most 100",
+    ),
+    "a list of a million numbers": (
+        {"curve": [0.5] * 10**6},
+        "metric 'curve' holds 1000000 numbers: at most 10000",
+    ),
+    "a list in the place of a number": (
+        {"accuracy": [0.5]},
+        "metric 'accuracy' is a list, of most clients it is a number",
+    ),
     "an accuracy of 1e14": ({"accuracy": 1e14}, "metric 'accuracy' is 1e+14: must be from 0 to 1"),
     "an accuracy of 1.5": ({"accuracy": 1.5}, "metric 'accuracy' is 1.5: must be from 0 to 1"),
     "an accuracy below 0": ({"accuracy": -0.1}, "metric 'accuracy' is -0.1: must be from 0 to 1"),
@@ -72,7 +100,9 @@ ODD = {
 
 
 class Evaluating(Hostile):
-    """As ``Hostile``, but all others also train with an accuracy, so that both phases can be compared."""
+    """As ``Hostile``, but all others also train with an accuracy, so that both phases
+    can be compared.
+    """
 
     def fit(self, parameters, config):
         arrays, n, metrics = super().fit(parameters, config)
@@ -88,12 +118,19 @@ def test_the_odd_client_is_left_out_and_named_and_the_measure_stays(case, tmp_pa
     for row in rounds:
         assert row["train"]["accuracy"] == 0.25
         assert {failure["client"] for failure in row["failures"]} == {1}
-        assert all(reason in failure["reason"] and len(failure["reason"]) <= 500 for failure in row["failures"])
-    assert sum(path.stat().st_size for path in (tmp_path / "run").iterdir() if path.is_file()) < 10**6
+        assert all(
+            reason in failure["reason"] and len(failure["reason"]) <= 500
+            for failure in row["failures"]
+        )
+    assert (
+        sum(path.stat().st_size for path in (tmp_path / "run").iterdir() if path.is_file()) < 10**6
+    )
 
 
 def test_new_names_in_every_round_are_kept_up_to_a_number(tmp_path):
-    summary, rounds = run(tmp_path / "run", lambda now: {f"r{now}-{i}": 1.0 for i in range(80)}, rounds=10)
+    summary, rounds = run(
+        tmp_path / "run", lambda now: {f"r{now}-{i}": 1.0 for i in range(80)}, rounds=10
+    )
     names = {name for row in rounds for part in ("train", "evaluate") for name in row[part]}
     assert len(names) < 2 * MOST_RARE + 20
     assert summary["failures"] == 0  # the client's model is as good as any
@@ -102,8 +139,13 @@ def test_new_names_in_every_round_are_kept_up_to_a_number(tmp_path):
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path):
     for path in ("../../x", "/x", "a/b"):
-        run(tmp_path / "a" / "run", lambda _, path=path: {f"{path}-grid": [0.0, 1.0], f"{path}-accuracy": [0.5, 0.5]})
-    assert not [path for path in tmp_path.rglob("*") if "x-acc" in path.name and path.parent.name != "plots"]
+        run(
+            tmp_path / "a" / "run",
+            lambda _, path=path: {f"{path}-grid": [0.0, 1.0], f"{path}-accuracy": [0.5, 0.5]},
+        )
+    assert not [
+        path for path in tmp_path.rglob("*") if "x-acc" in path.name and path.parent.name != "plots"
+    ]
 
 
 def test_a_measure_of_the_server_cannot_be_hidden(tmp_path):
@@ -111,7 +153,9 @@ def test_a_measure_of_the_server_cannot_be_hidden(tmp_path):
         own_measures = {"gap": 0.25}  # noqa: RUF012
 
         def aggregate_evaluate(self, server_round, replies):
-            return MetricRecord({**super().aggregate_evaluate(server_round, replies), **self.own_measures})
+            return MetricRecord(
+                {**super().aggregate_evaluate(server_round, replies), **self.own_measures}
+            )
 
     summary, _ = run(tmp_path / "run", lambda _: {"gap": 1e3}, Measures())
     assert summary["gap"] == 0.25
@@ -124,16 +168,24 @@ def test_one_client_cannot_move_the_grid_of_the_curves(tmp_path):
             usual = {"lambda-grid": [0.0, 0.5, 1.0], "lambda-accuracy": [0.1, 0.2, 0.3]}
             return loss, n, {**metrics, **(self.odd(0) if self.i == 0 else usual)}
 
-    for odd in ({"lambda-grid": [9.0, 9.0, 9.0]}, {"lambda-grid": [9.0], "lambda-accuracy": [0.9]}, {}):
+    for odd in (
+        {"lambda-grid": [9.0, 9.0, 9.0]},
+        {"lambda-grid": [9.0], "lambda-accuracy": [0.9]},
+        {},
+    ):
         run(tmp_path / "run", lambda _, odd=odd: odd, client=Curves)
         curves = json.loads((tmp_path / "run" / "curves.json").read_text())
         assert curves["lambda"] == [0.0, 0.5, 1.0]
         np.testing.assert_allclose(curves["lambda-accuracy"], [0.1, 0.2, 0.3])
 
 
-# --- around Flower's own strategies, which end the run when replies differ -------------------------------------------
+# --- around Flower's own strategies, which end the run when replies differ ------------
 
-EXTRA = {"an extra metric": {"extra": 1.0}, "a list": {"extra": [1.0, 2.0]}, "a count": {"models-up": 1}}
+EXTRA = {
+    "an extra metric": {"extra": 1.0},
+    "a list": {"extra": [1.0, 2.0]},
+    "a count": {"models-up": 1},
+}
 
 
 def flwr(kind, **options):
@@ -147,14 +199,20 @@ def test_an_extra_metric_of_one_client_does_not_end_a_run_of_flowers(case, place
         def __init__(self, i, odd):
             super().__init__(1 if i == place else 0, odd)
 
-    summary, rounds = run(tmp_path / "run", lambda _: EXTRA[case], flwr(flower.FedAvg), clients=3, client=Placed)
+    summary, rounds = run(
+        tmp_path / "run", lambda _: EXTRA[case], flwr(flower.FedAvg), clients=3, client=Placed
+    )
     assert summary["accuracy-mean"] == 0.5
     assert all(row["clients"] == [0, 1, 2] and "extra" not in row["train"] for row in rounds)
 
 
-@pytest.mark.parametrize("kind", [flower.FedAdam, flower.FedAvgM, flower.FedTrimmedAvg, flower.MultiKrum, flower.QFedAvg])
+@pytest.mark.parametrize(
+    "kind", [flower.FedAdam, flower.FedAvgM, flower.FedTrimmedAvg, flower.MultiKrum, flower.QFedAvg]
+)
 def test_the_same_for_others(kind):
-    app = to_client_app(lambda context: Hostile(context.node_config["partition-id"], lambda _: {"extra": 1.0}))
+    app = to_client_app(
+        lambda context: Hostile(context.node_config["partition-id"], lambda _: {"extra": 1.0})
+    )
     more = {"client_learning_rate": 0.1, "train_loss_key": "loss"} if kind is flower.QFedAvg else {}
     arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     result = run_rounds(flwr(kind, **more), ClientGrid(InlineGrid(app, 5)), arrays, 2)
@@ -186,7 +244,7 @@ def test_who_lacks_a_metric_of_most_is_left_out_of_flowers_mean_but_not_of_ours(
     assert all(row["clients"] == [0, 1, 2, 3] and row["train"]["auroc"] == 0.75 for row in rounds)
 
 
-# --- the comparison itself -------------------------------------------------------------------------------------------
+# --- the comparison itself ------------------------------------------------------------
 
 
 class Reply:
@@ -209,8 +267,15 @@ def test_percentages_are_known_by_the_majority():
 
 
 def test_nobody_is_left_out_by_who_is_left_out():
-    """Two of four send a list; once they are out of it, the others' accuracies decide about the range."""
-    rows = [{"a": 1.0, "acc": 60.0}, {"a": 1.0, "acc": 0.5}, {"a": [1.0], "acc": 70.0}, {"a": 1.0, "acc": 0.5}]
+    """Two of four send a list; once they are out of it, the others' accuracies decide
+    about the range.
+    """
+    rows = [
+        {"a": 1.0, "acc": 60.0},
+        {"a": 1.0, "acc": 0.5},
+        {"a": [1.0], "acc": 70.0},
+        {"a": 1.0, "acc": 0.5},
+    ]
     assert set(odd(rows)[0]) == {0, 2}
 
 
@@ -238,10 +303,27 @@ def test_random_metrics_through_a_whole_run(seed, tmp_path):
         "é/..",
         "w",
     ]
-    values = [0, 1, -1, 0.5, 1e14, 1e16, float("nan"), [], [0.5], [1.0] * 7, [float("inf")], 2**62, 5e-324]
+    values = [
+        0,
+        1,
+        -1,
+        0.5,
+        1e14,
+        1e16,
+        float("nan"),
+        [],
+        [0.5],
+        [1.0] * 7,
+        [float("inf")],
+        2**62,
+        5e-324,
+    ]
 
     def some(_):
-        return {words[rng.integers(len(words))]: values[rng.integers(len(values))] for _ in range(rng.integers(1, 5))}
+        return {
+            words[rng.integers(len(words))]: values[rng.integers(len(values))]
+            for _ in range(rng.integers(1, 5))
+        }
 
     for name, strategy in {"ours": FedAvg(), "flwr": flwr(flower.FedAvg)}.items():
         summary, rounds = run(tmp_path / name, some, strategy, rounds=40)

@@ -1,4 +1,6 @@
-"""What a client process imports: a SuperNode starts one for every message, so nothing that takes long and is not needed."""
+"""What a client process imports: a SuperNode starts one for every message, so nothing
+that takes long and is not needed.
+"""
 
 import importlib
 import subprocess
@@ -28,7 +30,13 @@ IMPORTED = "import sys\nprint(*sorted({name.partition('.')[0] for name in sys.mo
 
 
 def imported(code):
-    done = subprocess.run([sys.executable, "-c", code + IMPORTED], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code + IMPORTED],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return set(done.stdout.split())
 
 
@@ -50,7 +58,11 @@ def test_the_side_that_trains_imports_nothing_that_it_can_do_without():
 
 def test_options_are_read_without_what_trains():
     modules = [*ROOT.joinpath("strategies").rglob("*.py"), ROOT / "clients/base/options.py"]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules if path.name != "__init__.py"]
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in modules
+        if path.name != "__init__.py"
+    ]
     assert len(names) > 30
     assert LATE & imported(f"import {', '.join(sorted(names))}\n") == set()
 
@@ -61,7 +73,9 @@ def test_a_report_is_made_without_what_trains_and_without_a_library_for_plots():
 
 @pytest.mark.parametrize("name", ["clients", "strategies"])
 def test_what_a_package_offers_is_imported_on_use(name):
-    assert "torch" not in imported(f"import {name}\nfrom {name} import {'to_client_app' if name == 'clients' else 'FedAvg'}\n")
+    assert "torch" not in imported(
+        f"import {name}\nfrom {name} import {'to_client_app' if name == 'clients' else 'FedAvg'}\n"
+    )
     package = importlib.import_module(name)
     assert sorted(package.__all__) == dir(package)
     assert {getattr(package, one).__name__ for one in package.__all__} == set(package.__all__)

@@ -1,4 +1,6 @@
-"""Logs as JSON lines: what runs, sweeps and sites log can be read line by line, with run, round and client."""
+"""Logs as JSON lines: what runs, sweeps and sites log can be read line by line, with
+run, round and client.
+"""
 
 import json
 import logging
@@ -9,8 +11,16 @@ from fedapps import json_log
 from fedapps.cli import main
 
 JOB = [
-    "run", "--engine", "inline", "num-clients=4", "clients-per-round=0", "train.local-epochs=1", "device=cpu", "--log-format", "json",
-]  # fmt: skip
+    "run",
+    "--engine",
+    "inline",
+    "num-clients=4",
+    "clients-per-round=0",
+    "train.local-epochs=1",
+    "device=cpu",
+    "--log-format",
+    "json",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +40,18 @@ def test_a_run_prints_and_logs_json_lines_only(tmp_path, capsys):
     rounds = [line for line in printed if line.get("event") == "round"]
     assert [line["round"] for line in rounds] == [1, 2, 3]
     for line, row in zip(rounds, rows, strict=True):
-        assert (line["run"], line["replies"], line["failures"], line["seconds"]) == ("first", 4, 0, row["seconds"])
+        assert (line["run"], line["replies"], line["failures"], line["seconds"]) == (
+            "first",
+            4,
+            0,
+            row["seconds"],
+        )
         assert (line["train"], line.get("evaluate")) == (row["train"], row.get("evaluate"))
-    assert (printed[-1]["event"], printed[-1]["status"], printed[-1]["run"]) == ("end", "completed", "first")
+    assert (printed[-1]["event"], printed[-1]["status"], printed[-1]["run"]) == (
+        "end",
+        "completed",
+        "first",
+    )
     log = read((tmp_path / "first" / "run.log").read_text())
     assert {line["run"] for line in log} == {"first"}
     assert {line["level"] for line in log} <= {"INFO", "WARNING"}
@@ -41,13 +60,29 @@ def test_a_run_prints_and_logs_json_lines_only(tmp_path, capsys):
 
 
 def test_what_is_left_out_has_its_client_and_round(tmp_path, capsys):
-    assert main([*JOB, "num-rounds=2", "max-failed-rounds=2", "max-update-norm=1e-9", "--out", str(tmp_path / "run")]) == 1
+    assert (
+        main(
+            [
+                *JOB,
+                "num-rounds=2",
+                "max-failed-rounds=2",
+                "max-update-norm=1e-9",
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 1
+    )
     out, err = capsys.readouterr()
     failures = [line for line in read(out) if line.get("event") == "failure"]
     assert {(line["round"], line["client"], line["level"]) for line in failures} == {
         (number, client, "WARNING") for number in (1, 2) for client in range(4)
     }
-    told = [line for line in read((tmp_path / "run" / "run.log").read_text()) if " left out: " in line["message"]]
+    told = [
+        line
+        for line in read((tmp_path / "run" / "run.log").read_text())
+        if " left out: " in line["message"]
+    ]
     assert [(line["round"], line["client"]) for line in told] == [
         (number, str(client)) for number in (1, 2) for client in range(4)
     ]
@@ -99,11 +134,15 @@ def test_a_line_keeps_the_time_that_it_begins_with_and_those_below_it_in_a_file_
     )
     assert later["time"] >= first["time"] > access["time"]  # of arrival
     assert odd["message"] == "odd"
-    assert [json.loads(file.convert(text))["time"] for text in texts][1:] == ["2026-01-02T03:04:05.678Z"] * 3
+    assert [json.loads(file.convert(text))["time"] for text in texts][1:] == [
+        "2026-01-02T03:04:05.678Z"
+    ] * 3
 
 
 def test_what_modules_warn_of_is_a_json_line_too():
-    record = logging.LogRecord("fedapps.data", logging.WARNING, "", 0, "%d samples are left", (3,), None)
+    record = logging.LogRecord(
+        "fedapps.data", logging.WARNING, "", 0, "%d samples are left", (3,), None
+    )
     json_log.choose("json")
     told = json.loads(logging.lastResort.format(record))
     assert (told["level"], told["message"]) == ("WARNING", "3 samples are left")
@@ -114,12 +153,29 @@ def test_what_modules_warn_of_is_a_json_line_too():
 @pytest.mark.slow
 def test_a_sweep_tells_each_run(tmp_path, capfd):
     (tmp_path / "grid.toml").write_text(
-        'num-rounds = 1\nnum-clients = 4\nclients-per-round = 2\ntrain.local-epochs = 1\ndevice = "cpu"\nseed = [0, 1]\n'
+        "num-rounds = 1\nnum-clients = 4\nclients-per-round = 2\ntrain.local-epochs = 1\ndevice = "
+        '"cpu"\nseed = [0, 1]\n'
     )
     out = tmp_path / "out"
-    assert main(["sweep", str(tmp_path / "grid.toml"), "--jobs", "1", "--log-format", "json", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                str(tmp_path / "grid.toml"),
+                "--jobs",
+                "1",
+                "--log-format",
+                "json",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     printed = read(capfd.readouterr().out)
     ended = [line for line in printed if line.get("event") == "end"]
-    assert sorted(line["run"] for line in ended) == sorted(path.name for path in (out / "cells").iterdir())
+    assert sorted(line["run"] for line in ended) == sorted(
+        path.name for path in (out / "cells").iterdir()
+    )
     assert {line["sweep"] for line in ended} == {"out"}
     assert printed[-1]["event"] == "sweep"

@@ -1,4 +1,6 @@
-"""`num-new-clients`: clients that never take part, and what each method gives them, as they are and after epochs of their own."""
+"""`num-new-clients`: clients that never take part, and what each method gives them, as
+they are and after epochs of their own.
+"""
 
 import csv
 import json
@@ -44,7 +46,11 @@ JOB = {
     "superfed.start": 0.3,
     "seed": 3,
 }
-TORCH = [name for name, method in METHODS.items() if getattr(method.client, "can_be_new", False) and not method.public]
+TORCH = [
+    name
+    for name, method in METHODS.items()
+    if getattr(method.client, "can_be_new", False) and not method.public
+]
 
 
 class Part(InlineGrid):
@@ -61,7 +67,9 @@ class Part(InlineGrid):
 def run(folder, grid=None, callbacks=(), client_app=app, **given):
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
     settings = read_settings({**completed({**JOB, **given}).flat(), "out": str(folder)})
-    execute(settings, grid or InlineGrid(client_app, CLIENTS, settings.flat(), numbered=True), callbacks)
+    execute(
+        settings, grid or InlineGrid(client_app, CLIENTS, settings.flat(), numbered=True), callbacks
+    )
     return read_run(folder)
 
 
@@ -71,23 +79,34 @@ def newcomers(found):
 
 def of_training(found):
     """What a run tells of those who take part."""
-    rows = [{k: v for k, v in row.items() if k not in ("seconds", "new-clients")} for row in found.rounds]
+    rows = [
+        {k: v for k, v in row.items() if k not in ("seconds", "new-clients")}
+        for row in found.rounds
+    ]
     for row in rows:
         for phase in ("up", "down"):
             row.pop(f"evaluate-bytes-{phase}", 0)
-        row["evaluate"] = {k: v for k, v in row.get("evaluate", {}).items() if not k.startswith("new-")}
+        row["evaluate"] = {
+            k: v for k, v in row.get("evaluate", {}).items() if not k.startswith("new-")
+        }
     return rows, load_file(found.path / "model.safetensors"), found.weights
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddyn", "aaggff-d", "local", "superfed-mm", "fedrod"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "scaffold", "feddyn", "aaggff-d", "local", "superfed-mm", "fedrod"]
+)
 def test_training_is_that_of_the_others_alone(method, tmp_path):
-    """Sampling, sums, counts and weights to the last bit: the new clients might as well not exist."""
+    """Sampling, sums, counts and weights to the last bit: the new clients might as well
+    not exist.
+    """
     together = run(tmp_path / "together", method=method)
     new = newcomers(together)
     assert len(new) == 2
     flat = completed({**JOB, "method": method}).flat()
     config = {"method": method, "num_clients": CLIENTS - 2, "num_new_clients": 0}
-    alone = run(tmp_path / "alone", Part(new, CLIENTS, {**flat, "client-store": "message"}), **config)
+    alone = run(
+        tmp_path / "alone", Part(new, CLIENTS, {**flat, "client-store": "message"}), **config
+    )
     rows, model, weights = of_training(together)
     other_rows, other_model, other_weights = of_training(alone)
     assert not set(new) & {client for row in rows for client in row["clients"]}
@@ -96,7 +115,9 @@ def test_training_is_that_of_the_others_alone(method, tmp_path):
     assert model.keys() == other_model.keys()
     assert all(np.array_equal(model[name], other_model[name]) for name in model)
     members = [row for row in together.clients if not row.get("new")]
-    assert [{k: v for k, v in row.items() if not k.startswith("new")} for row in members] == alone.clients
+    assert [
+        {k: v for k, v in row.items() if not k.startswith("new")} for row in members
+    ] == alone.clients
 
 
 def client_for(settings, number):
@@ -105,7 +126,9 @@ def client_for(settings, number):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_scores_are_of_the_servers_model_and_of_it_trained_further_on_the_clients_test_samples(method, tmp_path):
+def test_scores_are_of_the_servers_model_and_of_it_trained_further_on_the_clients_test_samples(
+    method, tmp_path
+):
     found = run(tmp_path / "r", method=method, fedprox__mu=0.5)
     settings = read_settings({**completed({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
     arrays = load_file(tmp_path / "r" / "model.safetensors")
@@ -124,7 +147,11 @@ def test_scores_are_of_the_servers_model_and_of_it_trained_further_on_the_client
 
 
 def new_rows(found):
-    return {int(row["client"]): {k: v for k, v in row.items() if k.startswith("new-")} for row in found.clients if row.get("new")}
+    return {
+        int(row["client"]): {k: v for k, v in row.items() if k.startswith("new-")}
+        for row in found.clients
+        if row.get("new")
+    }
 
 
 def test_training_alone_starts_at_the_initial_model(tmp_path):
@@ -142,7 +169,9 @@ def test_training_alone_starts_at_the_initial_model(tmp_path):
 
 
 def test_what_adapts_before_use_does_that_for_so_many_epochs(tmp_path):
-    """Fine-tuning's new clients get what its members get, with that number of epochs, and never both."""
+    """Fine-tuning's new clients get what its members get, with that number of epochs,
+    and never both.
+    """
     plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
     fine = new_rows(run(tmp_path / "fine", method="finetune", finetune__epochs=3))
     for number, row in fine.items():
@@ -157,12 +186,17 @@ def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
     arrays = load_file(tmp_path / "r" / "model.safetensors")
     for number, row in found.items():
         client = client_for(settings, number)
-        set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])  # of the head it has the initial values
+        # of the head it has the initial values
+        set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])
         before = get_arrays(client.model)
         with client.only(head=True):
-            client.train({"seed": 3, "server-round": 4, **settings.train.to_config(), "local-epochs": 3})
+            client.train(
+                {"seed": 3, "server-round": 4, **settings.train.to_config(), "local-epochs": 3}
+            )
         assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
-        moved = [not np.array_equal(a, b) for a, b in zip(before, get_arrays(client.model), strict=True)]
+        moved = [
+            not np.array_equal(a, b) for a, b in zip(before, get_arrays(client.model), strict=True)
+        ]
         assert moved == [name.startswith(client.head()) for name in client.model.state_dict()]
 
 
@@ -181,7 +215,10 @@ def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
     once = run(tmp_path / "once", method=method, evaluate_every=0, **every)
     rows = new_rows(often)
     assert rows == new_rows(once)
-    assert all({"new-accuracy", "new-accuracy-1", "new-accuracy-2", "new-loss-2"} <= row.keys() for row in rows.values())
+    assert all(
+        {"new-accuracy", "new-accuracy-1", "new-accuracy-2", "new-loss-2"} <= row.keys()
+        for row in rows.values()
+    )
     kept = {path.name for path in (tmp_path / "often" / "clients").glob("*")}
     assert not kept & {f"client-{number}" for number in rows}
     measures = often.rounds[-1]["evaluate"]
@@ -192,7 +229,9 @@ def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
 
 
 def test_a_failing_newcomer_costs_only_itself(tmp_path):
-    """One fails in its own training, then both: the run goes on, and its numbers are the same."""
+    """One fails in its own training, then both: the run goes on, and its numbers are
+    the same.
+    """
     whole = run(tmp_path / "whole")
     first, second = newcomers(whole)
 
@@ -217,7 +256,9 @@ def test_a_failing_newcomer_costs_only_itself(tmp_path):
 
 
 def test_a_resumed_run_keeps_them_out(tmp_path):
-    """Who is new stands in the record, not in who happens to be connected when the run goes on."""
+    """Who is new stands in the record, not in who happens to be connected when the run
+    goes on.
+    """
     job = {"checkpoint_every": 2, "method": "superfed-mm"}
     whole = run(tmp_path / "whole", **job)
     for name in ("half", "other"):
@@ -229,7 +270,9 @@ def test_a_resumed_run_keeps_them_out(tmp_path):
     told, *rows = record.read_text().splitlines()
     assert json.loads(told)["new-clients"] == newcomers(whole)
     other = sorted(set(range(CLIENTS)) - set(newcomers(whole)))[:2]
-    record.write_text("\n".join([json.dumps({**json.loads(told), "new-clients": other}), *rows, ""]))
+    record.write_text(
+        "\n".join([json.dumps({**json.loads(told), "new-clients": other}), *rows, ""])
+    )
     assert newcomers(run(tmp_path / "other", **job, resume=True)) == other
 
 
@@ -237,7 +280,10 @@ def test_a_resumed_run_keeps_them_out(tmp_path):
     ("given", "said"),
     [
         ({"num-new-clients": 6}, "num-new-clients = 6, but there are 6 clients"),
-        ({"clients-per-round": 6}, "clients-per-round = 6, but there are 4 clients that are not new: choose 1..4"),
+        (
+            {"clients-per-round": 6},
+            "clients-per-round = 6, but there are 4 clients that are not new: choose 1..4",
+        ),
         ({"method": "warm-start"}, "num-new-clients = 2: method 'warm-start' does not say"),
         ({"method": "fedboost"}, "num-new-clients = 2: method 'fedboost' does not say"),
         ({"method": "ffgb"}, "num-new-clients = 2: method 'ffgb' does not say"),
@@ -246,7 +292,11 @@ def test_a_resumed_run_keeps_them_out(tmp_path):
 )
 def test_what_does_not_fit_is_refused(given, said):
     with pytest.raises(UserError, match=said):
-        checked(completed({k: v for k, v in JOB.items() if k != "task" or "method" not in given} | given))
+        checked(
+            completed(
+                {k: v for k, v in JOB.items() if k != "task" or "method" not in given} | given
+            )
+        )
 
 
 def test_they_are_shown_and_marked(tmp_path):

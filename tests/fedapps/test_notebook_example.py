@@ -1,4 +1,6 @@
-"""`examples/notebook`: its cells run in order, with few rounds, and find what they say; what is committed holds no outputs."""
+"""`examples/notebook`: its cells run in order, with few rounds, and find what they say;
+what is committed holds no outputs.
+"""
 
 import json
 import os
@@ -46,8 +48,12 @@ def test_its_cells_run_in_order(tmp_path):
     (tmp_path / "cells.py").write_text(script + CHECKS)
     done = subprocess.run(
         [sys.executable, "cells.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=250,
-        env=os.environ | {"FEDAPPS_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(NOTEBOOK.parents[2])},
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=os.environ
+        | {"FEDAPPS_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(NOTEBOOK.parents[2])},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tensor([[0." in done.stdout

@@ -1,4 +1,6 @@
-"""A method and a task of the user's own by ``module:name``: mistakes in one line, tables of settings, what runs them."""
+"""A method and a task of the user's own by ``module:name``: mistakes in one line,
+tables of settings, what runs them.
+"""
 
 import re
 import sys
@@ -88,8 +90,14 @@ def kind():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A current folder with modules of the user's, the last of which is only imported where a client is made."""
-    for name, text in {"my_code": CODE, "my_client": CLIENT, "my_lazy": "from clients import FedAvgClient\n"}.items():
+    """A current folder with modules of the user's, the last of which is only imported
+    where a client is made.
+    """
+    for name, text in {
+        "my_code": CODE,
+        "my_client": CLIENT,
+        "my_lazy": "from clients import FedAvgClient\n",
+    }.items():
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -108,7 +116,11 @@ def test_its_options_are_a_table_of_settings(folder):
     assert flat["method"] == "my_code:METHOD"
     assert flat["own.pull"] == 1.0
     assert read_settings(flat) == chosen
-    assert set(default_config(flat)) - set(default_config()) == {"own.pull", "own.base", "mine.size"}
+    assert set(default_config(flat)) - set(default_config()) == {
+        "own.pull",
+        "own.base",
+        "mine.size",
+    }
     with pytest.raises(UserError, match=r"^own.pull = 2.0: choose a value in \[0, 1\]"):
         settings(("method", "my_code:METHOD"), ("own.pull", 2))
     with pytest.raises(UserError, match=r"^own.pull = 'far': must be a number"):
@@ -121,7 +133,9 @@ def test_its_options_are_a_table_of_settings(folder):
 
 def test_the_settings_command_explains_it(folder, capsys):
     assert main(["settings", "my_code:METHOD"]) == 0
-    assert capsys.readouterr().out.startswith("own.pull: number, default 0.5, [0, 1]\n    how far the server steps\n")
+    assert capsys.readouterr().out.startswith(
+        "own.pull: number, default 0.5, [0, 1]\n    how far the server steps\n"
+    )
     assert main(["settings", "my_code:TASK"]) == 0
     assert "mine.size: whole number" in capsys.readouterr().out
     assert main(["settings", "my_code:BARE"]) == 2
@@ -131,28 +145,28 @@ def test_the_settings_command_explains_it(folder, capsys):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"method": "my_code:METHODS_"}, "method = 'my_code:METHODS_': did you mean 'METHODS'\\? my_code (.*) has no 'METHODS_'"),
-        ({"method": "my_cod:METHOD"}, "method = 'my_cod:METHOD': there is no module 'my_cod', not in the current folder"),
-        ({"method": "my_code:number"}, "method = 'my_code:number': is a int, no fedapps.methods.Method: write METHOD = Method"),
+        ({"method": "my_code:METHODS_"}, "method = 'my_code:METHODS_': did you mean 'METHODS'\\? my_code (.*) has no " "'METHODS_'"),
+        ({"method": "my_cod:METHOD"}, "method = 'my_cod:METHOD': there is no module 'my_cod', not in the current " "folder"),
+        ({"method": "my_code:number"}, "method = 'my_code:number': is a int, no fedapps.methods.Method: write METHOD " "= " "Method"),
         ({"method": "my_code:FedAvg"}, "method = 'my_code:FedAvg': is the class FedAvg, no fedapps.methods.Method"),
         ({"method": "my_code:HALF"}, "method = 'my_code:HALF': has no client"),
-        ({"method": "my_code:LOSING"}, "method = 'my_code:LOSING': has a loss for another method's clients, but does not wrap one"),
-        ({"method": "my_code:TAKEN"}, "method = 'my_code:TAKEN': its table 'superfed' is one of this project, with other options"),
+        ({"method": "my_code:LOSING"}, "method = 'my_code:LOSING': has a loss for another method's clients, but does " "not " "wrap one"),
+        ({"method": "my_code:TAKEN"}, "method = 'my_code:TAKEN': its table 'superfed' is one of this project, with " "other " "options"),
         ({"method": "my_code:NO_TABLE"}, "method = 'my_code:NO_TABLE': options = 'Own': table = '': name its table"),
         ({"method": "my_code:LISTED"}, "method = 'my_code:LISTED': options = 'Listed': 'rates' has no default"),
         ({"method": "my_code:PLAIN"}, "method = 'my_code:PLAIN': options = 'Plain': must be a @dataclass"),
         ({"method": "my_code:DICT"}, "method = 'my_code:DICT': options = {}: must be a @dataclass"),
-        ({"task": "my_code:number"}, "task = 'my_code:number': is a int, no class of a task and no fedapps.tasks.registry.TaskKind"),
+        ({"task": "my_code:number"}, "task = 'my_code:number': is a int, no class of a task and no " "fedapps.tasks.registry.TaskKind"),
         ({"task": "my_code:ODD"}, "task = 'my_code:ODD': like = 'digit': did you mean 'digits'"),
         ({"task": "my_code:Empty"}, "task = 'my_code:Empty': Empty has no 'name'"),
-        ({"task": "my_code:Ill"}, "task = 'my_code:Ill': check failed: KeyError: 'age' \\(my_code.py, line \\d+\\)$"),
+        ({"task": "my_code:Ill"}, "task = 'my_code:Ill': check failed: KeyError: 'age' \\(my_code.py, line " "\\d+\\)$"),
         ({"task": "my_code:TASK", "method": "fedevg"}, "task = 'my_code:TASK': this method runs on classification, digits; like = "),
         ({"method": "my_code:METHOD", "task": "my_code:CLASHING"}, "method = .*: its table 'own' is one of task = 'my_code:CLASH"),
-        ({"method": "my_code:BROKEN"}, "method = .*: its strategy cannot be made: AttributeError: .*missing.* \\(my_code.py, line"),
+        ({"method": "my_code:BROKEN"}, "method = .*: its strategy cannot be made: AttributeError: .*missing.* " "\\(my_code.py, line"),
         ({"method": "my_code:NO_STRATEGY"}, "method = 'my_code:NO_STRATEGY': strategy makes a str, no Strategy of Flower's"),
         ({"method": "my_code:REFUSED"}, "own.fraction_train = 1.5: "),
-        ({"method": "my_code:BAD_CLIENT"}, "method = .*: no client can be made: ZeroDivisionError: division by zero \\(my_code.py,"),
-        ({"method": "my_code:NO_CLIENT"}, "method = 'my_code:NO_CLIENT': client makes a NoneType, no flwr.client.NumPyClient"),
+        ({"method": "my_code:BAD_CLIENT"}, "method = .*: no client can be made: ZeroDivisionError: division by zero " "\\(my_code.py,"),
+        ({"method": "my_code:NO_CLIENT"}, "method = 'my_code:NO_CLIENT': client makes a NoneType, no " "flwr.client.NumPyClient"),
         ({"method": "term", "term.base": "my_code:number"}, "term.base = 'my_code:number': is a int, no fedapps.methods.Method"),
         ({"method": "warm-start", "warm-start.then": "my_code:x"}, "warm-start.then = 'my_code:x': choose one of fedavg"),
         ({"method": "my_code:FOR_OWN", "task": "digits"}, "task = 'digits': this method runs on my_code:TASK"),
@@ -186,7 +200,8 @@ def test_the_app_that_is_submitted_has_its_files_and_knows_its_settings(folder):
     chosen, _ = checked(settings(method="my_code:METHOD", task="my_code:TASK"))
     config = chosen.flat()
     files = own_files(config)
-    assert set(files) == {"my_code.py", "my_client.py", "my_lazy.py"}  # the last one since a client has been made
+    # the last one since a client has been made
+    assert set(files) == {"my_code.py", "my_client.py", "my_lazy.py"}
     app = copy_app(folder / "copy", files, config)
     listed = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert listed["config"]["own"] == {"pull": 0.5, "base": "fedavg"}
@@ -198,8 +213,10 @@ def test_the_app_that_is_submitted_has_its_files_and_knows_its_settings(folder):
 
 def test_a_sweep_varies_its_settings_and_leaves_them_to_it(folder, capsys):
     Path("grid.toml").write_text(
-        'method = ["my_code:METHOD", "fedavg"]\nown.pull = [0.25, 0.75]\nnum-rounds = 1\nnum-clients = 2\nclients-per-round = 0\n'
-        '[[when]]\nmethod = "my_code:METHOD"\nset = {train.local-epochs = 2}\n[[when]]\n"own.pull" = 0.75\nset = {seed = 1}\n'
+        'method = ["my_code:METHOD", "fedavg"]\nown.pull = [0.25, 0.75]\nnum-rounds = '
+        "1\nnum-clients = 2\nclients-per-round = 0\n"
+        '[[when]]\nmethod = "my_code:METHOD"\nset = {train.local-epochs = 2}\n[[when]]\n"own.pull" '
+        "= 0.75\nset = {seed = 1}\n"
     )
     assert main(["sweep", "grid.toml", "--dry-run"]) == 0
     out = capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""`examples/own-method`: a method, a task and a net in one file outside the project, as README says that they run."""
+"""`examples/own-method`: a method, a task and a net in one file outside the project, as
+README says that they run.
+"""
 
 import csv
 import importlib
@@ -30,7 +32,9 @@ def folder(tmp_path, monkeypatch):
     """A copy of the example as the current folder."""
     shutil.copytree(EXAMPLE, tmp_path / "example")
     monkeypatch.chdir(tmp_path / "example")
-    monkeypatch.setattr(sys, "path", [*(entry for entry in sys.path if entry), str(tmp_path / "example")])
+    monkeypatch.setattr(
+        sys, "path", [*(entry for entry in sys.path if entry), str(tmp_path / "example")]
+    )
     monkeypatch.delitem(sys.modules, "own_method", raising=False)
     return tmp_path / "example"
 
@@ -75,9 +79,30 @@ def test_a_resume_with_another_option_is_refused(folder, capsys):
 
 
 def test_it_is_swept_beside_ours(folder, capsys):
-    assert main(["sweep", "methods.toml", "--scale", "small", "--out", "s", "seed=[0]", "num-rounds=1", "evaluate-every=1"]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                "methods.toml",
+                "--scale",
+                "small",
+                "--out",
+                "s",
+                "seed=[0]",
+                "num-rounds=1",
+                "evaluate-every=1",
+            ]
+        )
+        == 0
+    )
     table = (folder / "s" / "table.md").read_text()
-    for row in ("own_method:METHOD, epsilon = 0.001", "own_method:METHOD, epsilon = 0.1", "fedavg", "fedper", "local"):
+    for row in (
+        "own_method:METHOD, epsilon = 0.001",
+        "own_method:METHOD, epsilon = 0.1",
+        "fedavg",
+        "fedper",
+        "local",
+    ):
         assert f"| {row} " in table
 
 
@@ -86,24 +111,46 @@ def net(seed):
 
 
 def strange(client, n):
-    """Samples whose classes are numbered otherwise for each client, so that their updates point elsewhere."""
+    """Samples whose classes are numbered otherwise for each client, so that their
+    updates point elsewhere.
+    """
     parts = blobs(client, n)
-    turned = [replace(part, y=(part.y + client) % 3) for part in (parts.train, parts.validation, parts.test)]
+    turned = [
+        replace(part, y=(part.y + client) % 3)
+        for part in (parts.train, parts.validation, parts.test)
+    ]
     return ClientData(*turned)
 
 
 def trained(strategy, kind, sizes, rounds=1):
     start = dict(zip(net(0).state_dict(), get_arrays(net(0)), strict=True))
-    return arrays_of(simulate(strategy, lambda i, _: kind(net, strange(i, sizes[i]), i), len(sizes), start, rounds, CONFIG))
+    return arrays_of(
+        simulate(
+            strategy,
+            lambda i, _: kind(net, strange(i, sizes[i]), i),
+            len(sizes),
+            start,
+            rounds,
+            CONFIG,
+        )
+    )
 
 
 def test_one_round_is_the_equation(folder):
-    """FedExP's step, from what FedAvg's clients reply: w + eta D, with eta from the weighted squared lengths."""
+    """FedExP's step, from what FedAvg's clients reply: w + eta D, with eta from the
+    weighted squared lengths.
+    """
     own = importlib.import_module("own_method")
     datas, sent = [strange(i, n) for i, n in enumerate((100, 20, 60))], get_arrays(net(0))
-    replies = [FedAvgClient(net, data, i).fit(sent, {**CONFIG, "server-round": 1})[0] for i, data in enumerate(datas)]
+    replies = [
+        FedAvgClient(net, data, i).fit(sent, {**CONFIG, "server-round": 1})[0]
+        for i, data in enumerate(datas)
+    ]
     flat = [
-        np.concatenate([(new - old).ravel().astype(float) for old, new in zip(sent, reply, strict=True)]) for reply in replies
+        np.concatenate(
+            [(new - old).ravel().astype(float) for old, new in zip(sent, reply, strict=True)]
+        )
+        for reply in replies
     ]
     samples = np.array([len(data.train) for data in datas])
     p, updates = samples / samples.sum(), np.stack(flat)
@@ -111,7 +158,9 @@ def test_one_round_is_the_equation(folder):
     step = max(1.0, float(p @ (updates**2).sum(1)) / (2 * float(mean @ mean)))
     assert step > 1.05  # else it is FedAvg, and nothing is examined
     found = trained(own.FedExP(own.ExPOptions(epsilon=0.0)), own.FedExPClient, [100, 20, 60])
-    moved = np.concatenate([(found[name] - old).ravel() for name, old in zip(net(0).state_dict(), sent, strict=True)])
+    moved = np.concatenate(
+        [(found[name] - old).ravel() for name, old in zip(net(0).state_dict(), sent, strict=True)]
+    )
     np.testing.assert_allclose(moved, step * mean, rtol=1e-4, atol=1e-6)
 
 
@@ -133,7 +182,9 @@ def test_it_passes_the_exams_of_every_method(folder):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
-    """As a user types it; Ray's workers are elsewhere and get the file with the app, whose settings have the own tables."""
+    """As a user types it; Ray's workers are elsewhere and get the file with the app,
+    whose settings have the own tables.
+    """
     found = []
     for engine in (["inline"], ["ray", "--workers", "2"]):
         command = [
@@ -148,9 +199,17 @@ def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
             *engine,
         ]
         done = subprocess.run(
-            [sys.executable, "-c", "from fedapps.cli import main; raise SystemExit(main())", *command],
-            cwd=folder, capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                "from fedapps.cli import main; raise SystemExit(main())",
+                *command,
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         found.append(scores(engine[0]))
     assert found[0] == found[1]

@@ -1,4 +1,6 @@
-"""The package as it is handed out: settings listed with their defaults, one version, matching wheels, a lean Flower app."""
+"""The package as it is handed out: settings listed with their defaults, one version,
+matching wheels, a lean Flower app.
+"""
 
 import ast
 import contextlib
@@ -33,7 +35,9 @@ def test_pyproject_lists_every_setting_with_its_default_and_no_other():
     different = {key: (listed[key], known[key]) for key in known if listed[key] != known[key]}
     assert different == {}
     # 1 equals 1.0 and true, but Flower hands on the type that stands in the file.
-    assert {key: type(listed[key]) for key in known} == {key: type(value) for key, value in known.items()}
+    assert {key: type(listed[key]) for key in known} == {
+        key: type(value) for key, value in known.items()
+    }
 
 
 def test_the_version_is_the_same_everywhere():
@@ -43,7 +47,8 @@ def test_the_version_is_the_same_everywhere():
 
 
 def test_torch_and_torchvision_are_of_one_build():
-    # A CPU-only torch beside the index's torchvision fails here: its compiled operators do not load.
+    # A CPU-only torch beside the index's torchvision fails here: its compiled operators
+    # do not load.
     import torchvision
 
     boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 2.0], [5.0, 5.0, 6.0, 6.0]])
@@ -53,10 +58,14 @@ def test_torch_and_torchvision_are_of_one_build():
 
 def test_every_dependency_is_bounded_to_what_was_tested():
     extras = PYPROJECT["project"]["optional-dependencies"]
-    wanted = PYPROJECT["project"]["dependencies"] + [item for extra in extras.values() for item in extra]
+    wanted = PYPROJECT["project"]["dependencies"] + [
+        item for extra in extras.values() for item in extra
+    ]
     bounded = [item for item in wanted if not item.startswith("fedapps[")]
     assert [item for item in bounded if ">=" not in item or "<" not in item] == []
-    named = {name for item in wanted if item.startswith("fedapps[") for name in item[8:-1].split(",")}
+    named = {
+        name for item in wanted if item.startswith("fedapps[") for name in item[8:-1].split(",")
+    }
     assert named <= extras.keys()
 
 
@@ -67,13 +76,29 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
     extras = PYPROJECT["project"]["optional-dependencies"]
     assert names(PYPROJECT["project"]["dependencies"]) == {"flwr", "numpy", "safetensors"}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"install .*--editable '\.\[(.*)\]'", makefile)) == ["app", "app,dev", "app,test"]
-    app = names(extras["app"]) | names(extras["torch"]) | names(extras["solvers"]) | names(PYPROJECT["project"]["dependencies"])
+    assert sorted(re.findall(r"install .*--editable '\.\[(.*)\]'", makefile)) == [
+        "app",
+        "app,dev",
+        "app,test",
+    ]
+    app = (
+        names(extras["app"])
+        | names(extras["torch"])
+        | names(extras["solvers"])
+        | names(PYPROJECT["project"]["dependencies"])
+    )
     roots = {name.partition(".")[0] for package in PACKAGES for name in imports_of(ROOT / package)}
     known = {"sklearn": "scikit-learn", "flwr_datasets": "flwr-datasets", "PIL": "pillow"}
-    brought = {"cryptography", "huggingface_hub", "fastapi", "ray", "pandas"}  # by Flower, its extra "simulation", and datasets
+    # by Flower, its extra "simulation", and datasets
+    brought = {"cryptography", "huggingface_hub", "fastapi", "ray", "pandas"}
     optional = names(extras["text"]) | names(extras["vision"])
-    others = {known.get(name, name) for name in roots} - set(sys.stdlib_module_names) - set(PACKAGES) - brought - optional
+    others = (
+        {known.get(name, name) for name in roots}
+        - set(sys.stdlib_module_names)
+        - set(PACKAGES)
+        - brought
+        - optional
+    )
     assert others <= app, "imported, but not in the extra"
 
 
@@ -96,9 +121,22 @@ class Missing(importlib.abc.MetaPathFinder):  # as if what the library does not 
 sys.meta_path.insert(0, Missing())
 """
 APPLICATION = {
-    "torch", "torchvision", "scipy", "quadprog", "datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL", "ray", "pandas",
-    "pyarrow", "transformers", "timm", "fedapps",
-}  # fmt: skip
+    "torch",
+    "torchvision",
+    "scipy",
+    "quadprog",
+    "datasets",
+    "flwr_datasets",
+    "sklearn",
+    "matplotlib",
+    "PIL",
+    "ray",
+    "pandas",
+    "pyarrow",
+    "transformers",
+    "timm",
+    "fedapps",
+}
 USE = """
 import numpy as np, strategies, clients
 for name in strategies.__all__:
@@ -128,9 +166,13 @@ print(average["w"].numpy()[0], "done")
 
 @pytest.mark.slow
 def test_every_strategy_is_imported_with_the_library_alone():
-    """In a process where nothing else can be imported, nor the application beside it; a client of one's own is adapted, too."""
+    """In a process where nothing else can be imported, nor the application beside it; a
+    client of one's own is adapted, too.
+    """
     code = LIBRARY_ONLY % APPLICATION + USE + TRAIN
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3.0", "done"]
 
@@ -138,7 +180,10 @@ def test_every_strategy_is_imported_with_the_library_alone():
 def test_the_wheel_and_the_app_hold_the_same_packages():
     assert set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
     included = PYPROJECT["tool"]["flwr"]["app"]["fab-include"]
-    assert sorted(pattern.partition("/")[0] or pattern for pattern in included) == ["/LICENSE", *sorted(PACKAGES)]
+    assert sorted(pattern.partition("/")[0] or pattern for pattern in included) == [
+        "/LICENSE",
+        *sorted(PACKAGES),
+    ]
 
 
 def test_what_the_wheel_takes_from_elsewhere_is_there():
@@ -149,7 +194,9 @@ def test_what_the_wheel_takes_from_elsewhere_is_there():
 
 @pytest.mark.slow
 def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
-    """The default job and the app's own files; the command finds them where there is no checkout."""
+    """The default job and the app's own files; the command finds them where there is no
+    checkout.
+    """
     hatchling = pytest.importorskip("hatchling.build")
     checkout = copied(tmp_path)
     with contextlib.chdir(checkout):
@@ -161,7 +208,9 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
         "LICENSE": "LICENSE",
         "pyproject.toml": "pyproject.toml",
     }.items():
-        assert (tmp_path / "site" / "fedapps" / inside).read_bytes() == (ROOT / outside).read_bytes()
+        assert (tmp_path / "site" / "fedapps" / inside).read_bytes() == (
+            ROOT / outside
+        ).read_bytes()
     (tmp_path / "empty").mkdir()
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     job = [
@@ -176,14 +225,27 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
     ]
     done = subprocess.run(
         [sys.executable, "-m", "fedapps", "run", *job],
-        cwd=tmp_path / "empty", env=environment, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+        cwd=tmp_path / "empty",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "empty" / "out" / "summary.json").exists()
     found = subprocess.run(
-        [sys.executable, "-c", "from fedapps.engines.app_folder import copy_app; from pathlib import Path; copy_app(Path('app'))"],
-        cwd=tmp_path / "empty", env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "from fedapps.engines.app_folder import copy_app; from pathlib import Path; "
+            "copy_app(Path('app'))",
+        ],
+        cwd=tmp_path / "empty",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert found.returncode == 0, found.stderr
     assert (tmp_path / "empty" / "app" / "fedapps" / "LICENSE").exists()
 
@@ -200,11 +262,14 @@ def copied(folder):
 
 @pytest.mark.parametrize("what", ["checkout", "app"])
 def test_the_hubs_own_checks_pass(tmp_path, what):
-    """Those that `flwr app publish` makes before it uploads anything, and of the newest format."""
+    """Those that `flwr app publish` makes before it uploads anything, and of the newest
+    format.
+    """
     from flwr.cli.config_utils import load_and_validate
     from flwr.supercore import fab_format_version
 
-    publish = importlib.import_module("flwr.cli.app_cmd.publish")  # the package has a function of this name
+    # the package has a function of this name
+    publish = importlib.import_module("flwr.cli.app_cmd.publish")
     app = copied(tmp_path) if what == "checkout" else copy_app(tmp_path)
     config, warned = load_and_validate(app / "pyproject.toml", check_module=False)
     assert warned == []
@@ -215,8 +280,11 @@ def test_the_hubs_own_checks_pass(tmp_path, what):
     assert app / "LICENSE" in files
     metadata = fab_format_version.normalize_and_validate_fab_format(config)
     assert metadata.fab_format_version == 1
-    newer = config | {"tool": {"flwr": {"app": config["tool"]["flwr"]["app"] | {"fab-format-version": 2}}}}
-    with pytest.raises(ValueError, match="Unsupported"):  # if this fails, there is a newer format: use it
+    newer = config | {
+        "tool": {"flwr": {"app": config["tool"]["flwr"]["app"] | {"fab-format-version": 2}}}
+    }
+    # if this fails, there is a newer format: use it
+    with pytest.raises(ValueError, match="Unsupported"):
         fab_format_version.normalize_and_validate_fab_format(newer)
 
 
@@ -235,29 +303,66 @@ def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
         path = checkout / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("", encoding="utf-8")
-    quiet = {"FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    quiet = {
+        "FLWR_HOME": str(tmp_path / "home"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
     command = [str(program("flwr")), "build", "--app", str(checkout)]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | quiet, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | quiet, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (fab,) = tmp_path.rglob("*.fab")
     with zipfile.ZipFile(fab) as archive:
         names = set(archive.namelist())
-        config = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"]["config"]
-    expected = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+        config = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"][
+            "config"
+        ]
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
     # Flower never packs what looks like a test.
-    assert not [name for name in expected if fnmatch(Path(name).name, "test_*.py") or fnmatch(name, "*_test.py")]
+    assert not [
+        name
+        for name in expected
+        if fnmatch(Path(name).name, "test_*.py") or fnmatch(name, "*_test.py")
+    ]
     assert names == expected | {"pyproject.toml", "LICENSE", ".info/CONTENT"}
     assert flatten_toml(config) == default_config()
 
 
 @pytest.mark.slow
 def test_the_command_says_what_the_library_alone_lacks(tmp_path):
-    code = LIBRARY_ONLY % (APPLICATION - {"fedapps"}) + "from fedapps.cli import entry\nsys.argv[1:] = sys.argv[2:]\nentry()"
+    code = (
+        LIBRARY_ONLY % (APPLICATION - {"fedapps"})
+        + "from fedapps.cli import entry\nsys.argv[1:] = sys.argv[2:]\nentry()"
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code, "-", "run", "method=fedavg", "--engine", "inline", "--out", tmp_path / "out"],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            code,
+            "-",
+            "run",
+            "method=fedavg",
+            "--engine",
+            "inline",
+            "--out",
+            tmp_path / "out",
+        ],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 2
-    wanted = r"fedapps: \w+ is not installed: the command needs more than the library, pip install 'fedapps\[app\]'\n"
+    wanted = (
+        r"fedapps: \w+ is not installed: the command needs more than the library, pip install "
+        r"'fedapps\[app\]'\n"
+    )
     assert re.fullmatch(wanted, done.stderr), done.stderr

@@ -1,4 +1,6 @@
-"""Every method with a net, on a pretended GPU: it meets no tensor left on the CPU, and finds what it finds on the CPU."""
+"""Every method with a net, on a pretended GPU: it meets no tensor left on the CPU, and
+finds what it finds on the CPU.
+"""
 
 import json
 from dataclasses import replace
@@ -19,11 +21,24 @@ from tests.pretended_device import CUDA, pretended_cuda
 
 TORCH_TASKS = ("digits", "ensemble-classification", "constrained-classification")
 JOB = {
-    "num-clients": 2, "clients-per-round": 0, "num-rounds": 2, "evaluate-every": 1, "checkpoint-every": 0, "data.max-samples": 80,
-    "data.partition": "iid", "train.local-epochs": 1, "ensemble.epochs": 1, "ensemble.predictors": 2, "public.samples": 40,
-    "ffgb.fit-steps": 5, "superfed.start": 0.0, "synthetic.steps": 5,
-}  # fmt: skip
-NETS = {name: task for name, entry in METHODS.items() for task in TORCH_TASKS if task in entry.tasks}
+    "num-clients": 2,
+    "clients-per-round": 0,
+    "num-rounds": 2,
+    "evaluate-every": 1,
+    "checkpoint-every": 0,
+    "data.max-samples": 80,
+    "data.partition": "iid",
+    "train.local-epochs": 1,
+    "ensemble.epochs": 1,
+    "ensemble.predictors": 2,
+    "public.samples": 40,
+    "ffgb.fit-steps": 5,
+    "superfed.start": 0.0,
+    "synthetic.steps": 5,
+}
+NETS = {
+    name: task for name, entry in METHODS.items() for task in TORCH_TASKS if task in entry.tasks
+}
 FAST = ("fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw")
 
 
@@ -49,7 +64,10 @@ def same(one, other):
         assert one == other
 
 
-@pytest.mark.parametrize("method", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETS])
+@pytest.mark.parametrize(
+    "method",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETS],
+)
 def test_a_run_on_the_device_is_the_run_on_the_cpu(method, tmp_path, monkeypatch):
     wanted = run(method, "cpu", tmp_path / "cpu")
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
@@ -61,7 +79,9 @@ def test_a_run_on_the_device_is_the_run_on_the_cpu(method, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-mm"])
 def test_compiled_steps_are_those_of_blocks_of_clients_there(method, tmp_path, monkeypatch):
-    def loss(outputs, y):  # PyTorch's own cross-entropy under vmap makes tensors where its own code believes the others to be
+    # PyTorch's own cross-entropy under vmap makes tensors where its own code believes
+    # the others to be
+    def loss(outputs, y):
         return -outputs.log_softmax(1).gather(1, y[:, None]).mean()
 
     monkeypatch.setattr(classification, "CLASSIFICATION", Objective(loss, score, by_sample=True))
@@ -82,7 +102,11 @@ def test_the_pretended_device_refuses_what_a_gpu_refuses(monkeypatch):
     with pretended_cuda(monkeypatch):
         there, here = torch.arange(3.0, device=CUDA), torch.ones(3)
         assert there.device == CUDA
-        for wrong in (lambda: there + here, lambda: there.numpy(), lambda: torch.cat([there, here])):
+        for wrong in (
+            lambda: there + here,
+            lambda: there.numpy(),
+            lambda: torch.cat([there, here]),
+        ):
             with pytest.raises(RuntimeError):
                 wrong()
         assert (there + 1.0 + torch.tensor(1.0)).cpu().tolist() == [2.0, 3.0, 4.0]

@@ -1,4 +1,6 @@
-"""The progress display: what is read when, which lines a log gets, and that a terminal comes back as it was."""
+"""The progress display: what is read when, which lines a log gets, and that a terminal
+comes back as it was.
+"""
 
 import contextlib
 import io
@@ -26,7 +28,12 @@ class Run:
         self.file = path / "rounds.jsonl"
 
     def add(self, number, accuracy=None, failures=(), loss=0.5, seconds=2.0):
-        record = {"round": number, "train": {"loss": loss}, "seconds": seconds, "failures": list(failures)}
+        record = {
+            "round": number,
+            "train": {"loss": loss},
+            "seconds": seconds,
+            "failures": list(failures),
+        }
         if accuracy is not None:
             record["evaluate"] = {"accuracy-mean": accuracy}
         with self.file.open("a") as file:
@@ -75,7 +82,10 @@ def test_last_round_is_always_told(run, plain):
         for number in (1, 2, 3):
             run.add(number, seconds=0.01)
             progress.poll(run.path)
-    assert lines() == ["m: round 1/3  loss 0.500  10 ms/round  ETA 20 ms", "m: round 3/3  loss 0.500  10 ms/round"]
+    assert lines() == [
+        "m: round 1/3  loss 0.500  10 ms/round  ETA 20 ms",
+        "m: round 3/3  loss 0.500  10 ms/round",
+    ]
 
 
 def test_interrupted_run_tells_where_it_stopped(run, plain):
@@ -112,7 +122,9 @@ def test_no_file_yet_and_rubbish(run):
 
 
 def test_rewritten_file_is_read_again(run, plain):
-    """--resume cuts the rounds after the checkpoint: their failures must not count twice."""
+    """--resume cuts the rounds after the checkpoint: their failures must not count
+    twice.
+    """
     console, _ = plain
     failure = {"client": 4, "reason": "boom"}
     with Progress(9, "m", console, Clock()) as progress:
@@ -137,7 +149,9 @@ def test_resumed_rounds_count_as_done(run, plain):
         run.add(number, accuracy=0.25, failures=[{"client": 1, "reason": "old"}])
     with Progress(8, "m", console, Clock()) as progress:
         assert progress.poll(run.path) == 5
-    assert lines() == ["m: round 5/8  loss 0.500  accuracy 25.0 %  2.00 s/round  ETA 6.0 s  5 failures"]
+    assert lines() == [
+        "m: round 5/8  loss 0.500  accuracy 25.0 %  2.00 s/round  ETA 6.0 s  5 failures"
+    ]
 
 
 def test_failures_are_told_with_client_and_reason_but_not_without_end(run, plain):
@@ -162,7 +176,13 @@ def test_another_measure_where_there_is_no_accuracy(run, plain):
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
 def test_terminal_is_given_back(run, error):
-    console = Console(file=io.StringIO(), width=100, force_terminal=True, force_interactive=True, color_system=None)
+    console = Console(
+        file=io.StringIO(),
+        width=100,
+        force_terminal=True,
+        force_interactive=True,
+        color_system=None,
+    )
     progress = Progress(4, "[m]", console, Clock())
     with pytest.raises(error) if error else contextlib.nullcontext(), progress:
         progress.note("starting Ray")

@@ -1,4 +1,6 @@
-"""Methods, tasks and nets that installed packages register by entry points: chosen by name, listed, and no harm if broken."""
+"""Methods, tasks and nets that installed packages register by entry points: chosen by
+name, listed, and no harm if broken.
+"""
 
 import subprocess
 import sys
@@ -69,12 +71,28 @@ def package(tmp_path, monkeypatch):
 
 def test_names_run_like_ours(package, tmp_path):
     chosen, task = checked(
-        completed({"method": "nearer", "task": "other-digits", "model.name": "one-layer", "registered-one.pull": 1})
+        completed(
+            {
+                "method": "nearer",
+                "task": "other-digits",
+                "model.name": "one-layer",
+                "registered-one.pull": 1,
+            }
+        )
     )
     assert (chosen.method, chosen.options.pull, task.name) == ("nearer", 1.0, "other-digits")
     assert list(task.initial_arrays()) == ["1.weight", "1.bias"]
     assert own_files(chosen.flat()) == {}  # it is installed where clients run
-    words = ["num-rounds=1", "num-clients=2", "clients-per-round=0", "train.local-epochs=1", "--engine", "inline", "--out", "r"]
+    words = [
+        "num-rounds=1",
+        "num-clients=2",
+        "clients-per-round=0",
+        "train.local-epochs=1",
+        "--engine",
+        "inline",
+        "--out",
+        "r",
+    ]
     assert main(["run", "method=nearer", "task=other-digits", "model.name=one-layer", *words]) == 0
     assert 'method = "nearer"' in (tmp_path / "r" / "settings.toml").read_text()
 
@@ -87,10 +105,13 @@ def test_they_are_listed_with_where_they_come_from_and_broken_ones_cost_a_line(p
     assert row.rstrip().endswith("nearer 1.2")
     assert not [line for line in out.splitlines() if line.startswith(("spoilt", "broken"))]
     assert sorted(err.splitlines()) == [
-        "fedapps: warning: nearer 1.2 registers a method 'fedavg': the name is one of ours, and stays ours",
-        "fedapps: warning: nearer 1.2: method = 'broken': there is no module 'a_package_that_is_not_here', which nearer_broken "
+        "fedapps: warning: nearer 1.2 registers a method 'fedavg': the name is one of ours, and "
+        "stays ours",
+        "fedapps: warning: nearer 1.2: method = 'broken': there is no module "
+        "'a_package_that_is_not_here', which nearer_broken "
         "imports: install it here",
-        f"fedapps: warning: nearer 1.2: method = 'spoilt': nearer_package ({package / 'nearer_package.py'}) has no 'MISSING'",
+        "fedapps: warning: nearer 1.2: method = 'spoilt': nearer_package "
+        f"({package / 'nearer_package.py'}) has no 'MISSING'",
     ]
     assert main(["settings", "nearer"]) == 0
     assert capsys.readouterr().out.startswith("registered-one.pull: number")
@@ -113,7 +134,10 @@ def test_unknown_names_are_answered_with_similar_ones(package):
             completed(given)
     with pytest.raises(UserError, match="did you mean 'one-layer'"):
         checked(completed({"model.name": "one-layers"}))
-    with pytest.raises(UserError, match="there is no module 'a_package_that_is_not_here', which nearer_broken imports"):
+    with pytest.raises(
+        UserError,
+        match="there is no module 'a_package_that_is_not_here', which nearer_broken imports",
+    ):
         completed({"method": "broken"})
 
 
@@ -122,12 +146,15 @@ def test_a_net_by_its_name_is_built(package):
 
 
 def test_our_names_are_found_without_looking_for_others():
-    """Reading the metadata of all packages takes longer than everything else that a command does before it starts."""
+    """Reading the metadata of all packages takes longer than everything else that a
+    command does before it starts.
+    """
     code = (
         "import fedapps.registered as r, fedapps.cli\n"
         "r.registered = None\n"
         "from fedapps.settings import read_settings\n"
-        "read_settings({'method': 'term', 'term.base': 'fedadam', 'task': 'digits', 'model.name': 'mlp'})"
+        "read_settings({'method': 'term', 'term.base': 'fedadam', 'task': 'digits', 'model.name': "
+        "'mlp'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

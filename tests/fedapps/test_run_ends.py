@@ -1,4 +1,6 @@
-"""How a run ends: whose last round or final evaluation nobody answered is no success, and can be continued."""
+"""How a run ends: whose last round or final evaluation nobody answered is no success,
+and can be continued.
+"""
 
 import json
 
@@ -44,14 +46,19 @@ def run(strategy=None, rounds=3, clients=3, **fails):
 @pytest.mark.parametrize("kind", [FedAvg, flower.FedAvg])
 def test_a_last_round_without_a_reply(kind):
     with pytest.raises(
-        TooFewReplies, match=r"the last round 3 had 0 valid replies, at least 1 needed; client 0: .*the disk is full"
+        TooFewReplies,
+        match=r"the last round 3 had 0 valid replies, at least 1 needed; client 0: .*the disk is "
+        r"full",
     ) as error:
         run(kind(), trainings=[3])
-    np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), 2.0)  # what the rounds before made is not lost
+    # what the rounds before made is not lost
+    np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), 2.0)
 
 
 def test_a_final_evaluation_without_a_reply():
-    with pytest.raises(TooFewReplies, match=r"the last evaluation after round 3 had 0 valid replies.*no test data") as error:
+    with pytest.raises(
+        TooFewReplies, match=r"the last evaluation after round 3 had 0 valid replies.*no test data"
+    ) as error:
         run(evaluations=[3])
     np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), 3.0)
 
@@ -81,12 +88,20 @@ def test_a_callback_that_stops_after_a_failed_round_does_not_make_it_a_success()
     app = to_client_app(lambda context: Failing([2]))
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     with pytest.raises(TooFewReplies, match="the last round 2"):
-        run_rounds(FedAvg(), ClientGrid(InlineGrid(app, 3)), arrays, 5, callbacks=[lambda now: now.number == 2])
+        run_rounds(
+            FedAvg(),
+            ClientGrid(InlineGrid(app, 3)),
+            arrays,
+            5,
+            callbacks=[lambda now: now.number == 2],
+        )
 
 
 @pytest.mark.parametrize("fails", [{"trainings": [4]}, {"evaluations": [4]}])
 def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(fails, tmp_path):
-    """Round 4 of 4 fails: the folder says so, keeps the model, and a resumed run repeats what is missing."""
+    """Round 4 of 4 fails: the folder says so, keeps the model, and a resumed run
+    repeats what is missing.
+    """
     given = {
         "num-clients": 3,
         "clients-per-round": 0,
@@ -100,7 +115,10 @@ def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(f
         settings = read_settings({**given, "out": str(folder), "resume": resume})
         app = to_client_app(lambda context: Failing(**faults))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedapps.tasks.classification.Classification.initial_arrays", lambda self: {"w": START["w"]})
+            patch.setattr(
+                "fedapps.tasks.classification.Classification.initial_arrays",
+                lambda self: {"w": START["w"]},
+            )
             return execute(settings, InlineGrid(app, 3))
 
     clean = go(tmp_path / "clean")
@@ -113,11 +131,15 @@ def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(f
     again = go(tmp_path / "run", resume=True)
     assert again["status"] == "completed"
     skip = ("seconds", "out", "resume")
-    assert {k: v for k, v in again.items() if k not in skip} == {k: v for k, v in clean.items() if k not in skip}
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "clean" / "model.safetensors").read_bytes()
+    assert {k: v for k, v in again.items() if k not in skip} == {
+        k: v for k, v in clean.items() if k not in skip
+    }
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+        tmp_path / "clean" / "model.safetensors"
+    ).read_bytes()
 
 
-# --- the start -------------------------------------------------------------------------------------------------------
+# --- the start ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("told", [10**9, 2**62, -5, 0])
@@ -128,7 +150,9 @@ def test_one_node_that_tells_a_wrong_number_of_clients_does_not_end_a_run(told, 
     inline.contexts[1000 + liar].node_config["num-partitions"] = told
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     rounds = []
-    run_rounds(FedAvg(), ClientGrid(inline, start_timeout=0.5), arrays, 1, callbacks=[rounds.append])
+    run_rounds(
+        FedAvg(), ClientGrid(inline, start_timeout=0.5), arrays, 1, callbacks=[rounds.append]
+    )
     assert rounds[0].trained.clients == [0, 1, 2]
 
 

@@ -12,7 +12,10 @@ from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
     [
         ({"method": "superfed"}, "method = 'superfed': did you mean 'superfed-"),
         ({"num-round": 3}, "unknown setting 'num-round': did you mean 'num-rounds'?"),
-        ({"sweep.minutes": 1, "seed": [0, 1]}, "sweep.minutes: belongs to a sweep, which `fedapps sweep FILE` runs"),
+        (
+            {"sweep.minutes": 1, "seed": [0, 1]},
+            "sweep.minutes: belongs to a sweep, which `fedapps sweep FILE` runs",
+        ),
         ({"superfed.mo": 1.0}, "unknown setting 'superfed.mo': did you mean 'superfed.mu'?"),
         ({"num-rounds": "ten"}, "num-rounds = 'ten': must be a whole number"),
         ({"num-rounds": 2.5}, "num-rounds = 2.5: must be a whole number"),
@@ -23,16 +26,34 @@ from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
         ({"num-rounds": 0}, "num-rounds = 0: choose a value in [1, inf)"),
         ({"seed": -1}, "seed = -1: choose a value in [0, inf)"),
         ({"train.learning-rate": 0.0}, "train.learning-rate = 0.0: choose a value in (0, inf)"),
-        ({"method": "superfed-mm", "superfed.start": 1.5}, "superfed.start = 1.5: choose a value in [0, 1]"),
+        (
+            {"method": "superfed-mm", "superfed.start": 1.5},
+            "superfed.start = 1.5: choose a value in [0, 1]",
+        ),
         ({"method": "fedprox", "fedprox.mu": -1}, "fedprox.mu = -1.0: choose a value in [0, inf)"),
-        ({"data.partition": "pathologic"}, "data.partition = 'pathologic': did you mean 'pathological'?"),
+        (
+            {"data.partition": "pathologic"},
+            "data.partition = 'pathologic': did you mean 'pathological'?",
+        ),
         ({"data.alpha": -1}, "data.alpha = -1"),
-        ({"method": "aaggff-s", "aaggff.base": "fedadm"}, "aaggff.base = 'fedadm': did you mean 'fedadam'?"),
-        ({"method": "aaggff-s", "aaggff.cdf": "normale"}, "aaggff.cdf = 'normale': did you mean 'normal'?"),
-        ({"method": "aaggff-d", "aaggff.base": "fedprox", "fedprox.mu": -1}, "fedprox.mu = -1.0: choose a value in [0, inf)"),
+        (
+            {"method": "aaggff-s", "aaggff.base": "fedadm"},
+            "aaggff.base = 'fedadm': did you mean 'fedadam'?",
+        ),
+        (
+            {"method": "aaggff-s", "aaggff.cdf": "normale"},
+            "aaggff.cdf = 'normale': did you mean 'normal'?",
+        ),
+        (
+            {"method": "aaggff-d", "aaggff.base": "fedprox", "fedprox.mu": -1},
+            "fedprox.mu = -1.0: choose a value in [0, inf)",
+        ),
         ({"train.lr-decay-every": 0}, "train.lr-decay-every = 0: choose a value in [1, inf)"),
         ({"device": "gpu"}, "device = 'gpu': did you mean 'cpu'? choose one of auto, cpu, cuda"),
-        ({"client-store": "message"}, "client-store = 'message' keeps clients' state nowhere a resume could find it"),
+        (
+            {"client-store": "message"},
+            "client-store = 'message' keeps clients' state nowhere a resume could find it",
+        ),
     ],
 )
 def test_one_line_says_what_where_and_how_to_mend(config, message):
@@ -52,7 +73,9 @@ def test_nothing_given_is_the_default_and_whole_numbers_serve_as_real_ones():
 
 
 def test_a_wrapping_method_reads_and_keeps_the_options_of_its_base():
-    settings = read_settings({"method": "aaggff-d", "aaggff.base": "fedprox", "fedprox.mu": 0.5, "aaggff.cdf": "gumbel"})
+    settings = read_settings(
+        {"method": "aaggff-d", "aaggff.base": "fedprox", "fedprox.mu": 0.5, "aaggff.cdf": "gumbel"}
+    )
     assert settings.base.options.mu == 0.5
     flat = settings.flat()
     assert flat["fedprox.mu"] == 0.5
@@ -63,13 +86,19 @@ def test_a_wrapping_method_reads_and_keeps_the_options_of_its_base():
 
 
 def test_flat_and_back():
-    settings = read_settings({"method": "superfed-mm", "superfed.mu": 0.5, "data.alpha": 0.1, "num-rounds": 7})
+    settings = read_settings(
+        {"method": "superfed-mm", "superfed.mu": 0.5, "data.alpha": 0.1, "num-rounds": 7}
+    )
     assert read_settings(settings.flat()) == settings
     assert "fedprox.mu" not in settings.flat()
 
 
 def test_toml_round_trip():
-    config = default_config() | {"out": 'C:\\dir "x"\n\ttab\x01é', "seed": 10**12, "train.learning-rate": 1e-7}
+    config = default_config() | {
+        "out": 'C:\\dir "x"\n\ttab\x01é',
+        "seed": 10**12,
+        "train.learning-rate": 1e-7,
+    }
     assert flatten_toml(tomllib.loads(to_toml(config))) == config
 
 

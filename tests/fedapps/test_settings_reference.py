@@ -1,4 +1,6 @@
-"""What is generated from the declarations of the options is up to date, whole, and readable where it goes."""
+"""What is generated from the declarations of the options is up to date, whole, and
+readable where it goes.
+"""
 
 import tomllib
 from dataclasses import dataclass, field
@@ -55,7 +57,11 @@ SMALL = settings_in({"": Top, "train": Small})
 
 
 def test_nothing_generated_is_stale():
-    stale = [str(path) for path, text in generated(ROOT).items() if path.read_text(encoding="utf-8") != text]
+    stale = [
+        str(path)
+        for path, text in generated(ROOT).items()
+        if path.read_text(encoding="utf-8") != text
+    ]
     assert stale == [], "run: make generate"
 
 
@@ -87,20 +93,29 @@ def test_the_block_has_help_where_there_is_room():
 
 
 def test_tables_of_pages():
-    rows = markdown_table(chosen(SMALL, ["train.rate", "train.kind", "train.other", "num-rounds"]), ["", "train"]).splitlines()
+    rows = markdown_table(
+        chosen(SMALL, ["train.rate", "train.kind", "train.other", "num-rounds"]), ["", "train"]
+    ).splitlines()
     assert rows[2:] == [
         r"| `train.rate` | `0.5` | (0, 1] | of \|steps\|; 0: `train.rate` |",
         '| `train.kind` | `"a"` | `a`, `b` | which |',
         "| `train.other` | `false` | | |",
         "| `num-rounds` | `50` | from 1 | rounds |",
     ]
-    text = f"# A\n\n<!-- settings: a b -->\nold\n{MARKDOWN_END}\n\nkept\n<!-- settings: c -->\n{MARKDOWN_END}\n"
+    text = (
+        f"# A\n\n<!-- settings: a b -->\nold\n{MARKDOWN_END}\n\nkept\n<!-- settings: c "
+        f"-->\n{MARKDOWN_END}\n"
+    )
     made = with_tables(text, " and ".join)
     assert made == (
-        f"# A\n\n<!-- settings: a b -->\n\na and b\n\n{MARKDOWN_END}\n\nkept\n<!-- settings: c -->\n\nc\n\n{MARKDOWN_END}\n"
+        f"# A\n\n<!-- settings: a b -->\n\na and b\n\n{MARKDOWN_END}\n\nkept\n<!-- settings: c "
+        f"-->\n\nc\n\n{MARKDOWN_END}\n"
     )
     assert with_tables(made, " and ".join) == made
-    for broken in (f"<!-- settings: a -->\n\n<!-- settings: b -->\n{MARKDOWN_END}\n", "<!-- settings: a -->\n"):
+    for broken in (
+        f"<!-- settings: a -->\n\n<!-- settings: b -->\n{MARKDOWN_END}\n",
+        "<!-- settings: a -->\n",
+    ):
         with pytest.raises(UserError, match="has no line"):
             with_tables(broken, " ".join)
 
@@ -117,7 +132,10 @@ def test_what_a_terminal_shows():
         "train.rate: number, default 0.5, (0, 1]\n    of |steps|; 0: train.rate",
         "train.other: true or false, default false",
     ]
-    assert overview(SMALL, 80).splitlines()[:2] == ["       num-rounds", "train  rate, lambda, kind, long, other"]
+    assert overview(SMALL, 80).splitlines()[:2] == [
+        "       num-rounds",
+        "train  rate, lambda, kind, long, other",
+    ]
 
 
 def test_the_command(capsys):
@@ -128,7 +146,9 @@ def test_the_command(capsys):
     assert main(["settings", "aaggff.ridge"]) == 0
     assert "paper | reference" in capsys.readouterr().out
     assert main(["settings", "superfed.nuu"]) == 2
-    assert capsys.readouterr().err.startswith("fedapps: unknown setting 'superfed.nuu': did you mean 'superfed.nu'?")
+    assert capsys.readouterr().err.startswith(
+        "fedapps: unknown setting 'superfed.nuu': did you mean 'superfed.nu'?"
+    )
 
 
 def test_only_a_checkout_can_be_written(monkeypatch, tmp_path, capsys):

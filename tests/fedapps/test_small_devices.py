@@ -1,4 +1,6 @@
-"""What a client process of a method that needs no net imports and takes, from the first line to the reply."""
+"""What a client process of a method that needs no net imports and takes, from the first
+line to the reply.
+"""
 
 import sys
 
@@ -10,12 +12,20 @@ pytestmark = pytest.mark.slow
 
 HEAVY = {"torch", "scipy", "sklearn", "pandas", "datasets", "matplotlib", "PIL", "ray"}
 SMALL = [
-    *("fedfw:lasso", "fedfw-plus:matrix-completion", "dfw-trace:matrix-completion", "fedboost:point-mass", "aflboost:unigram"),
+    *(
+        "fedfw:lasso",
+        "fedfw-plus:matrix-completion",
+        "dfw-trace:matrix-completion",
+        "fedboost:point-mass",
+        "aflboost:unigram",
+    ),
     *("ffgb:tabular", "ffgb-c:tabular", "histogram-boosting:tabular"),
 ]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="resident memory is read from /proc"
+)
 @pytest.mark.parametrize("job", SMALL)
 def test_a_client_without_a_net_answers_a_training_message_without_what_nets_need(job, tmp_path):
     found = measure(job, tmp_path)

@@ -1,7 +1,9 @@
-"""One client of every method sends strange replies, hundreds of them: each is left out or harmless, and no run ends by one.
+"""One client of every method sends strange replies, hundreds of them: each is left out
+or harmless, and no run ends by one.
 
-What the strategies are handed has passed the client grid, as in a run. The replies of two real rounds are mutated
-(``tests/strange.py``), one client's at a time, and aggregated by a copy of the strategy.
+What the strategies are handed has passed the client grid, as in a run. The replies of
+two real rounds are mutated (``tests/strange.py``), one client's at a time, and
+aggregated by a copy of the strategy.
 """
 
 import copy
@@ -63,7 +65,9 @@ class Canned:
 
 
 class Strange(ClientGrid):
-    """A client grid that tries mutated replies on copies of ``strategy`` before it hands over the true ones."""
+    """A client grid that tries mutated replies on copies of ``strategy`` before it
+    hands over the true ones.
+    """
 
     strategy = None
     trials = TRIALS
@@ -78,7 +82,11 @@ class Strange(ClientGrid):
             victim = rng.integers(len(replies))
             mutants = [copy.copy(reply) for reply in replies]
             for i, mutant in enumerate(mutants):
-                mutant.content = mutate(replies[i].content, rng) if i == victim else copy.deepcopy(replies[i].content)
+                mutant.content = (
+                    mutate(replies[i].content, rng)
+                    if i == victim
+                    else copy.deepcopy(replies[i].content)
+                )
             self.try_out(messages, mutants)
         return through(self, messages, replies)
 
@@ -113,16 +121,23 @@ def test_no_reply_of_one_client_ends_a_run(case):
     given = {**METHODS[method].defaults, **SMALL, **CASES[case], "method": method}
     settings = read_settings({**TASKS[read_settings(given).task].defaults, **given})
     task = build_task(settings)
-    client_grid = Strange(InlineGrid(app, 4, settings.flat()), num_clients=4, clients_per_round=settings.clients_per_round)
+    client_grid = Strange(
+        InlineGrid(app, 4, settings.flat()),
+        num_clients=4,
+        clients_per_round=settings.clients_per_round,
+    )
     client_grid.rules.bound = settings.bound
     client_grid.strategy = build_strategy(settings, task)
     client_grid.trials = 2 if method in DISTILS else TRIALS
     first = getattr(client_grid.strategy, "first_arrays", task.initial_arrays)
     arrays = ArrayRecord({name: Array(value) for name, value in first().items()})
-    config = ConfigRecord({"seed": 0, "first-round": 1, "checkpoint-round": 0, **settings.train.to_config()})
+    config = ConfigRecord(
+        {"seed": 0, "first-round": 1, "checkpoint-round": 0, **settings.train.to_config()}
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # an overflow is a number that should not have got so far
-        rounds = 8 if method == "dfw-trace" else 2  # four of them ask what has to be known before the first step
+        # four of them ask what has to be known before the first step
+        rounds = 8 if method == "dfw-trace" else 2
         run_rounds(client_grid.strategy, client_grid, arrays, rounds, 60, config, config)
     assert client_grid.tried >= 3 * client_grid.trials
     assert client_grid.used < client_grid.tried  # the mutations do bite

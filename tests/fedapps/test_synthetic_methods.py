@@ -1,4 +1,6 @@
-"""The methods that make images as `fedapps` builds them: whose net is which, and that their default jobs learn something."""
+"""The methods that make images as `fedapps` builds them: whose net is which, and that
+their default jobs learn something.
+"""
 
 import json
 
@@ -14,7 +16,12 @@ from fedapps.settings import read_settings
 
 def test_each_site_has_the_next_of_the_named_nets():
     settings = read_settings(
-        {"method": "fedevg", "num-clients": 5, "data.partition": "iid", "fedevg.net": "energy-cnn, energy-mlp,energy-patches"}
+        {
+            "method": "fedevg",
+            "num-clients": 5,
+            "data.partition": "iid",
+            "fedevg.net": "energy-cnn, energy-mlp,energy-patches",
+        }
     )
     task = build_task(settings)
 
@@ -22,9 +29,16 @@ def test_each_site_has_the_next_of_the_named_nets():
         return sum(p.numel() for p in net.parameters())
 
     def of(client):
-        return size(build_client(settings, task, client, settings.num_clients, MessageStore(RecordDict())).net_fn(0))
+        return size(
+            build_client(
+                settings, task, client, settings.num_clients, MessageStore(RecordDict())
+            ).net_fn(0)
+        )
 
-    wanted = [size(build_energy_net(f"energy-{name}", (1, 8, 8), 10, 0)) for name in ("cnn", "mlp", "patches")]
+    wanted = [
+        size(build_energy_net(f"energy-{name}", (1, 8, 8), 10, 0))
+        for name in ("cnn", "mlp", "patches")
+    ]
     assert len(set(wanted)) == 3
     assert [of(client) for client in range(5)] == [*wanted, *wanted[:2]]
 
@@ -32,9 +46,32 @@ def test_each_site_has_the_next_of_the_named_nets():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcvae", "fedcgan"])
 def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path, monkeypatch):
-    """As many rounds, epochs and channels as by default, on a sixth of the digits; chance is 10 %."""
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)  # seconds of drawing, tested elsewhere
-    settings = [f"method={method}", "task=digits", "num-clients=2", "data.partition=iid", "data.max-samples=300", "seed=1"]
-    assert main(["run", "--engine", "inline", *settings, "synthetic.every=0", "--out", str(tmp_path / "run")]) == 0
+    """As many rounds, epochs and channels as by default, on a sixth of the digits;
+    chance is 10 %.
+    """
+    # seconds of drawing, tested elsewhere
+    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    settings = [
+        f"method={method}",
+        "task=digits",
+        "num-clients=2",
+        "data.partition=iid",
+        "data.max-samples=300",
+        "seed=1",
+    ]
+    assert (
+        main(
+            [
+                "run",
+                "--engine",
+                "inline",
+                *settings,
+                "synthetic.every=0",
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
     found = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert found["accuracy-mean"] > 0.5

@@ -1,4 +1,6 @@
-"""A warm start is the second method from the model of the first, personalised ones included."""
+"""A warm start is the second method from the model of the first, personalised ones
+included.
+"""
 
 import json
 
@@ -6,7 +8,14 @@ import pytest
 
 from fedapps.cli import main
 
-JOB = ["num-rounds=4", "evaluate-every=1", "checkpoint-every=0", "num-clients=6", "clients-per-round=3", "train.local-epochs=1"]
+JOB = [
+    "num-rounds=4",
+    "evaluate-every=1",
+    "checkpoint-every=0",
+    "num-clients=6",
+    "clients-per-round=3",
+    "train.local-epochs=1",
+]
 
 
 def evaluated(folder, *settings):
@@ -16,21 +25,35 @@ def evaluated(folder, *settings):
 
 
 def test_fedavg_and_then_fine_tuning_is_fine_tuning(tmp_path):
-    """Fine-tuning trains as FedAvg does, so that from the second half on nothing tells the two apart."""
+    """Fine-tuning trains as FedAvg does, so that from the second half on nothing tells
+    the two apart.
+    """
     whole = evaluated(tmp_path / "whole", "method=finetune")
     halves = evaluated(
-        tmp_path / "halves", "method=warm-start", "warm-start.first=fedavg", "warm-start.rounds=2", "warm-start.then=finetune"
+        tmp_path / "halves",
+        "method=warm-start",
+        "warm-start.first=fedavg",
+        "warm-start.rounds=2",
+        "warm-start.then=finetune",
     )
     assert halves[2:] == whole[2:]
-    assert halves[1]["accuracy-mean"] < whole[1]["accuracy-mean"]  # until then clients used the common model
+    # until then clients used the common model
+    assert halves[1]["accuracy-mean"] < whole[1]["accuracy-mean"]
 
 
 @pytest.mark.parametrize("then", ["superfed-mm", "apfl", "ditto"])
 def test_a_personalised_method_goes_on_from_the_common_model(then, tmp_path):
-    """After two rounds of FedAvg its common model is ahead of one that starts with the third."""
+    """After two rounds of FedAvg its common model is ahead of one that starts with the
+    third.
+    """
     late = evaluated(tmp_path / "late", f"method={then}", "num-rounds=1")
     halves = evaluated(
-        tmp_path / "halves", "method=warm-start", "warm-start.first=fedavg", "warm-start.rounds=2", f"warm-start.then={then}"
+        tmp_path / "halves",
+        "method=warm-start",
+        "warm-start.first=fedavg",
+        "warm-start.rounds=2",
+        f"warm-start.then={then}",
     )
     assert halves[2]["global-loss-mean"] < late[0]["global-loss-mean"]
-    assert halves[2]["accuracy-mean"] >= halves[1]["accuracy-mean"]  # a model of one's own is at least as good as the common one
+    # a model of one's own is at least as good as the common one
+    assert halves[2]["accuracy-mean"] >= halves[1]["accuracy-mean"]

@@ -1,4 +1,6 @@
-"""AAggFF-S and -D through real messages: reductions, the round's own losses, failures, samples, options."""
+"""AAggFF-S and -D through real messages: reductions, the round's own losses, failures,
+samples, options.
+"""
 
 import numpy as np
 import pytest
@@ -25,7 +27,9 @@ def client(i, _=None):
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD])
 def test_equal_losses_are_uniform_fedavg(kind):
-    fair = simulate(kind(FedAvg()), lambda i, _: LossyClient(1.0 + i, lambda t: 1 / t, 1 + i), 4, START, 5)
+    fair = simulate(
+        kind(FedAvg()), lambda i, _: LossyClient(1.0 + i, lambda t: 1 / t, 1 + i), 4, START, 5
+    )
     plain = simulate(FedAvg(weights="uniform"), client, 4, START, 5)
     np.testing.assert_allclose(arrays_of(fair)["w"], arrays_of(plain)["w"], rtol=1e-6)
 
@@ -34,7 +38,12 @@ def test_equal_losses_are_uniform_fedavg(kind):
 def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
     strategy, seen = AAggFFS(FedAvg(), AAggFFOptions(cdf=cdf)), []
     result = simulate(
-        strategy, client, 4, START, 6, callbacks=[lambda now: seen.append((now.train_metrics, strategy.last_weights))]
+        strategy,
+        client,
+        4,
+        START,
+        6,
+        callbacks=[lambda now: seen.append((now.train_metrics, strategy.last_weights))],
     )
     rule, w = OnlineNewtonStep(4), 0.0
     for t, (metrics, weights) in enumerate(seen, start=1):
@@ -49,7 +58,9 @@ def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
 
 
 def test_with_lost_replies_c_is_the_share_that_answered():
-    """(3.10) divides by the probability with which a response is observed, or its mean would not be the response."""
+    """(3.10) divides by the probability with which a response is observed, or its mean
+    would not be the response.
+    """
 
     class Lossy(LossyClient):
         def fit(self, parameters, config):
@@ -58,13 +69,21 @@ def test_with_lost_replies_c_is_the_share_that_answered():
             return super().fit(parameters, config)
 
     strategy = AAggFFD(FedAvg())
-    simulate(strategy, lambda i, _: Lossy(7.0 if i in (1, 4) else 0.1, 1.0 + i), 6, {"w": np.zeros(2, np.float32)}, 1)
+    simulate(
+        strategy,
+        lambda i, _: Lossy(7.0 if i in (1, 4) else 0.1, 1.0 + i),
+        6,
+        {"w": np.zeros(2, np.float32)},
+        1,
+    )
     assert strategy.rule.ratio == pytest.approx(4 / 6)
     assert strategy.rule.high == pytest.approx(4 / 6)
 
 
 def test_the_defaults_are_the_step_that_moves_something_below_a_cap_of_three():
-    """What the rule's exam with 689 clients is about (tests/algorithms/fairness/test_prior_and_cap.py)."""
+    """What the rule's exam with 689 clients is about
+    (tests/algorithms/fairness/test_prior_and_cap.py).
+    """
     rule = AAggFFD(FedAvg()).new_rule(689)
     assert (rule.step, rule.multiple, rule.cap) == ("sampled", 1.0, 3.0)
     rule = AAggFFD(FedAvg(), AAggFFOptions(**PRINTED)).new_rule(689)
@@ -76,9 +95,13 @@ def test_the_defaults_are_the_step_that_moves_something_below_a_cap_of_three():
 def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
     strategy, seen = AAggFFD(FedAvg(), AAggFFOptions(cdf="gumbel", **PRINTED)), []
     client_grid = ClientGrid(
-        InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 8), seed=2, clients_per_round=2
+        InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 8),
+        seed=2,
+        clients_per_round=2,
     )
-    note = lambda now: seen.append((now.trained.clients, now.train_metrics, dict(strategy.last_weights)))  # noqa: E731
+    note = lambda now: seen.append(
+        (now.trained.clients, now.train_metrics, dict(strategy.last_weights))
+    )
     simulate(strategy, None, 8, START, 9, grid=client_grid, evaluate_every=0, callbacks=[note])
     rule = LinearisedFTRL(8, 0.25)
     for t, (clients, metrics, weights) in enumerate(seen, start=1):
@@ -101,7 +124,10 @@ def test_the_client_with_the_larger_loss_gains(kind):
 
 
 def test_aaggff_s_refuses_samples_and_names_aaggff_d():
-    client_grid = ClientGrid(InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 4), clients_per_round=3)
+    client_grid = ClientGrid(
+        InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 4),
+        clients_per_round=3,
+    )
     with pytest.raises(ValueError, match=r"round 1 asks 3 of 4: ask all .*, or use AAggFF-D"):
         simulate(AAggFFS(FedAvg()), None, 4, START, 2, grid=client_grid)
     with pytest.raises(ValueError, match="round 1 asks 2 of 4"):
@@ -117,13 +143,20 @@ def test_a_client_that_fails_costs_its_round_only(kind):
             return super().fit(parameters, config)
 
     strategy, seen = kind(FedAvg()), []
-    note = lambda now: seen.append((dict(strategy.last_weights), strategy.rule.p))  # noqa: E731
+    note = lambda now: seen.append((dict(strategy.last_weights), strategy.rule.p))
     simulate(
-        strategy, lambda i, _: (Fails if i == 3 else LossyClient)(1.0, 0.5 + i), 4, START, 3, callbacks=[note], evaluate_every=0
+        strategy,
+        lambda i, _: (Fails if i == 3 else LossyClient)(1.0, 0.5 + i),
+        4,
+        START,
+        3,
+        callbacks=[note],
+        evaluate_every=0,
     )
     assert [list(weights) for weights, _ in seen] == [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]]
     assert all(sum(weights.values()) == pytest.approx(1) for weights, _ in seen)
-    assert list(seen[1][0].values()) == pytest.approx(seen[1][1][:3] / seen[1][1][:3].sum())  # their shares of p
+    # their shares of p
+    assert list(seen[1][0].values()) == pytest.approx(seen[1][1][:3] / seen[1][1][:3].sum())
     if kind is AAggFFS:  # the absent client responds with the mean
         rule = OnlineNewtonStep(4)
         rule.decide(range(4), respond([0.5, 1.5, 2.5, 3.5], "normal", 0, 1 / 4))

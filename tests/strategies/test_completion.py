@@ -1,4 +1,6 @@
-"""Matrix completion through real messages: centring before the first step, whoever answers, and results against biases."""
+"""Matrix completion through real messages: centring before the first step, whoever
+answers, and results against biases.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from strategies.projected_fedavg import ProjectedFedAvg
 from tests.constrained import World
 from tests.helpers import arrays_of
 
-RATINGS = observations(MatrixCompletionOptions(source="ratings", rows=120, columns=150, observations=4000), 0)
+RATINGS = observations(
+    MatrixCompletionOptions(source="ratings", rows=120, columns=150, observations=4000), 0
+)
 BALL = NuclearBall(RATINGS.shape, 40.0)
 
 
@@ -27,7 +31,9 @@ def parts(n, whole=RATINGS):
     cut = len(whole.values) // 5
 
     def deal(at):
-        return [Table(whole.rows[k], whole.columns[k], whole.values[k]) for k in np.array_split(at, n)]
+        return [
+            Table(whole.rows[k], whole.columns[k], whole.values[k]) for k in np.array_split(at, n)
+        ]
 
     order = np.arange(len(whole.values))
     tables = zip(deal(order[cut:]), deal(order[:cut]), strict=True)
@@ -50,12 +56,16 @@ def build(name, **options):
         return DFWTrace(BALL, **made), DFWTraceClient
     if name == "projected":
         return ProjectedFedAvg(BALL, learning_rate=0.5, **made), ProjectedClient
-    return FedFW(BALL, FedFWOptions(**options), name, lambda_0=0.0, curvature=2.0, **made), FedFWClient
+    return FedFW(
+        BALL, FedFWOptions(**options), name, lambda_0=0.0, curvature=2.0, **made
+    ), FedFWClient
 
 
 @pytest.mark.parametrize("name", ["fedfw", "fedfw-plus", "projected", "dfw-trace"])
 def test_the_constants_follow_the_point_and_say_what_the_clients_score(name):
-    """The test error that clients report is that of ``rows + columns + scale x`` of the final model, clipped."""
+    """The test error that clients report is that of ``rows + columns + scale x`` of the
+    final model, clipped.
+    """
     strategy, kind = build(name)
     result, world = run(strategy, kind, 9, evaluate_every=3)
     model = arrays_of(result)
@@ -88,7 +98,8 @@ def test_all_clients_are_asked_although_rounds_are_sampled(name):
 def test_a_client_that_does_not_answer_is_missing_from_the_sums_only():
     plain, _ = run(*build("dfw-trace"), 12)
     some, _ = run(*build("dfw-trace"), 12, fail=lambda client, t: t == 2 and client == 1)
-    away, _ = run(*build("dfw-trace"), 12, fail=lambda client, t: t == 2)  # nobody answered: the question is asked again
+    # nobody answered: the question is asked again
+    away, _ = run(*build("dfw-trace"), 12, fail=lambda client, t: t == 2)
     assert 0 < np.abs(arrays_of(some)["columns"] - arrays_of(plain)["columns"]).max() < 0.5
     np.testing.assert_array_equal(arrays_of(away)["columns"], arrays_of(plain)["columns"])
 
@@ -109,7 +120,8 @@ def test_sums_of_another_shape_cost_their_client_alone(caplog):
 @pytest.mark.parametrize("cut", [2, 4, 7])
 def test_an_interrupted_run_goes_on_to_the_same_numbers(name, cut):
     def built():
-        return build(name, **({} if name == "dfw-trace" else {"lambda_0": 0.1}))  # the automatic one knows the number of rounds
+        # the automatic one knows the number of rounds
+        return build(name, **({} if name == "dfw-trace" else {"lambda_0": 0.1}))
 
     problems, options = parts(4), {"clients_per_round": 3}
     whole, _ = run(*built(), 12, problems=problems, **options)
@@ -120,7 +132,9 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(name, cut):
     after.load_state_dict(before.state_dict())
     grid = ClientGrid(world.grid, **options)
     seed = ConfigRecord({"seed": 3})
-    result = after.start(grid, first.arrays, 12, train_config=seed, first_round=cut + 1, evaluate_every=0)
+    result = after.start(
+        grid, first.arrays, 12, train_config=seed, first_round=cut + 1, evaluate_every=0
+    )
     for key, array in arrays_of(whole).items():
         np.testing.assert_array_equal(arrays_of(result)[key], array)
 
@@ -151,7 +165,10 @@ def test_dfw_trace_is_far_below_the_biases_and_near_central_frank_wolfe():
     assert found["test-rmse"] < central.evaluate_metrics_clientapp[60]["test-rmse"] + 0.01
 
 
-@pytest.mark.parametrize("constants", [[np.zeros(3)], [np.zeros(120), np.zeros(150)], [np.zeros(150), np.zeros(120), np.ones(1)]])
+@pytest.mark.parametrize(
+    "constants",
+    [[np.zeros(3)], [np.zeros(120), np.zeros(150)], [np.zeros(150), np.zeros(120), np.ones(1)]],
+)
 def test_constants_of_another_shape_are_refused(constants):
     with pytest.raises(ValueError, match="rows, columns and a scale"):
         parts(2)[0].given(constants)

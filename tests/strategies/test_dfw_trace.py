@@ -1,4 +1,6 @@
-"""DFW-Trace through real messages: the optimum known from a projection, whoever answers; only sums are used; state, faults, traffic."""
+"""DFW-Trace through real messages: the optimum known from a projection, whoever
+answers; only sums are used; state, faults, traffic.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ CONE = Spectrahedron((6, 6), 1.5)
 
 
 class Distance:
-    """``f_i(X) = ||X - M_i||^2``: the minimum over a set is the projection of the mean of the M_i onto it."""
+    """``f_i(X) = ||X - M_i||^2``: the minimum over a set is the projection of the mean
+    of the M_i onto it.
+    """
 
     num_examples = 3
 
@@ -64,14 +68,19 @@ SETTINGS = {
 
 
 def run(domain, parts, rounds, strategy=None, kind=DFWTraceClient, **options):
-    world = World(domain, parts, kind, fail=options.pop("fail", None), late=options.pop("late", False))
+    world = World(
+        domain, parts, kind, fail=options.pop("fail", None), late=options.pop("late", False)
+    )
     strategy = strategy or DFWTrace(domain)
     x, result = world.run(strategy, rounds, **options)
     return x, strategy, world, result
 
 
 @pytest.mark.parametrize("domain", [BALL, CONE], ids=["nuclear ball", "spectrahedron"])
-@pytest.mark.parametrize("setting", [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS])
+@pytest.mark.parametrize(
+    "setting",
+    [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS],
+)
 def test_the_solution_is_reached_whoever_answers(domain, setting):
     parts, options = problems(domain), dict(SETTINGS[setting])
     rounds = 400 * {"all": 1, "one sampled": 6}.get(setting, 3) // (1 if domain is BALL else 2)
@@ -96,7 +105,9 @@ def test_who_answers_when_changes_the_number_of_rounds_and_nothing_else(setting)
     options = dict(SETTINGS[setting])
     if "fail" in options:  # never twice in a row
         options["fail"] = lambda client, t: (int(client) + t) % 7 == 0
-    world = World(BALL, parts, DFWTraceClient, fail=options.pop("fail", None), late=options.pop("late", False))
+    world = World(
+        BALL, parts, DFWTraceClient, fail=options.pop("fail", None), late=options.pop("late", False)
+    )
     world.rounds = UntilEqual()
     x, _ = world.run(strategy, 400, **options)
     assert strategy.steps_taken == reference.steps_taken == 20
@@ -105,11 +116,15 @@ def test_who_answers_when_changes_the_number_of_rounds_and_nothing_else(setting)
 
 
 def by_hand(domain, parts, products, iterations=1):
-    """Return x, the number of steps and the last gap after so many products with the mean gradient, without messages."""
+    """Return x, the number of steps and the last gap after so many products with the
+    mean gradient, without messages.
+    """
     power, x, steps, gap = PowerIteration(domain, iterations), domain.start(), 0, 0.0
     for _ in range(products):
         gradient = np.mean([part.gradient(x) for part in parts], axis=0)
-        if atom := power.take(gradient @ power.vector if power.side == "right" else power.vector @ gradient):
+        if atom := power.take(
+            gradient @ power.vector if power.side == "right" else power.vector @ gradient
+        ):
             steps, gap = steps + 1, float(np.vdot(gradient, x)) + power.value
             move(x, atom, 2 / (steps + 3))
     return x, steps, gap
@@ -125,7 +140,9 @@ def test_the_messages_carry_the_algorithm(domain):
 
 
 @pytest.mark.parametrize(
-    "domain", [NuclearBall((7, 5), 2.0, 1e-12), Spectrahedron((6, 6), 1.5, 1e-12)], ids=["nuclear ball", "spectrahedron"]
+    "domain",
+    [NuclearBall((7, 5), 2.0, 1e-12), Spectrahedron((6, 6), 1.5, 1e-12)],
+    ids=["nuclear ball", "spectrahedron"],
 )
 def test_with_many_power_iterations_it_is_frank_wolfe_on_the_mean(domain):
     parts = problems(domain)
@@ -136,20 +153,26 @@ def test_with_many_power_iterations_it_is_frank_wolfe_on_the_mean(domain):
         gradient = np.mean([part.gradient(x) for part in parts], axis=0)
         gap = duality_gap(domain, x, gradient)
         move(x, domain.lmo(gradient), 2 / (t + 3))
-    assert steps == 6  # one of them to another eigenvector than the last, of which the first was an exact one
+    # one of them to another eigenvector than the last, of which the first was an exact
+    # one
+    assert steps == 6
     np.testing.assert_allclose(found, x, atol=1e-6)
     assert found_gap == pytest.approx(gap, rel=1e-6)
 
 
 def test_only_sums_of_the_replies_are_used():
-    """Clients that mask their products and scalars, so that only the sums are what they were, give the same run."""
+    """Clients that mask their products and scalars, so that only the sums are what they
+    were, give the same run.
+    """
     masks = {size: np.random.default_rng(size).normal(size=(6, size)) for size in (7, 5)}
 
     class Masked(DFWTraceClient):
         def step(self, x_bar, config):
             (product,), metrics = super().step(x_bar, config)
             mask = masks[len(product)] - masks[len(product)].mean(axis=0)
-            return [product + mask[self.client_id]], {"inner": metrics["inner"] + float(mask[self.client_id, 0])}
+            return [product + mask[self.client_id]], {
+                "inner": metrics["inner"] + float(mask[self.client_id, 0])
+            }
 
     plain, strategy, _, _ = run(BALL, problems(BALL), 60)
     masked, other, _, _ = run(BALL, problems(BALL), 60, kind=Masked)
@@ -210,7 +233,9 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(cut):
 
 
 def test_other_domains_are_refused():
-    with pytest.raises(ValueError, match="L1Ball has no power iteration: choose a nuclear-norm ball"):
+    with pytest.raises(
+        ValueError, match="L1Ball has no power iteration: choose a nuclear-norm ball"
+    ):
         DFWTrace(L1Ball((4,), 1.0))
 
 

@@ -1,4 +1,6 @@
-"""AFL, q-FedAvg, TERM, FedMGDA+ and PropFair: closed forms by hand, reductions to FedAvg, and what they are for."""
+"""AFL, q-FedAvg, TERM, FedMGDA+ and PropFair: closed forms by hand, reductions to
+FedAvg, and what they are for.
+"""
 
 import numpy as np
 import pytest
@@ -32,7 +34,9 @@ CONFIG = {"learning-rate": 0.5, "lr-decay": 0.5, "lr-decay-every": 2}
 
 
 def final(strategy, clients, rounds=1, config=None):
-    return arrays_of(simulate(strategy, lambda i, _: clients[i], len(clients), START, rounds, config))["w"]
+    return arrays_of(
+        simulate(strategy, lambda i, _: clients[i], len(clients), START, rounds, config)
+    )["w"]
 
 
 def test_uniform_weights():
@@ -44,11 +48,18 @@ def test_uniform_weights():
 
 
 def test_afl_by_hand():
-    """p = (1/2, 1/2) + 0.5 (0.2, 0.6) = (0.6, 0.8), projected: (0.4, 0.6); then (0.5, 0.9): (0.3, 0.7)."""
+    """p = (1/2, 1/2) + 0.5 (0.2, 0.6) = (0.6, 0.8), projected: (0.4, 0.6); then (0.5,
+    0.9): (0.3, 0.7).
+    """
     strategy, seen = AFL(FedAvg(), AFLOptions(0.5)), []
     clients = [LossyClient(1.0, 0.2), LossyClient(2.0, 0.6)]
     simulate(
-        strategy, lambda i, _: clients[i], 2, START, 2, callbacks=[lambda now: seen.append(list(strategy.last_weights.values()))]
+        strategy,
+        lambda i, _: clients[i],
+        2,
+        START,
+        2,
+        callbacks=[lambda now: seen.append(list(strategy.last_weights.values()))],
     )
     np.testing.assert_allclose(seen, [[0.4, 0.6], [0.3, 0.7]])
 
@@ -65,19 +76,27 @@ def test_term_by_hand():
     np.testing.assert_allclose(final(TERM(FedAvg(), TERMOptions(2.0)), clients), 2.0)
 
 
-# --- q-FedAvg ----------------------------------------------------------------------------------------------------------
+# --- q-FedAvg -------------------------------------------------------------------------
 
 
 def test_q_0_is_uniform_fedavg():
     clients = [LossyClient(1.0, 0.2, 3), LossyClient(5.0, 0.6, 1)]
-    np.testing.assert_allclose(final(QFedAvg(FedAvg(), QFedAvgOptions(q=0)), clients, 4, CONFIG), 12.0)
+    np.testing.assert_allclose(
+        final(QFedAvg(FedAvg(), QFedAvgOptions(q=0)), clients, 4, CONFIG), 12.0
+    )
 
 
 def test_q_fedavg_by_hand():
-    """q = 1, L = 2, losses 1 and 2, moves (1, 1) and (3, 3): Delta = -2 and -6 each, h = 8 + 2 and 72 + 4, step 2 + 12 over 86."""
+    """q = 1, L = 2, losses 1 and 2, moves (1, 1) and (3, 3): Delta = -2 and -6 each, h
+    = 8 + 2 and 72 + 4, step 2 + 12 over 86.
+    """
     clients = [LossyClient(1.0, 1.0, 7), LossyClient(3.0, 2.0, 1)]
-    np.testing.assert_allclose(final(QFedAvg(FedAvg(), QFedAvgOptions(q=1)), clients, 1, CONFIG), 14 / 86, rtol=1e-8)
-    np.testing.assert_allclose(final(QFedAvg(FedAvg(), QFedAvgOptions(q=1, lipschitz=2.0)), clients), 14 / 86, rtol=1e-8)
+    np.testing.assert_allclose(
+        final(QFedAvg(FedAvg(), QFedAvgOptions(q=1)), clients, 1, CONFIG), 14 / 86, rtol=1e-8
+    )
+    np.testing.assert_allclose(
+        final(QFedAvg(FedAvg(), QFedAvgOptions(q=1, lipschitz=2.0)), clients), 14 / 86, rtol=1e-8
+    )
 
 
 @pytest.mark.parametrize("q", [0.3, 5.0])
@@ -85,22 +104,32 @@ def test_q_fedavg_is_flowers_with_the_same_lipschitz_constant(q):
     class Both(LossyClient):
         def fit(self, parameters, config):
             arrays, n, metrics = super().fit(parameters, config)
-            return [arrays[0] * np.array([1.0, 1.1])], n, {**metrics, "train_loss": self.loss_of(config["server-round"])}
+            return (
+                [arrays[0] * np.array([1.0, 1.1])],
+                n,
+                {**metrics, "train_loss": self.loss_of(config["server-round"])},
+            )
 
     clients = [Both(0.1 * (1 + i), lambda t, i=i: 0.3 + i + 0.1 * t, 1 + i) for i in range(3)]
     minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
     theirs = flower.QFedAvg(client_learning_rate=0.5, q=q, fraction_evaluate=0, **minima)
     app = to_client_app(lambda c: clients[c.node_config["partition-id"]])
-    start, config = ArrayRecord({"w": Array(np.ones(2))}), ConfigRecord({"learning-rate": 0.5, "lr-decay": 1.0})
+    start, config = (
+        ArrayRecord({"w": Array(np.ones(2))}),
+        ConfigRecord({"learning-rate": 0.5, "lr-decay": 1.0}),
+    )
     ours = QFedAvg(FedAvg(), QFedAvgOptions(q=q))
-    a, b = (run_rounds(s, InlineGrid(app, 3), start, 2, train_config=config).arrays["w"].numpy() for s in (theirs, ours))
+    a, b = (
+        run_rounds(s, InlineGrid(app, 3), start, 2, train_config=config).arrays["w"].numpy()
+        for s in (theirs, ours)
+    )
     np.testing.assert_allclose(b, a, rtol=1e-7)
 
 
 def test_q_fedavgs_constant_follows_the_learning_rate():
     seen = []
     strategy = QFedAvg(FedAvg())
-    note = lambda now: seen.append(strategy._lipschitz)  # noqa: E731
+    note = lambda now: seen.append(strategy._lipschitz)
     simulate(strategy, lambda i, _: LossyClient(1.0, 1.0), 2, START, 5, CONFIG, callbacks=[note])
     np.testing.assert_allclose(seen, [2, 2, 4, 4, 8])
     with pytest.raises(ValueError, match="put learning-rate into train_config"):
@@ -111,10 +140,12 @@ def test_q_fedavg_lives_with_losses_of_any_size():
     for losses in ([0.0, 0.0], [0.0, 1.0], [1e30, 1e-30]):
         clients = [LossyClient(1.0, value) for value in losses]
         with np.errstate(over="raise", invalid="raise", divide="raise"):
-            assert np.isfinite(final(QFedAvg(FedAvg(), QFedAvgOptions(q=10.0)), clients, 2, CONFIG)).all()
+            assert np.isfinite(
+                final(QFedAvg(FedAvg(), QFedAvgOptions(q=10.0)), clients, 2, CONFIG)
+            ).all()
 
 
-# --- FedMGDA+ ------------------------------------------------------------------------------------------------------------
+# --- FedMGDA+ -------------------------------------------------------------------------
 
 
 class Mover(EchoClient):
@@ -123,21 +154,31 @@ class Mover(EchoClient):
 
 
 def test_fedmgda_by_hand():
-    """Unit updates (1, 0) and (0.6, 0.8): at equal weights the gradient of the norm is the same for both, so lambda is (1/2, 1/2)."""
+    """Unit updates (1, 0) and (0.6, 0.8): at equal weights the gradient of the norm is
+    the same for both, so lambda is (1/2, 1/2).
+    """
     clients = [Mover([5.0, 0.0], 9), Mover([0.3, 0.4])]
-    np.testing.assert_allclose(final(FedMGDA(FedAvg(), FedMGDAOptions(1.0, 0.5)), clients), [0.4, 0.2], atol=1e-6)
+    np.testing.assert_allclose(
+        final(FedMGDA(FedAvg(), FedMGDAOptions(1.0, 0.5)), clients), [0.4, 0.2], atol=1e-6
+    )
 
 
 def test_fedmgda_between_the_uniform_average_and_the_shortest_mixture():
-    moves = [[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]  # the shortest mixture of (1,0), (0,1), (0,1) is (1/2, 1/2)
-    at = {eps: final(FedMGDA(FedAvg(), FedMGDAOptions(eps)), [Mover(m) for m in moves]) for eps in (0.0, 0.05, 1.0)}
+    # the shortest mixture of (1,0), (0,1), (0,1) is (1/2, 1/2)
+    moves = [[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]
+    at = {
+        eps: final(FedMGDA(FedAvg(), FedMGDAOptions(eps)), [Mover(m) for m in moves])
+        for eps in (0.0, 0.05, 1.0)
+    }
     np.testing.assert_allclose(at[0.0], [1 / 3, 2 / 3], atol=1e-9)
     np.testing.assert_allclose(at[0.05], [1 / 3 + 0.05, 2 / 3 - 0.05], atol=1e-6)
     np.testing.assert_allclose(at[1.0], [0.5, 0.5], atol=1e-5)
 
 
 def test_fedmgda_stands_still_between_opposite_clients_and_without_updates():
-    np.testing.assert_allclose(final(FedMGDA(FedAvg()), [Mover([1.0, 2.0]), Mover([-1.0, -2.0])]), 0.0, atol=1e-9)
+    np.testing.assert_allclose(
+        final(FedMGDA(FedAvg()), [Mover([1.0, 2.0]), Mover([-1.0, -2.0])]), 0.0, atol=1e-9
+    )
     np.testing.assert_array_equal(final(FedMGDA(FedAvg()), [Mover([0.0, 0.0])] * 2), 0.0)
 
 
@@ -149,7 +190,7 @@ def test_fedmgdas_directions_hurt_nobody_to_first_order():
         assert (moves / np.linalg.norm(moves, axis=1, keepdims=True) @ step).min() > -1e-6
 
 
-# --- all of them ---------------------------------------------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------
 
 
 class Scalar(torch.nn.Module):
@@ -162,7 +203,9 @@ TARGETS, SIZES = [0.0, 0.0, 1.0], [8, 8, 1]
 
 
 def quadratic(kind, i):
-    """Return a client of ``kind`` with the loss ``(w - t_i)^2 / 2`` on n_i samples: few clients are far from most."""
+    """Return a client of ``kind`` with the loss ``(w - t_i)^2 / 2`` on n_i samples: few
+    clients are far from most.
+    """
 
     class Quadratic(kind):
         def loss(self, x, y):
@@ -176,8 +219,23 @@ def quadratic(kind, i):
 
 
 def solution(strategy, kind=FedAvgClient, rounds=100, rate=0.2):
-    config = {"learning-rate": rate, "lr-decay": 1.0, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 10, "local-epochs": 1}
-    result = simulate(strategy, lambda i, _: quadratic(kind, i), 3, {"w": np.float32([0.3])}, rounds, config, evaluate_every=0)
+    config = {
+        "learning-rate": rate,
+        "lr-decay": 1.0,
+        "momentum": 0.0,
+        "weight-decay": 0.0,
+        "batch-size": 10,
+        "local-epochs": 1,
+    }
+    result = simulate(
+        strategy,
+        lambda i, _: quadratic(kind, i),
+        3,
+        {"w": np.float32([0.3])},
+        rounds,
+        config,
+        evaluate_every=0,
+    )
     return float(arrays_of(result)["w"][0])
 
 
@@ -202,22 +260,30 @@ def test_the_worst_client_is_better_off_than_in_fedavg(method):
 
 def test_q_fedavgs_fixed_point():
     """Of sum F_k^2 / 2 over the clients: 2 w^3 = (1 - w)^3."""
-    assert solution(QFedAvg(FedAvg(), QFedAvgOptions(q=1.0)), rounds=250) == pytest.approx(1 / (1 + 2 ** (1 / 3)), abs=2e-3)
+    assert solution(QFedAvg(FedAvg(), QFedAvgOptions(q=1.0)), rounds=250) == pytest.approx(
+        1 / (1 + 2 ** (1 / 3)), abs=2e-3
+    )
 
 
 def test_terms_fixed_point():
     """2 e^(lambda w^2 / 2) w = e^(lambda (1 - w)^2 / 2) (1 - w)."""
     w = solution(TERM(FedAvg(), TERMOptions(5.0)), rounds=200)
-    assert 2 * np.exp(5 * w**2 / 2) * w == pytest.approx(np.exp(5 * (1 - w) ** 2 / 2) * (1 - w), rel=1e-3)
+    assert 2 * np.exp(5 * w**2 / 2) * w == pytest.approx(
+        np.exp(5 * (1 - w) ** 2 / 2) * (1 - w), rel=1e-3
+    )
 
 
 def test_propfairs_fixed_point_and_its_limit():
-    """sum n_k grad F_k / (M - F_k) = 0; for large M, with M times the learning rate, FedAvg's."""
+    """sum n_k grad F_k / (M - F_k) = 0; for large M, with M times the learning rate,
+    FedAvg's.
+    """
     m = 1.0
     w = solution(PropFair(FedAvg(), PropFairOptions(m)), PropFairClient, rounds=250, rate=0.1)
     assert 16 * w / (m - w**2 / 2) == pytest.approx((1 - w) / (m - (1 - w) ** 2 / 2), rel=1e-3)
     assert w > 1 / 17 + 0.02
-    assert solution(PropFair(FedAvg(), PropFairOptions(1e6)), PropFairClient, rate=0.2e6) == pytest.approx(1 / 17, abs=1e-4)
+    assert solution(
+        PropFair(FedAvg(), PropFairOptions(1e6)), PropFairClient, rate=0.2e6
+    ) == pytest.approx(1 / 17, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ START = {"w": np.zeros(2, np.float32), "n": np.int64(0)}
 
 def test_average_by_hand():
     shifts, sizes = [1.0, 2.0, 6.0], [1, 2, 1]
-    result = simulate(FedAvg(), lambda i, _: EchoClient(shifts[i], sizes[i]), 3, START, num_rounds=2)
+    result = simulate(
+        FedAvg(), lambda i, _: EchoClient(shifts[i], sizes[i]), 3, START, num_rounds=2
+    )
     per_round = (1 + 4 + 6) / 4
     np.testing.assert_allclose(arrays_of(result)["w"], 2 * per_round)
     assert arrays_of(result)["n"].dtype == np.int64  # a counter stays a counter
@@ -19,14 +21,21 @@ def test_average_by_hand():
 
 
 def test_metrics_are_weighted_by_samples():
-    clients = [EchoClient(0, 1, {"m": 1.0, "curve": [0.0, 1.0]}), EchoClient(0, 3, {"m": 5.0, "curve": [4.0, 5.0]})]
+    clients = [
+        EchoClient(0, 1, {"m": 1.0, "curve": [0.0, 1.0]}),
+        EchoClient(0, 3, {"m": 5.0, "curve": [4.0, 5.0]}),
+    ]
     result = simulate(FedAvg(), lambda i, _: clients[i], 2, START, num_rounds=1)
     assert result.train_metrics_clientapp[1]["m"] == 4.0
     assert result.evaluate_metrics_clientapp[1]["curve"] == [3.0, 4.0]
 
 
 def test_a_metric_that_only_some_clients_report_does_not_end_the_run():
-    clients = [EchoClient(0, 1, {"m": 1.0, "list": [1.0]}), EchoClient(0, 3, {"list": [1.0, 2.0]}), EchoClient(0, 1, {"m": 4.0})]
+    clients = [
+        EchoClient(0, 1, {"m": 1.0, "list": [1.0]}),
+        EchoClient(0, 3, {"list": [1.0, 2.0]}),
+        EchoClient(0, 1, {"m": 4.0}),
+    ]
     result = simulate(FedAvg(), lambda i, _: clients[i], 3, START, num_rounds=1)
     assert result.train_metrics_clientapp[1] == {"loss": 1.0, "m": 2.5, "list": [1.0]}
 
@@ -60,7 +69,13 @@ def test_sampling_follows_the_seed_and_covers_everyone():
 
 
 def test_fraction_train_is_kept_from_flower():
-    result = simulate(FedAvg(fraction_train=0.5, fraction_evaluate=0), lambda i, _: EchoClient(0, 1, {"one": 1.0}), 4, START, 1)
+    result = simulate(
+        FedAvg(fraction_train=0.5, fraction_evaluate=0),
+        lambda i, _: EchoClient(0, 1, {"one": 1.0}),
+        4,
+        START,
+        1,
+    )
     assert result.train_metrics_clientapp[1]["one"] == 1.0
     assert not result.evaluate_metrics_clientapp
 
@@ -75,22 +90,45 @@ def test_flowers_own_strategies_run_in_the_same_loop():
     app = to_client_app(lambda context: EchoClient(1.0, 1))
     client_grid = ClientGrid(InlineGrid(app, 6), seed=0, clients_per_round=2)
     strategy = FedAdam(eta=0.1, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-    result = run_rounds(strategy, client_grid, ArrayRecord({"w": Array(np.zeros(2, np.float32))}), 3, evaluate_every=3)
+    result = run_rounds(
+        strategy,
+        client_grid,
+        ArrayRecord({"w": Array(np.zeros(2, np.float32))}),
+        3,
+        evaluate_every=3,
+    )
     assert np.all(result.arrays["w"].numpy() > 0.05)  # every client pushes up, so does the server
     assert list(result.evaluate_metrics_clientapp) == [3]
     assert len(client_grid.last.clients) == 6  # evaluation reaches everyone
 
 
 def test_one_client_one_batch_one_epoch_is_a_gradient_step():
-    """FedAvg with full-batch single steps is gradient descent on the pooled loss, whatever the heterogeneity."""
+    """FedAvg with full-batch single steps is gradient descent on the pooled loss,
+    whatever the heterogeneity.
+    """
     import torch
     from torch.nn import functional
 
     data = [blobs(seed=i, n=50, shift=0.3 * i) for i in range(3)]
-    config = {"learning-rate": 0.1, "lr-decay": 1.0, "momentum": 0.0, "weight-decay": 0.0, "local-epochs": 1, "batch-size": 1000}
+    config = {
+        "learning-rate": 0.1,
+        "lr-decay": 1.0,
+        "momentum": 0.0,
+        "weight-decay": 0.0,
+        "local-epochs": 1,
+        "batch-size": 1000,
+    }
     model = small_net(5)
     initial = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    result = simulate(FedAvg(), lambda i, _: FedAvgClient(small_net, data[i], i), 3, initial, 20, config, evaluate_every=0)
+    result = simulate(
+        FedAvg(),
+        lambda i, _: FedAvgClient(small_net, data[i], i),
+        3,
+        initial,
+        20,
+        config,
+        evaluate_every=0,
+    )
     x, y = torch.cat([d.train.x for d in data]), torch.cat([d.train.y for d in data])
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(20):
@@ -113,6 +151,12 @@ def test_fedprox_without_the_term_is_fedavg_to_the_last_bit():
     from clients.fedprox import FedProxClient
 
     a = simulate(FedAvg(), lambda i, _: FedAvgClient(small_net, data[i], i), 3, initial, 3)
-    b = simulate(FedProx(FedProxOptions(0.0)), lambda i, _: FedProxClient(small_net, data[i], i), 3, initial, 3)
+    b = simulate(
+        FedProx(FedProxOptions(0.0)),
+        lambda i, _: FedProxClient(small_net, data[i], i),
+        3,
+        initial,
+        3,
+    )
     for name in initial:
         np.testing.assert_array_equal(arrays_of(a)[name], arrays_of(b)[name])

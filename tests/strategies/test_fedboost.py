@@ -1,4 +1,6 @@
-"""FedBoost and AFLBoost through real messages: optimum, saddle point, traffic, faults, saved state."""
+"""FedBoost and AFLBoost through real messages: optimum, saddle point, traffic, faults,
+saved state.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from tests.helpers import simulate
 def run(strategy, clients, rounds, grid=None, **options):
     app = to_client_app(lambda c: FedBoostClient(clients[c.node_config["partition-id"]]))
     grid = ClientGrid(grid(app, len(clients)) if grid else InlineGrid(app, len(clients)), **options)
-    return simulate(strategy, None, len(clients), {"alpha": strategy.alpha}, rounds, grid=grid, evaluate_every=0)
+    return simulate(
+        strategy, None, len(clients), {"alpha": strategy.alpha}, rounds, grid=grid, evaluate_every=0
+    )
 
 
 TWO = Tables([[0.9, 0.1], [0.2, 0.8]])
@@ -24,7 +28,9 @@ TWO = Tables([[0.9, 0.1], [0.2, 0.8]])
 
 @pytest.mark.parametrize("mirror", ["entropy", "euclidean"])
 def test_two_predictors_reach_the_closed_form_optimum(mirror):
-    """The mixture fits frequencies (f, 1 - f) exactly at alpha_1 = (f - 0.2) / 0.7; here f = 0.62 from unequal clients."""
+    """The mixture fits frequencies (f, 1 - f) exactly at alpha_1 = (f - 0.2) / 0.7;
+    here f = 0.62 from unequal clients.
+    """
     clients = [Frequencies([0.8, 0.2], 30), Frequencies([0.2, 0.8], 13)]
     f = (30 * 0.8 + 13 * 0.2) / 43
     strategy = FedBoost(TWO, FedBoostOptions(budget=2, sampling="none", mirror=mirror, step=0.2))
@@ -41,7 +47,9 @@ def test_sampled_predictors_approach_the_optimum_too():
     client = Frequencies(truth @ library.tables)
     losses = {}
     for sampling in ("none", "uniform"):
-        strategy = FedBoost(library, FedBoostOptions(budget=3, sampling=sampling, step=0.02, gradient="sampled"))
+        strategy = FedBoost(
+            library, FedBoostOptions(budget=3, sampling=sampling, step=0.02, gradient="sampled")
+        )
         run(strategy, [client], 800)
         losses[sampling] = client.score({"table": library.tables}, strategy.alpha)["loss"]
     best = client.score({"table": library.tables}, truth)["loss"]
@@ -52,9 +60,13 @@ def test_sampled_predictors_approach_the_optimum_too():
 
 
 def test_aflboost_reaches_the_saddle_point():
-    """Two domains, pure outcomes 0 and 1, two predictors: the worst loss is least where both losses are equal."""
+    """Two domains, pure outcomes 0 and 1, two predictors: the worst loss is least where
+    both losses are equal.
+    """
     clients = [Frequencies([1.0, 0.0], 90), Frequencies([0.0, 1.0], 10)]
-    strategy = AFLBoost(TWO, AFLBoostOptions(budget=2, sampling="none", step=0.05, lambda_step=0.05))
+    strategy = AFLBoost(
+        TWO, AFLBoostOptions(budget=2, sampling="none", step=0.05, lambda_step=0.05)
+    )
     run(strategy, clients, 1500)
     mixed = strategy.average @ TWO.tables
     assert mixed[0] == pytest.approx(0.5, abs=0.02)  # equal losses log 2
@@ -70,15 +82,25 @@ def test_nothing_in_a_message_grows_with_the_library():
         library = Tables(np.full((q, 4), 0.25))
         strategy = FedBoost(library, FedBoostOptions(budget=8, sampling="uniform", draw="exact"))
         app = to_client_app(lambda c: FedBoostClient(Frequencies(np.full(4, 0.25))))
-        simulate(strategy, None, 2, {"alpha": strategy.alpha}, 2, grid=ClientGrid(InlineGrid(app, 2)), callbacks=[rounds.append],
-                 evaluate_every=0)  # fmt: skip
+        simulate(
+            strategy,
+            None,
+            2,
+            {"alpha": strategy.alpha},
+            2,
+            grid=ClientGrid(InlineGrid(app, 2)),
+            callbacks=[rounds.append],
+            evaluate_every=0,
+        )
         return [(r.trained.bytes_down, r.trained.bytes_up) for r in rounds]
 
     assert down(16) == down(4096)
 
 
 def test_repeats_are_fresh_draws_before_one_step():
-    strategy = FedBoost(Tables(np.full((50, 4), 0.25)), FedBoostOptions(budget=5, sampling="uniform", repeats=3))
+    strategy = FedBoost(
+        Tables(np.full((50, 4), 0.25)), FedBoostOptions(budget=5, sampling="uniform", repeats=3)
+    )
     run(strategy, [Frequencies(np.full(4, 0.25))] * 2, 1)
     draws = [tuple(ids) for ids, _ in strategy._draws]
     assert len(set(draws)) == 3
@@ -97,21 +119,40 @@ def test_a_gradient_of_the_wrong_length_is_left_out():
 
 
 def cached_run(cache, clients_per_round=2, lose=None):
-    """Return alpha and bytes down of 30 rounds over three clients that keep ``cache`` predictors."""
+    """Return alpha and bytes down of 30 rounds over three clients that keep ``cache``
+    predictors.
+    """
     rng = np.random.default_rng(3)
     library = Tables(rng.dirichlet(np.ones(400), 12))
-    strategy = FedBoost(library, FedBoostOptions(budget=6, sampling="uniform", step=0.05, cache=cache), seed=1)
+    strategy = FedBoost(
+        library, FedBoostOptions(budget=6, sampling="uniform", step=0.05, cache=cache), seed=1
+    )
     data = [Frequencies(rng.dirichlet(np.ones(400)), n) for n in (5, 9, 2)]
 
     def client(context):
         if lose and context.node_config["partition-id"] == 1:
             lose(context)
-        return FedBoostClient(data[context.node_config["partition-id"]], MessageStore(context.state))
+        return FedBoostClient(
+            data[context.node_config["partition-id"]], MessageStore(context.state)
+        )
 
     rounds = []
     grid = ClientGrid(InlineGrid(to_client_app(client), 3), clients_per_round=clients_per_round)
-    simulate(strategy, None, 3, {"alpha": strategy.alpha}, 30, grid=grid, evaluate_every=0, callbacks=[rounds.append])
-    return strategy.alpha, sum(r.trained.bytes_down for r in rounds), [f for r in rounds for f in r.failures]
+    simulate(
+        strategy,
+        None,
+        3,
+        {"alpha": strategy.alpha},
+        30,
+        grid=grid,
+        evaluate_every=0,
+        callbacks=[rounds.append],
+    )
+    return (
+        strategy.alpha,
+        sum(r.trained.bytes_down for r in rounds),
+        [f for r in rounds for f in r.failures],
+    )
 
 
 @pytest.mark.parametrize("cache", [3, 8, 12])
@@ -139,7 +180,8 @@ def test_a_client_that_lost_its_cache_is_sent_everything_again():
 def test_state_goes_on_where_it_was(kind):
     clients = [Frequencies([0.8, 0.2], 3), Frequencies([0.2, 0.8], 1), Frequencies([0.5, 0.5], 2)]
     whole, first, second = (
-        kind(TWO, (AFLBoostOptions if kind is AFLBoost else FedBoostOptions)(budget=2), seed=4) for _ in range(3)
+        kind(TWO, (AFLBoostOptions if kind is AFLBoost else FedBoostOptions)(budget=2), seed=4)
+        for _ in range(3)
     )
     config = {"clients_per_round": 2}
     app = to_client_app(lambda c: FedBoostClient(clients[c.node_config["partition-id"]]))
@@ -147,7 +189,16 @@ def test_state_goes_on_where_it_was(kind):
         if strategy is second:
             second.load_state_dict(first.state_dict())
         grid = ClientGrid(InlineGrid(app, 3), **config)
-        simulate(strategy, None, 3, {"alpha": strategy.alpha}, end, grid=grid, first_round=start, evaluate_every=0)
+        simulate(
+            strategy,
+            None,
+            3,
+            {"alpha": strategy.alpha},
+            end,
+            grid=grid,
+            first_round=start,
+            evaluate_every=0,
+        )
     for name, value in whole.state_dict().items():
         np.testing.assert_array_equal(value, second.state_dict()[name])
 
@@ -167,13 +218,17 @@ def test_bad_options(options, message):
 
 
 def test_a_budget_above_the_library():
-    with pytest.raises(ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1..2"):
+    with pytest.raises(
+        ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1..2"
+    ):
         FedBoost(TWO, FedBoostOptions(budget=3))
 
 
 @pytest.mark.slow
 def test_clients_may_hand_over_the_predictors():
-    """Three clients with distributions of their own: the ensemble of the three fits their pooled outcomes exactly."""
+    """Three clients with distributions of their own: the ensemble of the three fits
+    their pooled outcomes exactly.
+    """
 
     class Trains(Frequencies):
         def train_predictor(self, config):
@@ -181,7 +236,9 @@ def test_clients_may_hand_over_the_predictors():
 
     tables = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
     clients = [Trains(table, n) for table, n in zip(tables, (50, 30, 20), strict=True)]
-    strategy = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=3, sampling="none", step=0.2))
+    strategy = FedBoost(
+        lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=3, sampling="none", step=0.2)
+    )
     run(strategy, clients, 1)
     np.testing.assert_allclose(strategy.library.tables, tables)
     assert strategy.steps == 0
@@ -197,7 +254,9 @@ def test_fewer_predictors_than_the_budget_are_all_sent():
         def train_predictor(self, config):
             return {"table": self.frequencies}
 
-    strategy = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=30, sampling="uniform"))
+    strategy = FedBoost(
+        lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=30, sampling="uniform")
+    )
     run(strategy, [Trains([0.5, 0.5]), Trains([0.9, 0.1])], 3)
     assert strategy.budget == 2
     assert strategy.steps == 2
@@ -214,7 +273,9 @@ def test_a_predictor_of_another_shape_is_left_out():
 
 
 def test_what_is_sent_has_the_ensemble_as_its_mean_and_the_output_is_the_running_average():
-    """The sent weights are alpha_k / gamma_k; alpha^A is the mean of alpha_1 to alpha_T."""
+    """The sent weights are alpha_k / gamma_k; alpha^A is the mean of alpha_1 to
+    alpha_T.
+    """
     sent, alphas = [], []
     rng = np.random.default_rng(1)
     library = Tables(rng.dirichlet(np.ones(5), 6))
@@ -228,9 +289,18 @@ def test_what_is_sent_has_the_ensemble_as_its_mean_and_the_output_is_the_running
 
     app = to_client_app(lambda c: Spy(Frequencies(rng.dirichlet(np.ones(5)))))
     alphas.append(strategy.alpha.copy())
-    remember = lambda now: alphas.append(strategy.alpha.copy())  # noqa: E731
+    remember = lambda now: alphas.append(strategy.alpha.copy())
     grid = ClientGrid(InlineGrid(app, 1))
-    simulate(strategy, None, 1, {"alpha": strategy.alpha}, 20, grid=grid, evaluate_every=0, callbacks=[remember])
+    simulate(
+        strategy,
+        None,
+        1,
+        {"alpha": strategy.alpha},
+        20,
+        grid=grid,
+        evaluate_every=0,
+        callbacks=[remember],
+    )
     for ids, alpha, table, now in sent:
         np.testing.assert_allclose(alpha, now[ids] / 0.5)
         np.testing.assert_array_equal(table, library.tables[ids])

@@ -1,4 +1,6 @@
-"""Single rounds of FedBoost and AFLBoost by hand, and what a draw alone must not change."""
+"""Single rounds of FedBoost and AFLBoost by hand, and what a draw alone must not
+change.
+"""
 
 import numpy as np
 import pytest
@@ -20,7 +22,9 @@ class Fails(FedBoostClient):
 
 
 def play(strategy, clients, rounds=1, failing=(), **options):
-    """Run the strategy; return (round, client, ids) of every message that was answered."""
+    """Run the strategy; return (round, client, ids) of every message that was
+    answered.
+    """
     sent = []
 
     class Client(FedBoostClient):
@@ -37,13 +41,18 @@ def play(strategy, clients, rounds=1, failing=(), **options):
         return Fails(clients[k]) if k in failing else Client(clients[k], k)
 
     grid = ClientGrid(InlineGrid(to_client_app(client), len(clients)), **options)
-    simulate(strategy, None, len(clients), {"alpha": strategy.alpha}, rounds, grid=grid, evaluate_every=0)
+    simulate(
+        strategy, None, len(clients), {"alpha": strategy.alpha}, rounds, grid=grid, evaluate_every=0
+    )
     return sent
 
 
 LIBRARY = Tables(np.random.default_rng(5).dirichlet(np.ones(4), 6))
 SAME = Tables(np.tile([0.4, 0.3, 0.2, 0.1], (6, 1)))
-CLIENTS = [Frequencies(f, n) for f, n in (([0.7, 0.1, 0.1, 0.1], 30), ([0.1, 0.2, 0.3, 0.4], 10), ([0, 0, 0.5, 0.5], 5))]
+CLIENTS = [
+    Frequencies(f, n)
+    for f, n in (([0.7, 0.1, 0.1, 0.1], 30), ([0.1, 0.2, 0.3, 0.4], 10), ([0, 0, 0.5, 0.5], 5))
+]
 
 
 class Squared(Frequencies):
@@ -64,16 +73,26 @@ class Log(Frequencies):
         return loss, gradient, 0 * norms
 
 
-# --- predictors that are all the same hold no information -------------------------------------------------------------
+# --- predictors that are all the same hold no information -----------------------------
 
 
 @pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
 @pytest.mark.parametrize("sampling", ["weighted", "uniform"])
 @pytest.mark.parametrize("mirror", ["entropy", "euclidean"])
 def test_the_weights_of_equal_predictors_stay_where_they_are(gradient, sampling, mirror):
-    options = {"budget": 3, "gradient": gradient, "sampling": sampling, "mirror": mirror, "step": 0.5, "repeats": 2}
+    options = {
+        "budget": 3,
+        "gradient": gradient,
+        "sampling": sampling,
+        "mirror": mirror,
+        "step": 0.5,
+        "repeats": 2,
+    }
     clients = [Log(c.frequencies, c.num_examples) for c in CLIENTS]
-    for strategy in (FedBoost(SAME, FedBoostOptions(**options)), AFLBoost(SAME, AFLBoostOptions(**options, lambda_step=0.3))):
+    for strategy in (
+        FedBoost(SAME, FedBoostOptions(**options)),
+        AFLBoost(SAME, AFLBoostOptions(**options, lambda_step=0.3)),
+    ):
         play(strategy, clients, 8, failing=(2,), clients_per_round=2)
         assert strategy.steps == 8
         np.testing.assert_allclose(strategy.alpha, 1 / 6, atol=1e-9)
@@ -89,12 +108,16 @@ def test_as_the_paper_prints_it_whatever_is_drawn_gains():
 
 @pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
 def test_the_one_good_predictor_is_found_among_bad_ones(gradient):
-    """One of six fits the clients, five are sure of what never occurs. The paper's form ends on a bad one with some seeds."""
+    """One of six fits the clients, five are sure of what never occurs. The paper's form
+    ends on a bad one with some seeds.
+    """
     truth = np.array([0.55, 0.25, 0.15, 0.05])
     wrong = np.tile([0.02, 0.02, 0.06, 0.9], (5, 1))
     library = Tables(np.vstack([wrong[:3], truth, wrong[3:]]))
     for seed in range(2):
-        strategy = FedBoost(library, FedBoostOptions(budget=3, step=0.1, gradient=gradient), seed=seed)
+        strategy = FedBoost(
+            library, FedBoostOptions(budget=3, step=0.1, gradient=gradient), seed=seed
+        )
         play(strategy, [Log(truth)], 100)
         assert strategy.alpha.argmax() == 3
         assert strategy.alpha[3] > 0.8
@@ -105,7 +128,11 @@ def test_the_squared_loss_is_not_centred():
     clients = [Squared(c.frequencies, c.num_examples) for c in CLIENTS]
     ends = []
     for centred in (True, False):
-        strategy = FedBoost(LIBRARY, FedBoostOptions(budget=3, centred=centred, gradient="unbiased", step=0.1), loss="squared")
+        strategy = FedBoost(
+            LIBRARY,
+            FedBoostOptions(budget=3, centred=centred, gradient="unbiased", step=0.1),
+            loss="squared",
+        )
         play(strategy, clients, 5)
         ends.append(strategy.alpha)
     np.testing.assert_array_equal(*ends)
@@ -113,7 +140,9 @@ def test_the_squared_loss_is_not_centred():
 
 def test_one_predictor_a_message_is_compared_with_none():
     options = {"budget": 1, "draw": "exact"}
-    with pytest.raises(ValueError, match=r"budget = 1, draw = exact, centred = true: .*choose a budget from 2 on"):
+    with pytest.raises(
+        ValueError, match=r"budget = 1, draw = exact, centred = true: .*choose a budget from 2 on"
+    ):
         FedBoost(LIBRARY, FedBoostOptions(**options))
     FedBoost(LIBRARY, FedBoostOptions(**options, centred=False))
     FedBoost(LIBRARY, FedBoostOptions(**options), loss="squared")
@@ -121,11 +150,13 @@ def test_one_predictor_a_message_is_compared_with_none():
         FedBoost(LIBRARY, loss="l2")
 
 
-# --- rounds by hand: not every client is asked, one does not answer ---------------------------------------------------
+# --- rounds by hand: not every client is asked, one does not answer -------------------
 
 
 def by_hand(sent, rounds, worst_case, loss, step, lambda_step):
-    """Return alpha and lambda after rounds in which ``sent`` were answered; entropy, C = 3 of 6, weighted draws, gradient unbiased."""
+    """Return alpha and lambda after rounds in which ``sent`` were answered; entropy, C
+    = 3 of 6, weighted draws, gradient unbiased.
+    """
     alpha, lambda_ = np.full(6, 1 / 6), np.full(3, 1 / 3)
     for now in range(1, rounds + 1):
         answered = [k for of_round, k, _ in sent if of_round == now]
@@ -141,7 +172,14 @@ def by_hand(sent, rounds, worst_case, loss, step, lambda_step):
             for one in ids:
                 if loss == "squared":
                     full = 2 * (h - f) @ tables[one] / gamma[one]
-                    slope = full - 2 * alpha[one] * (tables[one] @ tables[one]) * (1 / gamma[one] - 1) / gamma[one]
+                    slope = (
+                        full
+                        - 2
+                        * alpha[one]
+                        * (tables[one] @ tables[one])
+                        * (1 / gamma[one] - 1)
+                        / gamma[one]
+                    )
                 else:
                     slope = (1 / s - f @ (tables[one] / h)) / gamma[one]
                 delta[one] += share * slope
@@ -163,23 +201,40 @@ ASKED = [{"clients_per_round": 2}, {"failing": (1,)}, {"clients_per_round": 2, "
 def test_three_rounds_by_hand(kind, loss, asked):
     options = {"budget": 3, "gradient": "unbiased", "step": 0.3}
     clients = [(Log if loss == "log" else Squared)(c.frequencies, c.num_examples) for c in CLIENTS]
-    chosen = AFLBoostOptions(**options, lambda_step=0.4) if kind is AFLBoost else FedBoostOptions(**options)
+    chosen = (
+        AFLBoostOptions(**options, lambda_step=0.4)
+        if kind is AFLBoost
+        else FedBoostOptions(**options)
+    )
     strategy = kind(LIBRARY, chosen, seed=2, loss=loss)
     sent = play(strategy, clients, 3, **asked)
-    assert {len([1 for r, *_ in sent if r == now]) for now in (1, 2, 3)} <= {1, 2}  # never all three
+    # never all three
+    assert {len([1 for r, *_ in sent if r == now]) for now in (1, 2, 3)} <= {1, 2}
     alpha, lambda_ = by_hand(sent, 3, kind is AFLBoost, loss, 0.3, 0.4)
     np.testing.assert_allclose(strategy.alpha, alpha, rtol=1e-9)
     if kind is AFLBoost:
-        np.testing.assert_allclose([strategy.lambda_[strategy.domains.index(k)] for k in range(3)], lambda_, rtol=1e-9)
+        np.testing.assert_allclose(
+            [strategy.lambda_[strategy.domains.index(k)] for k in range(3)], lambda_, rtol=1e-9
+        )
 
 
-# --- the rival: one predictor for all clients -------------------------------------------------------------------------
+# --- the rival: one predictor for all clients -----------------------------------------
 
 
 def test_the_best_single_predictor_is_chosen_by_the_training_losses_of_all_clients():
-    """Predictor 1 is best by the weighted losses (0.3), though 2 has the best accuracy; lists of another length are left out."""
-    few = {"num-examples": 10, "single-train-loss": [0.1, 0.3, 2.0], "single-accuracy": [0.9, 0.6, 1.0]}
-    many = {"num-examples": 90, "single-train-loss": [0.45, 0.3, 0.4], "single-accuracy": [0.1, 0.8, 1.0]}
+    """Predictor 1 is best by the weighted losses (0.3), though 2 has the best accuracy;
+    lists of another length are left out.
+    """
+    few = {
+        "num-examples": 10,
+        "single-train-loss": [0.1, 0.3, 2.0],
+        "single-accuracy": [0.9, 0.6, 1.0],
+    }
+    many = {
+        "num-examples": 90,
+        "single-train-loss": [0.45, 0.3, 0.4],
+        "single-accuracy": [0.1, 0.8, 1.0],
+    }
     odd = {"num-examples": 10**6, "single-train-loss": [0.0, 9.0], "single-accuracy": [1.0, 0.0]}
     wanted = {"pooled-single": 1.0, "pooled-single-accuracy": pytest.approx(0.7)}
     assert best_for_all([few, many, odd, {"num-examples": 5}], "num-examples") == wanted

@@ -1,4 +1,6 @@
-"""FedDM: its loss by hand, what a client makes and of what, what the server pools and refuses, and that images are of their class."""
+"""FedDM: its loss by hand, what a client makes and of what, what the server pools and
+refuses, and that images are of their class.
+"""
 
 import logging
 
@@ -39,7 +41,9 @@ def named(seed):
 
 
 class Judge:
-    """Returns other weights in every call, and remembers what it was asked to train on."""
+    """Returns other weights in every call, and remembers what it was asked to train
+    on.
+    """
 
     def __init__(self):
         self.seen = []
@@ -50,7 +54,9 @@ class Judge:
 
 
 def feddm(judge=None, **options):
-    return FedDM(SHAPE, CLASSES, named(5), judge or Judge(), FedDMOptions(**({"steps": 2} | options)), seed=3)
+    return FedDM(
+        SHAPE, CLASSES, named(5), judge or Judge(), FedDMOptions(**({"steps": 2} | options)), seed=3
+    )
 
 
 def config_of(strategy, server_round=1):
@@ -82,9 +88,13 @@ def test_the_loss_is_that_of_mean_features_and_outputs_class_by_class():
 def test_images_are_matched_at_a_distance_from_the_received_weights():
     net = model_fn(0)
     moved = nearby(net, 2.5)
-    gap = torch.cat([(moved[name] - parameter.detach()).flatten() for name, parameter in net.named_parameters()])
+    gap = torch.cat(
+        [(moved[name] - parameter.detach()).flatten() for name, parameter in net.named_parameters()]
+    )
     assert float(gap.norm()) == pytest.approx(2.5, rel=1e-5)
-    assert all(torch.equal(tensor, net.state_dict()[name]) for name, tensor in nearby(net, 0.0).items())
+    assert all(
+        torch.equal(tensor, net.state_dict()[name]) for name, tensor in nearby(net, 0.0).items()
+    )
 
 
 def test_a_client_sends_images_of_its_own_classes_and_no_net():
@@ -94,11 +104,17 @@ def test_a_client_sends_images_of_its_own_classes_and_no_net():
     assert y.tolist() == [0, 0, 2, 2]
     assert (x.min() >= 0, x.max() <= 1, samples) == (True, True, 24)
     assert np.isfinite(metrics["loss"])
-    (again, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 0).fit(list(named(5).values()), config_of(strategy))
+    (again, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 0).fit(
+        list(named(5).values()), config_of(strategy)
+    )
     np.testing.assert_array_equal(x, again)
-    (elsewhere, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 0).fit(list(named(6).values()), config_of(strategy))
+    (elsewhere, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 0).fit(
+        list(named(6).values()), config_of(strategy)
+    )
     assert np.abs(x - elsewhere).max() > 1e-4  # the same noise, matched at other weights
-    (other, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 1).fit(list(named(5).values()), config_of(strategy))
+    (other, _), *_ = FedDMClient(model_fn, data(0, [0, 2]), 1).fit(
+        list(named(5).values()), config_of(strategy)
+    )
     assert np.abs(x - other).max() > 0.1  # another client starts from noise of its own
 
 
@@ -109,7 +125,10 @@ def test_images_fall_in_loss_at_the_received_weights():
         (x, y), *_ = client.fit(sent, config_of(feddm(steps=steps, radius=0.0)))
         net, split = model_fn(seed), client.data.train
         net.load_state_dict({name: torch.tensor(array) for name, array in named(seed).items()})
-        parts = [[torch.tensor(x)[torch.tensor(y == c)] for c in range(3)], [split.x[split.y == c] for c in range(3)]]
+        parts = [
+            [torch.tensor(x)[torch.tensor(y == c)] for c in range(3)],
+            [split.x[split.y == c] for c in range(3)],
+        ]
         return float(matching_loss(net, nearby(net, 0.0), parts[1], parts[0]))
 
     assert loss_after(60, 5) < 0.3 * loss_after(1, 5)
@@ -118,8 +137,12 @@ def test_images_fall_in_loss_at_the_received_weights():
 def test_images_outside_the_range_are_refused_by_the_client():
     split = data(0, [0]).train
     wrong = Split(split.x * 255, split.y)
-    with pytest.raises(ValueError, match=r"images with values in \[.*\], but low = 0: bring them to \[0, 1\]"):
-        FedDMClient(model_fn, ClientData(wrong, wrong, wrong), 0).fit(list(named(5).values()), config_of(feddm()))
+    with pytest.raises(
+        ValueError, match=r"images with values in \[.*\], but low = 0: bring them to \[0, 1\]"
+    ):
+        FedDMClient(model_fn, ClientData(wrong, wrong, wrong), 0).fit(
+            list(named(5).values()), config_of(feddm())
+        )
 
 
 class Says(NumPyClient):
@@ -140,7 +163,15 @@ def images(*labels, value=0.5):
 
 
 def run(strategy, clients, rounds=1):
-    return simulate(strategy, lambda i, _: clients[i], len(clients), strategy.first_arrays(), rounds, TRAIN, evaluate_every=0)
+    return simulate(
+        strategy,
+        lambda i, _: clients[i],
+        len(clients),
+        strategy.first_arrays(),
+        rounds,
+        TRAIN,
+        evaluate_every=0,
+    )
 
 
 def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_on_them():
@@ -152,7 +183,9 @@ def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_o
             return super().fit(parameters, config)
 
     judge = Judge()
-    result = run(feddm(judge), [Watched(*images(0, 2, value=0.25)), Watched(*images(1, value=3.0))], rounds=2)
+    result = run(
+        feddm(judge), [Watched(*images(0, 2, value=0.25)), Watched(*images(1, value=3.0))], rounds=2
+    )
     pooled = arrays_of(result)
     assert sorted(pooled["y"].tolist()) == [0, 1, 2]
     values = dict(zip(pooled["y"].tolist(), pooled["x"][:, 0, 0, 0].tolist(), strict=True))
@@ -168,7 +201,9 @@ def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_o
 
 
 def test_a_set_that_was_evaluated_is_not_trained_on_again():
-    """Evaluated after every round, and sent in the next: one training a round, not two."""
+    """Evaluated after every round, and sent in the next: one training a round, not
+    two.
+    """
     sent = []
 
     class Watched(Says):
@@ -182,14 +217,24 @@ def test_a_set_that_was_evaluated_is_not_trained_on_again():
 
     judge = Judge()
     strategy = feddm(judge)
-    simulate(strategy, lambda i, _: Watched(*images(0)), 1, strategy.first_arrays(), 3, TRAIN, evaluate_every=1)
+    simulate(
+        strategy,
+        lambda i, _: Watched(*images(0)),
+        1,
+        strategy.first_arrays(),
+        3,
+        TRAIN,
+        evaluate_every=1,
+    )
     assert [now for now, *_ in judge.seen] == [1, 2, 3]
     for k, what in enumerate([5, 101, 102]):
         np.testing.assert_array_equal(dict(sent)[k + 1][0], next(iter(named(what).values())))
 
 
 def test_a_first_round_without_images_leaves_the_random_weights(caplog):
-    """A classifier trained on the noise of the start would have learnt what it is not to know."""
+    """A classifier trained on the noise of the start would have learnt what it is not
+    to know.
+    """
     sent = []
 
     class Late(Says):
@@ -223,13 +268,20 @@ class Fails(Says):
 
 def test_images_of_those_who_reply_replace_the_set_and_a_silent_round_leaves_it():
     """Client 1 is lost in round 1, everybody in round 2."""
-    clients = [Fails((2,), *images(0, value=0.1)), Fails((1, 2), *images(1, value=0.2)), Fails((2,), *images(2, value=0.3))]
+    clients = [
+        Fails((2,), *images(0, value=0.1)),
+        Fails((1, 2), *images(1, value=0.2)),
+        Fails((2,), *images(2, value=0.3)),
+    ]
     judge = Judge()
     pooled = arrays_of(run(feddm(judge), clients, rounds=3))
     sets = [(now, y.tolist()) for now, _, y in judge.seen]
-    assert sets == [(1, [0, 2]), (2, [0, 2]), (3, [0, 1, 2])]  # before rounds 2 and 3, and at the end; in the order of client ids
+    # before rounds 2 and 3, and at the end; in the order of client ids
+    assert sets == [(1, [0, 2]), (2, [0, 2]), (3, [0, 1, 2])]
     for x, y in ((judge.seen[1][1], judge.seen[1][2]), (pooled["x"], pooled["y"])):
-        np.testing.assert_allclose(x[:, 0, 0, 0], [(0.1, 0.2, 0.3)[label] for label in y], rtol=1e-6)
+        np.testing.assert_allclose(
+            x[:, 0, 0, 0], [(0.1, 0.2, 0.3)[label] for label in y], rtol=1e-6
+        )
 
 
 def test_of_sampled_clients_the_set_has_the_images_of_the_last_sample():
@@ -245,9 +297,28 @@ def test_of_sampled_clients_the_set_has_the_images_of_the_last_sample():
             return super().fit(parameters, config)
 
     judge = Judge()
-    strategy = FedDM(SHAPE, CLASSES, named(5), judge, FedDMOptions(steps=2), seed=3, fraction_train=0.4, min_train_nodes=1)
+    strategy = FedDM(
+        SHAPE,
+        CLASSES,
+        named(5),
+        judge,
+        FedDMOptions(steps=2),
+        seed=3,
+        fraction_train=0.4,
+        min_train_nodes=1,
+    )
     clients = [Watched(i) for i in range(5)]
-    pooled = arrays_of(simulate(strategy, lambda i, _: clients[i], 5, strategy.first_arrays(), 3, TRAIN, evaluate_every=0))
+    pooled = arrays_of(
+        simulate(
+            strategy,
+            lambda i, _: clients[i],
+            5,
+            strategy.first_arrays(),
+            3,
+            TRAIN,
+            evaluate_every=0,
+        )
+    )
     last = sorted(i for now, i in asked if now == 3)
     assert [sum(now == t for now, _ in asked) for t in (1, 2, 3)] == [2, 2, 2]
     assert pooled["y"].tolist() == [i % CLASSES for i in last]
@@ -271,11 +342,16 @@ def test_a_reply_that_cannot_be_right_is_left_out_and_named(arrays, fault, caplo
     with caplog.at_level(logging.WARNING, logger="flwr"):
         result = run(feddm(), [Says(*images(0, 1, 2)), Says(*arrays)])
     assert arrays_of(result)["y"].tolist() == [0, 1, 2]
-    assert any("left out" in record.message and fault in record.message for record in caplog.records)
+    assert any(
+        "left out" in record.message and fault in record.message for record in caplog.records
+    )
 
 
 def test_its_images_are_those_of_their_class():
-    clients = [FedDMClient(model_fn, data(i, classes), i) for i, classes in enumerate([[0, 1], [1, 2], [2]])]
+    clients = [
+        FedDMClient(model_fn, data(i, classes), i)
+        for i, classes in enumerate([[0, 1], [1, 2], [2]])
+    ]
     result = run(feddm(steps=150), clients)
     x, y = (torch.tensor(array) for array in (arrays_of(result)["x"], arrays_of(result)["y"]))
     assert sorted(y.tolist()) == [0, 1, 1, 2, 2]

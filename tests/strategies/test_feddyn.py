@@ -1,4 +1,6 @@
-"""FedDyn on heterogeneous quadratics, whose joint optimum is known, with few clients a round; and its client's steps."""
+"""FedDyn on heterogeneous quadratics, whose joint optimum is known, with few clients a
+round; and its client's steps.
+"""
 
 import numpy as np
 import pytest
@@ -27,7 +29,8 @@ class Quadratic(NumPyClient):
     def fit(self, parameters, config):
         start, alpha = parameters[0], config["feddyn-alpha"]
         a, g = CURVATURE[self.i], self.memory.get(self.i, np.zeros(D))
-        theta = (a * TARGET[self.i] + g + alpha * start) / (a + alpha)  # gradient: a (theta - t) - g + alpha (theta - start) = 0
+        # gradient: a (theta - t) - g + alpha (theta - start) = 0
+        theta = (a * TARGET[self.i] + g + alpha * start) / (a + alpha)
         self.memory[self.i] = g - alpha * (theta - start)
         return [theta], self.i + 1, {"loss": 1.0}
 
@@ -47,7 +50,9 @@ def final(kind, rounds=300, sampled=2, memory=None, **options):
     memory = {} if memory is None else memory
     strategy = kind(FedDynOptions(ALPHA))
     grid = sampled_grid(lambda i, _: Quadratic(i, memory), M, sampled)
-    result = simulate(strategy, None, M, {"x": np.zeros(D)}, rounds, grid=grid, evaluate_every=0, **options)
+    result = simulate(
+        strategy, None, M, {"x": np.zeros(D)}, rounds, grid=grid, evaluate_every=0, **options
+    )
     return arrays_of(result)["x"], strategy
 
 
@@ -55,7 +60,9 @@ def sampled_grid(client_fn, count, sampled):
     from clients import to_client_app
     from fedapps.engines.inline import InlineGrid
 
-    app = to_client_app(lambda context: client_fn(int(context.node_config["partition-id"]), context))
+    app = to_client_app(
+        lambda context: client_fn(int(context.node_config["partition-id"]), context)
+    )
     return ClientGrid(InlineGrid(app, count), seed=3, clients_per_round=sampled)
 
 
@@ -86,7 +93,11 @@ def test_with_all_clients_h_cancels_in_the_sum_of_gradients():
 
 
 def test_statistics_and_counters_are_averaged_and_not_corrected():
-    start = {"w": np.float32([1.0]), "n.running_mean": np.float32([2.0]), "n.num_batches_tracked": np.int64(7)}
+    start = {
+        "w": np.float32([1.0]),
+        "n.running_mean": np.float32([2.0]),
+        "n.num_batches_tracked": np.int64(7),
+    }
     result = simulate(FedDyn(FedDynOptions(ALPHA)), lambda i, _: EchoClient(2 * i), 2, start, 1)
     end = arrays_of(result)
     assert end["n.running_mean"] == pytest.approx(3.0)
@@ -94,7 +105,7 @@ def test_statistics_and_counters_are_averaged_and_not_corrected():
     assert end["w"] == pytest.approx(1 + 1 + 1)  # mean update 1, and -h / alpha = 1
 
 
-# --- the client --------------------------------------------------------------------------------------------------------
+# --- the client -----------------------------------------------------------------------
 
 
 class Scalar(torch.nn.Module):
@@ -115,7 +126,13 @@ def torch_quadratic(kind, i, store=None):
     return Client(lambda seed: Scalar(), ClientData(one, one, one), i, store)
 
 
-PLAIN = {"learning-rate": 0.02, "lr-decay": 1.0, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 10}
+PLAIN = {
+    "learning-rate": 0.02,
+    "lr-decay": 1.0,
+    "momentum": 0.0,
+    "weight-decay": 0.0,
+    "batch-size": 10,
+}
 
 
 def test_the_clients_steps_are_those_of_its_local_problem():
@@ -135,7 +152,9 @@ def test_the_clients_steps_are_those_of_its_local_problem():
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), [(FedDyn, FedDynClient), (FedAvg, FedAvgClient)])
 def test_many_local_steps_and_one_client_a_round(method, kind):
-    """FedDyn reaches 10/11, the optimum of both; FedAvg goes from one client's to the other's."""
+    """FedDyn reaches 10/11, the optimum of both; FedAvg goes from one client's to the
+    other's.
+    """
     stores = {}
 
     def client(i, context):
@@ -145,7 +164,9 @@ def test_many_local_steps_and_one_client_a_round(method, kind):
     strategy = FedDyn(FedDynOptions(1.0)) if method is FedDyn else FedAvg()
     grid = sampled_grid(client, 2, 1)
     config = {**PLAIN, "local-epochs": 100}
-    result = simulate(strategy, None, 2, {"w": np.float32([5.0])}, 120, config, grid=grid, evaluate_every=0)
+    result = simulate(
+        strategy, None, 2, {"w": np.float32([5.0])}, 120, config, grid=grid, evaluate_every=0
+    )
     off = abs(arrays_of(result)["w"][0] - 10 / 11)
     assert off < 1e-3 if method is FedDyn else off > 0.05
 
@@ -153,7 +174,10 @@ def test_many_local_steps_and_one_client_a_round(method, kind):
 def test_training_that_diverged_is_not_kept():
     client = torch_quadratic(FedDynClient, 1)
     with pytest.raises(ValueError, match=r"lower train\.learning-rate"):
-        client.fit([np.float32([5.0])], {**PLAIN, "learning-rate": 1e4, "local-epochs": 50, "feddyn-alpha": ALPHA})
+        client.fit(
+            [np.float32([5.0])],
+            {**PLAIN, "learning-rate": 1e4, "local-epochs": 50, "feddyn-alpha": ALPHA},
+        )
     assert client.store.load("feddyn", {}, before=False) is None
 
 

@@ -1,4 +1,6 @@
-"""What travels in FedEvg, its step by hand, who is left out, and the two baselines that average generative nets."""
+"""What travels in FedEvg, its step by hand, who is left out, and the two baselines that
+average generative nets.
+"""
 
 import logging
 import re
@@ -10,7 +12,15 @@ from flwr.app import MessageType
 from flwr.client import NumPyClient
 
 from algorithms.synthetic.mixture import beside_class
-from clients import ClientData, FedCGANClient, FedCVAEClient, FedEvgClient, MessageStore, Split, to_client_app
+from clients import (
+    ClientData,
+    FedCGANClient,
+    FedCVAEClient,
+    FedEvgClient,
+    MessageStore,
+    Split,
+    to_client_app,
+)
 from clients.fedcvae import divergence
 from fedapps.engines.inline import InlineGrid
 from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
@@ -27,7 +37,10 @@ def images(seed=0, n=24, shape=SHAPE):
     rng = np.random.default_rng(seed)
 
     def split():
-        return Split(torch.tensor(rng.random((n, *shape)), dtype=torch.float32), torch.tensor(rng.integers(0, CLASSES, n)))
+        return Split(
+            torch.tensor(rng.random((n, *shape)), dtype=torch.float32),
+            torch.tensor(rng.integers(0, CLASSES, n)),
+        )
 
     return ClientData(split(), split(), split())
 
@@ -42,7 +55,9 @@ def net_fn(seed):
 
 def evaluator(x, y, server_round):
     model = model_fn(1)
-    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}, {"of-the-server": float(server_round)}
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}, {
+        "of-the-server": float(server_round)
+    }
 
 
 def evg(options=None, samples=M):
@@ -62,7 +77,11 @@ class Signals(NumPyClient):
 
     def fit(self, parameters, config):
         x = parameters[0]
-        return [np.full_like(x, self.answer[1]), np.full(len(x), self.answer[0], np.float32)], self.n, {"loss": 0.0}
+        return (
+            [np.full_like(x, self.answer[1]), np.full(len(x), self.answer[0], np.float32)],
+            self.n,
+            {"loss": 0.0},
+        )
 
     def evaluate(self, parameters, config):
         return 0.0, 1, {"accuracy": 0.5}
@@ -73,7 +92,9 @@ def run(strategy, client_fn=evg_client, clients=3, rounds=2, **options):
 
 
 def test_no_parameter_of_a_clients_net_ever_travels():
-    """Every message of a run is looked at: what goes down and up, and that none of it is a part of any client's net."""
+    """Every message of a run is looked at: what goes down and up, and that none of it
+    is a part of any client's net.
+    """
     kept, seen = [], []
 
     class Spied(FedEvgClient):
@@ -89,7 +110,9 @@ def test_no_parameter_of_a_clients_net_ever_travels():
             seen.extend([(m.metadata.message_type, "up", m.content) for m in replies])
             return replies
 
-    app = to_client_app(lambda context: Spied(net_fn, model_fn, images(0), context.node_config["partition-id"]))
+    app = to_client_app(
+        lambda context: Spied(net_fn, model_fn, images(0), context.node_config["partition-id"])
+    )
     result = run(evg(), grid=Spy(InlineGrid(app, 3)))
     assert len(kept) == 6
     shapes = {
@@ -115,7 +138,15 @@ def test_a_client_sends_m_times_d_plus_one_numbers():
     client_grid = ClientGrid(InlineGrid(to_client_app(lambda context: Signals(1, 0.0)), 3))
     strategy = evg()
     seen = []
-    simulate(strategy, None, 3, strategy.first_arrays(), 1, grid=client_grid, callbacks=[lambda now: seen.append(now.trained)])
+    simulate(
+        strategy,
+        None,
+        3,
+        strategy.first_arrays(),
+        1,
+        grid=client_grid,
+        callbacks=[lambda now: seen.append(now.trained)],
+    )
     numbers = 4 * M * (np.prod(SHAPE) + 1)
     assert 3 * numbers <= seen[0].bytes_up < 3 * (numbers + 600)  # names, shapes and headers
     assert 3 * numbers <= seen[0].bytes_down < 3 * (numbers + 1000)
@@ -129,14 +160,18 @@ def test_the_start_is_noise_with_balanced_labels():
 
 
 def test_a_round_by_hand():
-    """Three clients of 1, 1 and 2 samples; the second has no sample of any class and weighs e^-2 of the first."""
+    """Three clients of 1, 1 and 2 samples; the second has no sample of any class and
+    weighs e^-2 of the first.
+    """
     options = FedEvgOptions(beta_first=0.5, beta_last=0.5, delta=0.0)
     clients = [Signals(1, -1.0), Signals(-1, 4.0), Signals(0, 0.2, 2)]
     strategy = evg(options)
     x = arrays_of(run(strategy, lambda i, _: clients[i], rounds=1))["x"]
     weights = np.array([np.e, 1 / np.e, 2.0])
     gradient = (weights * [-1.0, 4.0, 0.2]).sum() / weights.sum()
-    np.testing.assert_allclose(x, np.clip(strategy.first_arrays()["x"] - 0.5 * gradient, 0, 1), atol=1e-6)
+    np.testing.assert_allclose(
+        x, np.clip(strategy.first_arrays()["x"] - 0.5 * gradient, 0, 1), atol=1e-6
+    )
 
 
 class Slopes(Signals):
@@ -153,12 +188,15 @@ class Slopes(Signals):
 
 def test_lengths_are_told_beside_those_of_the_class():
     gradient = np.zeros((5, 1, 2, 2))
-    gradient[:, 0, 0, :] = [[3, 4], [6, 8], [0.3, 0.4], [0, 0], [0, 0]]  # lengths 5, 10, 0.5 of class 1, 0 and 0 of class 0
+    # lengths 5, 10, 0.5 of class 1, 0 and 0 of class 0
+    gradient[:, 0, 0, :] = [[3, 4], [6, 8], [0.3, 0.4], [0, 0], [0, 0]]
     np.testing.assert_allclose(beside_class(gradient, np.array([1, 1, 1, 0, 0])), [1, 2, 0.1, 1, 1])
 
 
 def test_what_lies_still_starts_again_after_some_rounds_from_one_of_its_class():
-    """Three samples a class. 0: still in both rounds; 1, 2 move. 3: still in one only. Class 2: all alike. Class 3: all lie."""
+    """Three samples a class. 0: still in both rounds; 1, 2 move. 3: still in one only.
+    Class 2: all alike. Class 3: all lie.
+    """
     once, twice = [0.1, 1, 2, 1, 1, 0.1, 2, 2, 2, 0, 0, 0], [0.1, 1, 2, 0.1, 1, 1, 2, 2, 2, 0, 0, 0]
     options = FedEvgOptions(beta_first=1e-6, beta_last=1e-6, delta=0.0, patience=2)
     strategy, sets, shares = evg(options, samples=12), [], []
@@ -168,7 +206,9 @@ def test_what_lies_still_starts_again_after_some_rounds_from_one_of_its_class():
         shares.append(now.train_metrics["restarted"])
 
     clients = [Slopes(once, twice), Slopes(once, twice)]
-    simulate(strategy, lambda i, _: clients[i], 2, strategy.first_arrays(), 2, TRAIN, callbacks=[after])
+    simulate(
+        strategy, lambda i, _: clients[i], 2, strategy.first_arrays(), 2, TRAIN, callbacks=[after]
+    )
     first, second = sets[-2:]
     assert np.flatnonzero(np.abs(second - first).reshape(12, -1).max(1) > 1e-4).tolist() == [0]
     assert shares[-2:] == [0.0, 1 / 12]
@@ -186,17 +226,25 @@ def test_what_lies_still_starts_again_after_some_rounds_from_one_of_its_class():
 
 def test_nothing_starts_again_by_default():
     plain = evg(FedEvgOptions(beta_first=1e-6, beta_last=1e-6, delta=0.0))
-    x = arrays_of(simulate(plain, lambda i, _: Slopes(*[[0.0] + 7 * [1.0]] * 3), 1, plain.first_arrays(), 3, TRAIN))["x"]
+    x = arrays_of(
+        simulate(
+            plain, lambda i, _: Slopes(*[[0.0] + 7 * [1.0]] * 3), 1, plain.first_arrays(), 3, TRAIN
+        )
+    )["x"]
     np.testing.assert_allclose(x, np.clip(plain.first_arrays()["x"], 0, 1), atol=1e-4)
 
 
 def test_low_is_the_end_of_the_range():
     options = FedEvgOptions(beta_first=100.0, low=-1.0)
-    assert np.unique(arrays_of(run(evg(options), lambda i, _: Signals(0, 1.0), rounds=1))["x"]).tolist() == [-1.0]
+    assert np.unique(
+        arrays_of(run(evg(options), lambda i, _: Signals(0, 1.0), rounds=1))["x"]
+    ).tolist() == [-1.0]
 
 
 def test_what_is_said_of_wrong_options():
-    with pytest.raises(ValueError, match=r"samples = 10, but there are 4 classes, .* choose a multiple, 8 or 12"):
+    with pytest.raises(
+        ValueError, match=r"samples = 10, but there are 4 classes, .* choose a multiple, 8 or 12"
+    ):
         evg(samples=10)
     with pytest.raises(ValueError, match=r"low = 0.5: images have values in \[0, 1\] or \[-1, 1\]"):
         FedEvgOptions(low=0.5)
@@ -209,7 +257,10 @@ def test_what_is_said_of_wrong_options():
     [
         (Signals(np.nan, 1.0), "client 1 left out: array 'y' holds values that are not finite"),
         (Signals(1, np.inf), "client 1 left out: array 'x' holds values that are not finite"),
-        (FedEvgClient(net_fn, model_fn, images(0, shape=(3, 8, 8))), "this client's have 3 channel.s. of 8 x 8"),
+        (
+            FedEvgClient(net_fn, model_fn, images(0, shape=(3, 8, 8))),
+            "this client's have 3 channel.s. of 8 x 8",
+        ),
     ],
 )
 def test_who_is_left_out_is_named_and_the_others_go_on(wrong, reason, caplog, monkeypatch):
@@ -225,18 +276,26 @@ def test_images_out_of_range_are_refused():
     data = images(0)
     wide = ClientData(Split(2 * data.train.x, data.train.y), data.validation, data.test)
     config = {**TRAIN, **evg().train_options(1, 1)}
-    with pytest.raises(ValueError, match=r"images with values in \[.*\], but low = 0: bring them to \[0, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"images with values in \[.*\], but low = 0: bring them to \[0, 1\]"
+    ):
         FedEvgClient(net_fn, model_fn, wide).fit(list(evg().first_arrays().values()), config)
 
 
 def test_a_kept_net_goes_on_from_the_round_before():
-    """Two rounds with a store are the rounds of one net; fresh nets forget, and a net that is not kept differs."""
+    """Two rounds with a store are the rounds of one net; fresh nets forget, and a net
+    that is not kept differs.
+    """
     start = list(evg().first_arrays().values())
 
     def signals(persistent, rounds, client=None):
         client = client or evg_client(0)
         for server_round in range(1, rounds + 1):
-            config = {**TRAIN, **evg(FedEvgOptions(persistent=persistent)).train_options(1, 1), "server-round": server_round}
+            config = {
+                **TRAIN,
+                **evg(FedEvgOptions(persistent=persistent)).train_options(1, 1),
+                "server-round": server_round,
+            }
             out = client.fit(start, config)[0][0]
         return out
 
@@ -248,7 +307,11 @@ def test_a_kept_net_goes_on_from_the_round_before():
     assert not client.store.state  # nothing is kept of a fresh net
     losses = []
     for server_round in range(1, 9):
-        config = {**TRAIN, **evg(FedEvgOptions(persistent=True)).train_options(1, 1), "server-round": server_round}
+        config = {
+            **TRAIN,
+            **evg(FedEvgOptions(persistent=True)).train_options(1, 1),
+            "server-round": server_round,
+        }
         losses.append(client.fit(start, config)[2]["loss"])
     assert losses[-1] < losses[0]
 
@@ -273,7 +336,7 @@ def test_noise_for_privacy_takes_the_place_of_the_quotient():
     assert private.privacy_spent()["epsilon"] > 0
 
 
-# --- the nets and the baselines --------------------------------------------------------------------------------------
+# --- the nets and the baselines -------------------------------------------------------
 
 
 def count(module):
@@ -282,7 +345,12 @@ def count(module):
 
 @pytest.mark.parametrize(
     ("shape", "classes", "number"),
-    [((1, 32, 32), 10, 4_979_914), ((3, 32, 32), 10, 4_981_066), ((3, 64, 64), 7, 5_128_519), ((1, 64, 64), 11, 5_258_443)],
+    [
+        ((1, 32, 32), 10, 4_979_914),
+        ((3, 32, 32), 10, 4_981_066),
+        ((3, 64, 64), 7, 5_128_519),
+        ((1, 64, 64), 11, 5_258_443),
+    ],
 )
 def test_resnet10_has_the_papers_size(shape, classes, number):
     net = build_energy_net("energy-resnet10", shape, classes, 0)
@@ -299,8 +367,14 @@ def test_the_last_layer_has_spectral_norm_one():
 
 def test_generators_have_the_papers_sizes():
     small, large = ACGAN((1, 32, 32), 10), ACGAN((3, 64, 64), 10)
-    assert [round(count(part) / 1e6, 2) for part in (small.generator, small.discriminator)] == [1.22, 1.71]
-    assert [round(count(part) / 1e6, 2) for part in (large.generator, large.discriminator)] == [1.49, 2.76]
+    assert [round(count(part) / 1e6, 2) for part in (small.generator, small.discriminator)] == [
+        1.22,
+        1.71,
+    ]
+    assert [round(count(part) / 1e6, 2) for part in (large.generator, large.discriminator)] == [
+        1.49,
+        2.76,
+    ]
     assert round(count(CVAE((1, 32, 32), 10)) / 1e6, 2) == 1.85
 
 
@@ -320,26 +394,36 @@ def test_generated_images_have_the_tasks_form(kind, shape):
 def test_the_divergence_is_torchs():
     mean, sigma = torch.randn(4, 3), torch.rand(4, 3) + 0.1
     normal = torch.distributions.Normal
-    wanted = torch.distributions.kl_divergence(normal(mean, sigma), normal(torch.zeros(4, 3), torch.ones(4, 3))).sum(1)
+    wanted = torch.distributions.kl_divergence(
+        normal(mean, sigma), normal(torch.zeros(4, 3), torch.ones(4, 3))
+    ).sum(1)
     torch.testing.assert_close(divergence(mean, sigma), wanted)
 
 
 def test_a_fake_is_to_be_recognised_as_what_it_was_made_as(monkeypatch):
-    """The label with which a generated image is classified is the one that it was generated with."""
+    """The label with which a generated image is classified is the one that it was
+    generated with.
+    """
     net = build_generator(ACGAN, SHAPE, CLASSES, 4, 0)
     made, classified = [], []
 
     def generate(z, y):
         made.append(y)
-        return torch.zeros(len(y), *SHAPE) + y[:, None, None, None] / 10 + 0 * net.generator[0].weight.sum()
+        return (
+            torch.zeros(len(y), *SHAPE)
+            + y[:, None, None, None] / 10
+            + 0 * net.generator[0].weight.sum()
+        )
 
     monkeypatch.setattr(net, "generate", generate)
     monkeypatch.setattr(
-        "clients.fedcgan._loss", lambda net, x, y, real: classified.append((x, y)) or 0 * x.sum() + 0 * count_grad(net)
+        "clients.fedcgan._loss",
+        lambda net, x, y, real: classified.append((x, y)) or 0 * x.sum() + 0 * count_grad(net),
     )
     client = FedCGANClient(net, model_fn, images(0), 0)
     client.train({**TRAIN, "server-round": 1})
-    fakes = [(x, y) for x, y in classified if torch.equal(x[:, 0, 0, 0], x[:, 0, 1, 1])]  # those without texture
+    # those without texture
+    fakes = [(x, y) for x, y in classified if torch.equal(x[:, 0, 0, 0], x[:, 0, 1, 1])]
     assert len(fakes) == 2 * len(made) > 0
     for x, y in fakes:
         torch.testing.assert_close(x[:, 0, 0, 0], y / 10)
@@ -352,12 +436,18 @@ def count_grad(net):
 @pytest.mark.parametrize(("kind", "half"), [(ACGAN, FedCGANClient), (CVAE, FedCVAEClient)])
 def test_baselines_average_nets_and_draw_from_them(kind, half):
     def generator_client(i, context):
-        return half(build_generator(kind, SHAPE, CLASSES, 4, 9), model_fn, images(i, n=17), i)  # a batch of one at the end
+        # a batch of one at the end
+        return half(build_generator(kind, SHAPE, CLASSES, 4, 9), model_fn, images(i, n=17), i)
 
-    strategy = FedGenerator(build_generator(kind, SHAPE, CLASSES, 4, 0), evaluator, CLASSES, M, seed=3)
+    strategy = FedGenerator(
+        build_generator(kind, SHAPE, CLASSES, 4, 0), evaluator, CLASSES, M, seed=3
+    )
     result = run(strategy, generator_client, rounds=1)
     alone = [
-        generator_client(i, None).fit(list(strategy.first_arrays().values()), {**TRAIN, "server-round": 1})[0] for i in range(3)
+        generator_client(i, None).fit(
+            list(strategy.first_arrays().values()), {**TRAIN, "server-round": 1}
+        )[0]
+        for i in range(3)
     ]
     for k, array in enumerate(arrays_of(result).values()):
         np.testing.assert_allclose(array, np.mean([arrays[k] for arrays in alone], 0), atol=1e-5)

@@ -1,4 +1,6 @@
-"""FedFW, FedFW+, naive Frank-Wolfe and projected FedAvg through real messages: exams of the mathematics, faults, traffic, state."""
+"""FedFW, FedFW+, naive Frank-Wolfe and projected FedAvg through real messages: exams of
+the mathematics, faults, traffic, state.
+"""
 
 import numpy as np
 import pytest
@@ -23,17 +25,28 @@ def quadratics(d=6, n=4, rows=3, seed=0):
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=d)
     parts = [(rng.normal(size=(rows, d)), truth + 0.3 * rng.normal(size=d)) for _ in range(n)]
-    return [ObjectiveProblem(LeastSquares(a, a @ x + 0.1 * rng.normal(size=rows))) for a, x in parts]
+    return [
+        ObjectiveProblem(LeastSquares(a, a @ x + 0.1 * rng.normal(size=rows))) for a, x in parts
+    ]
 
 
-# --- the paper's counter-example -------------------------------------------------------------------------------------
+# --- the paper's counter-example ------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variant", "low", "high"), [("naive-fw", 0, 0), ("fedfw", 0.94, 1), ("fedfw-plus", 0.999, 1)])
+@pytest.mark.parametrize(
+    ("variant", "low", "high"), [("naive-fw", 0, 0), ("fedfw", 0.94, 1), ("fedfw-plus", 0.999, 1)]
+)
 def test_the_one_dimensional_counter_example(variant, low, high):
-    """f_1 = (x - 3)^2, f_2 = (x + 1)^2 on [-1, 1] from 0: the solution is 1, naive averaging never leaves 0."""
-    problems = [ObjectiveProblem(LeastSquares([[1.0]], [3.0])), ObjectiveProblem(LeastSquares([[1.0]], [-1.0]))]
-    x_bar, _ = World(Box((1,), -1.0, 1.0), problems).run(FedFW(Box((1,), -1.0, 1.0), variant=variant), 3000)
+    """f_1 = (x - 3)^2, f_2 = (x + 1)^2 on [-1, 1] from 0: the solution is 1, naive
+    averaging never leaves 0.
+    """
+    problems = [
+        ObjectiveProblem(LeastSquares([[1.0]], [3.0])),
+        ObjectiveProblem(LeastSquares([[1.0]], [-1.0])),
+    ]
+    x_bar, _ = World(Box((1,), -1.0, 1.0), problems).run(
+        FedFW(Box((1,), -1.0, 1.0), variant=variant), 3000
+    )
     assert low <= x_bar[0] <= high + 1e-12
 
 
@@ -53,11 +66,13 @@ def test_the_messages_carry_algorithms_1_and_2():
                 s[i, j] = -1.5 * np.sign(g[j])
             xs = (1 - eta) * xs + eta * s
             x_bar = (1 - eta) * x_bar + eta * s.mean(0)
-        found, _ = World(domain, problems).run(FedFW(domain, FedFWOptions(lambda_0=0.7), variant), 59)
+        found, _ = World(domain, problems).run(
+            FedFW(domain, FedFWOptions(lambda_0=0.7), variant), 59
+        )
         np.testing.assert_allclose(found, x_bar, atol=1e-12)
 
 
-# --- x_bar is the mean of the clients' points ------------------------------------------------------------------------
+# --- x_bar is the mean of the clients' points -----------------------------------------
 
 
 def assert_mean(world, x_bar, members=slice(None)):
@@ -70,7 +85,11 @@ def test_with_partial_participation_x_bar_is_the_mean_of_all_points(variant, loc
     world = World(Simplex((5,)), quadratics(5, 7))
     for rounds in (1, 2, 25):
         world = World(Simplex((5,)), quadratics(5, 7))
-        x_bar, _ = world.run(FedFW(world.domain, FedFWOptions(local_steps=local_steps), variant), rounds, clients_per_round=3)
+        x_bar, _ = world.run(
+            FedFW(world.domain, FedFWOptions(local_steps=local_steps), variant),
+            rounds,
+            clients_per_round=3,
+        )
         assert_mean(world, x_bar)
         assert world.domain.contains(x_bar)
 
@@ -79,7 +98,9 @@ def test_with_partial_participation_x_bar_is_the_mean_of_all_points(variant, loc
 @pytest.mark.parametrize("sampled", [0, 3])
 def test_after_a_failed_client_x_bar_is_the_mean_again(late, sampled):
     domain, ill = L1Ball((6,), 2.0), {5, 9, 10, 17}
-    world = World(domain, quadratics(6, 5), fail=lambda client, t: client == 2 and t in ill, late=late)
+    world = World(
+        domain, quadratics(6, 5), fail=lambda client, t: client == 2 and t in ill, late=late
+    )
     strategy = FedFW(domain)
     x_bar, _ = world.run(strategy, 40, clients_per_round=sampled)
     assert sum(len(now.failures) for now in world.rounds) > 0
@@ -116,7 +137,7 @@ def test_a_client_that_lost_its_point_is_noticed():
         assert_mean(world, x_bar)
 
 
-# --- the solution under sampling, local steps and lost replies -------------------------------------------------------
+# --- the solution under sampling, local steps and lost replies ------------------------
 
 CURVATURES = np.random.default_rng(0).uniform(0.5, 2, 6)
 TARGETS = np.random.default_rng(1).normal(size=(6, 3))
@@ -124,7 +145,9 @@ BOX = Box((3,), -1.0, 1.0)
 
 
 def suboptimality(x):
-    """Return F(x) - min F of the six quadratics ``h_i ||x - t_i||^2`` in the box, whose solution is known."""
+    """Return F(x) - min F of the six quadratics ``h_i ||x - t_i||^2`` in the box, whose
+    solution is known.
+    """
     h = CURVATURES[:, None]
     solution = np.clip((h * TARGETS).sum(0) / h.sum(), -1, 1)
     return float(np.sum(h * ((x - TARGETS) ** 2 - (solution - TARGETS) ** 2)) / 6)
@@ -148,20 +171,29 @@ QUICK = [("fedfw-plus", 4, "half sampled"), ("fedfw-plus", 1, "lost after the st
 @pytest.mark.parametrize(
     ("variant", "local_steps", "setting"),
     [
-        pytest.param(variant, steps, setting, marks=[] if (variant, steps, setting) in QUICK else [pytest.mark.slow])
+        pytest.param(
+            variant,
+            steps,
+            setting,
+            marks=[] if (variant, steps, setting) in QUICK else [pytest.mark.slow],
+        )
         for variant in ("fedfw", "fedfw-plus")
         for steps in (1, 4)
         for setting in SETTINGS
     ],
 )
 def test_the_solution_is_reached_whoever_answers(variant, local_steps, setting):
-    """Any sum of the dual terms but 0 moves it: by 1.17, 2.45 and 0.07 in three of these settings, before that was mended."""
+    """Any sum of the dual terms but 0 moves it: by 1.17, 2.45 and 0.07 in three of
+    these settings, before that was mended.
+    """
     options = dict(SETTINGS[setting])
     problems = [
-        ObjectiveProblem(LeastSquares(np.sqrt(h) * np.eye(3), np.sqrt(h) * t)) for h, t in zip(CURVATURES, TARGETS, strict=True)
+        ObjectiveProblem(LeastSquares(np.sqrt(h) * np.eye(3), np.sqrt(h) * t))
+        for h, t in zip(CURVATURES, TARGETS, strict=True)
     ]
     world = World(BOX, problems, fail=options.pop("fail", None), late=options.pop("late", False))
-    rounds = 3000 if options and local_steps == 1 else 1500  # half of the clients make half of the steps
+    # half of the clients make half of the steps
+    rounds = 3000 if options and local_steps == 1 else 1500
     strategy = FedFW(BOX, FedFWOptions(lambda_0=0.3, local_steps=local_steps), variant)
     x_bar, _ = world.run(strategy, rounds, **options)
     assert 0 <= suboptimality(x_bar) < 1e-3
@@ -174,17 +206,22 @@ def test_the_solution_is_reached_whoever_answers(variant, local_steps, setting):
 def test_while_all_answer_no_dual_variable_travels():
     worlds = {}
     for sampled in (0, 2):
-        worlds[sampled] = World(BOX, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS])
+        worlds[sampled] = World(
+            BOX, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS]
+        )
         worlds[sampled].run(FedFW(BOX, variant="fedfw-plus"), 4, clients_per_round=sampled)
     plain, with_duals = (
-        world.rounds[-1].trained.bytes_down / count for world, count in zip(worlds.values(), (6, 2), strict=True)
+        world.rounds[-1].trained.bytes_down / count
+        for world, count in zip(worlds.values(), (6, 2), strict=True)
     )
     assert with_duals > plain + 3 * 8
     np.testing.assert_allclose(sum(worlds[0].duals), 0, atol=1e-12)
 
 
 def test_a_state_that_is_none_costs_its_client_alone():
-    """Asked for its state, a client replies with a point outside of the box, or with half of what is asked for."""
+    """Asked for its state, a client replies with a point outside of the box, or with
+    half of what is asked for.
+    """
 
     class Liar(FedFWClient):
         def step(self, x_bar, config):
@@ -207,18 +244,22 @@ def test_steps_count_what_a_client_does_with_partial_participation():
 
     class Listening(FedFWClient):
         def step(self, x_bar, config):
-            seen.append((config["server-round"], *config["etas"], *config["lambdas"], config["num-clients"]))
+            seen.append(
+                (config["server-round"], *config["etas"], *config["lambdas"], config["num-clients"])
+            )
             return super().step(x_bar, config)
 
     domain = L1Ball((6,), 2.0)
-    World(domain, quadratics(6, 8), Listening).run(FedFW(domain, FedFWOptions(lambda_0=3.0)), 20, clients_per_round=2)
+    World(domain, quadratics(6, 8), Listening).run(
+        FedFW(domain, FedFWOptions(lambda_0=3.0)), 20, clients_per_round=2
+    )
     t, eta, penalty, n = np.array(seen).T
     np.testing.assert_allclose(eta, 2 / (0.25 * (t - 1) + 2))
     np.testing.assert_allclose(penalty, 3 * np.sqrt(0.25 * (t - 1) + 2))
     assert set(n) == {8}
 
 
-# --- atoms -----------------------------------------------------------------------------------------------------------
+# --- atoms ----------------------------------------------------------------------------
 
 
 class Dense(Domain):
@@ -265,7 +306,13 @@ def test_iterates_stay_in_the_domain_for_a_thousand_rounds():
     strategy = FedFW(domain, variant="fedfw-plus")
     result = []
     world.rounds = type(
-        "Check", (list,), {"append": lambda self, now: result.append(domain.contains(strategy.open_model(now.arrays)))}
+        "Check",
+        (list,),
+        {
+            "append": lambda self, now: result.append(
+                domain.contains(strategy.open_model(now.arrays))
+            )
+        },
     )()
     world.run(strategy, 1000)
     assert result == [True] * 1000
@@ -299,10 +346,15 @@ def test_a_gradient_that_is_not_finite_names_the_client():
     problems[2] = Broken(problems[2].objective)
     world = World(domain, problems)
     world.run(FedFW(domain), 2)
-    assert {(f.client, "not finite" in f.reason) for now in world.rounds for f in now.failures if now.trained} == {(2, True)}
+    assert {
+        (f.client, "not finite" in f.reason)
+        for now in world.rounds
+        for f in now.failures
+        if now.trained
+    } == {(2, True)}
 
 
-# --- variants --------------------------------------------------------------------------------------------------------
+# --- variants -------------------------------------------------------------------------
 
 
 def minimum(domain, problems, rounds=30_000):
@@ -316,9 +368,15 @@ def minimum(domain, problems, rounds=30_000):
 
 
 def test_projected_fedavg_reaches_the_constrained_optimum():
-    """All clients pull outwards, from an l2 ball: the solution is the mean of their targets, brought to the sphere."""
+    """All clients pull outwards, from an l2 ball: the solution is the mean of their
+    targets, brought to the sphere.
+    """
     domain, targets = L2Ball((3,), 1.0), np.array([[4.0, 0, 1], [0, 5, 1], [2, 2, 2]])
-    world = World(domain, [ObjectiveProblem(LeastSquares(np.eye(3), target)) for target in targets], ProjectedClient)
+    world = World(
+        domain,
+        [ObjectiveProblem(LeastSquares(np.eye(3), target)) for target in targets],
+        ProjectedClient,
+    )
     x_bar, _ = world.run(ProjectedFedAvg(domain, ProjectedOptions(learning_rate=0.001)), 3000)
     np.testing.assert_allclose(x_bar, targets.mean(0) / np.linalg.norm(targets.mean(0)), atol=3e-3)
 
@@ -341,7 +399,9 @@ def test_projected_fedavg_is_off_by_the_order_of_its_step():
     errors = []
     for rate in (0.004, 0.002, 0.001):
         world = World(domain, problems, ProjectedClient)
-        x_bar, result = world.run(ProjectedFedAvg(domain, ProjectedOptions(learning_rate=rate)), 800)
+        x_bar, result = world.run(
+            ProjectedFedAvg(domain, ProjectedOptions(learning_rate=rate)), 800
+        )
         errors.append(result.evaluate_metrics_clientapp[800]["objective"] - best)
         assert domain.contains(x_bar)
     assert errors[0] < 0.01 * best
@@ -355,7 +415,10 @@ def test_several_local_steps_and_stochastic_gradients_converge():
     def batch_of(problem):
         a, b = problem.objective.a, problem.objective.b
         return ObjectiveProblem(
-            problem.objective, lambda rows: LeastSquares(a[rows] * (30 / len(rows)) ** 0.5, b[rows] * (30 / len(rows)) ** 0.5)
+            problem.objective,
+            lambda rows: LeastSquares(
+                a[rows] * (30 / len(rows)) ** 0.5, b[rows] * (30 / len(rows)) ** 0.5
+            ),
         )
 
     best, _ = minimum(domain, problems, 2000)
@@ -387,12 +450,16 @@ def test_a_gap_ends_the_run():
 def test_the_evaluation_is_that_of_the_equations():
     domain, problems = L1Ball((6,), 1.0), quadratics()
     world = World(domain, problems)
-    x_bar, result = world.run(FedFW(domain, measure=lambda x, means, n: {"size": np.abs(x).sum(), "n": n}), 30)
+    x_bar, result = world.run(
+        FedFW(domain, measure=lambda x, means, n: {"size": np.abs(x).sum(), "n": n}), 30
+    )
     metrics = result.evaluate_metrics_clientapp[30]
     gradient = sum(p.gradient(x_bar) for p in problems) / 4
     assert metrics["objective"] == pytest.approx(sum(p.value(x_bar) for p in problems) / 4)
     assert metrics["gap"] == pytest.approx(gradient @ x_bar + np.abs(gradient).max())
-    assert metrics["consensus"] == pytest.approx(np.sqrt(sum(((x - x_bar) ** 2).sum() for x in world.points)))
+    assert metrics["consensus"] == pytest.approx(
+        np.sqrt(sum(((x - x_bar) ** 2).sum() for x in world.points))
+    )
     assert (metrics["size"], metrics["n"]) == (pytest.approx(np.abs(x_bar).sum()), 4)
     assert world.rounds[-1].evaluated.bytes_up > 4 * 6 * 8
 
@@ -403,11 +470,14 @@ def test_sparse_gradients_and_warm_starts_of_matrix_completion():
     places = rng.permutation(108)[:90]
     domain = NuclearBall((12, 9), np.linalg.norm(truth, "nuc"))
     problems = [
-        ObjectiveProblem(MatrixCompletion(at // 9, at % 9, truth[at // 9, at % 9], (12, 9))) for at in np.array_split(places, 3)
+        ObjectiveProblem(MatrixCompletion(at // 9, at % 9, truth[at // 9, at % 9], (12, 9)))
+        for at in np.array_split(places, 3)
     ]
     world = World(domain, problems)
     x_bar, result = world.run(
-        FedFW(domain, FedFWOptions(lambda_0=0.1), "fedfw-plus"), 400, start=domain.start().astype(np.float32)
+        FedFW(domain, FedFWOptions(lambda_0=0.1), "fedfw-plus"),
+        400,
+        start=domain.start().astype(np.float32),
     )
     metrics = result.evaluate_metrics_clientapp[400]
     zero = sum(p.value(domain.start()) for p in problems) / 3
@@ -428,7 +498,7 @@ def test_a_product_of_domains():
     assert domain.contains(x_bar)
 
 
-# --- state and bad input ---------------------------------------------------------------------------------------------
+# --- state and bad input --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampled", [0, 2])
@@ -462,7 +532,10 @@ def test_bad_options(options, message):
 
 def test_a_start_outside_of_the_domain():
     domain = L1Ball((6,), 1.0)
-    for strategy, kind in ((FedFW(domain), FedFWClient), (ProjectedFedAvg(domain), ProjectedClient)):
+    for strategy, kind in (
+        (FedFW(domain), FedFWClient),
+        (ProjectedFedAvg(domain), ProjectedClient),
+    ):
         with pytest.raises(ValueError, match="the start lies outside of the L1Ball"):
             World(domain, quadratics(), kind).run(strategy, 1, start=np.ones(6))
         with pytest.raises(ValueError, match="shape"):

@@ -1,4 +1,6 @@
-"""Algorithm 2 of Reddi et al. against a ten-line reference, Flower's classes, and batch statistics."""
+"""Algorithm 2 of Reddi et al. against a ten-line reference, Flower's classes, and batch
+statistics.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ SECOND = {
 
 
 class Pull(EchoClient):
-    """Moves a third of the way to its target, so that updates shrink, grow and change sign."""
+    """Moves a third of the way to its target, so that updates shrink, grow and change
+    sign.
+    """
 
     def __init__(self, i):
         super().__init__(0, SIZES[i])
@@ -32,15 +36,23 @@ class Pull(EchoClient):
 
     def fit(self, parameters, config):
         target = [TARGETS[self.i], TARGETS[self.i][1]]
-        return [p + (t - p) / 3 for p, t in zip(parameters, target, strict=True)], self.num_examples, {"loss": 1.0}
+        return (
+            [p + (t - p) / 3 for p, t in zip(parameters, target, strict=True)],
+            self.num_examples,
+            {"loss": 1.0},
+        )
 
 
 def reference(second, rounds=ROUNDS, v0=OPTIONS.tau**2, rate=lambda t: 1.0):
-    """Return w after ``rounds`` of Algorithm 2; ``rate``: factor on eta in round t (the first is 1)."""
+    """Return w after ``rounds`` of Algorithm 2; ``rate``: factor on eta in round t (the
+    first is 1).
+    """
     w, m, v = np.array([0.5, -1.0, 2.0]), np.zeros(3), np.full(3, v0)
     targets = [np.append(t, t[1]) for t in TARGETS]
     for t in range(1, rounds + 1):
-        delta = sum(n * (target - w) / 3 for n, target in zip(SIZES, targets, strict=True)) / sum(SIZES)
+        delta = sum(n * (target - w) / 3 for n, target in zip(SIZES, targets, strict=True)) / sum(
+            SIZES
+        )
         m = 0.6 * m + 0.4 * delta
         v = second(v, delta**2)
         w = w + rate(t) * 0.3 * m / (np.sqrt(v) + 0.05)
@@ -53,8 +65,12 @@ def flat(result):
 
 
 def run(strategy, rounds=ROUNDS, **options):
-    client_grid = ClientGrid(InlineGrid(to_client_app(lambda c: Pull(c.node_config["partition-id"])), 2))
-    arrays = options.pop("arrays", ArrayRecord({name: Array(value) for name, value in START.items()}))
+    client_grid = ClientGrid(
+        InlineGrid(to_client_app(lambda c: Pull(c.node_config["partition-id"])), 2)
+    )
+    arrays = options.pop(
+        "arrays", ArrayRecord({name: Array(value) for name, value in START.items()})
+    )
     return run_rounds(strategy, client_grid, arrays, rounds, evaluate_every=0, **options)
 
 
@@ -72,7 +88,12 @@ def flowers(kind, **options):
     ("kind", "options", "ours", "rate"),
     [
         (flower.FedYogi, {"beta_1": 0.6, "beta_2": 0.9}, FedYogi, lambda t: 1.0),
-        (flower.FedAdam, {"beta_1": 0.6, "beta_2": 0.9}, FedAdam, lambda t: np.sqrt(1 - 0.9 ** (t + 1)) / (1 - 0.6 ** (t + 1))),
+        (
+            flower.FedAdam,
+            {"beta_1": 0.6, "beta_2": 0.9},
+            FedAdam,
+            lambda t: np.sqrt(1 - 0.9 ** (t + 1)) / (1 - 0.6 ** (t + 1)),
+        ),
     ],
 )
 def test_flowers_differ_by_v0_and_adams_rate_and_by_nothing_else(kind, options, ours, rate):
@@ -97,7 +118,9 @@ def test_moments_live_through_a_checkpoint(kind, tmp_path):
     done, arrays = Checkpoints(tmp_path, second, 3).load()
     assert done == 3
     assert arrays["b"].numpy().shape == ()  # an array without dimensions stays one
-    np.testing.assert_allclose(flat(run(second, first_round=4, arrays=arrays)), flat(run(kind(OPTIONS))), rtol=1e-12)
+    np.testing.assert_allclose(
+        flat(run(second, first_round=4, arrays=arrays)), flat(run(kind(OPTIONS))), rtol=1e-12
+    )
 
 
 def test_counters_and_running_statistics_are_averaged():
@@ -109,12 +132,16 @@ def test_counters_and_running_statistics_are_averaged():
     }
     client = EchoClient(0)
     client.fit = lambda p, c: ([p[0] - 1, p[1] - np.float32(0.005), p[2] + 2], 1, {})
-    result = arrays_of(simulate(FedAdam(FedOptOptions(server_learning_rate=1.0)), lambda i, _: client, 2, start, 1))
+    result = arrays_of(
+        simulate(FedAdam(FedOptOptions(server_learning_rate=1.0)), lambda i, _: client, 2, start, 1)
+    )
     np.testing.assert_allclose(result["layer.running_var"], 0.005, rtol=1e-6)
     assert result["layer.num_batches_tracked"] == 6
     assert result["layer.num_batches_tracked"].dtype == np.int64
     assert result["layer.weight"].dtype == np.float32
-    np.testing.assert_allclose(result["layer.weight"], 1 - 0.1 / (np.sqrt(0.99 * 1e-6 + 0.01) + 1e-3), rtol=1e-5)
+    np.testing.assert_allclose(
+        result["layer.weight"], 1 - 0.1 / (np.sqrt(0.99 * 1e-6 + 0.01) + 1e-3), rtol=1e-5
+    )
 
 
 def test_an_empty_round_changes_no_moment():
@@ -125,12 +152,22 @@ def test_an_empty_round_changes_no_moment():
             return super().fit(parameters, config)
 
     strategy, seen = FedAdam(OPTIONS), []
-    simulate(strategy, lambda i, _: Fails(i), 2, START, 3, callbacks=[lambda now: seen.append((strategy.m, strategy.v))])
+    simulate(
+        strategy,
+        lambda i, _: Fails(i),
+        2,
+        START,
+        3,
+        callbacks=[lambda now: seen.append((strategy.m, strategy.v))],
+    )
     assert seen[0][0] is seen[1][0]
     assert seen[0][1] is seen[1][1]
 
 
-@pytest.mark.parametrize(("name", "value"), [("server_learning_rate", 0.0), ("beta_1", 1.0), ("beta_2", -0.1), ("tau", 0.0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("server_learning_rate", 0.0), ("beta_1", 1.0), ("beta_2", -0.1), ("tau", 0.0)],
+)
 def test_bad_options(name, value):
     with pytest.raises(ValueError, match=rf"{name.replace('_', '-')} = {value}: choose a value in"):
         FedOptOptions(**{name: value})

@@ -1,4 +1,6 @@
-"""FFGB as a federation: what clients keep, what travels, the theorems on toys whose optimum is known, and its faults."""
+"""FFGB as a federation: what clients keep, what travels, the theorems on toys whose
+optimum is known, and its faults.
+"""
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from tests.helpers import arrays_of, blobs, small_net
 
 
 def net_oracle(kind="l2", steps=15):
-    return NetOracle(small_net, NetOptions(kind, FitOptions(steps=steps, learning_rate=0.01, clip=0.0)))
+    return NetOracle(
+        small_net, NetOptions(kind, FitOptions(steps=steps, learning_rate=0.01, clip=0.0))
+    )
 
 
 CASES = [
@@ -36,11 +40,17 @@ def test_kept_values_equal_the_whole_ensemble_after_20_rounds_with_dropouts(vari
     forgets[:, 14:] = False  # so that every client has values at the end
     datas = [blobs(seed=k, n=30 + 10 * k, shift=0.3 * k) for k in range(5)]
     oracle = net_oracle(kind, 8)
-    federation = Federation(datas, oracle, 3, lambda k, now: fails[k, now], lambda k, now: forgets[k, now])
+    federation = Federation(
+        datas, oracle, 3, lambda k, now: fails[k, now], lambda k, now: forgets[k, now]
+    )
     strategy = FFGB(FFGBOptions(local_steps=2, eta_0=2.0, **options), variant)
     scores = {}
     result = federation.run(
-        strategy, 20, 3, evaluate_every=7, callbacks=[lambda now: scores.update(now.evaluated.metrics if now.evaluated else {})]
+        strategy,
+        20,
+        3,
+        evaluate_every=7,
+        callbacks=[lambda now: scores.update(now.evaluated.metrics if now.evaluated else {})],
     )
     function = Additive.from_arrays(arrays_of(result))
     assert function.version == strategy.function.version > 15
@@ -49,20 +59,35 @@ def test_kept_values_equal_the_whole_ensemble_after_20_rounds_with_dropouts(vari
         assert version > 10
         of_then = Additive(function.clip, function.blocks[:version])
         for part, found in zip((data.train, data.test), values, strict=True):
-            np.testing.assert_allclose(found, values_at(of_then, part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                found, values_at(of_then, part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5
+            )
         if number in scores:  # after the last round
             last = values_at(function, data.test.x, 3, oracle.predict)
-            assert scores[number]["accuracy"] == pytest.approx(float((last.argmax(1) == data.test.y).float().mean()))
-            assert scores[number]["loss"] == pytest.approx(float(LOSSES[strategy.loss].mean(last, data.test.y)), rel=1e-4)
+            assert scores[number]["accuracy"] == pytest.approx(
+                float((last.argmax(1) == data.test.y).float().mean())
+            )
+            assert scores[number]["loss"] == pytest.approx(
+                float(LOSSES[strategy.loss].mean(last, data.test.y)), rel=1e-4
+            )
     assert len(scores) >= 4
     assert (function.clip is not None) == (variant == "ffgb-c")
 
 
 def test_a_client_that_lost_its_values_gets_the_whole_function_once():
-    federation = Federation([blobs(seed=k) for k in range(3)], net_oracle(), 3, forgets=lambda k, now: (k, now) == (1, 4))
+    federation = Federation(
+        [blobs(seed=k) for k in range(3)],
+        net_oracle(),
+        3,
+        forgets=lambda k, now: (k, now) == (1, 4),
+    )
     federation.run(FFGB(FFGBOptions(local_steps=2)), 7, evaluate_every=0)
-    of_client = {number: [sizes for now, who, sizes in federation.sent if who == number] for number in range(3)}
-    assert of_client[0] == [0, 6, 6, 6, 4, 6, 6]  # K = 2 learners of each of the three, but without client 1 in round 4
+    of_client = {
+        number: [sizes for now, who, sizes in federation.sent if who == number]
+        for number in range(3)
+    }
+    # K = 2 learners of each of the three, but without client 1 in round 4
+    assert of_client[0] == [0, 6, 6, 6, 4, 6, 6]
     assert of_client[1] == [0, 6, 6, 6, 6 + 6 + 6 + 4, 6, 6]
 
 
@@ -91,16 +116,23 @@ def test_a_rounds_work_does_not_grow_with_the_rounds():
 
 
 def test_traffic_is_counted_in_models():
-    federation = Federation([blobs(seed=k) for k in range(4)], net_oracle(), 3, fails=lambda k, now: (k, now) == (2, 2))
+    federation = Federation(
+        [blobs(seed=k) for k in range(4)], net_oracle(), 3, fails=lambda k, now: (k, now) == (2, 2)
+    )
     counts = []
     strategy = FFGB(FFGBOptions(local_steps=3))
     federation.run(
         strategy,
         4,
         evaluate_every=0,
-        callbacks=[lambda now: counts.append([*strategy.models_sent.values(), now.train_metrics["learners"]])],
+        callbacks=[
+            lambda now: counts.append(
+                [*strategy.models_sent.values(), now.train_metrics["learners"]]
+            )
+        ],
     )
-    # Client 2's answer of round 2 was lost: in round 3 it is sent again what round 2's message brought.
+    # Client 2's answer of round 2 was lost: in round 3 it is sent again what round 2's
+    # message brought.
     assert counts == [[12, 0, 12], [9, 48, 21], [12, 3 * 9 + 21, 33], [12, 48, 45]]
 
 
@@ -128,20 +160,31 @@ def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
     np.testing.assert_allclose(found, g, rtol=1e-5, atol=1e-6)
 
 
-# --- the theorems, on toys ----------------------------------------------------------------------------------------------
+# --- the theorems, on toys ------------------------------------------------------------
 
 
-def distance(overlap, schedule="homogeneous", rounds=30, gamma=1.0, local_steps=1, residual=True, seed=0):
-    """||f - f*||^2 over alpha of two clients with 12 points each, ``overlap`` of them shared; learners are wrong elsewhere."""
+def distance(
+    overlap, schedule="homogeneous", rounds=30, gamma=1.0, local_steps=1, residual=True, seed=0
+):
+    """||f - f*||^2 over alpha of two clients with 12 points each, ``overlap`` of them
+    shared; learners are wrong elsewhere.
+    """
     mu, own, rng = 0.5, 12, np.random.default_rng(seed)
     at = [np.arange(own), np.arange(own) + own - overlap]
     labels = [rng.integers(0, 2, own) for _ in at]
     size = 2 * own - overlap
     oracle = Table(size, gamma, elsewhere=lambda x, values: -values.mean(0))
     federation = Federation([points(a, y) for a, y in zip(at, labels, strict=True)], oracle, 1)
-    options = FFGBOptions(local_steps=local_steps, mu=mu, schedule=schedule, loss="square", residual=residual)
+    options = FFGBOptions(
+        local_steps=local_steps, mu=mu, schedule=schedule, loss="square", residual=residual
+    )
     result = federation.run(FFGB(options), rounds, evaluate_every=0)
-    f = values_at(Additive.from_arrays(arrays_of(result)), torch.arange(float(size))[:, None], 1, oracle.predict)[:, 0]
+    f = values_at(
+        Additive.from_arrays(arrays_of(result)),
+        torch.arange(float(size))[:, None],
+        1,
+        oracle.predict,
+    )[:, 0]
     weight, total = np.zeros(size), np.zeros(size)
     for a, y in zip(at, labels, strict=True):
         weight[a] += 1 / 2 / own
@@ -157,11 +200,15 @@ def test_equal_marginals_converge_to_the_optimum_though_labels_differ():
 
 @pytest.mark.slow
 def test_different_marginals_stop_in_a_neighbourhood_that_shrinks_with_the_difference():
-    radii = [np.mean([distance(overlap, "general", seed=seed) for seed in range(3)]) for overlap in (0, 6, 11, 12)]
+    radii = [
+        np.mean([distance(overlap, "general", seed=seed) for seed in range(3)])
+        for overlap in (0, 6, 11, 12)
+    ]
     assert radii == sorted(radii, reverse=True)
     assert radii[0] > 3 * radii[-2]
     assert radii[-1] < 1e-10
-    assert distance(6, "general", rounds=90) == pytest.approx(distance(6, "general"), rel=0.01)  # more rounds do not help
+    # more rounds do not help
+    assert distance(6, "general", rounds=90) == pytest.approx(distance(6, "general"), rel=0.01)
 
 
 def test_with_the_residual_more_local_steps_make_up_for_a_weak_oracle():
@@ -173,7 +220,9 @@ def test_with_the_residual_more_local_steps_make_up_for_a_weak_oracle():
 
 @pytest.mark.parametrize("variant", ["ffgb", "ffgb-c"])
 def test_theorem_4_2_an_adversarial_oracle_keeps_the_function_at_zero(variant):
-    """Each client has one point. Its learners are exact there and, at the other's point, the opposite of what the other one adds."""
+    """Each client has one point. Its learners are exact there and, at the other's
+    point, the opposite of what the other one adds.
+    """
     labels = [0, 1]
 
     class Adversary(Table):
@@ -181,7 +230,8 @@ def test_theorem_4_2_an_adversarial_oracle_keeps_the_function_at_zero(variant):
             own = int(x[0, 0])
             table = np.zeros((2, 2), np.float32)
             table[own] = target.values[0]
-            table[1 - own] = -(np.full(2, 0.5) - np.eye(2)[labels[1 - own]])  # f = 0 there, as it will stay
+            # f = 0 there, as it will stay
+            table[1 - own] = -(np.full(2, 0.5) - np.eye(2)[labels[1 - own]])
             return {"table": table}
 
     federation = Federation([points([own], [labels[own]]) for own in (0, 1)], Adversary(2), 2)
@@ -193,7 +243,9 @@ def test_theorem_4_2_an_adversarial_oracle_keeps_the_function_at_zero(variant):
     assert all(honest.kept(own)[1][0].argmax() == labels[own] for own in (0, 1))
 
 
-@pytest.mark.parametrize("oracle", [RidgeOracle(), net_oracle("lipschitz", 10)], ids=["ridge", "net"])
+@pytest.mark.parametrize(
+    "oracle", [RidgeOracle(), net_oracle("lipschitz", 10)], ids=["ridge", "net"]
+)
 def test_ffgb_l_in_one_round_equals_many_rounds(oracle):
     datas = [blobs(seed=k, n=40, shift=0.2 * k) for k in range(3)]
     x, functions = torch.cat([data.test.x for data in datas]), []
@@ -202,20 +254,32 @@ def test_ffgb_l_in_one_round_equals_many_rounds(oracle):
         result = Federation(datas, oracle, 3).run(strategy, rounds, evaluate_every=0)
         functions.append(Additive.from_arrays(arrays_of(result)))
         assert strategy.finished == bool(at_once)
-    np.testing.assert_allclose(*(values_at(f, x, 3, oracle.predict) for f in functions), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        *(values_at(f, x, 3, oracle.predict) for f in functions), rtol=1e-4, atol=1e-5
+    )
     assert [len(f) for f in functions] == [54, 9]
 
 
 def test_ffgb_l_keeps_away_from_where_it_would_jump():
-    """Square loss, labels on a line: f reaches u, whose slope is L, between the points of both clients."""
+    """Square loss, labels on a line: f reaches u, whose slope is L, between the points
+    of both clients.
+    """
     datas = [points([0, 4], [0, 1]), points([2, 6], [1, 0])]
-    result = Federation(datas, RidgeOracle(0.0), 1).run(FFGB(FFGBOptions(), "ffgb-l"), 30, evaluate_every=0)
-    f = values_at(Additive.from_arrays(arrays_of(result)), torch.tensor([[0.0], [2.0], [4.0], [6.0]]), 1, RidgeOracle().predict)
-    lines = (-1 + 0.5 * np.array([0, 2, 4, 6]) + 2 - 0.5 * np.array([0, 2, 4, 6])) / 2  # least squares through two points each
+    result = Federation(datas, RidgeOracle(0.0), 1).run(
+        FFGB(FFGBOptions(), "ffgb-l"), 30, evaluate_every=0
+    )
+    f = values_at(
+        Additive.from_arrays(arrays_of(result)),
+        torch.tensor([[0.0], [2.0], [4.0], [6.0]]),
+        1,
+        RidgeOracle().predict,
+    )
+    # least squares through two points each
+    lines = (-1 + 0.5 * np.array([0, 2, 4, 6]) + 2 - 0.5 * np.array([0, 2, 4, 6])) / 2
     np.testing.assert_allclose(f[:, 0], lines, atol=1e-4)
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------
 
 
 def test_a_learner_that_diverged_is_left_out_with_its_clients_name(caplog):
@@ -266,15 +330,24 @@ def test_a_reply_that_does_not_fit_is_left_out(fault):
 
 
 def test_labels_that_the_outputs_cannot_tell_apart():
-    with pytest.raises(ValueError, match=r"labels 0\.\.2 of type torch\.int64, but the function tells 2 classes apart"):
+    with pytest.raises(
+        ValueError,
+        match=r"labels 0\.\.2 of type torch\.int64, but the function tells 2 classes apart",
+    ):
         FFGBClient(blobs(), RidgeOracle(), 2)
 
 
 def test_a_constant_too_small_for_the_data_is_named_with_its_pair():
     failures = []
     federation = Federation([blobs(seed=k) for k in range(2)], RidgeOracle(), 3)
-    with pytest.raises(RuntimeError, match=r"lipschitz = 0.01 is too small: samples \d+ and \d+ need"):
-        federation.run(FFGB(FFGBOptions(lipschitz=0.01), "ffgb-l"), 3, callbacks=[lambda now: failures.append(now.failures)])
+    with pytest.raises(
+        RuntimeError, match=r"lipschitz = 0.01 is too small: samples \d+ and \d+ need"
+    ):
+        federation.run(
+            FFGB(FFGBOptions(lipschitz=0.01), "ffgb-l"),
+            3,
+            callbacks=[lambda now: failures.append(now.failures)],
+        )
 
 
 def test_a_run_goes_on_from_a_function_and_state(tmp_path):
@@ -297,10 +370,17 @@ def parts_continue(federation, strategy, arrays):
     from clients import to_client_app
     from fedapps.engines.inline import InlineGrid
 
-    app = to_client_app(lambda context: federation.client(int(context.node_config["partition-id"])), writable=False)
+    app = to_client_app(
+        lambda context: federation.client(int(context.node_config["partition-id"])), writable=False
+    )
     grid = ClientGrid(InlineGrid(app, 4), seed=3, clients_per_round=2)
     return strategy.start(
-        grid, ArrayRecord(dict(arrays)), 6, train_config=ConfigRecord({"seed": 5}), first_round=4, evaluate_every=0
+        grid,
+        ArrayRecord(dict(arrays)),
+        6,
+        train_config=ConfigRecord({"seed": 5}),
+        first_round=4,
+        evaluate_every=0,
     )
 
 

@@ -1,4 +1,6 @@
-"""Histogram boosting as a federation: the trees are those of the pooled rows, whoever holds, answers, fails or lies."""
+"""Histogram boosting as a federation: the trees are those of the pooled rows, whoever
+holds, answers, fails or lies.
+"""
 
 import numpy as np
 import pytest
@@ -20,7 +22,9 @@ OPTIONS = {"depth": 2, "bins": 16, "cells": 128}
 
 
 def rows(n, seed=0):
-    """Return x (n, 5) with missing values, one binary and one skewed column, and labels that need more than a line."""
+    """Return x (n, 5) with missing values, one binary and one skewed column, and labels
+    that need more than a line.
+    """
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 5)).astype(np.float32)
     x[:, 3], x[:, 4] = rng.integers(0, 2, n), np.exp(3 * x[:, 4])
@@ -35,7 +39,9 @@ def dealt(x, y, owner):
 
 
 class Federation:
-    """Clients that keep their state; ``spoil(client, round, reply)`` may change a reply, or raise."""
+    """Clients that keep their state; ``spoil(client, round, reply)`` may change a
+    reply, or raise.
+    """
 
     def __init__(self, datas, spoil=None):
         self.datas, self.spoil = datas, spoil
@@ -52,8 +58,13 @@ class Federation:
         return Watched(self.datas[number], number, MessageStore(self.states[number]))
 
     def run(self, rounds, options=None, nodes=0, sums=False, start=None, **more):
-        strategy = HistogramBoosting(self.datas[0].train.x.shape[1], HistogramBoostingOptions(**{**OPTIONS, **(options or {})}))
-        app = to_client_app(lambda context: self.client(int(context.node_config["partition-id"])), writable=False)
+        strategy = HistogramBoosting(
+            self.datas[0].train.x.shape[1],
+            HistogramBoostingOptions(**{**OPTIONS, **(options or {})}),
+        )
+        app = to_client_app(
+            lambda context: self.client(int(context.node_config["partition-id"])), writable=False
+        )
         grid = InlineGrid(answer_for_many(app) if nodes else app, nodes or len(self.datas))
         if nodes:
             grid = NodeGrid(grid, len(self.datas), grid.get_node_ids())
@@ -63,7 +74,17 @@ class Federation:
             grid.plan = lambda: plan_of(strategy, outer.rules)
         used = []
         note = [lambda now: used.append(list(now.trained.clients))]
-        result = simulate(strategy, None, len(self.datas), start or {}, rounds, {"seed": 5}, grid=outer, callbacks=note, **more)
+        result = simulate(
+            strategy,
+            None,
+            len(self.datas),
+            start or {},
+            rounds,
+            {"seed": 5},
+            grid=outer,
+            callbacks=note,
+            **more,
+        )
         self.used, self.strategy = used, strategy
         return arrays_of(result)
 
@@ -76,20 +97,28 @@ def same(one, other):
 
 
 def replayed(datas, rounds, used, options=None):
-    """Return the arrays after rounds in which the pooled rows of the clients ``used[round]`` took the step."""
+    """Return the arrays after rounds in which the pooled rows of the clients
+    ``used[round]`` took the step.
+    """
     o = HistogramBoostingOptions(**{**OPTIONS, **(options or {})})
     forest = Forest.new(datas[0].train.x.shape[1], o.depth)
     for who in used[:rounds]:
         if who:
-            x, y = (np.concatenate([getattr(datas[k].train, name) for k in who]) for name in ("x", "y"))
-            forest.step(forest.sums(x, y, forest.values(x), o.loss), o.growth, o.loss, o.cells, o.bins)
+            x, y = (
+                np.concatenate([getattr(datas[k].train, name) for k in who]) for name in ("x", "y")
+            )
+            forest.step(
+                forest.sums(x, y, forest.values(x), o.loss), o.growth, o.loss, o.cells, o.bins
+            )
     return forest.to_arrays()
 
 
 SPLITS = {
     "at random": lambda x, y, rng: rng.integers(0, 7, len(y)),
     "by label": lambda x, y, rng: y.copy(),
-    "by value": lambda x, y, rng: np.searchsorted(np.nanquantile(x[:, 0], [0.2, 0.4, 0.9]), np.nan_to_num(x[:, 0])),
+    "by value": lambda x, y, rng: np.searchsorted(
+        np.nanquantile(x[:, 0], [0.2, 0.4, 0.9]), np.nan_to_num(x[:, 0])
+    ),
     "one row a client": lambda x, y, rng: np.where(np.arange(len(y)) < 10, np.arange(len(y)), 10),
 }
 
@@ -98,12 +127,17 @@ SPLITS = {
 @pytest.mark.parametrize("loss", ["cross-entropy", "square"])
 def test_any_split_of_the_rows_gives_the_trees_of_the_pooled_run_to_the_bit(split, loss):
     x, y = rows(500)
-    pooled = Federation(dealt(x, y, np.zeros(len(y), int))).run(10, {"loss": loss}, evaluate_every=0)
+    pooled = Federation(dealt(x, y, np.zeros(len(y), int))).run(
+        10, {"loss": loss}, evaluate_every=0
+    )
     assert pooled["stage"][0] == 2
     assert (pooled["feature"] >= 0).sum() == 4 * 3
     owner = SPLITS[split](x, y, np.random.default_rng(2))
     same(Federation(dealt(x, y, owner)).run(10, {"loss": loss}, evaluate_every=0), pooled)
-    same(replayed(dealt(x, y, owner), 10, [list(range(owner.max() + 1))] * 10, {"loss": loss}), pooled)
+    same(
+        replayed(dealt(x, y, owner), 10, [list(range(owner.max() + 1))] * 10, {"loss": loss}),
+        pooled,
+    )
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -118,7 +152,10 @@ def test_nodes_that_sum_before_they_answer_change_nothing(nodes):
             return reply
         return ([reply[0][0].astype(float)] if server_round % 2 else [reply[0][0][:-1]], *reply[1:])
 
-    same(Federation(datas, lies).run(8, nodes=nodes, sums=True), replayed(datas, 8, [[0, 1, 3, 4, 5, 6]] * 8))
+    same(
+        Federation(datas, lies).run(8, nodes=nodes, sums=True),
+        replayed(datas, 8, [[0, 1, 3, 4, 5, 6]] * 8),
+    )
 
 
 def test_the_trees_are_as_good_as_those_of_scikit_learn():
@@ -127,7 +164,12 @@ def test_the_trees_are_as_good_as_those_of_scikit_learn():
     options = {"depth": 3, "bins": 64, "cells": 512, "learning_rate": 0.2, "l2": 0.0}
     found = Federation(dealt(x, y, owner)).run(2 + 3 * 30, options, evaluate_every=0)
     theirs = HistGradientBoostingClassifier(
-        max_iter=30, max_depth=3, learning_rate=0.2, max_bins=64, min_samples_leaf=20, early_stopping=False
+        max_iter=30,
+        max_depth=3,
+        learning_rate=0.2,
+        max_bins=64,
+        min_samples_leaf=20,
+        early_stopping=False,
     ).fit(x, y)
     ours, wanted = Forest.from_arrays(found).values(x_test), theirs.decision_function(x_test)
     assert roc_auc_score(y_test, ours) == pytest.approx(roc_auc_score(y_test, wanted), abs=0.005)
@@ -158,7 +200,13 @@ def test_clients_that_fail_are_left_out_and_a_round_without_replies_is_repeated(
 
 
 def bad_replies(sums):
-    worse = [np.full(sums.shape, np.nan), sums.astype(np.float64), sums[:-1], sums[None], np.append(sums, 0)]
+    worse = [
+        np.full(sums.shape, np.nan),
+        sums.astype(np.float64),
+        sums[:-1],
+        sums[None],
+        np.append(sums, 0),
+    ]
     for place, change in ((0, -(10**9)), (3, 10**9), (-1, 1), (-1, -1)):
         lie = sums.astype(np.int64)
         lie[place] += change
@@ -171,7 +219,9 @@ def test_a_reply_that_is_no_sum_over_rows_does_not_count(which):
     x, y = rows(300)
     federation = Federation(
         dealt(x, y, np.random.default_rng(2).integers(0, 3, len(y))),
-        lambda number, now, reply: (bad_replies(reply[0][0])[which], *reply[1:]) if number == 1 else reply,
+        lambda number, now, reply: (
+            (bad_replies(reply[0][0])[which], *reply[1:]) if number == 1 else reply
+        ),
     )
     same(federation.run(6), replayed(federation.datas, 6, [[0, 2]] * 6))
 
@@ -194,7 +244,8 @@ def test_a_resumed_run_and_clients_that_forgot_come_to_the_same_trees():
 def test_kept_values_are_used_and_are_those_of_the_trees():
     x, y = rows(300)
     federation = Federation(dealt(x, y, np.zeros(len(y), int)))
-    found = Forest.from_arrays(federation.run(9))  # trees 1 to 3 are finished, values are kept when a round asks
+    # trees 1 to 3 are finished, values are kept when a round asks
+    found = Forest.from_arrays(federation.run(9))
     facts, values = MessageStore(federation.states[0]).load("values", {}, False)
     assert facts[0] == found.finished == 3
     np.testing.assert_array_equal(values, found.values(x))
@@ -207,7 +258,10 @@ def test_the_run_ends_after_its_trees_and_another_model_is_refused():
     found = federation.run(50, {"trees": 2})
     assert len(federation.used) == 2 + 2 * 2
     assert len(found["feature"]) == 2
-    with pytest.raises(ValueError, match="the model has 5 features and trees of depth 2, but here are 5 features, depth = 3"):
+    with pytest.raises(
+        ValueError,
+        match="the model has 5 features and trees of depth 2, but here are 5 features, depth = 3",
+    ):
         federation.run(3, {"depth": 3}, start=found)
 
 
@@ -216,13 +270,19 @@ def test_evaluation_scores_the_finished_trees():
     federation = Federation(dealt(x, y, np.random.default_rng(2).integers(0, 2, len(y))))
     scores = {}
     strategy = HistogramBoosting(5, HistogramBoostingOptions(**OPTIONS))
-    app = to_client_app(lambda context: federation.client(int(context.node_config["partition-id"])), writable=False)
+    app = to_client_app(
+        lambda context: federation.client(int(context.node_config["partition-id"])), writable=False
+    )
     note = [lambda now: scores.update(now.evaluated.metrics)]
-    found = arrays_of(simulate(strategy, None, 2, {}, 8, {}, grid=ClientGrid(InlineGrid(app, 2)), callbacks=note))
+    found = arrays_of(
+        simulate(strategy, None, 2, {}, 8, {}, grid=ClientGrid(InlineGrid(app, 2)), callbacks=note)
+    )
     for number, data in enumerate(federation.datas):
         values = Forest.from_arrays(found).values(data.test.x)
         assert scores[number]["auroc"] == pytest.approx(roc_auc_score(data.test.y, values))
-        assert scores[number]["loss"] == pytest.approx(np.logaddexp(0, np.where(data.test.y == 1, -values, values)).mean())
+        assert scores[number]["loss"] == pytest.approx(
+            np.logaddexp(0, np.where(data.test.y == 1, -values, values)).mean()
+        )
 
 
 def test_values_beyond_all_bounds_are_taken():

@@ -1,4 +1,6 @@
-"""Clipped sums with noise against closed forms, and Flower's own wrappers and mods around our strategies."""
+"""Clipped sums with noise against closed forms, and Flower's own wrappers and mods
+around our strategies.
+"""
 
 import copy
 import json
@@ -49,7 +51,9 @@ class NoNoise:
 
 
 def clipped(c):
-    """Return what each client moves each of the four numbers, once its update, twice its shift long, is clipped to c."""
+    """Return what each client moves each of the four numbers, once its update, twice
+    its shift long, is clipped to c.
+    """
     return [shift * min(1, c / abs(2 * shift)) for shift in SHIFTS]
 
 
@@ -71,13 +75,17 @@ def test_the_mean_of_clipped_updates_all_alike(c):
 
 
 def test_who_fails_counts_as_an_update_of_zero():
-    """The denominator is how many were asked: else a client could scale the others' updates by not answering."""
+    """The denominator is how many were asked: else a client could scale the others'
+    updates by not answering.
+    """
 
     class Fails(EchoClient):
         def fit(self, parameters, config):
             raise RuntimeError("no")
 
-    got = arrays_of(simulate(private(FedAvg()), lambda i, _: Fails(0) if i == 2 else client(i), 3, START, 1))
+    got = arrays_of(
+        simulate(private(FedAvg()), lambda i, _: Fails(0) if i == 2 else client(i), 3, START, 1)
+    )
     np.testing.assert_allclose(got["w"], sum(clipped(1.0)[:2]) / 3, rtol=1e-5)
 
 
@@ -94,7 +102,11 @@ def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():
             )
 
     def total(last):
-        got = arrays_of(simulate(private(FedAvg(), 0.7), lambda i, _: last if i == 2 else client(i), 3, START, 1))
+        got = arrays_of(
+            simulate(
+                private(FedAvg(), 0.7), lambda i, _: last if i == 2 else client(i), 3, START, 1
+            )
+        )
         return 3 * np.concatenate([got["w"], got["v"].ravel() - 1])
 
     class Fails(EchoClient):
@@ -102,7 +114,9 @@ def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():
             raise RuntimeError("no")
 
     without = total(Fails(0))
-    assert max(np.linalg.norm(total(Any(0)) - without) for _ in range(50)) == pytest.approx(0.7, rel=1e-4)
+    assert max(np.linalg.norm(total(Any(0)) - without) for _ in range(50)) == pytest.approx(
+        0.7, rel=1e-4
+    )
 
 
 def test_the_noise_has_the_right_size_and_is_not_the_runs():
@@ -121,21 +135,34 @@ def test_the_noise_has_the_right_size_and_is_not_the_runs():
 def test_a_server_optimiser_gets_the_noisy_average():
     """FedAdam's first step from m = 0, v = tau^2, on a known noise."""
     noise = np.random.default_rng(5)
-    got = arrays_of(simulate(private(FedAdam(), rng=np.random.default_rng(5)), client, 3, {"w": np.zeros(4)}, 1))["w"]
+    got = arrays_of(
+        simulate(private(FedAdam(), rng=np.random.default_rng(5)), client, 3, {"w": np.zeros(4)}, 1)
+    )["w"]
     delta = (sum(clipped(1.0)) + noise.normal(0, 1.0, 4)) / 3
     o = FedAdam().options
     v = o.beta_2 * o.tau**2 + (1 - o.beta_2) * delta**2
-    np.testing.assert_allclose(got, o.server_learning_rate * (1 - o.beta_1) * delta / (np.sqrt(v) + o.tau), rtol=1e-6)
+    np.testing.assert_allclose(
+        got, o.server_learning_rate * (1 - o.beta_1) * delta / (np.sqrt(v) + o.tau), rtol=1e-6
+    )
 
 
-@pytest.mark.parametrize("make", [lambda: FedAvg(weights="uniform"), lambda: FedProx(), lambda: SuPerFed()])
+@pytest.mark.parametrize(
+    "make", [lambda: FedAvg(weights="uniform"), lambda: FedProx(), lambda: SuPerFed()]
+)
 def test_without_noise_and_clipping_it_is_the_uniform_average(make):
     got = arrays_of(simulate(private(make(), 1e6), client, 3, START, 2))
     np.testing.assert_allclose(got["w"], 2 * np.mean(SHIFTS), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: AFL(FedAvg()), lambda: TERM(FedAvg()), lambda: FedMGDA(FedAvg()), Local, flower.FedMedian]
+    "make",
+    [
+        lambda: AFL(FedAvg()),
+        lambda: TERM(FedAvg()),
+        lambda: FedMGDA(FedAvg()),
+        Local,
+        flower.FedMedian,
+    ],
 )
 def test_what_is_no_function_of_the_average_is_refused(make):
     with pytest.raises(ValueError, match="only the average of updates could be made private"):
@@ -153,9 +180,19 @@ def test_the_budget_ends_the_run():
     again = private(FedAvg(), max_epsilon=bound)
     again.load_state_dict(strategy.state_dict())
     sent = []
-    simulate(again, client, 3, START, 12, first_round=11, callbacks=[lambda now: sent.append(now.trained.bytes_down)])
+    simulate(
+        again,
+        client,
+        3,
+        START,
+        12,
+        first_round=11,
+        callbacks=[lambda now: sent.append(now.trained.bytes_down)],
+    )
     assert sent == [0]
-    with pytest.raises(ValueError, match=r"max-epsilon = 1\.0: one round with noise-multiplier = 1\.0 spends 4\.38"):
+    with pytest.raises(
+        ValueError, match=r"max-epsilon = 1\.0: one round with noise-multiplier = 1\.0 spends 4\.38"
+    ):
         private(FedAvg(), max_epsilon=1.0)
 
 
@@ -175,22 +212,30 @@ class Gradient(EchoClient):
 
     def fit(self, parameters, config):
         h = len(parameters[0])
-        return [np.full(h, self.shift), np.ones(h)], self.num_examples, {"loss": 1.0, "draw": config["draw"]}
+        return (
+            [np.full(h, self.shift), np.ones(h)],
+            self.num_examples,
+            {"loss": 1.0, "draw": config["draw"]},
+        )
 
 
 def boost(wrap, shifts, examples):
     options = FedBoostOptions(sampling="none", mirror="euclidean", step=0.01)
-    make = lambda i, _: Gradient(np.arange(4) * shifts[i], examples[i])  # noqa: E731
-    return arrays_of(simulate(wrap(FedBoost(Library(), options, fraction_evaluate=0)), make, 3, {}, 2))["alpha-last"]
+    make = lambda i, _: Gradient(np.arange(4) * shifts[i], examples[i])
+    return arrays_of(
+        simulate(wrap(FedBoost(Library(), options, fraction_evaluate=0)), make, 3, {}, 2)
+    )["alpha-last"]
 
 
 def test_fedboosts_gradient():
     np.testing.assert_allclose(
-        boost(lambda s: private(s, 1e6), [1.0, 2.0, 3.0], [1, 50, 7]), boost(lambda s: s, [1.0, 2.0, 3.0], [5, 5, 5])
+        boost(lambda s: private(s, 1e6), [1.0, 2.0, 3.0], [1, 50, 7]),
+        boost(lambda s: s, [1.0, 2.0, 3.0], [5, 5, 5]),
     )
     length = float(np.linalg.norm(np.arange(4)))
     np.testing.assert_allclose(
-        boost(lambda s: private(s, length), [1.0, 2.0, 300.0], [1, 1, 1]), boost(lambda s: s, [1.0, 1.0, 1.0], [1, 1, 1])
+        boost(lambda s: private(s, length), [1.0, 2.0, 300.0], [1, 1, 1]),
+        boost(lambda s: s, [1.0, 1.0, 1.0], [1, 1, 1]),
     )
     with pytest.raises(ValueError, match="gradient = 'sampled'"):
         private(FedBoost(Library(), FedBoostOptions(gradient="unbiased")))
@@ -198,27 +243,52 @@ def test_fedboosts_gradient():
 
 @pytest.mark.parametrize("made", [True, None])
 def test_predictors_made_from_the_clients_data_or_that_do_not_say_are_refused(made):
-    """Their values reach every client without noise: an epsilon of the gradients alone would be false."""
+    """Their values reach every client without noise: an epsilon of the gradients alone
+    would be false.
+    """
     library = Library()
     library.from_clients = made
     if made is None:
         library = type("Silent", (), {"q": 4})()
-    with pytest.raises(ValueError, match=r"predictors made without the clients' data .*here they are 'sampled', 1, 0, theirs"):
+    with pytest.raises(
+        ValueError,
+        match=r"predictors made without the clients' data .*here they are 'sampled', 1, 0, theirs",
+    ):
         private(FedBoost(library, FedBoostOptions()))
 
 
 NOT_PRIVATE = {
-    "a library of the clients' word frequencies": ({"method": "fedboost", "task": "unigram"}, "theirs"),
+    "a library of the clients' word frequencies": (
+        {"method": "fedboost", "task": "unigram"},
+        "theirs",
+    ),
     "a vocabulary of the clients' words": (
         {"task": "words", "data.partition": "iid"},
         "makes from the clients' data the vocabulary",
     ),
-    "class weights from all labels": ({"data.class-weights": True}, "makes from the clients' data the class weights"),
-    "a set made by an earlier run": ({"data.synthetic": "set"}, "makes from the clients' data the synthetic set"),
-    "features found in all rows": ({"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"}, "tabular.categorical"),
-    "a folder of unknown origin": ({"method": "fedboost", "fedboost.library": "FOLDER"}, "public-library says so"),
+    "class weights from all labels": (
+        {"data.class-weights": True},
+        "makes from the clients' data the class weights",
+    ),
+    "a set made by an earlier run": (
+        {"data.synthetic": "set"},
+        "makes from the clients' data the synthetic set",
+    ),
+    "features found in all rows": (
+        {"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"},
+        "tabular.categorical",
+    ),
+    "a folder of unknown origin": (
+        {"method": "fedboost", "fedboost.library": "FOLDER"},
+        "public-library says so",
+    ),
     "a folder with a vocabulary of the clients": (
-        {"method": "fedboost", "task": "unigram", "fedboost.library": "FOLDER", "fedboost.public-library": True},
+        {
+            "method": "fedboost",
+            "task": "unigram",
+            "fedboost.library": "FOLDER",
+            "fedboost.public-library": True,
+        },
         "makes from the clients' data the vocabulary and the library",
     ),
 }
@@ -236,7 +306,11 @@ PRIVATE = [
 def assembled(given, tmp_path):
     given = {"num-clients": 5, "dp.noise-multiplier": 1.0} | given
     if given.get("fedboost.library") == "FOLDER":
-        task = build_task(read_settings({k: v for k, v in given.items() if not k.startswith(("fedboost.", "dp."))}))
+        task = build_task(
+            read_settings(
+                {k: v for k, v in given.items() if not k.startswith(("fedboost.", "dp."))}
+            )
+        )
         size = len(task.library().take([0])["table"][0])
         Folder.from_arrays({"table": np.full((40, size), 1 / size)}).save(tmp_path)
         given["fedboost.library"] = str(tmp_path)
@@ -297,10 +371,14 @@ def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
     assert summary["delta"] == 1e-5
 
 
-# --- Flower's own --------------------------------------------------------------------------------------------------
+# --- Flower's own ---------------------------------------------------------------------
 
 FLOATS = {name: value for name, value in START.items() if value.dtype == np.float32}
-FAMILY = [lambda: FedAvg(weights="uniform"), lambda: FedProx(weights="uniform"), lambda: SuPerFed(weights="uniform")]
+FAMILY = [
+    lambda: FedAvg(weights="uniform"),
+    lambda: FedProx(weights="uniform"),
+    lambda: SuPerFed(weights="uniform"),
+]
 
 
 def test_flowers_server_side_wrapper():
@@ -313,28 +391,41 @@ def test_flowers_server_side_wrapper():
 def test_flowers_client_side_wrapper_and_mod():
     for make in FAMILY:
         wrapped = flower.DifferentialPrivacyClientSideFixedClipping(make(), 0.0, 1.0, 3)
-        result = simulate_any(wrapped, lambda c: client(c.node_config["partition-id"]), mods=[fixedclipping_mod])
+        result = simulate_any(
+            wrapped, lambda c: client(c.node_config["partition-id"]), mods=[fixedclipping_mod]
+        )
         np.testing.assert_allclose(result["w"], np.mean(clipped(1.0)), rtol=1e-4)
 
 
 def test_flowers_local_mod():
     result = simulate_any(
-        FedAvg(weights="uniform"), lambda c: client(c.node_config["partition-id"]), mods=[LocalDpMod(1.0, 0.0, 1.0, 1e-5)]
+        FedAvg(weights="uniform"),
+        lambda c: client(c.node_config["partition-id"]),
+        mods=[LocalDpMod(1.0, 0.0, 1.0, 1e-5)],
     )
     np.testing.assert_allclose(result["w"], np.mean(clipped(1.0)), rtol=1e-4)
 
 
 def test_flowers_accountant_takes_flowers_average_only():
-    pytest.importorskip("dp_accounting", reason="Flower's accountant needs the extra: pip install '.[dp]'")
+    pytest.importorskip(
+        "dp_accounting", reason="Flower's accountant needs the extra: pip install '.[dp]'"
+    )
     from flwr.serverapp import NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
 
-    config = PrivacyConfig(1e-5, 3, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION)
-    with pytest.raises(ValueError, match=r"FedAvg\.aggregate_train"):  # where this stops raising, docs/privacy.md has a line less
-        flower.DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 3, accountant=RdpAccountant(config))
+    config = PrivacyConfig(
+        1e-5, 3, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+    )
+    # where this stops raising, docs/privacy.md has a line less
+    with pytest.raises(ValueError, match=r"FedAvg\.aggregate_train"):
+        flower.DifferentialPrivacyServerSideFixedClipping(
+            FedAvg(), 1.0, 1.0, 3, accountant=RdpAccountant(config)
+        )
 
 
 def test_secure_aggregation_under_flowers_legacy_workflow():
-    """Five NumPyClients of ours, whose messages only the legacy mod and workflow mask: the weighted average, up to quantisation."""
+    """Five NumPyClients of ours, whose messages only the legacy mod and workflow mask:
+    the weighted average, up to quantisation.
+    """
     from flwr.app import Context, RecordDict
     from flwr.client.mod import secaggplus_mod
     from flwr.clientapp import ClientApp
@@ -352,17 +443,26 @@ def test_secure_aggregation_under_flowers_legacy_workflow():
         def send_and_receive(self, messages, *, timeout=None):
             messages = list(messages)
             for message in messages:
-                message.content = copy.deepcopy(message.content)  # as if it had travelled: the workflow uses its own again
+                # as if it had travelled: the workflow uses its own again
+                message.content = copy.deepcopy(message.content)
             return super().send_and_receive(messages, timeout=timeout)
 
     grid = Sent(ClientApp(client_fn=make, mods=[secaggplus_mod]), 5)
     grid.set_run(SimpleNamespace(run_id=1))
     start = ndarrays_to_parameters([np.zeros(4, np.float32)])
-    strategy = LegacyFedAvg(min_fit_clients=5, min_available_clients=5, fraction_evaluate=0.0, initial_parameters=start)
-    context = LegacyContext(Context(1, 1, {}, RecordDict(), {}), config=ServerConfig(num_rounds=2), strategy=strategy)
-    masked = SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2, clipping_range=3.0, timeout=20)
+    strategy = LegacyFedAvg(
+        min_fit_clients=5, min_available_clients=5, fraction_evaluate=0.0, initial_parameters=start
+    )
+    context = LegacyContext(
+        Context(1, 1, {}, RecordDict(), {}), config=ServerConfig(num_rounds=2), strategy=strategy
+    )
+    masked = SecAggPlusWorkflow(
+        num_shares=3, reconstruction_threshold=2, clipping_range=3.0, timeout=20
+    )
     DefaultWorkflow(fit_workflow=masked)(grid, context)
-    (got,) = parameters_to_ndarrays(arrayrecord_to_parameters(context.state.array_records["parameters"], keep_input=True))
+    (got,) = parameters_to_ndarrays(
+        arrayrecord_to_parameters(context.state.array_records["parameters"], keep_input=True)
+    )
     wanted = 2 * sum(0.1 * n * n for n in range(1, 6)) / sum(range(1, 6))
     np.testing.assert_allclose(got, wanted, atol=5e-4)
 
@@ -371,6 +471,8 @@ def simulate_any(strategy, client_fn, mods=None):
     from strategies import run_rounds
 
     grid = ClientGrid(InlineGrid(to_client_app(client_fn, mods), 3))
-    result = run_rounds(strategy, grid, ArrayRecord({name: Array(value) for name, value in FLOATS.items()}), 1)
+    result = run_rounds(
+        strategy, grid, ArrayRecord({name: Array(value) for name, value in FLOATS.items()}), 1
+    )
     assert len(result.evaluate_metrics_clientapp) == 1
     return arrays_of(result)

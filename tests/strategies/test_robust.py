@@ -1,4 +1,6 @@
-"""Robust aggregation as a wrapper: what is passed on, what is refused, and what attackers achieve against it."""
+"""Robust aggregation as a wrapper: what is passed on, what is refused, and what
+attackers achieve against it.
+"""
 
 import numpy as np
 import pytest
@@ -34,9 +36,11 @@ CHOOSING = ("krum", "multi-krum")
 
 
 def run(rule, strategy=None, shifts=SHIFTS, f=1, rounds=1, weights=None, **options):
-    client = lambda i, _: LossyClient(shifts[i], 1.0, (weights or [1] * 9)[i])  # noqa: E731
+    client = lambda i, _: LossyClient(shifts[i], 1.0, (weights or [1] * 9)[i])
     strategy = Robust(strategy or FedAvg(), RobustOptions(rule, f)) if rule != "none" else strategy
-    return arrays_of(simulate(strategy, client, len(shifts), START, rounds, {"learning-rate": 0.1}, **options))
+    return arrays_of(
+        simulate(strategy, client, len(shifts), START, rounds, {"learning-rate": 0.1}, **options)
+    )
 
 
 EXPECTED = {
@@ -53,8 +57,14 @@ def test_the_result_by_hand_whatever_weights_clients_say_they_have(rule, weights
     got = run(rule, weights=weights)
     np.testing.assert_allclose(got["w"], EXPECTED[rule])
     np.testing.assert_allclose(got["v"], 1 + EXPECTED[rule])
-    assert got["count"] == 7 + (np.median([1, 2, 3, 10, 10**6]) if rule not in CHOOSING else EXPECTED[rule])
-    assert (got["w"].dtype, got["v"].dtype, got["count"].dtype) == (np.float32, np.float64, np.int64)
+    assert got["count"] == 7 + (
+        np.median([1, 2, 3, 10, 10**6]) if rule not in CHOOSING else EXPECTED[rule]
+    )
+    assert (got["w"].dtype, got["v"].dtype, got["count"].dtype) == (
+        np.float32,
+        np.float64,
+        np.int64,
+    )
 
 
 def test_the_geometric_median_is_one_mean_for_all_arrays():
@@ -78,11 +88,15 @@ def test_without_attackers_to_bear_the_method_is_what_it_was(rule, make):
 
 
 def test_the_wrapped_strategy_steps_from_the_robust_mean():
-    """FedAdam's step depends on the signs alone in round 1: against one attacker it goes the way of the others."""
+    """FedAdam's step depends on the signs alone in round 1: against one attacker it
+    goes the way of the others.
+    """
     attacked = [1.0, 1.0, 1.0, 1.0, -1e6]
     assert run("none", FedAdam(), attacked)["w"].max() < 0
     for rule in (*AVERAGING, *CHOOSING):
-        np.testing.assert_allclose(run(rule, FedAdam(), attacked)["w"], run("none", FedAdam(), [1.0] * 5)["w"], rtol=1e-4)
+        np.testing.assert_allclose(
+            run(rule, FedAdam(), attacked)["w"], run("none", FedAdam(), [1.0] * 5)["w"], rtol=1e-4
+        )
 
 
 def test_metrics_are_those_of_equal_clients():
@@ -93,7 +107,9 @@ def test_metrics_are_those_of_equal_clients():
 
     result = simulate(Robust(FedAvg(), RobustOptions("median")), lambda i, _: Told(i), 5, START, 1)
     assert result.train_metrics_clientapp[1]["loss"] == 2.0
-    result = simulate(Robust(FedAvg(), RobustOptions("multi-krum")), lambda i, _: Told(i), 5, START, 1)
+    result = simulate(
+        Robust(FedAvg(), RobustOptions("multi-krum")), lambda i, _: Told(i), 5, START, 1
+    )
     assert result.train_metrics_clientapp[1]["loss"] == 1.5  # without the last
 
 
@@ -105,7 +121,10 @@ def test_weights_decided_by_a_method_of_its_own_inside():
     assert got["w"].max() < 20
 
 
-@pytest.mark.parametrize(("rule", "f", "least"), [("trimmed-mean", 2, 5), ("krum", 1, 5), ("multi-krum", 1, 5), ("median", 1, 1)])
+@pytest.mark.parametrize(
+    ("rule", "f", "least"),
+    [("trimmed-mean", 2, 5), ("krum", 1, 5), ("multi-krum", 1, 5), ("median", 1, 1)],
+)
 def test_too_few_replies_keep_the_model(rule, f, least):
     assert RobustOptions(rule, f).least == least
     np.testing.assert_allclose(run(rule, shifts=[1.0] * least, f=f)["w"], 1.0)
@@ -118,7 +137,13 @@ def test_a_run_of_the_command_counts_such_rounds_as_failed(tmp_path):
     from fedapps.engines.inline import InlineGrid
     from fedapps.execution import execute
 
-    given = {"num-clients": 4, "clients-per-round": 0, "num-rounds": 2, "checkpoint-every": 0, "robust.rule": "krum"}
+    given = {
+        "num-clients": 4,
+        "clients-per-round": 0,
+        "num-rounds": 2,
+        "checkpoint-every": 0,
+        "robust.rule": "krum",
+    }
     settings = read_settings({**given, "out": str(tmp_path / "r"), "train.local-epochs": 1})
     with pytest.raises(TooFewReplies, match=r"at least 5 needed|no round had 5"):
         execute(settings, InlineGrid(app, 4, settings.flat()))
@@ -126,17 +151,39 @@ def test_a_run_of_the_command_counts_such_rounds_as_failed(tmp_path):
 
 def test_a_run_that_asks_too_few_is_refused():
     with pytest.raises(
-        UserError, match=r"clients-per-round = 5, but robust.rule = 'krum' with num-malicious = 2 needs 7 replies"
+        UserError,
+        match=r"clients-per-round = 5, but robust.rule = 'krum' with num-malicious = 2 needs 7 "
+        r"replies",
     ):
         read_settings({"robust.rule": "krum", "robust.num-malicious": 2})
 
 
 REFUSED = {
-    "replies that are no models": (lambda: FedBoost(lambda arrays: None), "median", "the replies to FedBoost are not models"),
-    "more than an average": (Scaffold, "median", "Scaffold takes more than an average .*: choose 'krum', 'multi-krum' or 'none'"),
-    "noise for the sum of all": (lambda: Private(FedAvg(), PrivacyOptions(1.0)), "krum", "Private takes more .*: choose 'none'"),
-    "two strategies": (lambda: WarmStart(FedAvg(), 1, FedDyn()), "krum", "WarmStart takes more .*: choose 'none'"),
-    "robust twice": (lambda: Robust(FedAvg(), RobustOptions("krum")), "krum", "Robust takes more .*: choose 'none'"),
+    "replies that are no models": (
+        lambda: FedBoost(lambda arrays: None),
+        "median",
+        "the replies to FedBoost are not models",
+    ),
+    "more than an average": (
+        Scaffold,
+        "median",
+        "Scaffold takes more than an average .*: choose 'krum', 'multi-krum' or 'none'",
+    ),
+    "noise for the sum of all": (
+        lambda: Private(FedAvg(), PrivacyOptions(1.0)),
+        "krum",
+        "Private takes more .*: choose 'none'",
+    ),
+    "two strategies": (
+        lambda: WarmStart(FedAvg(), 1, FedDyn()),
+        "krum",
+        "WarmStart takes more .*: choose 'none'",
+    ),
+    "robust twice": (
+        lambda: Robust(FedAvg(), RobustOptions("krum")),
+        "krum",
+        "Robust takes more .*: choose 'none'",
+    ),
 }
 
 
@@ -194,17 +241,21 @@ def test_around_flowers_own(kind):
     inner = kind(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
     start = {"w": np.zeros(2, np.float32)}
     attacked = [1.0, 1.0, 1.0, 1.0, -1e6]
-    result = simulate(Robust(inner, RobustOptions("median")), lambda i, _: EchoClient(attacked[i]), 5, start, 1)
+    result = simulate(
+        Robust(inner, RobustOptions("median")), lambda i, _: EchoClient(attacked[i]), 5, start, 1
+    )
     assert arrays_of(result)["w"].min() > 0
 
 
-# --- against attackers -----------------------------------------------------------------------------------------------
+# --- against attackers ----------------------------------------------------------------
 
 TARGET = np.array([3.0, -1.0])
 
 
 class Quadratic(EchoClient):
-    """One gradient step of half way towards a target near the common one; attackers do worse."""
+    """One gradient step of half way towards a target near the common one; attackers do
+    worse.
+    """
 
     def __init__(self, i, attack):
         super().__init__(0.0)

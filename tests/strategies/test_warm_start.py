@@ -15,7 +15,7 @@ def flowers_own():
 
 
 def test_it_is_one_strategy_and_then_the_other_from_its_model():
-    client = lambda i, _: EchoClient(i + 1, i + 1)  # noqa: E731
+    client = lambda i, _: EchoClient(i + 1, i + 1)
     whole = arrays_of(simulate(WarmStart(FedAvg(), 2, flowers_own()), client, 3, START, 5))
     half = simulate(FedAvg(), client, 3, START, 2)
     rest = arrays_of(simulate_flowers(flowers_own(), client, half.arrays))
@@ -59,7 +59,9 @@ def test_each_half_has_its_own_rules_for_replies():
             return 0.0, 1, {}
 
     rounds = []
-    client = lambda i, _: Silent() if i == 0 else WarmStartClient({"first": Silent, "then": lambda: EchoClient(1)})  # noqa: E731
+    client = lambda i, _: (
+        Silent() if i == 0 else WarmStartClient({"first": Silent, "then": lambda: EchoClient(1)})
+    )
     simulate(WarmStart(Local(), 2, FedAvg()), client, 2, START, 4, callbacks=[rounds.append])
     assert [len(r.trained.failures) for r in rounds] == [0, 0, 1, 1]
 
@@ -80,7 +82,14 @@ def test_the_second_half_may_end_the_run():
     second = FedProx()
     second.finished = True
     rounds = []
-    simulate(WarmStart(FedAvg(), 2, second), lambda i, _: EchoClient(1), 2, START, 9, callbacks=[rounds.append])
+    simulate(
+        WarmStart(FedAvg(), 2, second),
+        lambda i, _: EchoClient(1),
+        2,
+        START,
+        9,
+        callbacks=[rounds.append],
+    )
     assert len(rounds) == 3
 
 

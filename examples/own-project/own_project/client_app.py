@@ -1,4 +1,6 @@
-"""Your client, in plain NumPy. Of fedapps: one import, the last line, and the proximal term that FedProx asks for."""
+"""Your client, in plain NumPy. Of fedapps: one import, the last line, and the proximal
+term that FedProx asks for.
+"""
 
 import numpy as np
 from flwr.client import NumPyClient
@@ -8,7 +10,9 @@ from clients import to_client_app
 
 
 class SoftmaxClient(NumPyClient):
-    """Softmax regression on the digits ``x`` (n, 64), labels ``y``: every other one trains, the rest tests."""
+    """Softmax regression on the digits ``x`` (n, 64), labels ``y``: every other one
+    trains, the rest tests.
+    """
 
     def __init__(self, x, y):
         self.x, self.y, self.test_x, self.test_y = x[::2], y[::2], x[1::2], y[1::2]
@@ -36,11 +40,15 @@ def softmax(scores):
 
 
 def digits_of(context):
-    """Return what this client holds: two blocks of the digits sorted by class, so two to four classes."""
+    """Return what this client holds: two blocks of the digits sorted by class, so two
+    to four classes.
+    """
     client, n = context.node_config["partition-id"], context.node_config["num-partitions"]
     x, y = load_digits(return_X_y=True)
     blocks = np.array_split(np.argsort(y, kind="stable"), 2 * n)
-    rows = np.random.default_rng(client).permutation(np.concatenate([blocks[client], blocks[n + client]]))
+    rows = np.random.default_rng(client).permutation(
+        np.concatenate([blocks[client], blocks[n + client]])
+    )
     return x[rows] / 16, y[rows]
 
 

@@ -1,4 +1,6 @@
-"""SuPerFed with your torch model and your data: a personal model for every client, and a federated one."""
+"""SuPerFed with your torch model and your data: a personal model for every client, and
+a federated one.
+"""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
@@ -13,16 +15,22 @@ def build_model(seed):
     """Return a freshly initialised model; the same seed gives the same weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+        )
 
 
 def client_fn(context):
-    """Return a client with 60 % of its digits to train on, 20 % to choose lambda with, 20 % to be scored on."""
+    """Return a client with 60 % of its digits to train on, 20 % to choose lambda with,
+    20 % to be scored on.
+    """
     x, y = (torch.from_numpy(values) for values in digits_of(context))
     cuts = (len(y) * 6 // 10, len(y) * 8 // 10)
     parts = zip(x.float().tensor_split(cuts), y.tensor_split(cuts), strict=True)
     data = ClientData(*(Split(x, y) for x, y in parts))
-    return SuPerFedClient(build_model, data, context.node_config["partition-id"], MessageStore(context.state))
+    return SuPerFedClient(
+        build_model, data, context.node_config["partition-id"], MessageStore(context.state)
+    )
 
 
 client_app = to_client_app(client_fn)
@@ -31,7 +39,9 @@ server_app = ServerApp()
 
 @server_app.main()
 def main(grid, context):
-    """Train federated and personal models; the clients' options of training travel in ``train_config``."""
+    """Train federated and personal models; the clients' options of training travel in
+    ``train_config``.
+    """
     client_grid = ClientGrid(grid, seed=0, clients_per_round=5)
     strategy = SuPerFed(SuPerFedOptions(mu=0.01, nu=1.0, start=0.4), mixing="model")
     options = TrainOptions(learning_rate=0.05, local_epochs=5)
@@ -43,4 +53,7 @@ def main(grid, context):
         evaluate_every=10,
     )
     for server_round, metrics in result.evaluate_metrics_clientapp.items():
-        print(f"round {server_round}: accuracy {metrics['accuracy']:.3f}, global model {metrics['global-accuracy']:.3f}")
+        print(
+            f"round {server_round}: accuracy {metrics['accuracy']:.3f}, global model "
+            f"{metrics['global-accuracy']:.3f}"
+        )

@@ -15,6 +15,8 @@ def main(grid, context):
     client_grid = ClientGrid(grid, seed=0, clients_per_round=5)
     start = ArrayRecord({"weights": Array(np.zeros((64, 10)))})
     strategy = FedProx(FedProxOptions(mu=0.1))
-    result = strategy.start(client_grid, start, num_rounds=context.run_config["num-rounds"], evaluate_every=10)
+    result = strategy.start(
+        client_grid, start, num_rounds=context.run_config["num-rounds"], evaluate_every=10
+    )
     for server_round, metrics in result.evaluate_metrics_clientapp.items():
         print(f"round {server_round}: accuracy {metrics['accuracy']:.3f}")

@@ -1,4 +1,6 @@
-"""Your model, data and training: nothing of Flower and nothing of fedapps. All variants of the app use it as it is."""
+"""Your model, data and training: nothing of Flower and nothing of fedapps. All variants
+of the app use it as it is.
+"""
 
 import functools
 
@@ -31,16 +33,27 @@ def digits():
 
 
 def load_data(partition_id, num_partitions, batch_size):
-    """Return loaders over a client's training and test digits: two blocks of the digits sorted by class."""
+    """Return loaders over a client's training and test digits: two blocks of the digits
+    sorted by class.
+    """
     x, y = digits()
     blocks = np.array_split(np.argsort(y, kind="stable"), 2 * num_partitions)
     rows = np.concatenate([blocks[partition_id], blocks[num_partitions + partition_id]])
     rows = np.random.default_rng(partition_id).permutation(rows)
-    images, labels = torch.tensor(x[rows] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y[rows])
+    images, labels = (
+        torch.tensor(x[rows] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8),
+        torch.tensor(y[rows]),
+    )
     cut = len(rows) * 4 // 5
-    train, test = TensorDataset(images[:cut], labels[:cut]), TensorDataset(images[cut:], labels[cut:])
-    order = torch.Generator().manual_seed(partition_id)  # a client's own: the same numbers in whatever order clients are asked
-    return DataLoader(train, batch_size=batch_size, shuffle=True, generator=order), DataLoader(test, batch_size=batch_size)
+    train, test = (
+        TensorDataset(images[:cut], labels[:cut]),
+        TensorDataset(images[cut:], labels[cut:]),
+    )
+    # a client's own: the same numbers in whatever order clients are asked
+    order = torch.Generator().manual_seed(partition_id)
+    return DataLoader(train, batch_size=batch_size, shuffle=True, generator=order), DataLoader(
+        test, batch_size=batch_size
+    )
 
 
 def train(net, trainloader, epochs, lr, device):

@@ -1,4 +1,6 @@
-"""The additive function: brute-force sums, round trips of its two packed forms, pruning, and what it refuses."""
+"""The additive function: brute-force sums, round trips of its two packed forms,
+pruning, and what it refuses.
+"""
 
 import numpy as np
 import pytest
@@ -40,7 +42,9 @@ def test_it_is_the_sum_that_its_definition_says(function, monkeypatch):
     weights = np.concatenate(function.weights())
     by_weight = sum(
         c * (X @ torch.tensor(w))
-        for c, w in zip(weights, np.concatenate([b.learners["w"] for b in function.blocks]), strict=True)
+        for c, w in zip(
+            weights, np.concatenate([b.learners["w"] for b in function.blocks]), strict=True
+        )
     )
     torch.testing.assert_close(by_weight.float(), f)
     assert len(function) == 7
@@ -81,7 +85,9 @@ def test_it_survives_a_message(function):
     again = unpack_blocks(arrays, names)
     assert [b.shrink for b in again] == [0.9, 0.8, 0.7]
     assert [len(b) for b in again] == [4, 0, 3]
-    assert torch.equal(values_at(Additive(None, again), X, 2, linear), values_at(function, X, 2, linear))
+    assert torch.equal(
+        values_at(Additive(None, again), X, 2, linear), values_at(function, X, 2, linear)
+    )
     assert unpack_blocks(*pack_blocks([])) == []
 
 
@@ -99,7 +105,9 @@ def test_pruning_keeps_what_counts(function):
 
 
 def test_what_it_refuses(function):
-    with pytest.raises(ValueError, match=r"2 coefficients for learners whose arrays hold \{'w': 3\}"):
+    with pytest.raises(
+        ValueError, match=r"2 coefficients for learners whose arrays hold \{'w': 3\}"
+    ):
         Block(1.0, np.zeros(2), {"w": np.zeros((3, 1))})
     with pytest.raises(ValueError, match="no array 'shrinks'"):
         Additive.from_arrays({"weight": np.zeros(2)})

@@ -28,10 +28,14 @@ def test_a_linear_ensemble_becomes_exactly_its_one_linear_net():
     distiller = Distiller(torch.nn.Linear(3, 2), points())
     models = [linear(seed) for seed in range(5)]
     options = FitOptions(batch_size=60, learning_rate=0.02, steps=2000)
-    fitted, loss = distiller.distil(models[0], distiller.mean_outputs(models), options, np.random.default_rng(0))
+    fitted, loss = distiller.distil(
+        models[0], distiller.mean_outputs(models), options, np.random.default_rng(0)
+    )
     assert loss < 1e-10
     for position, array in enumerate(fitted):
-        np.testing.assert_allclose(array, np.mean([model[position] for model in models], axis=0), atol=1e-5)
+        np.testing.assert_allclose(
+            array, np.mean([model[position] for model in models], axis=0), atol=1e-5
+        )
 
 
 def test_evaluation_leaves_running_statistics_alone():

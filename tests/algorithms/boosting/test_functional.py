@@ -1,4 +1,6 @@
-"""Boosting on values: gradients, steps, clips, the residual identity and the Lipschitz extension, by closed forms and brute force."""
+"""Boosting on values: gradients, steps, clips, the residual identity and the Lipschitz
+extension, by closed forms and brute force.
+"""
 
 import itertools
 import math
@@ -16,7 +18,13 @@ from algorithms.boosting.functional import (
     coded,
 )
 from algorithms.boosting.lipschitz import LipschitzExtension, least_lipschitz, lipschitz_constant
-from algorithms.boosting.step_sizes import LOSS_NAMES, SCHEDULES, clip_bounds, step_sizes, summed_steps
+from algorithms.boosting.step_sizes import (
+    LOSS_NAMES,
+    SCHEDULES,
+    clip_bounds,
+    step_sizes,
+    summed_steps,
+)
 
 
 def randn(*shape, seed=0):
@@ -28,7 +36,8 @@ def randn(*shape, seed=0):
 def test_the_gradient_is_that_of_the_loss(loss, outputs):
     values = randn(7, outputs).double().requires_grad_()
     labels = torch.arange(7) % max(2, outputs)
-    wanted = torch.autograd.grad(7 * LOSSES[loss].mean(values, labels), values)[0]  # the mean counts each point a seventh
+    # the mean counts each point a seventh
+    wanted = torch.autograd.grad(7 * LOSSES[loss].mean(values, labels), values)[0]
     torch.testing.assert_close(LOSSES[loss].gradient(values.detach(), labels), wanted)
 
 
@@ -45,7 +54,12 @@ def test_codes_of_labels():
 @pytest.mark.parametrize(
     ("labels", "outputs", "message"),
     [
-        ([0, 3], 3, r"labels 0..3 of type torch.int64, but the function tells 3 classes apart: labels are whole, 0 to 2"),
+        (
+            [0, 3],
+            3,
+            r"labels 0..3 of type torch.int64, but the function tells 3 classes apart: labels are "
+            r"whole, 0 to 2",
+        ),
         ([-1, 1], 3, "labels -1..1"),
         ([0, 2], 1, "tells 2 classes apart"),
         ([0.0, 1.0], 2, "of type torch.float32"),
@@ -79,12 +93,16 @@ def test_the_steps_of_a_round_sum_to_one_block():
 
 
 def noisy(gamma, seed=0):
-    """An oracle that keeps the contract ``|h - target| <= (1 - gamma) max |target|`` and uses all that it allows."""
+    """An oracle that keeps the contract ``|h - target| <= (1 - gamma) max |target|``
+    and uses all that it allows.
+    """
     rng = np.random.default_rng(seed)
 
     def fit(target):
         slack = (1 - gamma) * float(target.abs().max())
-        h = target + slack * torch.tensor(rng.choice([-1.0, 1.0], size=target.shape), dtype=target.dtype)
+        h = target + slack * torch.tensor(
+            rng.choice([-1.0, 1.0], size=target.shape), dtype=target.dtype
+        )
         return h, h
 
     return fit
@@ -93,7 +111,9 @@ def noisy(gamma, seed=0):
 def test_with_a_perfect_oracle_it_is_gradient_descent_to_the_digit():
     y, gradient = torch.arange(8) % 3, LOSSES["cross-entropy"].gradient
     etas, mu = [3.0, 2.0, 1.5, 1.2, 1.0], 0.1
-    learners, found, residual = boost(randn(8, 3), lambda g: gradient(g, y), lambda t: (t, t), Plan(etas, mu))
+    learners, found, residual = boost(
+        randn(8, 3), lambda g: gradient(g, y), lambda t: (t, t), Plan(etas, mu)
+    )
     g = randn(8, 3)
     for eta in etas:
         g = g - eta * (gradient(g, y) + mu * g)
@@ -119,22 +139,33 @@ def test_the_residual_is_what_all_learners_missed(gamma):
 
 @pytest.mark.parametrize("gamma", [0.25, 0.5, 1.0])
 def test_the_clips_never_act_on_the_support(gamma):
-    """With gradients up to G and an oracle of edge gamma, Algorithm 3 makes the steps of Algorithm 2."""
+    """With gradients up to G and an oracle of edge gamma, Algorithm 3 makes the steps
+    of Algorithm 2.
+    """
     y, gradient = torch.arange(30) % 4, LOSSES["cross-entropy"].gradient
     etas, mu = [3.0] * 12, 0.05
     upper, lower = clip_bounds(1.0, gamma)
     results = [
-        boost(randn(30, 4), lambda g: gradient(g, y), noisy(gamma, seed=3), Plan(etas, mu, clip=a, clip_residual=b))
+        boost(
+            randn(30, 4),
+            lambda g: gradient(g, y),
+            noisy(gamma, seed=3),
+            Plan(etas, mu, clip=a, clip_residual=b),
+        )
         for a, b in ((None, None), (upper * (1 + 1e-5), lower + 1e-5))
     ]
     assert torch.equal(results[0][1], results[1][1])
     assert float(results[0][2].abs().max()) <= lower + 1e-5
     # A tenth of the bounds acts: the comparison could fail.
     other = boost(
-        randn(30, 4), lambda g: gradient(g, y), noisy(gamma, seed=3), Plan(etas, mu, clip=upper / 10, clip_residual=lower / 10)
+        randn(30, 4),
+        lambda g: gradient(g, y),
+        noisy(gamma, seed=3),
+        Plan(etas, mu, clip=upper / 10, clip_residual=lower / 10),
     )
     assert not torch.equal(results[0][1], other[1])
-    # The function stays below G^2 / mu, itself below the B = 2 G / (mu gamma) beyond which a projection would act.
+    # The function stays below G^2 / mu, itself below the B = 2 G / (mu gamma) beyond
+    # which a projection would act.
     assert upper / mu < 2 / (mu * gamma)
 
 
@@ -152,7 +183,7 @@ def test_ffgb_l_is_the_printed_recursion():
     torch.testing.assert_close(residual, -d)
 
 
-# --- the Lipschitz extension ---------------------------------------------------------------------------------------------
+# --- the Lipschitz extension ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("block", [7, 4_000_000])
@@ -160,7 +191,10 @@ def test_the_extension_is_the_printed_minimum(block, monkeypatch):
     monkeypatch.setattr(lipschitz, "BLOCK", block)
     x, y, points = randn(20, 3), randn(20, 2, seed=1), randn(11, 3, seed=2)
     u = LipschitzExtension(x, y, 1.7)
-    wanted = [[min(float(y[j, c] + 1.7 * (p - x[j]).norm()) for j in range(20)) for c in range(2)] for p in points]
+    wanted = [
+        [min(float(y[j, c] + 1.7 * (p - x[j]).norm()) for j in range(20)) for c in range(2)]
+        for p in points
+    ]
     torch.testing.assert_close(u(points), torch.tensor(wanted))
 
 
@@ -180,21 +214,31 @@ def test_it_passes_through_labels_that_are_lipschitz_and_has_no_steeper_slope():
 def test_the_least_constant_by_brute_force(block, monkeypatch):
     monkeypatch.setattr(lipschitz, "BLOCK", block)
     x, y = randn(15, 4), randn(15, 3, seed=1)
-    slopes = {(i, j): float((y[i] - y[j]).abs().max() / (x[i] - x[j]).norm()) for i in range(15) for j in range(15) if i != j}
+    slopes = {
+        (i, j): float((y[i] - y[j]).abs().max() / (x[i] - x[j]).norm())
+        for i in range(15)
+        for j in range(15)
+        if i != j
+    }
     worst = max(slopes, key=slopes.get)
     least, pair = least_lipschitz(x, y)
     assert least == pytest.approx(slopes[worst], rel=1e-5)
     assert set(pair) == set(worst)
     assert lipschitz_constant(x, y, 0.0) == least
     assert lipschitz_constant(x, y, 2 * least) == 2 * least
-    with pytest.raises(ValueError, match=f"lipschitz = .* is too small: samples {pair[0]} and {pair[1]} need {least:.6g}"):
+    with pytest.raises(
+        ValueError,
+        match=f"lipschitz = .* is too small: samples {pair[0]} and {pair[1]} need {least:.6g}",
+    ):
         lipschitz_constant(x, y, 0.9 * least)
 
 
 def test_equal_points_with_different_labels_have_no_constant():
     x, y = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0], [1.0], [0.0]])
     assert math.isinf(least_lipschitz(x, y)[0])
-    with pytest.raises(ValueError, match="samples 1 and 2 are the same point with different labels"):
+    with pytest.raises(
+        ValueError, match="samples 1 and 2 are the same point with different labels"
+    ):
         lipschitz_constant(x, y, 0.0)
     assert least_lipschitz(x[:1], y[:1])[0] == 0
 
@@ -202,8 +246,12 @@ def test_equal_points_with_different_labels_have_no_constant():
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_arrays_are_treated_as_tensors_are(loss, outputs):
-    values, labels = randn(9, outputs) * 40, torch.arange(9) % max(2, outputs)  # large values: nothing overflows
+    # large values: nothing overflows
+    values, labels = randn(9, outputs) * 40, torch.arange(9) % max(2, outputs)
     for name in ("gradient", "mean"):
-        ours, theirs = (getattr(LOSSES[loss], name)(*pair) for pair in ((values.numpy(), labels.numpy()), (values, labels)))
+        ours, theirs = (
+            getattr(LOSSES[loss], name)(*pair)
+            for pair in ((values.numpy(), labels.numpy()), (values, labels))
+        )
         assert ours.dtype == np.float32
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -1,16 +1,39 @@
-"""Bins from counts, and trees from sums: against quantiles, against splits found row by row, and against what no rows can sum to."""
+"""Bins from counts, and trees from sums: against quantiles, against splits found row by
+row, and against what no rows can sum to.
+"""
 
 import numpy as np
 import pytest
 
-from algorithms.boosting.bins import LARGEST, cells_of, counted, cuts, first_edges, keys, of_keys, refine, widths
+from algorithms.boosting.bins import (
+    LARGEST,
+    cells_of,
+    counted,
+    cuts,
+    first_edges,
+    keys,
+    of_keys,
+    refine,
+    widths,
+)
 from algorithms.boosting.forest import GROW, Forest
-from algorithms.boosting.histogram_trees import UNIT, Growth, best_splits, derivatives, leaf_sums, start_value, sums_fault
+from algorithms.boosting.histogram_trees import (
+    UNIT,
+    Growth,
+    best_splits,
+    derivatives,
+    leaf_sums,
+    start_value,
+    sums_fault,
+)
 
 
 def table(n=400, seed=0, missing=0.1):
     rng = np.random.default_rng(seed)
-    x = np.stack([rng.normal(size=n), rng.integers(0, 2, n), 1000 * rng.random(n), rng.integers(20, 80, n)], 1).astype(np.float32)
+    x = np.stack(
+        [rng.normal(size=n), rng.integers(0, 2, n), 1000 * rng.random(n), rng.integers(20, 80, n)],
+        1,
+    ).astype(np.float32)
     y = (x[:, 0] + (x[:, 3] > 50) + rng.logistic(size=n) > 0.5).astype(np.int64)
     x[rng.random(x.shape) < missing] = np.nan
     return x, y
@@ -25,7 +48,20 @@ def bins_of(column, cells=512, bins=8):
 
 
 def test_keys_are_in_the_order_of_the_numbers_and_name_each():
-    numbers = np.float32([-LARGEST, -1.5, -1, -1e-45, 0, 1e-45, 0.5, np.nextafter(np.float32(0.5), np.float32(1)), 3e38, LARGEST])
+    numbers = np.float32(
+        [
+            -LARGEST,
+            -1.5,
+            -1,
+            -1e-45,
+            0,
+            1e-45,
+            0.5,
+            np.nextafter(np.float32(0.5), np.float32(1)),
+            3e38,
+            LARGEST,
+        ]
+    )
     assert (np.diff(keys(numbers)) > 0).all()
     assert keys(numbers[6:8])[1] == keys(numbers[6:8])[0] + 1
     np.testing.assert_array_equal(of_keys(keys(numbers)), numbers)
@@ -57,11 +93,16 @@ def test_cells_that_are_asked_for_bound_the_message():
     for cells in (4, 64):
         values = (rng.normal(size=3000) * 10.0 ** rng.integers(-8, 8, 3000)).astype(np.float32)
         counts = counted(values[:, None], [first_edges()])[:-1]
-        assert len(refine(first_edges(), counts, cells)) <= 2 * max(cells, np.count_nonzero(counts)) + 2
+        assert (
+            len(refine(first_edges(), counts, cells))
+            <= 2 * max(cells, np.count_nonzero(counts)) + 2
+        )
 
 
 def by_rows(x, g, h, growth):
-    """Return (gain, feature, left rows) of the best split, tried value by value and side by side."""
+    """Return (gain, feature, left rows) of the best split, tried value by value and
+    side by side.
+    """
 
     def score(rows):
         return g[rows].sum() ** 2 / (h[rows].sum() + growth.l2)
@@ -76,17 +117,24 @@ def by_rows(x, g, h, growth):
     return best
 
 
-@pytest.mark.parametrize(("seed", "missing", "loss"), [(0, 0.0, "cross-entropy"), (1, 0.2, "cross-entropy"), (2, 0.3, "square")])
+@pytest.mark.parametrize(
+    ("seed", "missing", "loss"),
+    [(0, 0.0, "cross-entropy"), (1, 0.2, "cross-entropy"), (2, 0.3, "square")],
+)
 def test_the_best_split_is_the_one_found_row_by_row(seed, missing, loss):
     x, y = table(120, seed, missing)
     edges = [np.unique(c[~np.isnan(c)])[:-1] for c in x.T]  # every value has a bin
     growth = Growth(min_leaf=7, l2=0.5)
     g, h = derivatives(loss, np.linspace(-1, 1, len(y)), y)
-    found = best_splits(leaf_sums(cells_of(x, edges), edges, np.zeros(len(y), np.int64), 1, g, h), edges, growth)
+    found = best_splits(
+        leaf_sums(cells_of(x, edges), edges, np.zeros(len(y), np.int64), 1, g, h), edges, growth
+    )
     _, feature, left = by_rows(x, g / UNIT, h / UNIT, growth)
     assert found.feature[0] == feature
     values = x[:, feature]
-    np.testing.assert_array_equal(np.where(np.isnan(values), found.left[0] == 1, values <= found.threshold[0]), left)
+    np.testing.assert_array_equal(
+        np.where(np.isnan(values), found.left[0] == 1, values <= found.threshold[0]), left
+    )
     for side, rows in enumerate((left, ~left)):
         step = -(g[rows].sum() / UNIT) / (h[rows].sum() / UNIT + growth.l2)
         assert found.children[0, side] == pytest.approx(growth.rate * step)
@@ -98,7 +146,11 @@ def test_missing_values_go_to_the_side_that_they_are_like(low):
     y = np.repeat([0, 1, 0 if low else 1], 30)
     edges = [np.float32([0.5])]
     g, h = derivatives("cross-entropy", np.zeros(90), y)
-    found = best_splits(leaf_sums(cells_of(x, edges), edges, np.zeros(90, np.int64), 1, g, h), edges, Growth(rate=1.0, l2=0.0))
+    found = best_splits(
+        leaf_sums(cells_of(x, edges), edges, np.zeros(90, np.int64), 1, g, h),
+        edges,
+        Growth(rate=1.0, l2=0.0),
+    )
     assert (found.threshold[0], found.left[0]) == (0.5, low)
     np.testing.assert_allclose(found.children[0], [-2.0, 2.0])
 
@@ -108,11 +160,15 @@ def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_r
     y = np.repeat([0, 1], 30)
     edges = [np.float32([0.5])]
     g, h = derivatives("cross-entropy", np.zeros(60), y)
-    found = best_splits(leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth())
+    found = best_splits(
+        leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth()
+    )
     assert (found.feature[0], found.threshold[0], found.left[0]) == (0, LARGEST, 0)
     assert found.children[0, 0] < 0 < found.children[0, 1]
     x = np.float32([[0]] * 40 + [[1]] * 20)  # none missing: most go left
-    found = best_splits(leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth())
+    found = best_splits(
+        leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth()
+    )
     assert (found.threshold[0], found.left[0]) == (0.5, 1)
 
 
@@ -130,18 +186,30 @@ def test_no_leaf_is_smaller_than_allowed_and_steps_are_bounded():
 def test_derivatives_are_those_of_the_losses_and_the_start_is_the_best_constant():
     y, values = np.array([0, 1, 1]), np.array([-0.3, 0.2, 0.9])
     likely = 1 / (1 + np.exp(-values))
-    for loss, g, h in (("cross-entropy", likely - y, likely * (1 - likely)), ("square", values - (2 * y - 1), np.ones(3))):
+    for loss, g, h in (
+        ("cross-entropy", likely - y, likely * (1 - likely)),
+        ("square", values - (2 * y - 1), np.ones(3)),
+    ):
         found = derivatives(loss, values, y)
         np.testing.assert_allclose(found[0] / UNIT, g, atol=1 / UNIT)
         np.testing.assert_allclose(found[1] / UNIT, h, atol=1 / UNIT)
         start = np.full(1000, start_value(loss, 1000, 300))
-        assert abs(derivatives(loss, start, np.repeat([1, 0], [300, 700]))[0].sum()) / UNIT / 1000 < 1e-3
+        assert (
+            abs(derivatives(loss, start, np.repeat([1, 0], [300, 700]))[0].sum()) / UNIT / 1000
+            < 1e-3
+        )
 
 
 def forest_at(stage, x, y):
     forest = Forest.new(x.shape[1], 2)
     while forest.stage < stage:
-        forest.step(forest.sums(x, y, np.full(len(y), forest.base), "cross-entropy"), Growth(), "cross-entropy", 64, 8)
+        forest.step(
+            forest.sums(x, y, np.full(len(y), forest.base), "cross-entropy"),
+            Growth(),
+            "cross-entropy",
+            64,
+            8,
+        )
     return forest
 
 
@@ -198,7 +266,9 @@ def test_trees_go_as_they_were_grown_and_arrays_give_them_back():
         for value in np.unique(values):
             rows = values == value
             assert rows.sum() >= 20
-            assert value == pytest.approx(0.3 * np.clip(-g[rows].sum() / (h[rows].sum() + 1), -4, 4), rel=1e-6)
+            assert value == pytest.approx(
+                0.3 * np.clip(-g[rows].sum() / (h[rows].sum() + 1), -4, 4), rel=1e-6
+            )
     assert widths(forest.edges).max() <= 16 + 1
     with pytest.raises(ValueError, match="no array 'stage'"):
         Forest.from_arrays({"weight": x})

@@ -3,7 +3,14 @@ import pytest
 import torch
 
 from algorithms.boosting.fit_options import FIT_LOSSES
-from algorithms.boosting.regression import LOSSES, Adam, Diverged, FitOptions, divergence, fit_network
+from algorithms.boosting.regression import (
+    LOSSES,
+    Adam,
+    Diverged,
+    FitOptions,
+    divergence,
+    fit_network,
+)
 
 
 def linear(seed, inputs=3, outputs=2):
@@ -16,7 +23,9 @@ def linear(seed, inputs=3, outputs=2):
 
 def problem(n=40):
     rng = np.random.default_rng(5)
-    return torch.tensor(rng.normal(size=(n, 3)), dtype=torch.float32), torch.tensor(rng.normal(size=(n, 2)), dtype=torch.float32)
+    return torch.tensor(rng.normal(size=(n, 3)), dtype=torch.float32), torch.tensor(
+        rng.normal(size=(n, 2)), dtype=torch.float32
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -30,7 +39,9 @@ def test_steps_are_those_of_torchs_adam(decay, clip, fused, monkeypatch):
     reference = torch.optim.Adam(theirs.parameters(), 0.02, weight_decay=decay)
     x, y = problem()
     for step in range(20):
-        gradients = list(torch.autograd.grad((ours(x) - y).square().mean(), list(ours.parameters())))
+        gradients = list(
+            torch.autograd.grad((ours(x) - y).square().mean(), list(ours.parameters()))
+        )
         adam.descend(state, gradients, 0.02, step + 1.0)
         reference.zero_grad()
         (theirs(x) - y).square().mean().backward()
@@ -44,7 +55,13 @@ def test_steps_are_those_of_torchs_adam(decay, clip, fused, monkeypatch):
 def test_a_linear_net_reaches_least_squares():
     x, y = problem()
     net = linear(1)
-    loss = fit_network(net, x, y, FitOptions(batch_size=40, learning_rate=0.02, steps=1500), np.random.default_rng(0))
+    loss = fit_network(
+        net,
+        x,
+        y,
+        FitOptions(batch_size=40, learning_rate=0.02, steps=1500),
+        np.random.default_rng(0),
+    )
     design = torch.cat([x, torch.ones(len(x), 1)], 1)
     best = torch.linalg.lstsq(design, y).solution
     torch.testing.assert_close(torch.cat([net.weight.T, net.bias[None]]), best, atol=1e-3, rtol=0)
@@ -73,14 +90,22 @@ def test_epochs_are_steps_and_the_generator_alone_decides():
 def test_what_it_returns_is_the_mean_over_samples_of_the_last_pass():
     x, y = problem(10)
     net = linear(0)
-    loss = fit_network(net, x, y, FitOptions(epochs=1, batch_size=4, learning_rate=1e-12), np.random.default_rng(0))
-    assert loss == pytest.approx(float((net(x) - y).detach().square().mean()), rel=1e-5)  # the last batch has two samples
+    loss = fit_network(
+        net, x, y, FitOptions(epochs=1, batch_size=4, learning_rate=1e-12), np.random.default_rng(0)
+    )
+    # the last batch has two samples
+    assert loss == pytest.approx(float((net(x) - y).detach().square().mean()), rel=1e-5)
 
 
 def test_the_divergence_is_the_one_of_the_softmax():
-    outputs, targets = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.eye(5, 4)
+    outputs, targets = (
+        torch.randn(5, 4, generator=torch.Generator().manual_seed(0)),
+        torch.eye(5, 4),
+    )
     p, q = targets.softmax(1), outputs.softmax(1)
-    assert float(divergence(outputs, targets)) == pytest.approx(float((p * (p / q).log()).sum(1).mean()), rel=1e-5)
+    assert float(divergence(outputs, targets)) == pytest.approx(
+        float((p * (p / q).log()).sum(1).mean()), rel=1e-5
+    )
     assert float(divergence(targets + 3, targets)) == pytest.approx(0, abs=1e-6)
 
 
@@ -89,7 +114,13 @@ def test_a_fit_that_diverged_says_so():
     with pytest.raises(Diverged, match=r"learning-rate = 0\.001"):
         fit_network(linear(0), x, y / 0, FitOptions(), np.random.default_rng(0))
     with pytest.raises(Diverged):  # the one step spoils the net, which no loss has seen
-        fit_network(linear(0), x, y * 1e38, FitOptions(steps=1, learning_rate=1e39, clip=0), np.random.default_rng(0))
+        fit_network(
+            linear(0),
+            x,
+            y * 1e38,
+            FitOptions(steps=1, learning_rate=1e39, clip=0),
+            np.random.default_rng(0),
+        )
 
 
 def test_every_loss_can_be_chosen():
@@ -100,7 +131,9 @@ def test_targets_must_match():
     x, y = problem()
     with pytest.raises(ValueError, match="40 inputs and 39 targets"):
         fit_network(linear(0), x, y[1:], FitOptions(), np.random.default_rng(0))
-    with pytest.raises(ValueError, match=r"outputs of shape \(40, 2\), but targets of shape \(40, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"outputs of shape \(40, 2\), but targets of shape \(40, 1\)"
+    ):
         fit_network(linear(0), x, y[:, :1], FitOptions(), np.random.default_rng(0))
     with pytest.raises(ValueError, match="loss = 'l2': "):
         FitOptions(loss="l2")

@@ -10,7 +10,8 @@ from algorithms.boosting.trees import fit_tree, walk
 
 def rows(n=200, features=3, seed=0):
     rng = np.random.default_rng(seed)
-    x = rng.integers(0, 12, size=(n, features)).astype(np.float32)  # few values: every one has a bin of its own
+    # few values: every one has a bin of its own
+    x = rng.integers(0, 12, size=(n, features)).astype(np.float32)
     y = 0.3 * x[:, 0] - (x[:, 1] > 5) + 0.1 * rng.normal(size=n)
     return x, (y - y.mean()) / y.std() + 0.4  # as at clients whose targets are higher than others
 
@@ -19,7 +20,12 @@ def grown(parts, depth, steps, growth, bins=64):
     """The forest after so many steps, from the sums of the parts (x, y)."""
     forest = Forest.new(parts[0][0].shape[1], depth)
     for _ in range(steps):
-        sums = sum(forest.sums(x, y, forest.values(x) if forest.stage >= GROW else np.zeros(len(y)), NUMBER) for x, y in parts)
+        sums = sum(
+            forest.sums(
+                x, y, forest.values(x) if forest.stage >= GROW else np.zeros(len(y)), NUMBER
+            )
+            for x, y in parts
+        )
         assert forest.fault(sums, NUMBER) == ""
         forest.step(sums, growth, NUMBER, 512, bins)
     return forest
@@ -42,7 +48,10 @@ def test_trees_are_to_the_bit_those_of_the_pooled_rows_however_these_are_dealt()
     x, y = rows(300)
     growth = Growth(min_leaf=5, l2=1.0, rate=0.3)
     cut = np.random.default_rng(1).permutation(300)
-    together, apart = (grown(parts, 2, 12, growth) for parts in ([(x, y)], [(x[at], y[at]) for at in np.array_split(cut, 60)]))
+    together, apart = (
+        grown(parts, 2, 12, growth)
+        for parts in ([(x, y)], [(x[at], y[at]) for at in np.array_split(cut, 60)])
+    )
     for name, array in together.to_arrays().items():
         np.testing.assert_array_equal(apart.to_arrays()[name], array)
     assert np.mean((together.values(x) - y) ** 2) < 0.3 * y.var()

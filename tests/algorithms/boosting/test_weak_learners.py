@@ -1,4 +1,6 @@
-"""Oracles: closed forms, what each one minimises, learners side by side equal learners one by one, determinism, divergence."""
+"""Oracles: closed forms, what each one minimises, learners side by side equal learners
+one by one, determinism, divergence.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,15 @@ from torch import nn
 
 from algorithms.boosting import oracle as oracles
 from algorithms.boosting.regression import Diverged, FitOptions
-from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle, Target, combined, gradient_gap, points_between
+from algorithms.boosting.weak_learners import (
+    NetOptions,
+    NetOracle,
+    RidgeOracle,
+    Target,
+    combined,
+    gradient_gap,
+    points_between,
+)
 from tests.helpers import small_net
 
 
@@ -23,23 +33,33 @@ def problem(n=60, dim=4, outputs=3):
 
 
 def side_by_side(learners):
-    return {name: torch.tensor(np.stack([learner[name] for learner in learners])) for name in learners[0]}
+    return {
+        name: torch.tensor(np.stack([learner[name] for learner in learners]))
+        for name in learners[0]
+    }
 
 
 def conv_net(seed):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 2))
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 2)
+        )
 
 
 @pytest.mark.parametrize("batch", [16_000_000, 5])
 def test_networks_side_by_side_are_networks_one_by_one(batch, monkeypatch):
     monkeypatch.setattr(oracles, "BATCH", batch)
-    oracle, x = NetOracle(conv_net), torch.randn(11, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    oracle, x = (
+        NetOracle(conv_net),
+        torch.randn(11, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
+    )
     nets = [conv_net(seed).eval() for seed in range(5)]
     learners = [{name: t.numpy() for name, t in net.state_dict().items()} for net in nets]
     with torch.no_grad():
-        torch.testing.assert_close(oracle.predict(side_by_side(learners), x), torch.stack([net(x) for net in nets]))
+        torch.testing.assert_close(
+            oracle.predict(side_by_side(learners), x), torch.stack([net(x) for net in nets])
+        )
     assert oracle.width(x) == 3 * 36
 
 
@@ -87,9 +107,13 @@ def test_the_lipschitz_oracle_lowers_the_error_of_the_gradients():
         return torch.tanh(x.flatten(1) @ w)
 
     for weight in (0.0, 1.0):
-        _, oracle, learner = fitted("lipschitz", x, Target(u(x), u), steps=300, hidden=32, sobolev=weight)
+        _, oracle, learner = fitted(
+            "lipschitz", x, Target(u(x), u), steps=300, hidden=32, sobolev=weight
+        )
         net = combined(oracle, [learner])
-        gaps[weight] = np.mean([float(gradient_gap(net, u, points, rng(seed)).detach()) for seed in range(5)])
+        gaps[weight] = np.mean(
+            [float(gradient_gap(net, u, points, rng(seed)).detach()) for seed in range(5)]
+        )
     assert gaps[1.0] < 0.5 * gaps[0.0]
 
 
@@ -110,7 +134,9 @@ def test_a_sum_of_learners():
     x, y = problem()
     oracle = RidgeOracle()
     learners = [oracle.fit(x, Target(k * y), rng()) for k in (1, 2)]
-    torch.testing.assert_close(combined(oracle, learners)(x), oracle.predict(side_by_side(learners), x).sum(0))
+    torch.testing.assert_close(
+        combined(oracle, learners)(x), oracle.predict(side_by_side(learners), x).sum(0)
+    )
 
 
 @pytest.mark.parametrize("kind", ["l2", "linf"])

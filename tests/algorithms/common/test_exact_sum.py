@@ -1,4 +1,6 @@
-"""Sums in fixed point: against rational arithmetic, and the same bits however the terms are grouped."""
+"""Sums in fixed point: against rational arithmetic, and the same bits however the terms
+are grouped.
+"""
 
 from fractions import Fraction
 
@@ -17,7 +19,11 @@ def total(terms):
 
 def test_the_sum_is_the_rational_one_rounded_once():
     rng = np.random.default_rng(0)
-    terms = rng.normal(size=(200, 50)).astype(np.float32) * np.exp2(rng.integers(-8, 20, (200, 50))) * 123.0
+    terms = (
+        rng.normal(size=(200, 50)).astype(np.float32)
+        * np.exp2(rng.integers(-8, 20, (200, 50)))
+        * 123.0
+    )
     exact = [float(sum((Fraction(float(x)) for x in column), Fraction(0))) for column in terms.T]
     np.testing.assert_allclose(total(terms).value(), exact, rtol=2**-52, atol=200 * 2.0**-63)
     many = [[1e9, 1.0, -1e9, 2.0**-40], [-1.0] * 4]

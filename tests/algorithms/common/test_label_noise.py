@@ -10,7 +10,9 @@ def transitions(kind, ratio, classes=5, each=20_000):
     """Return the share of each class (row) that became each class (column)."""
     labels = np.repeat(np.arange(classes), each)
     table = np.zeros((classes, classes))
-    np.add.at(table, (labels, flipped(labels, classes, kind, ratio, np.random.default_rng(3))), 1 / each)
+    np.add.at(
+        table, (labels, flipped(labels, classes, kind, ratio, np.random.default_rng(3))), 1 / each
+    )
     return table
 
 
@@ -26,7 +28,9 @@ def test_the_transition_matrices(ratio):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_wrong_at_one_ratio_is_wrong_at_every_larger_one(kind):
     labels = np.random.default_rng(0).integers(0, 7, 500)
-    little, much = (flipped(labels, 7, kind, ratio, np.random.default_rng(1)) for ratio in (0.1, 0.5))
+    little, much = (
+        flipped(labels, 7, kind, ratio, np.random.default_rng(1)) for ratio in (0.1, 0.5)
+    )
     at = little != labels
     assert 0 < at.sum() < (much != labels).sum()
     assert np.array_equal(little[at], much[at])

@@ -46,7 +46,8 @@ def test_calibration_by_hand():
     # Two bins of width 1/2. Confidences .6 .8 | all in (.5, 1]; .5 falls into (0, .5].
     probabilities = np.array([[0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]])
     labels = np.array([0, 0, 0, 0])
-    # upper bin: accuracy 1/2, confidence .7 -> .2; lower bin: accuracy 1, confidence .5 -> .5
+    # upper bin: accuracy 1/2, confidence .7 -> .2; lower bin: accuracy 1, confidence .5
+    # -> .5
     ece, mce = calibration_errors(probabilities, labels, bins=2)
     assert ece == pytest.approx(0.5 * 0.2 + 0.5 * 0.5)
     assert mce == pytest.approx(0.5)
@@ -77,13 +78,19 @@ def test_perfect_calibration_is_zero_and_overconfidence_is_not():
     assert calibration_errors(probabilities, labels) == pytest.approx((0, 0), abs=1e-12)
     certain = np.tile(np.array([1.0, 0.0], np.float32), (100, 1))
     assert calibration_errors(certain, labels) == pytest.approx((0.25, 0.25))
-    assert calibration_errors(certain * np.float32(1.0000001), labels) == pytest.approx((0.25, 0.25), abs=1e-6)
+    assert calibration_errors(certain * np.float32(1.0000001), labels) == pytest.approx(
+        (0.25, 0.25), abs=1e-6
+    )
 
 
 def test_whole_set_is_not_the_mean_of_batches():
-    """Ten samples at 90 %, nine right: calibrated as a set, while batches of one are far off."""
+    """Ten samples at 90 %, nine right: calibrated as a set, while batches of one are
+    far off.
+    """
     probabilities, labels = np.tile([0.9, 0.1], (10, 1)), np.array([0] * 9 + [1])
-    batches = [calibration_errors(probabilities[i : i + 1], labels[i : i + 1])[0] for i in range(10)]
+    batches = [
+        calibration_errors(probabilities[i : i + 1], labels[i : i + 1])[0] for i in range(10)
+    ]
     assert calibration_errors(probabilities, labels)[0] == pytest.approx(0, abs=1e-12)
     assert np.mean(batches) == pytest.approx(0.18)
 
@@ -119,7 +126,9 @@ def test_gini_by_hand_and_by_definition():
         gini(np.array([1.0, -1.0]))
 
 
-@pytest.mark.parametrize(("n", "count"), [(1, 1), (9, 1), (10, 1), (11, 2), (30, 3), (70, 7), (100, 10)])
+@pytest.mark.parametrize(
+    ("n", "count"), [(1, 1), (9, 1), (10, 1), (11, 2), (30, 3), (70, 7), (100, 10)]
+)
 def test_shares_take_ceil_of_a_tenth(n, count):
     values = np.random.default_rng(n).permutation(n).astype(float)
     assert worst_share(values) == pytest.approx(np.mean(range(count)))
@@ -150,7 +159,9 @@ def test_the_worst_losses_are_the_highest():
     """Eleven clients: a tenth are two, a fifth are three."""
     losses = np.random.default_rng(0).permutation([0.1 * k for k in range(11)])
     found = describe_clients(losses, "loss", loss=True)
-    assert (found["loss-worst"], found["loss-worst10"], found["loss-best10"]) == pytest.approx((1.0, 0.95, 0.05))
+    assert (found["loss-worst"], found["loss-worst10"], found["loss-best10"]) == pytest.approx(
+        (1.0, 0.95, 0.05)
+    )
     assert found["loss-std"] == pytest.approx(losses.std())
     assert describe_clients(losses, "loss", 0.2, loss=True)["loss-worst20"] == pytest.approx(0.9)
     assert describe_clients(losses, "x", 0.2)["x-worst20"] == pytest.approx(0.1)

@@ -2,9 +2,16 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog, minimize
 
-from algorithms.common.mirror import MIRRORS, entropy_step, euclidean_step, project_simplex, project_simplex_entropy
+from algorithms.common.mirror import (
+    MIRRORS,
+    entropy_step,
+    euclidean_step,
+    project_simplex,
+    project_simplex_entropy,
+)
 
-# Rows: domains, columns: predictors. Both players mix all three; the value is 1 / sum_k 1/a_k.
+# Rows: domains, columns: predictors. Both players mix all three; the value is 1 / sum_k
+# 1/a_k.
 GAME = np.diag([0.3, 0.6, 0.9])
 
 
@@ -35,7 +42,8 @@ def test_the_euclidean_projection_solves_its_quadratic_program(floor):
         w = project_simplex(v, floor)
         np.testing.assert_allclose(w, euclidean_qp(v, floor), atol=1e-6)
         assert w.sum() == pytest.approx(1, abs=1e-12)
-        # Optimality: free entries share one multiplier v - w, entries at the floor have a smaller one.
+        # Optimality: free entries share one multiplier v - w, entries at the floor have
+        # a smaller one.
         free = w > floor + 1e-9
         if free.any():
             np.testing.assert_allclose((v - w)[free], (v - w)[free][0], atol=1e-12)
@@ -50,7 +58,8 @@ def test_the_entropy_projection_solves_its_convex_program(floor):
         w = project_simplex_entropy(log_v, floor)
         assert w.sum() == pytest.approx(1, abs=1e-12)
         assert w.min() >= floor
-        # Optimality of min sum w log(w/v): free entries share one ratio w/v, entries at the floor have a larger one.
+        # Optimality of min sum w log(w/v): free entries share one ratio w/v, entries at
+        # the floor have a larger one.
         ratio = np.log(w) - log_v
         free = w > floor + 1e-9
         if free.any():
@@ -74,7 +83,9 @@ def test_projections_of_known_points():
     np.testing.assert_allclose(project_simplex([0.4, 0.3, 0.0]), [0.5, 0.4, 0.1])
     np.testing.assert_allclose(project_simplex([1.0, 0.0, 0.0], 0.1), [0.8, 0.1, 0.1])
     np.testing.assert_allclose(project_simplex_entropy(np.log([2.0, 1.0, 1.0])), [0.5, 0.25, 0.25])
-    np.testing.assert_allclose(project_simplex_entropy(np.log([6.0, 3.0, 1.0]), 0.2), [0.8 * 2 / 3, 0.8 / 3, 0.2])
+    np.testing.assert_allclose(
+        project_simplex_entropy(np.log([6.0, 3.0, 1.0]), 0.2), [0.8 * 2 / 3, 0.8 / 3, 0.2]
+    )
     np.testing.assert_array_equal(project_simplex_entropy([0.0, -np.inf]), [1, 0])
 
 
@@ -94,15 +105,23 @@ def test_steps_are_the_printed_updates():
     rng = np.random.default_rng(4)
     alpha, gradient = rng.dirichlet(np.ones(6)), rng.normal(size=6)
     raised = alpha * np.exp(-0.3 * gradient)
-    np.testing.assert_allclose(entropy_step(alpha, gradient, 0.3), raised / raised.sum(), rtol=1e-12)
-    np.testing.assert_allclose(euclidean_step(alpha, gradient, 0.3), euclidean_qp(alpha - 0.3 * gradient, 0.0), atol=1e-6)
+    np.testing.assert_allclose(
+        entropy_step(alpha, gradient, 0.3), raised / raised.sum(), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        euclidean_step(alpha, gradient, 0.3), euclidean_qp(alpha - 0.3 * gradient, 0.0), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", MIRRORS)
 def test_descent_lowers_and_a_negative_rate_raises_a_linear_loss(name):
     rng = np.random.default_rng(5)
     alpha, cost = rng.dirichlet(np.ones(6)), rng.normal(size=6)
-    assert MIRRORS[name](alpha, cost, 0.1) @ cost < alpha @ cost < MIRRORS[name](alpha, cost, -0.1) @ cost
+    assert (
+        MIRRORS[name](alpha, cost, 0.1) @ cost
+        < alpha @ cost
+        < MIRRORS[name](alpha, cost, -0.1) @ cost
+    )
     np.testing.assert_allclose(MIRRORS[name](alpha, cost, -0.1), MIRRORS[name](alpha, -cost, 0.1))
 
 
@@ -123,9 +142,11 @@ def test_a_weight_that_all_but_vanished_can_return():
 
 
 def saddle_value(game: np.ndarray, floor: float) -> float:
-    """min over alpha, max over lambda >= floor of lambda' game alpha, as a linear program in (alpha, t).
+    """min over alpha, max over lambda >= floor of lambda' game alpha, as a linear
+    program in (alpha, t).
 
-    The best lambda puts the free mass on the largest loss: value = floor * sum_k L_k + (1 - p floor) max_k L_k.
+    The best lambda puts the free mass on the largest loss: value = floor * sum_k L_k +
+    (1 - p floor) max_k L_k.
     """
     p, q = game.shape
     cost = np.append(floor * game.sum(axis=0), 1 - p * floor)

@@ -49,7 +49,13 @@ def test_what_is_declared_is_checked(kind, given, message):
 
 def test_defaults_order_and_help_are_those_of_the_declaration():
     assert Example() == Example(1, 0.5, "slow", "")
-    assert [kebab(part.name) for part in fields(Wider)] == ["local-steps", "momentum", "mode", "free", "rate"]
+    assert [kebab(part.name) for part in fields(Wider)] == [
+        "local-steps",
+        "momentum",
+        "mode",
+        "free",
+        "rate",
+    ]
     (mode,) = (part for part in fields(Wider) if part.name == "mode")
     assert (mode.default, mode.metadata["option"].help) == ("slow", "how")
 

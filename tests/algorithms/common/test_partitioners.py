@@ -1,9 +1,17 @@
-"""Partitions by their properties: disjoint, covering, the promised classes and sizes, decided by the seed."""
+"""Partitions by their properties: disjoint, covering, the promised classes and sizes,
+decided by the seed.
+"""
 
 import numpy as np
 import pytest
 
-from algorithms.common.partitioners import dirichlet_clients, iid, pathological, sorted_share, train_validation_test
+from algorithms.common.partitioners import (
+    dirichlet_clients,
+    iid,
+    pathological,
+    sorted_share,
+    train_validation_test,
+)
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))  # 600 samples, balanced
 
@@ -74,7 +82,9 @@ def test_pathological_pairs_are_random():
 def test_pathological_leaves_out_what_no_client_holds():
     parts = pathological(LABELS, 3, 2, np.random.default_rng(0))
     assert len(np.concatenate(parts)) == 6 * 60
-    assert sorted(np.concatenate([np.unique(LABELS[part]) for part in parts])) == sorted(set(LABELS[np.concatenate(parts)]))
+    assert sorted(np.concatenate([np.unique(LABELS[part]) for part in parts])) == sorted(
+        set(LABELS[np.concatenate(parts)])
+    )
 
 
 def test_pathological_label_values_are_free():
@@ -84,7 +94,9 @@ def test_pathological_label_values_are_free():
 
 
 def test_pathological_says_what_cannot_be_given():
-    with pytest.raises(ValueError, match=r"classes_per_client = 12, but there are 10 classes: choose 1..10"):
+    with pytest.raises(
+        ValueError, match=r"classes_per_client = 12, but there are 10 classes: choose 1..10"
+    ):
         pathological(LABELS, 20, 12, np.random.default_rng(0))
     with pytest.raises(ValueError, match="class 1 has 1 samples for 2 clients"):
         pathological(np.array([0] * 9 + [1]), 2, 2, np.random.default_rng(0))
@@ -97,7 +109,9 @@ def test_sorted_share_extremes():
     assert all(len(set(LABELS[part])) == 10 for part in everything_random)
 
 
-@pytest.mark.parametrize(("clients", "share"), [(7, 0.1), (7, 0.5), (11, 0.33), (100, 0.2), (13, 0.999)])
+@pytest.mark.parametrize(
+    ("clients", "share"), [(7, 0.1), (7, 0.5), (11, 0.33), (100, 0.2), (13, 0.999)]
+)
 def test_sorted_share_is_even_and_drops_nothing(clients, share):
     parts = sorted_share(LABELS, clients, share, np.random.default_rng(3))
     assert np.ptp(sizes(parts)) <= 1
@@ -105,13 +119,16 @@ def test_sorted_share_is_even_and_drops_nothing(clients, share):
 
 
 def test_sorted_share_mixes_by_the_share():
-    """With 10 clients of 60, a fifth random: about 12 + (48 of one or two neighbouring classes)."""
+    """With 10 clients of 60, a fifth random: about 12 + (48 of one or two neighbouring
+    classes).
+    """
     parts = sorted_share(LABELS, 10, 0.2, np.random.default_rng(0))
     for client, part in enumerate(parts):
         counts = np.bincount(LABELS[part], minlength=10)
         near = counts[max(0, client - 1) : client + 2].sum()
         assert 48 <= near < 60
-    shuffled_file = np.sort(LABELS)  # a file sorted by label: the random share must still hold every class
+    # a file sorted by label: the random share must still hold every class
+    shuffled_file = np.sort(LABELS)
     mixed = np.concatenate(sorted_share(shuffled_file, 2, 1.0, np.random.default_rng(0))[:1])
     assert len(set(shuffled_file[mixed])) == 10
 
@@ -131,17 +148,23 @@ def test_split_covers_and_is_never_empty(n):
 @pytest.mark.parametrize("alpha", [1e-4, 0.1, 1.0, 1e6])
 def test_dirichlet_clients_are_of_one_size_and_as_skewed_as_alpha_says(alpha):
     counts = np.array(
-        [np.bincount(LABELS[p], minlength=10) for p in dirichlet_clients(LABELS, 20, alpha, np.random.default_rng(0))]
+        [
+            np.bincount(LABELS[p], minlength=10)
+            for p in dirichlet_clients(LABELS, 20, alpha, np.random.default_rng(0))
+        ]
     )
     assert (counts.sum(1) == 30).all()
-    # The variance of a Dirichlet share over 10 equal classes: s (1 - s) / (10 alpha + 1), beside the multinomial's. Later clients take
-    # what is left, so only the first ones are looked at.
+    # The variance of a Dirichlet share over 10 equal classes: s (1 - s) / (10 alpha +
+    # 1), beside the multinomial's. Later clients take what is left, so only the first
+    # ones are looked at.
     share = 0.1 * 0.9 / (10 * alpha + 1)
     expected = share + (0.1 * 0.9 - share) / 30
     first = [
         np.bincount(LABELS[p], minlength=10) / 30
         for seed in range(60)
-        for p in dirichlet_clients(LABELS, 20, alpha, np.random.default_rng(seed), min_classes=1)[:5]
+        for p in dirichlet_clients(LABELS, 20, alpha, np.random.default_rng(seed), min_classes=1)[
+            :5
+        ]
     ]
     assert np.mean((np.array(first) - 0.1) ** 2) == pytest.approx(expected, rel=0.06)
 
@@ -149,7 +172,8 @@ def test_dirichlet_clients_are_of_one_size_and_as_skewed_as_alpha_says(alpha):
 def test_dirichlet_clients_hold_two_classes_where_they_can():
     for seed in range(5):
         parts = dirichlet_clients(LABELS, 20, 0.01, np.random.default_rng(seed))
-        assert sum(len(np.unique(LABELS[part])) < 2 for part in parts) <= 2  # the last ones get what is left
+        # the last ones get what is left
+        assert sum(len(np.unique(LABELS[part])) < 2 for part in parts) <= 2
 
 
 def test_unequal_classes_are_dealt_in_proportion():
@@ -160,7 +184,9 @@ def test_unequal_classes_are_dealt_in_proportion():
 
 def test_split_is_random_by_seed():
     indices = np.arange(100)
-    first, again, other = (train_validation_test(indices, np.random.default_rng(s)) for s in (1, 1, 2))
+    first, again, other = (
+        train_validation_test(indices, np.random.default_rng(s)) for s in (1, 1, 2)
+    )
     assert all(map(np.array_equal, first, again))
     assert not np.array_equal(first[2], other[2])
     assert not np.array_equal(first[0], indices[:60])

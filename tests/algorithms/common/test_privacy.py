@@ -11,7 +11,9 @@ from algorithms.common.privacy import gaussian_delta, gaussian_epsilon
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 8.0])
 def test_delta_is_the_hockey_stick_divergence_of_two_gaussians(mu, epsilon):
-    """By its definition: the integral of max(0, p - e^epsilon q) for p = N(mu, 1), q = N(0, 1)."""
+    """By its definition: the integral of max(0, p - e^epsilon q) for p = N(mu, 1), q =
+    N(0, 1).
+    """
 
     def excess(x):
         return max(0.0, norm.pdf(x, mu) - math.exp(epsilon) * norm.pdf(x))
@@ -21,7 +23,9 @@ def test_delta_is_the_hockey_stick_divergence_of_two_gaussians(mu, epsilon):
 
 
 def test_releases_compose_as_one_in_several_dimensions():
-    """T releases are one draw of N(+-v, I) in T dimensions; along v they are one Gaussian: the likelihood ratio, by simulation."""
+    """T releases are one draw of N(+-v, I) in T dimensions; along v they are one
+    Gaussian: the likelihood ratio, by simulation.
+    """
     z, releases, epsilon = 2.0, 9, 1.0
     rng = np.random.default_rng(0)
     x = rng.normal(1 / z, 1, (400_000, releases))  # the client takes part in every round
@@ -41,10 +45,22 @@ def test_epsilon_inverts_delta_and_grows_with_releases():
 
 def test_flowers_accountant_reports_a_little_more():
     """It composes by Renyi moments, an upper bound of the same quantity."""
-    pytest.importorskip("dp_accounting", reason="Flower's accountant needs the extra: pip install '.[dp]'")
-    from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
+    pytest.importorskip(
+        "dp_accounting", reason="Flower's accountant needs the extra: pip install '.[dp]'"
+    )
+    from flwr.serverapp import (
+        GaussianPrivacyEvent,
+        NeighboringRelation,
+        PrivacyConfig,
+        RdpAccountant,
+        SamplingMethod,
+    )
 
-    accountant = RdpAccountant(PrivacyConfig(1e-5, 10, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION))
+    accountant = RdpAccountant(
+        PrivacyConfig(
+            1e-5, 10, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+        )
+    )
     for releases in range(1, 21):
         accountant.compose(GaussianPrivacyEvent(1.5, 10, 10))
         theirs, ours = accountant.get_epsilon(1e-5), gaussian_epsilon(1.5, releases, 1e-5)
@@ -52,7 +68,8 @@ def test_flowers_accountant_reports_a_little_more():
 
 
 @pytest.mark.parametrize(
-    ("z", "delta", "key"), [(0, 1e-5, "noise-multiplier"), (-1, 1e-5, "noise"), (1, 0, "delta"), (1, 1, "delta")]
+    ("z", "delta", "key"),
+    [(0, 1e-5, "noise-multiplier"), (-1, 1e-5, "noise"), (1, 0, "delta"), (1, 1, "delta")],
 )
 def test_mistakes(z, delta, key):
     with pytest.raises(ValueError, match=key):

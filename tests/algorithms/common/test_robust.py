@@ -1,10 +1,18 @@
-"""Up to f arbitrary points leave every result within its bound; without any it is the mean, or what is known by hand."""
+"""Up to f arbitrary points leave every result within its bound; without any it is the
+mean, or what is known by hand.
+"""
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from algorithms.common.robust import geometric_median, median, median_weights, multi_krum, trimmed_mean
+from algorithms.common.robust import (
+    geometric_median,
+    median,
+    median_weights,
+    multi_krum,
+    trimmed_mean,
+)
 
 RULES = {
     "median": lambda x, f: median(x),
@@ -13,11 +21,14 @@ RULES = {
     "multi-krum": lambda x, f: x[multi_krum(x, f)].mean(axis=0),
     "geometric median": lambda x, f: geometric_median(x),
 }
-LEAST = {"median": 1, "trimmed mean": 1, "krum": 3, "multi-krum": 3, "geometric median": 1}  # n - 2 f
+# n - 2 f
+LEAST = {"median": 1, "trimmed mean": 1, "krum": 3, "multi-krum": 3, "geometric median": 1}
 
 
 def outliers(kind, f, d, sound, rng):
-    """Return f points: far away together, far away on their own, near, a copy, or such that the mean would be anywhere."""
+    """Return f points: far away together, far away on their own, near, a copy, or such
+    that the mean would be anywhere.
+    """
     if kind == "far together":
         return np.full((f, d), 1e14)
     if kind == "far apart":
@@ -33,14 +44,20 @@ KINDS = ["far together", "far apart", "just outside", "copies of one", "cancelli
 
 
 def sets(least):
-    """Return (points, f, sound points) for every kind of outliers and the largest f that a rule bears."""
+    """Return (points, f, sound points) for every kind of outliers and the largest f
+    that a rule bears.
+    """
     for seed, (n, d) in enumerate([(5, 1), (9, 3), (10, 40), (21, 2), (40, 7)]):
         for f in sorted({1, (n - least) // 2}):
             if n - 2 * f >= least:
                 for kind in KINDS:
                     rng = np.random.default_rng(seed)
                     sound = rng.normal(size=(n - f, d)) + 2.0
-                    yield rng.permutation(np.concatenate([sound, outliers(kind, f, d, sound, rng)])), f, sound
+                    yield (
+                        rng.permutation(np.concatenate([sound, outliers(kind, f, d, sound, rng)])),
+                        f,
+                        sound,
+                    )
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed mean"])
@@ -69,7 +86,9 @@ def test_the_geometric_median_stays_near_any_centre():
 
 
 def test_one_outlier_more_and_the_promise_is_broken():
-    """The bounds are sharp in f: with half of the points, outliers take the result along."""
+    """The bounds are sharp in f: with half of the points, outliers take the result
+    along.
+    """
     x = np.concatenate([np.zeros((5, 2)), np.full((5, 2), 1e9)])
     assert abs(median(x)).max() > 1e8
     x = np.concatenate([np.zeros((4, 2)), np.full((5, 2), 1e9)])
@@ -85,7 +104,9 @@ def test_order_does_not_matter(rule):
         x = rng.normal(size=(n, 4)) * np.where(np.arange(n) < f, 100.0, 1.0)[:, None]
         wanted = RULES[rule](x, f)
         for _ in range(5):
-            np.testing.assert_allclose(RULES[rule](rng.permutation(x), f), wanted, rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(
+                RULES[rule](rng.permutation(x), f), wanted, rtol=1e-6, atol=1e-7
+            )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -103,7 +124,8 @@ def test_without_outliers_it_is_the_mean():
     x = np.random.default_rng(2).normal(size=(8, 5))
     np.testing.assert_array_equal(trimmed_mean(x, 0), x.mean(axis=0))
     assert multi_krum(x, 0).tolist() == list(range(8))
-    np.testing.assert_allclose(trimmed_mean(x[:7], 3), median(x[:7]))  # the other end: all but the middle
+    # the other end: all but the middle
+    np.testing.assert_allclose(trimmed_mean(x[:7], 3), median(x[:7]))
 
 
 def test_krum_by_hand():
@@ -117,8 +139,13 @@ def test_krum_by_hand():
 def test_the_geometric_median_is_the_minimum(seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(9, 3)) * np.where(np.arange(9) < 2, 50.0, 1.0)[:, None]
-    total = lambda z: np.linalg.norm(x - z, axis=1).sum()  # noqa: E731
-    found = minimize(total, x.mean(axis=0), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 20_000})
+    total = lambda z: np.linalg.norm(x - z, axis=1).sum()
+    found = minimize(
+        total,
+        x.mean(axis=0),
+        method="Nelder-Mead",
+        options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 20_000},
+    )
     got = geometric_median(x)
     assert total(got) <= total(found.x) * (1 + 1e-9)
     np.testing.assert_allclose(got, found.x, atol=1e-4)
@@ -128,9 +155,15 @@ def test_the_geometric_median_is_the_minimum(seed):
 
 
 def test_a_point_of_the_set_may_be_the_median():
-    """Of a triangle with an angle above 120 degrees, and of a majority of equal points."""
-    np.testing.assert_allclose(geometric_median(np.array([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.01]])), [0.0, 0.01], atol=1e-6)
-    np.testing.assert_allclose(geometric_median(np.array([[2.0]] * 3 + [[7.0], [9.0]])), [2.0], atol=1e-6)
+    """Of a triangle with an angle above 120 degrees, and of a majority of equal
+    points.
+    """
+    np.testing.assert_allclose(
+        geometric_median(np.array([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.01]])), [0.0, 0.01], atol=1e-6
+    )
+    np.testing.assert_allclose(
+        geometric_median(np.array([[2.0]] * 3 + [[7.0], [9.0]])), [2.0], atol=1e-6
+    )
     steiner = geometric_median(np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]]))
     np.testing.assert_allclose(steiner, [0.5, np.sqrt(3) / 6], atol=1e-8)
 

@@ -29,7 +29,9 @@ def test_the_errors_of_a_set_are_those_that_scikit_learn_finds(targets):
 
 
 @pytest.mark.parametrize(("shift", "targets"), [(0.0, 1), (1e6, 1), (0.0, 3)])
-def test_pooled_errors_are_those_of_the_union_of_the_samples_and_no_means_over_clients(shift, targets):
+def test_pooled_errors_are_those_of_the_union_of_the_samples_and_no_means_over_clients(
+    shift, targets
+):
     parts = clients([3, 50, 11, 200], targets, shift)
     f, y = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
     count, sums = pooled([(len(own), error_sums(guess, own)) for guess, own in parts])
@@ -40,7 +42,13 @@ def test_pooled_errors_are_those_of_the_union_of_the_samples_and_no_means_over_c
     own = [errors_of(len(y), error_sums(f, y)) for f, y in parts]
     for name in ("rmse", "r2"):  # what one might take them for
         assert abs(np.mean([one[name] for one in own]) - together[name]) > 0.01
-        assert abs(np.average([one[name] for one in own], weights=[len(y) for _, y in parts]) - together[name]) > 0.001
+        assert (
+            abs(
+                np.average([one[name] for one in own], weights=[len(y) for _, y in parts])
+                - together[name]
+            )
+            > 0.001
+        )
 
 
 def test_however_the_samples_are_grouped_the_errors_are_the_same():

@@ -1,4 +1,6 @@
-"""Tasks that take turns: one at a time, in their order, together where they meet; errors are a task's own."""
+"""Tasks that take turns: one at a time, in their order, together where they meet;
+errors are a task's own.
+"""
 
 import threading
 
@@ -26,7 +28,9 @@ def test_tasks_run_one_at_a_time_and_meet():
 
     assert in_turns([lambda n=n: task(n) for n in (10, 20, 30)]) == [(10, 60), (20, 60), (30, 60)]
     assert seen == [(when, n, i) for when in ("begin", "end") for i, n in enumerate((10, 20, 30))]
-    assert threading.active_count() == 1 or not [t for t in threading.enumerate() if t.name.startswith("task")]
+    assert threading.active_count() == 1 or not [
+        t for t in threading.enumerate() if t.name.startswith("task")
+    ]
 
 
 def test_only_those_of_a_key_are_served_together_and_nobody_waits_for_those_that_are_done():
@@ -88,7 +92,9 @@ def test_without_turns_nobody_is_waited_for():
 
 
 def test_who_waits_when_the_run_ends_is_let_go():
-    """Served tasks would wait for ever if the server is interrupted: they end, and run what they have to clean up."""
+    """Served tasks would wait for ever if the server is interrupted: they end, and run
+    what they have to clean up.
+    """
     cleaned = threading.Event()
 
     def serve(requests):

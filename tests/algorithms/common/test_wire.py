@@ -15,7 +15,9 @@ def npy(array):
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", "complex64"]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (5,), (3, 4), (2, 3, 4), (1, 0, 2)])
 def test_equals_numpys_own_reading(dtype, shape):
     array = (np.random.default_rng(0).random(shape) * 9).astype(dtype)
@@ -46,7 +48,9 @@ def test_anything_else_is_left_to_numpy(data, dtype, shape):
     assert decode(data, dtype, shape) is None
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", ">f8"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", ">f8"]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4), (1, 0, 2)])
 def test_writing_equals_numpys_own(dtype, shape):
     array = np.array(np.random.default_rng(0).random(shape) * 9, dtype)
@@ -66,7 +70,12 @@ def wire(data, dtype="float64", shape=(3,), stype="numpy.ndarray"):
 
 @pytest.mark.parametrize(
     "array",
-    [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(3, dtype=">f8"), np.array(5, ">i4"), np.zeros((0, 2), order="F")],
+    [
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.arange(3, dtype=">f8"),
+        np.array(5, ">i4"),
+        np.zeros((0, 2), order="F"),
+    ],
 )
 def test_what_numpy_writes_in_other_ways_is_read_too(array):
     got = read(wire(npy(array), str(array.dtype), array.shape))
@@ -83,7 +92,9 @@ def claims(shape, kind="<f8", payload=b"\x00" * 24):
 
 @pytest.mark.parametrize("shape", [(2**40,), (2**32, 2**32), (2**63,), (-1,), (3, -1), (10**30,)])
 def test_a_header_that_claims_more_than_there_is_costs_no_memory(shape):
-    """numpy.load allocates what the header claims: 8 TB here. Sizes that overflow a product to 0 or 3 are no way around it."""
+    """numpy.load allocates what the header claims: 8 TB here. Sizes that overflow a
+    product to 0 or 3 are no way around it.
+    """
     tracemalloc.start()
     for announced in (shape, (3,)):
         with pytest.raises(WireError):

@@ -1,4 +1,6 @@
-"""The log loss's gradient of the sampled ensemble with weights that sum to 1, by finite differences and exact enumeration."""
+"""The log loss's gradient of the sampled ensemble with weights that sum to 1, by finite
+differences and exact enumeration.
+"""
 
 from itertools import product
 
@@ -6,7 +8,13 @@ import numpy as np
 import pytest
 
 from algorithms.common.mirror import MIRRORS
-from algorithms.ensembles.mixture_losses import centred, chain_rule, inclusion, log_loss, sampled_weights
+from algorithms.ensembles.mixture_losses import (
+    centred,
+    chain_rule,
+    inclusion,
+    log_loss,
+    sampled_weights,
+)
 
 RNG = np.random.default_rng(7)
 Q, OUTCOMES = 5, 6
@@ -19,17 +27,24 @@ def slope(function, at, step=1e-6):
 
 
 def sets(gamma):
-    """Every non-empty set that independent draws can give, with its probability (an empty one is drawn again)."""
+    """Every non-empty set that independent draws can give, with its probability (an
+    empty one is drawn again).
+    """
     for bits in product([False, True], repeat=len(gamma)):
         on = np.array(bits)
         if on.any():
-            yield np.flatnonzero(on), float(np.where(on, gamma, 1 - gamma).prod()) / (1 - np.prod(1 - gamma))
+            yield (
+                np.flatnonzero(on),
+                float(np.where(on, gamma, 1 - gamma).prod()) / (1 - np.prod(1 - gamma)),
+            )
 
 
 @pytest.mark.parametrize("alpha", [ALPHA, 3.7 * ALPHA, RNG.uniform(0.1, 2, Q)])
 def test_it_is_the_slope_of_the_loss_at_weights_divided_by_their_sum(alpha):
     gradient = centred(log_loss(alpha, TABLES, F)[1], alpha)
-    np.testing.assert_allclose(gradient, slope(lambda a: log_loss(a / a.sum(), TABLES, F)[0], alpha), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(
+        gradient, slope(lambda a: log_loss(a / a.sum(), TABLES, F)[0], alpha), rtol=1e-6, atol=1e-8
+    )
     assert alpha @ gradient == pytest.approx(0, abs=1e-12)  # to scale the weights changes nothing
 
 
@@ -49,7 +64,9 @@ def test_by_the_chain_rule_its_mean_is_the_slope_of_the_mean_loss_of_what_is_dra
 
 
 def test_the_uncentred_one_differs_by_a_term_that_knows_no_data():
-    """It goes down the mean of ``L(alpha~) = L(alpha~ / s) - log s``; the last term falls as weight moves to what is always drawn."""
+    """It goes down the mean of ``L(alpha~) = L(alpha~ / s) - log s``; the last term
+    falls as weight moves to what is always drawn.
+    """
     gamma = np.array([1.0, 0.3, 0.4, 0.2, 0.5])
 
     def no_data(alpha):
@@ -69,11 +86,14 @@ def test_where_everything_is_sent_the_step_is_the_papers(mirror):
     raw = log_loss(ALPHA, TABLES, F)[1]
     for rate in (0.1, 3.0):
         np.testing.assert_allclose(
-            MIRRORS[mirror](ALPHA, centred(raw, ALPHA), rate), MIRRORS[mirror](ALPHA, raw, rate), atol=1e-12
+            MIRRORS[mirror](ALPHA, centred(raw, ALPHA), rate),
+            MIRRORS[mirror](ALPHA, raw, rate),
+            atol=1e-12,
         )
 
 
 def test_it_may_be_taken_after_the_sum_over_clients():
-    gradients, weights = RNG.normal(size=(3, Q)), np.array([0.2, 0.9, 0.4])  # lambda p / seen need not sum to 1
+    # lambda p / seen need not sum to 1
+    gradients, weights = RNG.normal(size=(3, Q)), np.array([0.2, 0.9, 0.4])
     one_by_one = sum(w * centred(g, ALPHA) for w, g in zip(weights, gradients, strict=True))
     np.testing.assert_allclose(one_by_one, centred(weights @ gradients, ALPHA))

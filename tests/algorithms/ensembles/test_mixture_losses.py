@@ -31,7 +31,9 @@ def scatter(values, ids, count):
 
 
 def patterns(gamma):
-    """Every set that independent draws can give, with its probability; the empty one among them."""
+    """Every set that independent draws can give, with its probability; the empty one
+    among them.
+    """
     for bits in product([0, 1], repeat=len(gamma)):
         on = np.array(bits, bool)
         yield np.flatnonzero(on), float(np.where(on, gamma, 1 - gamma).prod())
@@ -39,7 +41,9 @@ def patterns(gamma):
 
 @pytest.fixture(params=["uniform", "weighted", "mixed"])
 def problem(request, rng):
-    """Seven predictors with real outputs on five samples, and inclusion probabilities, one of them 1 in "mixed"."""
+    """Seven predictors with real outputs on five samples, and inclusion probabilities,
+    one of them 1 in "mixed".
+    """
     q, m, size = 7, 5, 3
     alpha = rng.dirichlet(np.ones(q))
     some = np.append(rng.uniform(0.1, 0.9, q - 1), 1.0)
@@ -48,20 +52,27 @@ def problem(request, rng):
     return alpha, gamma, outputs, targets, rng.dirichlet(np.ones(m))
 
 
-# --- unbiasedness, by exact enumeration ---------------------------------------------------------------------------
+# --- unbiasedness, by exact enumeration -----------------------------------------------
 
 
 def test_the_sampled_ensemble_is_unbiased(problem):
     alpha, gamma, outputs, *_ = problem
-    mean = sum(p * np.tensordot(sampled_weights(alpha, ids, gamma), outputs[ids], 1) for ids, p in patterns(gamma))
+    mean = sum(
+        p * np.tensordot(sampled_weights(alpha, ids, gamma), outputs[ids], 1)
+        for ids, p in patterns(gamma)
+    )
     np.testing.assert_allclose(mean, np.tensordot(alpha, outputs, 1), atol=1e-10)
 
 
 def estimates(problem):
-    """Yield, for every pattern: its probability, the ids, the gradient at the sampled weights, the squared norms."""
+    """Yield, for every pattern: its probability, the ids, the gradient at the sampled
+    weights, the squared norms.
+    """
     alpha, gamma, outputs, targets, weights = problem
     for ids, p in patterns(gamma):
-        _, gradient = squared_loss(sampled_weights(alpha, ids, gamma), outputs[ids], targets, weights)
+        _, gradient = squared_loss(
+            sampled_weights(alpha, ids, gamma), outputs[ids], targets, weights
+        )
         yield p, ids, gradient, squared_norms(outputs[ids], weights)
 
 
@@ -69,23 +80,31 @@ def test_the_corrected_gradient_is_unbiased(problem):
     alpha, gamma, outputs, targets, weights = problem
     mean = np.zeros(7)
     for p, ids, gradient, norms in estimates(problem):
-        corrected = chain_rule(gradient, gamma[ids]) - bias_correction(alpha[ids], norms, gamma[ids])
+        corrected = chain_rule(gradient, gamma[ids]) - bias_correction(
+            alpha[ids], norms, gamma[ids]
+        )
         mean += p * scatter(corrected, ids, 7)
     np.testing.assert_allclose(mean, squared_loss(alpha, outputs, targets, weights)[1], atol=1e-10)
 
 
 def test_the_bias_without_the_correction_is_what_the_correction_takes_off(problem):
     alpha, gamma, outputs, targets, weights = problem
-    mean = sum(p * scatter(chain_rule(gradient, gamma[ids]), ids, 7) for p, ids, gradient, _ in estimates(problem))
+    mean = sum(
+        p * scatter(chain_rule(gradient, gamma[ids]), ids, 7)
+        for p, ids, gradient, _ in estimates(problem)
+    )
     bias = 2 * alpha * (1 / gamma - 1) * np.einsum("hml,hml,m->h", outputs, outputs, weights)
-    np.testing.assert_allclose(mean, squared_loss(alpha, outputs, targets, weights)[1] + bias, atol=1e-10)
+    np.testing.assert_allclose(
+        mean, squared_loss(alpha, outputs, targets, weights)[1] + bias, atol=1e-10
+    )
     assert bias.max() > 0.01
 
 
 def test_the_printed_formulas_fail_the_same_test(problem):
     alpha, gamma, outputs, targets, weights = problem
     full = squared_loss(alpha, outputs, targets, weights)[1]
-    # Equation (10) as printed, h read as the mean output: alpha_l^2 h_l (1/gamma_l - 1) 1_l/gamma_l; and h squared.
+    # Equation (10) as printed, h read as the mean output: alpha_l^2 h_l (1/gamma_l - 1)
+    # 1_l/gamma_l; and h squared.
     first = np.einsum("hml,m->h", outputs, weights)
     second = squared_norms(outputs, weights)
     for term in (first, second, 2 * second):
@@ -95,7 +114,8 @@ def test_the_printed_formulas_fail_the_same_test(problem):
             printed = alpha[ids] ** 2 * term[ids] * (1 / chance - 1) / chance
             mean += p * scatter(chain_rule(gradient, chance) - printed, ids, 7)
         assert np.abs(mean - full).max() > 1e-3
-    # Without the chain rule ("sampled", as Figure 1 reads) the estimate is biased as well.
+    # Without the chain rule ("sampled", as Figure 1 reads) the estimate is biased as
+    # well.
     raw = sum(p * scatter(gradient, ids, 7) for p, ids, gradient, _ in estimates(problem))
     assert np.abs(raw - full).max() > 1e-3
     # Section 4.2 as printed, alpha_l in the place of h_l, is not the gradient.
@@ -110,7 +130,9 @@ def test_the_corrected_gradient_of_densities_is_unbiased(rng):
     mean = np.zeros(6)
     for ids, p in patterns(gamma):
         gradient = squared_loss_density(sampled_weights(alpha, ids, gamma), tables[ids], f)[1]
-        corrected = chain_rule(gradient, gamma[ids]) - bias_correction(alpha[ids], squared_norms(tables[ids]), gamma[ids])
+        corrected = chain_rule(gradient, gamma[ids]) - bias_correction(
+            alpha[ids], squared_norms(tables[ids]), gamma[ids]
+        )
         mean += p * scatter(corrected, ids, 6)
     np.testing.assert_allclose(mean, squared_loss_density(alpha, tables, f)[1], atol=1e-10)
 
@@ -118,20 +140,30 @@ def test_the_corrected_gradient_of_densities_is_unbiased(rng):
 def test_sampled_losses_are_above_the_loss_in_mean_by_the_variance(problem):
     alpha, gamma, outputs, targets, weights = problem
     mean = sum(
-        p * squared_loss(sampled_weights(alpha, ids, gamma), outputs[ids], targets, weights)[0] for ids, p in patterns(gamma)
+        p * squared_loss(sampled_weights(alpha, ids, gamma), outputs[ids], targets, weights)[0]
+        for ids, p in patterns(gamma)
     )
     variance = (alpha**2 * (1 / gamma - 1) * squared_norms(outputs, weights)).sum()
-    assert mean == pytest.approx(squared_loss(alpha, outputs, targets, weights)[0] + variance, abs=1e-10)
+    assert mean == pytest.approx(
+        squared_loss(alpha, outputs, targets, weights)[0] + variance, abs=1e-10
+    )
 
 
-# --- losses -------------------------------------------------------------------------------------------------------
+# --- losses ---------------------------------------------------------------------------
 
 
 def losses_of_random_data():
     rng = np.random.default_rng(1)
     h, m, size = 5, 6, 3
-    outputs, targets = rng.dirichlet(np.ones(size), size=(h, m)), np.eye(size)[rng.integers(size, size=m)]
-    weights, tables, f = rng.dirichlet(np.ones(m)), rng.dirichlet(np.ones(8), size=h), rng.dirichlet(np.ones(8))
+    outputs, targets = (
+        rng.dirichlet(np.ones(size), size=(h, m)),
+        np.eye(size)[rng.integers(size, size=m)],
+    )
+    weights, tables, f = (
+        rng.dirichlet(np.ones(m)),
+        rng.dirichlet(np.ones(8), size=h),
+        rng.dirichlet(np.ones(8)),
+    )
     f[2] = 0
     f /= f.sum()
     observed = (outputs * targets).sum(axis=2)
@@ -149,7 +181,8 @@ LOSSES = losses_of_random_data()
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_equal_finite_differences(name, rng):
     loss = LOSSES[name]
-    for alpha in (np.full(5, 0.2), rng.uniform(0.1, 2, size=5)):  # also where the weights do not sum to 1, as sampled ones
+    # also where the weights do not sum to 1, as sampled ones
+    for alpha in (np.full(5, 0.2), rng.uniform(0.1, 2, size=5)):
         step = 1e-6
         numeric = [(loss(alpha + e)[0] - loss(alpha - e)[0]) / (2 * step) for e in step * np.eye(5)]
         np.testing.assert_allclose(loss(alpha)[1], numeric, rtol=1e-6, atol=1e-8)
@@ -160,19 +193,31 @@ def test_an_ensemble_is_not_worse_than_its_members_on_average(name, rng):
     loss = LOSSES[name]
     for _ in range(50):
         alpha = rng.dirichlet(np.full(5, 0.5))
-        assert loss(alpha)[0] <= sum(a * loss(e)[0] for a, e in zip(alpha, np.eye(5), strict=True)) + 1e-12
+        assert (
+            loss(alpha)[0]
+            <= sum(a * loss(e)[0] for a, e in zip(alpha, np.eye(5), strict=True)) + 1e-12
+        )
 
 
 def test_losses_of_known_cases():
     tables = np.array([[0.5, 0.5], [1.0, 0.0]])
-    assert log_loss([0.5, 0.5], tables, [0.25, 0.75])[0] == pytest.approx(-0.25 * np.log(0.75) - 0.75 * np.log(0.25))
-    # Both outcomes by hand: ||(0.75, 0.25) - (1, 0)||^2 = 0.125, ||(0.75, 0.25) - (0, 1)||^2 = 1.125
-    assert squared_loss_density([0.5, 0.5], tables, [0.25, 0.75])[0] == pytest.approx(0.25 * 0.125 + 0.75 * 1.125)
+    assert log_loss([0.5, 0.5], tables, [0.25, 0.75])[0] == pytest.approx(
+        -0.25 * np.log(0.75) - 0.75 * np.log(0.25)
+    )
+    # Both outcomes by hand: ||(0.75, 0.25) - (1, 0)||^2 = 0.125, ||(0.75, 0.25) - (0,
+    # 1)||^2 = 1.125
+    assert squared_loss_density([0.5, 0.5], tables, [0.25, 0.75])[0] == pytest.approx(
+        0.25 * 0.125 + 0.75 * 1.125
+    )
 
 
 def test_densities_are_samples_grouped_by_outcome(rng):
     tables, outcomes = rng.dirichlet(np.ones(4), size=3), rng.integers(4, size=50)
-    alpha, even, f = rng.dirichlet(np.ones(3)), np.full(50, 1 / 50), np.bincount(outcomes, minlength=4) / 50
+    alpha, even, f = (
+        rng.dirichlet(np.ones(3)),
+        np.full(50, 1 / 50),
+        np.bincount(outcomes, minlength=4) / 50,
+    )
     for one, other in (
         (log_loss(alpha, tables[:, outcomes], even), log_loss(alpha, tables, f)),
         (
@@ -185,7 +230,9 @@ def test_densities_are_samples_grouped_by_outcome(rng):
     unseen = f.copy()
     unseen[0] = 0
     unseen /= unseen.sum()
-    np.testing.assert_allclose(log_loss(alpha, tables, unseen)[1], log_loss(alpha, tables[:, 1:], unseen[1:])[1])
+    np.testing.assert_allclose(
+        log_loss(alpha, tables, unseen)[1], log_loss(alpha, tables[:, 1:], unseen[1:])[1]
+    )
 
 
 def test_float32_outputs_give_the_same_to_their_precision(rng):
@@ -203,7 +250,8 @@ def test_a_zero_output_never_divides_by_zero():
     with pytest.raises(ValueError, match="probability 0: mix"):
         log_loss([0.5, 0.5], points[:2], [0.5, 0.25, 0.25, 0])
     with np.errstate(all="raise"):
-        loss, gradient = log_loss([0.5, 0.5], points[:2], [0.5, 0.5, 0, 0])  # what has probability 0 did not occur
+        # what has probability 0 did not occur
+        loss, gradient = log_loss([0.5, 0.5], points[:2], [0.5, 0.5, 0, 0])
         assert loss == pytest.approx(np.log(2))
         np.testing.assert_allclose(gradient, [-1, -1])
         loss, gradient = log_loss([0.5, 0.5], (0.99 * points + 0.0025)[:2], np.full(4, 0.25))
@@ -211,7 +259,7 @@ def test_a_zero_output_never_divides_by_zero():
     assert np.isfinite(gradient).all()
 
 
-# --- which predictors a round sends -------------------------------------------------------------------------------
+# --- which predictors a round sends ---------------------------------------------------
 
 
 def test_inclusion_probabilities():
@@ -251,7 +299,8 @@ def test_independent_draws_have_the_inclusion_probabilities():
     rng = np.random.default_rng(1)
     seen, sizes = frequencies(lambda: draw_independent(GAMMA, rng))
     np.testing.assert_allclose(seen, GAMMA, atol=0.015)
-    assert sizes.var() == pytest.approx((GAMMA * (1 - GAMMA)).sum(), rel=0.05)  # independent, not of one size
+    # independent, not of one size
+    assert sizes.var() == pytest.approx((GAMMA * (1 - GAMMA)).sum(), rel=0.05)
 
 
 def test_exact_draws_have_the_inclusion_probabilities_and_the_size():
@@ -263,11 +312,15 @@ def test_exact_draws_have_the_inclusion_probabilities_and_the_size():
     for q, budget in [(10_000, 32), (997, 7), (3, 3), (49, 1)]:
         assert len(draw_exact(np.full(q, budget / q), budget, rng)) == budget
     alpha = np.full(2000, 1 / 2000)
-    assert {len(draw_exact(inclusion(alpha, 200, "weighted"), 200, rng)) for _ in range(200)} == {200}
+    assert {len(draw_exact(inclusion(alpha, 200, "weighted"), 200, rng)) for _ in range(200)} == {
+        200
+    }
 
 
 class NearlyOne:
-    """A generator whose uniform draw is the largest number below 1, where rounding could cost a point or add one."""
+    """A generator whose uniform draw is the largest number below 1, where rounding
+    could cost a point or add one.
+    """
 
     def random(self):
         return np.nextafter(1.0, 0.0)
@@ -299,7 +352,8 @@ def test_exact_draws_of_equal_chances_are_simple_random_samples():
     for _ in range(20_000):
         ids = draw_exact(np.full(5, 0.4), 2, rng)
         pairs[np.ix_(ids, ids)] += 1 / 20_000
-    # Each pair with C (C - 1) / (q (q - 1)): every pair occurs, as without the random order it would not.
+    # Each pair with C (C - 1) / (q (q - 1)): every pair occurs, as without the random
+    # order it would not.
     np.testing.assert_allclose(pairs[~np.eye(5, dtype=bool)], 0.1, atol=0.01)
 
 
@@ -315,7 +369,7 @@ def test_empty_draws():
     assert all(len(draw_exact(gamma, 1, rng)) for _ in range(100))
 
 
-# --- the algorithm ------------------------------------------------------------------------------------------------
+# --- the algorithm --------------------------------------------------------------------
 
 
 def test_gamma_one_is_plain_mirror_descent(problem):
@@ -334,15 +388,18 @@ def test_gamma_one_is_plain_mirror_descent(problem):
         np.testing.assert_array_equal(step(alpha, estimate, 0.1), step(alpha, gradient, 0.1))
 
 
-# Two densities over two outcomes and two clients of 30 and 10 samples. The pooled frequency of outcome 0 is
-# (30 * 0.7 + 10 * 0.3) / 40 = 0.6; both losses are least where 0.9 a + 0.2 (1 - a) = 0.6, at a = 4/7.
+# Two densities over two outcomes and two clients of 30 and 10 samples. The pooled
+# frequency of outcome 0 is (30 * 0.7 + 10 * 0.3) / 40 = 0.6; both losses are least
+# where 0.9 a + 0.2 (1 - a) = 0.6, at a = 4/7.
 TABLES = np.array([[0.9, 0.1], [0.2, 0.8]])
 CLIENTS = [(np.array([0.7, 0.3]), 30), (np.array([0.3, 0.7]), 10)]
 BEST = np.array([4 / 7, 3 / 7])
 
 
 def fedboost(loss, mirror, sampling, rounds, rate, correct, budget=1.0, seed=0):
-    """FedBoost, Figure 1, with all clients in each round; returns the average of alpha over the second half."""
+    """FedBoost, Figure 1, with all clients in each round; returns the average of alpha
+    over the second half.
+    """
     rng, alpha, total = np.random.default_rng(seed), np.full(2, 0.5), np.zeros(2)
     for t in range(rounds):
         gamma = inclusion(alpha, budget, sampling)
@@ -352,7 +409,9 @@ def fedboost(loss, mirror, sampling, rounds, rate, correct, budget=1.0, seed=0):
             gradient = loss(at, TABLES[ids], f)[1]
             if correct:
                 norms = squared_norms(TABLES[ids])
-                gradient = chain_rule(gradient, gamma[ids]) - bias_correction(alpha[ids], norms, gamma[ids])
+                gradient = chain_rule(gradient, gamma[ids]) - bias_correction(
+                    alpha[ids], norms, gamma[ids]
+                )
             delta += m / 40 * scatter(gradient, ids, 2)
         alpha = MIRRORS[mirror](alpha, delta, rate)
         total += alpha * (t >= rounds // 2)
@@ -378,18 +437,23 @@ def test_fedboost_with_uncorrected_uniform_sampling_does_not():
     assert np.abs(found - BEST).max() > 0.06
 
 
-# --- bad input ----------------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("budget", [0, -1, 5, np.nan, np.inf])
 @pytest.mark.parametrize("sampling", ["uniform", "weighted"])
 def test_a_bad_budget(budget, sampling):
-    with pytest.raises(ValueError, match=f"budget = {budget}, but there are 4 predictors: choose a number above 0"):
+    with pytest.raises(
+        ValueError, match=f"budget = {budget}, but there are 4 predictors: choose a number above 0"
+    ):
         inclusion(np.full(4, 0.25), budget, sampling)
 
 
 def call_with(alpha=(0.5, 0.5), tables=TABLES, f=(0.4, 0.6)):
-    return [lambda: log_loss(np.array(alpha), tables, f), lambda: squared_loss_density(np.array(alpha), tables, f)]
+    return [
+        lambda: log_loss(np.array(alpha), tables, f),
+        lambda: squared_loss_density(np.array(alpha), tables, f),
+    ]
 
 
 @pytest.mark.parametrize(

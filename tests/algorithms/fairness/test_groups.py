@@ -1,4 +1,6 @@
-"""Measures by group: by hand, against plain definitions on the pooled samples, and what no sums over samples can be."""
+"""Measures by group: by hand, against plain definitions on the pooled samples, and what
+no sums over samples can be.
+"""
 
 import numpy as np
 import pytest
@@ -9,27 +11,48 @@ from algorithms.fairness.groups import BINS, Groups, add_up, group_gaps, group_m
 
 
 def sums_of(probabilities, labels, members):
-    return group_sums(labels, probabilities.argmax(1), probabilities.max(1), members, probabilities.shape[1])
+    return group_sums(
+        labels, probabilities.argmax(1), probabilities.max(1), members, probabilities.shape[1]
+    )
 
 
 def samples(n, classes, groups, seed):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, classes)) * 2
     probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    return probabilities, rng.integers(classes, size=n), np.eye(groups, dtype=bool)[rng.integers(groups, size=n)]
+    return (
+        probabilities,
+        rng.integers(classes, size=n),
+        np.eye(groups, dtype=bool)[rng.integers(groups, size=n)],
+    )
 
 
 def test_two_groups_by_hand():
-    # Group a: labels 1 1 0 0, predictions 1 0 1 0; group b: labels 1 1 1 0 0, predictions 1 1 1 0 0. One sample is of neither.
+    # Group a: labels 1 1 0 0, predictions 1 0 1 0; group b: labels 1 1 1 0 0,
+    # predictions 1 1 1 0 0. One sample is of neither.
     labels = np.array([1, 1, 0, 0, 1, 1, 1, 0, 0, 1])
     predicted = np.array([1, 0, 1, 0, 1, 1, 1, 0, 0, 0])
     members = np.array([[g == "a", g == "b"] for g in "aaaabbbbb-"])
     confidence = np.full(10, 0.8)
     groups = Groups(("a", "b"), 2)
     sums = group_sums(labels, predicted, confidence, members, 2)
-    names = ("samples", "right", "tp", "fp", "fn", "tn", "accuracy", "selected", "tpr", "fpr", "ece")
+    names = (
+        "samples",
+        "right",
+        "tp",
+        "fp",
+        "fn",
+        "tn",
+        "accuracy",
+        "selected",
+        "tpr",
+        "fpr",
+        "ece",
+    )
     a, b = group_measures(sums, groups)
-    assert a == pytest.approx(dict(zip(names, (4, 2, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.3), strict=True)))
+    assert a == pytest.approx(
+        dict(zip(names, (4, 2, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.3), strict=True))
+    )
     assert b == pytest.approx(dict(zip(names, (5, 5, 3, 0, 0, 2, 1, 0.6, 1, 0, 0.2), strict=True)))
     assert group_gaps(sums, groups) == pytest.approx(
         {
@@ -46,7 +69,9 @@ def test_two_groups_by_hand():
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
 def test_sums_of_clients_give_the_measures_of_their_samples_together(classes):
-    """Of five clients of different sizes; references from scikit-learn and from the calibration error of a whole set."""
+    """Of five clients of different sizes; references from scikit-learn and from the
+    calibration error of a whole set.
+    """
     parts = [samples(n, classes, 3, seed) for seed, n in enumerate((5, 40, 11, 90, 60))]
     groups = Groups(("a", "b", "c"), classes)
     total = add_up([sums_of(*part).ravel().tolist() for part in parts], groups)
@@ -65,17 +90,24 @@ def test_sums_of_clients_give_the_measures_of_their_samples_together(classes):
             "fpr": (table.sum(0) - hits) / (n - table.sum(1)),
         }
         assert row["accuracy"] == pytest.approx(hits.sum() / n)
-        assert row["ece"] == pytest.approx(calibration_errors(probabilities[inside], labels[inside])[0])
+        assert row["ece"] == pytest.approx(
+            calibration_errors(probabilities[inside], labels[inside])[0]
+        )
         for name, rate in rates.items():
             gaps[name].append(rate)
             if name != "selected" or classes == 2:
                 assert row[name] == pytest.approx(rate[1] if classes == 2 else rate.mean())
-    by_class = {name: np.ptp(np.array(rates), axis=0)[1 if classes == 2 else 0 :] for name, rates in gaps.items()}
+    by_class = {
+        name: np.ptp(np.array(rates), axis=0)[1 if classes == 2 else 0 :]
+        for name, rates in gaps.items()
+    }
     found = group_gaps(total, groups)
     assert found["demographic-parity-gap"] == pytest.approx(by_class["selected"].mean())
     assert found["group-tpr-gap"] == pytest.approx(by_class["tpr"].mean())
     assert found["group-fpr-gap"] == pytest.approx(by_class["fpr"].mean())
-    assert found["equalised-odds-gap"] == pytest.approx(np.maximum(by_class["tpr"], by_class["fpr"]).mean())
+    assert found["equalised-odds-gap"] == pytest.approx(
+        np.maximum(by_class["tpr"], by_class["fpr"]).mean()
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -91,7 +123,9 @@ def test_groups_with_the_same_samples_have_no_gap(classes):
 def test_what_a_group_has_no_samples_for_is_left_out():
     # Group a has no sample of class 1, group b none at all, group c both classes.
     labels, predicted = np.array([0, 0, 1, 0]), np.array([0, 1, 1, 1])
-    members = np.array([[True, False, False], [True, False, False], [False, False, True], [False, False, True]])
+    members = np.array(
+        [[True, False, False], [True, False, False], [False, False, True], [False, False, True]]
+    )
     groups = Groups(("a", "b", "c"), 2)
     sums = group_sums(labels, predicted, np.full(4, 0.6), members, 2)
     a, b, c = group_measures(sums, groups)

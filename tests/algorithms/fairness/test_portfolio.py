@@ -12,9 +12,13 @@ from algorithms.fairness.simplex import minimise_on_simplex
 
 
 def residual(hessian: np.ndarray, linear: np.ndarray, p: np.ndarray) -> float:
-    """How far p is from the Karush-Kuhn-Tucker conditions of min p'Hp/2 - b'p on the simplex."""
+    """How far p is from the Karush-Kuhn-Tucker conditions of min p'Hp/2 - b'p on the
+    simplex.
+    """
     slope = hessian @ p - linear
-    level = slope.min()  # the multiplier of sum p = 1; the others, of p >= 0, are slope - level and hence feasible
+    # the multiplier of sum p = 1; the others, of p >= 0, are slope - level and hence
+    # feasible
+    level = slope.min()
     return max(abs(p.sum() - 1), -p.min(), float((p * (slope - level)).max()))
 
 
@@ -35,10 +39,13 @@ def solve_generically(hessian, linear, low=0.0, high=1.0):
 
 
 def hindsight(responses: np.ndarray) -> float:
-    """A lower bound of the loss (T, K) of the best fixed p, within 1e-3 of it: the tangent of the convex loss at a near-minimum."""
+    """A lower bound of the loss (T, K) of the best fixed p, within 1e-3 of it: the
+    tangent of the convex loss at a near-minimum.
+    """
     wealth = 1 + responses
     p = np.full(responses.shape[1], 1 / responses.shape[1])
-    for _ in range(20_000):  # Cover's iteration for the log-optimal portfolio: it raises the growth every time
+    # Cover's iteration for the log-optimal portfolio: it raises the growth every time
+    for _ in range(20_000):
         growth = (wealth / (wealth @ p)[:, None]).mean(axis=0)
         gap = len(responses) * (growth.max() - growth @ p)
         if gap < 1e-3:
@@ -49,7 +56,9 @@ def hindsight(responses: np.ndarray) -> float:
 
 
 def play(rule, rounds: int, adversary) -> tuple[float, np.ndarray]:
-    """The loss of the rule's decisions, each taken before the responses are known, and the responses (T, K)."""
+    """The loss of the rule's decisions, each taken before the responses are known, and
+    the responses (T, K).
+    """
     everyone, total, seen = np.arange(rule.count), 0.0, []
     for t in range(rounds):
         p = rule.p
@@ -76,7 +85,9 @@ def adversaries(count: int):
         "below the mean wins": lambda t, p: (p < 1 / count) * 1.0,
         "alternating": lambda t, p: eye[t % count],
         "long phases": lambda t, p: eye[(t // 150) % count],
-        "losses through a distribution": lambda t, p: respond(rng.lognormal(sigma=2, size=count), "normal", 0, 1),
+        "losses through a distribution": lambda t, p: respond(
+            rng.lognormal(sigma=2, size=count), "normal", 0, 1
+        ),
     }
 
 
@@ -107,7 +118,9 @@ def test_the_program_in_a_box_is_solved():
         p = minimise_on_simplex(hessian, linear, low, high)
         assert ((p >= low) & (p <= high + 1e-12)).all()
         np.testing.assert_allclose(p, solve_generically(hessian, linear, low, high), atol=2e-6)
-    np.testing.assert_allclose(minimise_on_simplex(np.eye(2), np.zeros(2), [0.3, 0.7], [0.3, 0.7]), [0.3, 0.7])
+    np.testing.assert_allclose(
+        minimise_on_simplex(np.eye(2), np.zeros(2), [0.3, 0.7], [0.3, 0.7]), [0.3, 0.7]
+    )
     with pytest.raises(ValueError, match="no solution"):
         minimise_on_simplex(np.eye(2), np.zeros(2), 0.0, 0.4)
 
@@ -117,7 +130,9 @@ def test_the_program_in_a_box_is_solved():
 
 @pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 1.0), (0.5, 3.0)])
 def test_the_newton_step_minimises_3_7(bounds):
-    """The program is (3.7) up to a constant: alpha, beta, H and b as they should be, from the history alone."""
+    """The program is (3.7) up to a constant: alpha, beta, H and b as they should be,
+    from the history alone.
+    """
     rng = np.random.default_rng(4)
     count = 5
     rule = OnlineNewtonStep(count, *bounds)
@@ -129,7 +144,11 @@ def test_the_newton_step_minimises_3_7(bounds):
 
     def objective(p):
         straight = sum(g @ p for _, g in past)
-        return straight + alpha / 2 * p @ p + beta / 2 * sum((g @ (p - before)) ** 2 for before, g in past)
+        return (
+            straight
+            + alpha / 2 * p @ p
+            + beta / 2 * sum((g @ (p - before)) ** 2 for before, g in past)
+        )
 
     for _ in range(6):
         r = rng.uniform(rule.low, rule.high, count)
@@ -168,7 +187,11 @@ def test_the_reference_ridge_has_its_own_form_and_milder_weights():
             rule.decide(np.arange(count), r)
     hessian, linear = rules["reference"].program()
     alpha, beta = 4, count / 4
-    np.testing.assert_allclose(hessian, alpha * (1 + beta) * np.eye(count) + beta * sum(np.outer(g, g) for g in past), rtol=1e-12)
+    np.testing.assert_allclose(
+        hessian,
+        alpha * (1 + beta) * np.eye(count) + beta * sum(np.outer(g, g) for g in past),
+        rtol=1e-12,
+    )
     np.testing.assert_allclose(linear, -sum(past), rtol=1e-12)
     assert rules["paper"].p.argmax() == rules["reference"].p.argmax() == count - 1
     assert rules["paper"].p[-1] > rules["reference"].p[-1] + 0.1
@@ -194,7 +217,9 @@ def test_regret_of_the_newton_step_with_its_default_range(name):
 
 
 def test_theorem_3_1_needs_its_premise():
-    """With C2 = 1/K the step beta = K/4 is too large a curvature: one change of the winner is followed too slowly."""
+    """With C2 = 1/K the step beta = K/4 is too large a curvature: one change of the
+    winner is followed too slowly.
+    """
     count, rounds, change = 10, 2500, 600
     wins = np.diff(np.floor(0.75 * np.arange(rounds + 1))) > 0
 
@@ -237,9 +262,12 @@ def test_a_newcomer_of_the_newton_step_has_the_mean_clients_past():
     rows = [(np.append(p, [0, 0]), np.append(g, [g.mean()] * 2)) for p, g in past]
     alpha, beta = 4 * 6 * 0.5, 1 / 2
     hessian, linear = rule.program()
-    np.testing.assert_allclose(hessian, alpha * np.eye(6) + beta * sum(np.outer(g, g) for _, g in rows), rtol=1e-12)
+    np.testing.assert_allclose(
+        hessian, alpha * np.eye(6) + beta * sum(np.outer(g, g) for _, g in rows), rtol=1e-12
+    )
     np.testing.assert_allclose(linear, sum(beta * g * (g @ p) - g for p, g in rows), rtol=1e-12)
-    # A newcomer that then has the mean response stays between the best and the worst served.
+    # A newcomer that then has the mean response stays between the best and the worst
+    # served.
     weights = rule.decide(np.arange(6), np.array([0.1, 0.2, 0.3, 0.5, 0.275, 0.275]))
     assert weights[4] == pytest.approx(weights[5])
     assert weights[0] <= weights[4] < weights[3]
@@ -285,7 +313,11 @@ class Dense:
         self.gradient = linearised(self.p, estimate, np.full(self.count, values.mean()))
         self.total += self.gradient
         self.rounds += 1
-        logits = -math.sqrt(math.log(self.count)) * self.total / (self.lipschitz * math.sqrt(self.rounds + 1))
+        logits = (
+            -math.sqrt(math.log(self.count))
+            * self.total
+            / (self.lipschitz * math.sqrt(self.rounds + 1))
+        )
         self.p = np.exp(logits - logits.max())
         self.p /= self.p.sum()
         return self.p[sampled] / self.p[sampled].sum()
@@ -311,10 +343,14 @@ def test_3_11_is_the_tangent_of_the_gradient_in_the_responses():
 
     def gradient(responses):
         weights = p.clone().requires_grad_()
-        return torch.autograd.grad(-torch.log(1 + weights @ responses), weights, create_graph=True)[0]
+        return torch.autograd.grad(-torch.log(1 + weights @ responses), weights, create_graph=True)[
+            0
+        ]
 
     tangent = gradient(r0) + torch.autograd.functional.jacobian(gradient, r0) @ (r - r0)
-    np.testing.assert_allclose(linearised(p.numpy(), r.numpy(), r0.numpy()), tangent.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(
+        linearised(p.numpy(), r.numpy(), r0.numpy()), tangent.detach().numpy(), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("count", "size"), [(5, 2), (40, 7), (300, 5), (6, 6), (9, 1)])
@@ -336,8 +372,10 @@ def test_touching_the_sampled_clients_alone_is_the_dense_update(count, size, bou
 
 
 def test_what_holds_of_the_doubly_robust_mean():
-    """Lemma 3.2 holds exactly for a filling that does not depend on the sample; with the sample's own mean, as printed,
-    what a client responds beyond the mean is expected smaller by K (m - 1) / (m (K - 1)), and the mean over clients is exact."""
+    """Lemma 3.2 holds exactly for a filling that does not depend on the sample; with
+    the sample's own mean, as printed, what a client responds beyond the mean is
+    expected smaller by K (m - 1) / (m (K - 1)), and the mean over clients is exact.
+    """
     r = np.array([0.9, 0.1, 0.4, 0.35, 0.8, 0.05])
     count = len(r)
     for size in (1, 2, 3, 5):
@@ -348,9 +386,12 @@ def test_what_holds_of_the_doubly_robust_mean():
         printed = np.mean([completed(count, ratio, s, r[s], r[s].mean()) for s in samples], axis=0)
         shrink = count * (size - 1) / (size * (count - 1))
         np.testing.assert_allclose(printed, r.mean() + shrink * (r - r.mean()), rtol=1e-12)
-        # So is the linearised gradient's at a fixed reference, which is linear in the responses (Lemma 3.3).
+        # So is the linearised gradient's at a fixed reference, which is linear in the
+        # responses (Lemma 3.3).
         p, r0 = np.random.default_rng(10).dirichlet(np.ones(count)), np.full(count, 0.3)
-        gradient = np.mean([linearised(p, completed(count, ratio, s, r[s], 0.3), r0) for s in samples], axis=0)
+        gradient = np.mean(
+            [linearised(p, completed(count, ratio, s, r[s], 0.3), r0) for s in samples], axis=0
+        )
         np.testing.assert_allclose(gradient, linearised(p, r, r0), rtol=1e-12)
 
 
@@ -358,7 +399,9 @@ def test_what_holds_of_the_doubly_robust_mean():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("count", [2, 12])
 def test_regret_of_the_entropy_leader_is_within_theorem_3_2(count, name, step, factor):
-    """With the larger step within half of its bound: that of gradients in an interval of length L, by Hoeffding's lemma."""
+    """With the larger step within half of its bound: that of gradients in an interval
+    of length L, by Hoeffding's lemma.
+    """
     rounds = 800
     rule = LinearisedFTRL(count, ratio=1.0, step=step)
     assert rule.lipschitz == 1
@@ -367,7 +410,9 @@ def test_regret_of_the_entropy_leader_is_within_theorem_3_2(count, name, step, f
 
 
 def test_with_all_clients_the_exact_gradient_is_what_keeps_the_regret_small():
-    """Linearised at the mean, a win in a lean round counts twice a win in a fat one, whatever the weights."""
+    """Linearised at the mean, a win in a lean round counts twice a win in a fat one,
+    whatever the weights.
+    """
     count, rounds = 20, 12_000
     lean, fat = np.eye(count)[0], 1 - np.eye(count)[0]
 
@@ -381,7 +426,8 @@ def test_with_all_clients_the_exact_gradient_is_what_keeps_the_regret_small():
     lean_leader = LinearisedFTRL(count, ratio=1 - 1e-9, high=1.0)
     total, seen = play(lean_leader, rounds, adversary)
     assert total - hindsight(seen) > bound
-    # It has settled on the client that wins 40 % of the rounds, and loses as much again in every round to come.
+    # It has settled on the client that wins 40 % of the rounds, and loses as much again
+    # in every round to come.
     assert lean_leader.p[0] > 0.8
     assert exact.p[0] < 0.5
 
@@ -441,13 +487,20 @@ def rules():
 def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(name):
     rule = rules()[name]
     rng = np.random.default_rng(12)
-    patterns = [np.zeros(6), np.full(6, 1e30), 1e30 * np.eye(6)[2], np.array([0, 1e30, 1, 1e-30, 0, 5]), np.ones(6)]
+    patterns = [
+        np.zeros(6),
+        np.full(6, 1e30),
+        1e30 * np.eye(6)[2],
+        np.array([0, 1e30, 1, 1e-30, 0, 5]),
+        np.ones(6),
+    ]
     cdfs = list(CDFS)
     for t in range(10_000):
         sampled = np.arange(6)
         if isinstance(rule, LinearisedFTRL) and rule.ratio < 1:
             sampled = rng.choice(6, 1 + t % 3, replace=False)
-        losses = patterns[(t // 7) % 5 if t < 5000 else 2][sampled]  # then one client only, 5,000 times
+        # then one client only, 5,000 times
+        losses = patterns[(t // 7) % 5 if t < 5000 else 2][sampled]
         weights = rule.decide(sampled, respond(losses, cdfs[t % 6], rule.low, rule.high))
         assert weights.min() >= 0
         assert abs(weights.sum() - 1) < 1e-12

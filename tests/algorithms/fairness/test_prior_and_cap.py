@@ -1,4 +1,6 @@
-"""What the prior and the cap of weight rules promise: projections, reductions, clients that are split, steps that move something."""
+"""What the prior and the cap of weight rules promise: projections, reductions, clients
+that are split, steps that move something.
+"""
 
 import math
 
@@ -22,24 +24,30 @@ RULES = {
 
 
 def learn(rule, responses, rounds=10, scale=True):
-    """Let all clients answer with ``responses`` in [0, 1] for some rounds; return the last weights."""
+    """Let all clients answer with ``responses`` in [0, 1] for some rounds; return the
+    last weights.
+    """
     high = getattr(rule, "high", 1.0) if scale else 1.0
     for _ in range(rounds):
         weights = rule.decide(np.arange(rule.count), high * np.asarray(responses))
     return weights
 
 
-# --- projections ---------------------------------------------------------------------------------------------------------
+# --- projections ----------------------------------------------------------------------
 
 
 def constrained(objective, slope, limits):
     """Return the minimum on the simplex below ``limits`` by a general solver."""
     n = len(limits)
     found = minimize(
-        objective, np.full(n, 1 / n), jac=slope, bounds=[(1e-12, u) for u in limits],
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}, method="SLSQP",
+        objective,
+        np.full(n, 1 / n),
+        jac=slope,
+        bounds=[(1e-12, u) for u in limits],
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 1000},
-    )  # fmt: skip
+    )
     return found.x
 
 
@@ -49,9 +57,13 @@ def test_both_projections_below_a_cap_against_a_general_solver(cap):
     for _ in range(8):
         prior, v = rng.dirichlet(np.ones(6)), rng.dirichlet(np.full(6, 0.4)) + 1e-6
         limits = cap * prior
-        near = constrained(lambda w: (w * np.log(w / v)).sum(), lambda w: np.log(w / v) + 1, limits)  # noqa: B023
+        near = constrained(lambda w: (w * np.log(w / v)).sum(), lambda w: np.log(w / v) + 1, limits)
         np.testing.assert_allclose(bounded(v, limits), near, atol=1e-5)
-        near = constrained(lambda w: ((w - v) ** 2 / prior).sum() / 2, lambda w: (w - v) / prior, limits)  # noqa: B023
+        near = constrained(
+            lambda w: ((w - v) ** 2 / prior).sum() / 2,
+            lambda w: (w - v) / prior,
+            limits,
+        )
         np.testing.assert_allclose(shifted(v, prior, limits), near, atol=1e-5)
 
 
@@ -60,13 +72,14 @@ def test_a_cap_in_a_world_of_extremes():
     np.testing.assert_allclose(bounded([0.0, 1.0, 0.0], 1.5 * third), [0.25, 0.5, 0.25])
     np.testing.assert_allclose(shifted([0.0, 1e30, 0.0], third, 1.5 * third), [0.25, 0.5, 0.25])
     np.testing.assert_allclose(shifted([0.1, 1e200, 0.0], third), [0.0, 1.0, 0.0])
-    np.testing.assert_array_equal(bounded([0.2, 0.3, 0.5], 3 * third), [0.2, 0.3, 0.5])  # nothing above: nothing changes
+    # nothing above: nothing changes
+    np.testing.assert_array_equal(bounded([0.2, 0.3, 0.5], 3 * third), [0.2, 0.3, 0.5])
     np.testing.assert_allclose(bounded([5.0, 1.0], [0.5, 0.5]), [0.5, 0.5])
     with pytest.raises(ValueError, match=r"limits sum to 0.9"):
         bounded([0.5, 0.5], [0.4, 0.5])
 
 
-# --- the prior -----------------------------------------------------------------------------------------------------------
+# --- the prior ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -88,7 +101,9 @@ def test_equal_responses_stay_at_the_prior_too(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_client_that_counts_as_two_moves_like_two(name):
-    """A client with prior 2/4 has the weight of two clients of 1/4 with its response; C1, C2 and K are held fixed by hand."""
+    """A client with prior 2/4 has the weight of two clients of 1/4 with its response;
+    C1, C2 and K are held fixed by hand.
+    """
     one, two = RULES[name](3), RULES[name](4)
     one.set_prior(np.array([0.25, 0.25, 0.5]))
     if isinstance(one, OnlineNewtonStep):
@@ -101,7 +116,8 @@ def test_a_client_that_counts_as_two_moves_like_two(name):
         r = np.array([0.3, 0.5, 0.9 - 0.05 * t])
         high = getattr(one, "high", 1.0)
         if isinstance(one, LinearisedFTRL) and one.ratio < 1:
-            # rbar is the mean over clients, which the prior does not weight: the same for both by this choice
+            # rbar is the mean over clients, which the prior does not weight: the same
+            # for both by this choice
             r = np.array([0.3, 0.7, 0.5])
         a = one.decide(np.arange(3), high * r)
         b = two.decide(np.arange(4), high * r[[0, 1, 2, 2]])
@@ -111,7 +127,9 @@ def test_a_client_that_counts_as_two_moves_like_two(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_new_prior_keeps_what_was_learnt(name):
-    """Ratios of weight to prior stay where they were when sizes become known after some rounds."""
+    """Ratios of weight to prior stay where they were when sizes become known after some
+    rounds.
+    """
     rule = RULES[name](3)
     learn(rule, [0.2, 0.5, 0.6], 4)
     before = rule.p * 3
@@ -120,7 +138,7 @@ def test_a_new_prior_keeps_what_was_learnt(name):
     np.testing.assert_allclose(rule.p / prior, before / (before @ prior), rtol=1e-9)
 
 
-# --- the cap -------------------------------------------------------------------------------------------------------------
+# --- the cap --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -158,25 +176,33 @@ def test_who_inflates_its_loss_gains_no_more_than_the_cap():
     assert rule.p.max() <= 0.03 * (1 + 1e-9)
 
 
-# --- the step that moves something ---------------------------------------------------------------------------------------
+# --- the step that moves something ----------------------------------------------------
 
 
 def worst_tenth(ratio_of_losses, cdf, seed, rounds=300, count=689, size=5, **how):
-    """Return the mass of a tenth of the clients, whose losses are so much larger in every round, and the largest weight times K."""
+    """Return the mass of a tenth of the clients, whose losses are so much larger in
+    every round, and the largest weight times K.
+    """
     rng = np.random.default_rng(seed)
     worst = np.arange(count) < count // 10
     rule = LinearisedFTRL(count, size / count, **how)
     for _ in range(rounds):
         sampled = rng.choice(count, size, replace=False)
-        losses = np.where(worst[sampled], ratio_of_losses, 1.0) * rng.lognormal(sigma=0.2, size=size)
+        losses = np.where(worst[sampled], ratio_of_losses, 1.0) * rng.lognormal(
+            sigma=0.2, size=size
+        )
         rule.decide(sampled, respond(losses, cdf, rule.low, rule.high))
     return rule.p[worst].sum() / worst.mean(), rule.p.max() * count
 
 
-@pytest.mark.parametrize("cdf", ["normal", "frechet", "weibull", "gumbel", "exponential", "logistic"])
+@pytest.mark.parametrize(
+    "cdf", ["normal", "frechet", "weibull", "gumbel", "exponential", "logistic"]
+)
 @pytest.mark.parametrize("ratio", [2.0, 3.0])
 def test_689_clients_with_five_a_round_and_a_tenth_served_worse(cdf, ratio):
-    """With the options' defaults; the step of (3.12) leaves them within a few per cent of uniform."""
+    """With the options' defaults; the step of (3.12) leaves them within a few per cent
+    of uniform.
+    """
     now = np.array([worst_tenth(ratio, cdf, seed, step="sampled", cap=3.0) for seed in range(3)])
     printed = np.array([worst_tenth(ratio, cdf, seed) for seed in range(3)])
     assert printed[:, 0].mean() < 1.1

@@ -1,4 +1,6 @@
-"""Resampling of test samples: exact distributions, coverage where it holds and where it must not, chance for equal clients."""
+"""Resampling of test samples: exact distributions, coverage where it holds and where it
+must not, chance for equal clients.
+"""
 
 import itertools
 
@@ -30,12 +32,21 @@ def test_one_client_has_the_interval_of_its_binomial_and_no_gap():
     found = uncertainty(np.array([140]), np.array([200]), rng(), draws=20_000)
     low, high = binom.ppf([0.025, 0.975], 200, 0.7) / 200
     for name in ("mean", "tail", "worst"):
-        assert (found[name].value, found[name].low, found[name].high) == pytest.approx((0.7, low, high), abs=0.0051)
-    assert (found["gap"].value, found["gap"].high, found["gap"].chance, found["gap"].p) == (0, 0, 0, 1)
+        assert (found[name].value, found[name].low, found[name].high) == pytest.approx(
+            (0.7, low, high), abs=0.0051
+        )
+    assert (found["gap"].value, found["gap"].high, found["gap"].chance, found["gap"].p) == (
+        0,
+        0,
+        0,
+        1,
+    )
 
 
 def test_the_draws_are_those_of_an_enumeration():
-    """Two clients with 3 of 4 and 2 of 5 right: the distribution of the worst one and of the gap, outcome by outcome."""
+    """Two clients with 3 of 4 and 2 of 5 right: the distribution of the worst one and
+    of the gap, outcome by outcome.
+    """
     right, samples = np.array([3, 2]), np.array([4, 5])
     worst, gap = {}, {}
     for a, b in itertools.product(range(5), range(6)):
@@ -47,14 +58,17 @@ def test_the_draws_are_those_of_an_enumeration():
     for name, distribution in (("worst", worst), ("gap", gap)):
         values = sorted(distribution)
         total = np.cumsum([distribution[value] for value in values])
-        assert np.abs(total[:, None] - [0.2, 0.8]).min() > 0.01  # no quantile lies at a step; 0.002 is a standard error
+        # no quantile lies at a step; 0.002 is a standard error
+        assert np.abs(total[:, None] - [0.2, 0.8]).min() > 0.01
         expected = [values[int(np.searchsorted(total, q))] for q in (0.2, 0.8)]
         assert [found[name].low, found[name].high] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("clients", "n", "p"), [(10, 30, 0.8), (100, 12, 0.5), (3, 400, 0.95)])
 def test_chance_is_the_expected_extreme_of_equal_clients(clients, n, p):
-    """E min = sum_{j >= 1} P(X >= j)^K / n, E max likewise, for K independent binomials."""
+    """E min = sum_{j >= 1} P(X >= j)^K / n, E max likewise, for K independent
+    binomials.
+    """
     steps = np.arange(1, n + 1)
     lowest = (binom.sf(steps - 1, n, p) ** clients).sum() / n
     highest = (1 - binom.cdf(steps - 1, n, p) ** clients).sum() / n
@@ -67,10 +81,17 @@ def test_chance_is_the_expected_extreme_of_equal_clients(clients, n, p):
 
 
 def simulated(true, n, share, repeats=300):
-    """Measured and true statistics of clients with these accuracies, ``repeats`` times."""
+    """Measured and true statistics of clients with these accuracies, ``repeats``
+    times.
+    """
     draws = np.random.default_rng(7)
-    truth = {name: float(value[0]) for name, value in statistics(np.array(true)[:, None], share).items()}
-    runs = [uncertainty(draws.binomial(n, true), np.full(len(true), n), rng(seed), share, draws=300) for seed in range(repeats)]
+    truth = {
+        name: float(value[0]) for name, value in statistics(np.array(true)[:, None], share).items()
+    }
+    runs = [
+        uncertainty(draws.binomial(n, true), np.full(len(true), n), rng(seed), share, draws=300)
+        for seed in range(repeats)
+    ]
     return runs, truth
 
 
@@ -79,7 +100,9 @@ def covered(runs, truth, name):
 
 
 def test_intervals_cover_the_truth_where_the_worst_client_stands_apart():
-    """300 repetitions of 95 %: two standard errors are 2.5 points; a percentile interval of counts is a little off by itself."""
+    """300 repetitions of 95 %: two standard errors are 2.5 points; a percentile
+    interval of counts is a little off by itself.
+    """
     runs, truth = simulated([0.5, *np.linspace(0.85, 0.9, 9)], 200, 0.1)
     for name in ("mean", "tail", "worst"):
         assert 0.92 <= covered(runs, truth, name) <= 0.985
@@ -87,7 +110,9 @@ def test_intervals_cover_the_truth_where_the_worst_client_stands_apart():
 
 
 def test_of_equal_clients_no_interval_holds_the_gap_of_zero_but_chance_tells():
-    """The bias that the documentation warns of: the gap is measured at 13 points on average, and every interval lies above 0."""
+    """The bias that the documentation warns of: the gap is measured at 13 points on
+    average, and every interval lies above 0.
+    """
     runs, truth = simulated([0.8] * 10, 100, 0.1)
     assert truth["gap"] == pytest.approx(0)
     assert covered(runs, truth, "gap") == 0
@@ -108,10 +133,14 @@ def test_blocks_change_nothing_but_memory_and_a_seed_gives_the_same(monkeypatch)
     monkeypatch.setattr(resampling, "BLOCK", 40 * 64)
     parts = uncertainty(right, samples, rng())
     for name, value in whole.items():
-        assert (parts[name].value, parts[name].low) == pytest.approx((value.value, value.low), abs=0.02)
+        assert (parts[name].value, parts[name].low) == pytest.approx(
+            (value.value, value.low), abs=0.02
+        )
 
 
-@pytest.mark.parametrize(("right", "samples"), [([], []), ([1], [0]), ([3], [2]), ([-1], [2]), ([1, 1], [2])])
+@pytest.mark.parametrize(
+    ("right", "samples"), [([], []), ([1], [0]), ([3], [2]), ([-1], [2]), ([1, 1], [2])]
+)
 def test_impossible_counts_are_refused(right, samples):
     with pytest.raises(ValueError, match="need"):
         uncertainty(np.array(right, int), np.array(samples, int), rng())

@@ -20,10 +20,14 @@ def test_the_eighteen_numbers_of_table_3_3():
     assert set(TABLE_3_3) == set(CDFS)
     for cdf, printed in TABLE_3_3.items():
         # The table comes from inputs of two figures, as the text prints them.
-        np.testing.assert_array_equal(CDFS[cdf](np.array([0.23, 2.31, 0.46])).round(2), printed, err_msg=cdf)
+        np.testing.assert_array_equal(
+            CDFS[cdf](np.array([0.23, 2.31, 0.46])).round(2), printed, err_msg=cdf
+        )
         # From the losses themselves all are the same but Normal's third, 0.2951.
         found = respond([0.01, 0.10, 0.02], cdf, 0.0, 1.0).round(2)
-        np.testing.assert_array_equal(found, (0.22, 0.90, 0.30) if cdf == "normal" else printed, err_msg=cdf)
+        np.testing.assert_array_equal(
+            found, (0.22, 0.90, 0.30) if cdf == "normal" else printed, err_msg=cdf
+        )
 
 
 @pytest.mark.parametrize("cdf", CDFS)
@@ -47,7 +51,18 @@ def test_only_ratios_of_losses_count_and_the_range_is_moved_linearly(cdf):
 
 @pytest.mark.parametrize("cdf", CDFS)
 @pytest.mark.parametrize(
-    "losses", [[0.0] * 4, [1e30] * 4, [1.7e308] * 4, [0.0, 1e30, 0.0], [5e-324, 0.0], [1e308, 1e-308, 0.0], [0.0], [1e30], [1.0]]
+    "losses",
+    [
+        [0.0] * 4,
+        [1e30] * 4,
+        [1.7e308] * 4,
+        [0.0, 1e30, 0.0],
+        [5e-324, 0.0],
+        [1e308, 1e-308, 0.0],
+        [0.0],
+        [1e30],
+        [1.0],
+    ],
 )
 def test_extreme_losses_have_finite_responses_within_the_range(cdf, losses):
     with np.errstate(over="raise", invalid="raise"):

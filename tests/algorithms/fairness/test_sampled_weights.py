@@ -33,7 +33,9 @@ def test_clients_never_heard_of_count_as_one():
 
 
 class Watched(np.ndarray):
-    """Notes the longest result of a multiplication: the rate times the scores that are looked at."""
+    """Notes the longest result of a multiplication: the rate times the scores that are
+    looked at.
+    """
 
     largest = 0
 

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from algorithms.fairness.weight_rules import ProjectedAscent, exponentiate, lipschitz_step, min_norm_in_box, powers, tilt
+from algorithms.fairness.weight_rules import (
+    ProjectedAscent,
+    exponentiate,
+    lipschitz_step,
+    min_norm_in_box,
+    powers,
+    tilt,
+)
 
 SIZES = np.array([120.0, 30.0, 400.0, 55.0])
 LOSSES = np.array([0.31, 2.4, 0.08, 1.1])
@@ -31,7 +38,9 @@ def test_the_closed_forms_of_table_3_2_come_from_one_rule(method):
 
 def test_the_rules_of_table_3_2_with_the_sample_sizes_as_their_prior():
     np.testing.assert_allclose(powers(LOSSES, 1.7, SIZES), unit(SIZES * LOSSES**1.7), rtol=1e-12)
-    np.testing.assert_allclose(tilt(LOSSES, 0.6, SIZES), unit(SIZES * np.exp(0.6 * LOSSES)), rtol=1e-12)
+    np.testing.assert_allclose(
+        tilt(LOSSES, 0.6, SIZES), unit(SIZES * np.exp(0.6 * LOSSES)), rtol=1e-12
+    )
     np.testing.assert_allclose(powers(LOSSES, 0, SIZES), unit(SIZES), rtol=1e-12)
 
 
@@ -58,19 +67,25 @@ def test_q_fedavg_tends_to_the_largest_loss_and_survives_losses_of_zero():
 
 @pytest.mark.parametrize("q", [0.0, 0.3, 1.0, 5.0])
 def test_q_fedavgs_step_is_the_quotient_of_the_paper(q):
-    """w <- w - sum F^q Delta / sum h with Delta = -L u and h = q F^(q-1) |Delta|^2 + L F^q, along one coordinate."""
+    """w <- w - sum F^q Delta / sum h with Delta = -L u and h = q F^(q-1) |Delta|^2 + L
+    F^q, along one coordinate.
+    """
     lipschitz, u = 4.0, np.array([0.3, -0.1, 0.7, 0.2])
     h = q * LOSSES ** (q - 1) * (lipschitz * u) ** 2 + lipschitz * LOSSES**q
     printed = lipschitz * (LOSSES**q @ u) / h.sum()
     shares = powers(LOSSES, q)
-    assert lipschitz_step(shares, LOSSES, u**2, q, lipschitz) * (shares @ u) == pytest.approx(printed, rel=1e-12)
+    assert lipschitz_step(shares, LOSSES, u**2, q, lipschitz) * (shares @ u) == pytest.approx(
+        printed, rel=1e-12
+    )
     if q == 0:
         assert lipschitz_step(shares, LOSSES, u**2, q, lipschitz) == 1
 
 
 def test_term_from_uniform_to_the_largest_loss():
     np.testing.assert_allclose(tilt(LOSSES, 0.6), unit(np.exp(0.6 * LOSSES)), rtol=1e-12)
-    np.testing.assert_allclose(tilt(LOSSES, 0.6, SIZES), unit(SIZES * np.exp(0.6 * LOSSES)), rtol=1e-12)
+    np.testing.assert_allclose(
+        tilt(LOSSES, 0.6, SIZES), unit(SIZES * np.exp(0.6 * LOSSES)), rtol=1e-12
+    )
     np.testing.assert_array_equal(tilt(LOSSES, 0), np.full(4, 0.25))
     np.testing.assert_allclose(tilt(LOSSES, 1e-12), np.full(4, 0.25), atol=1e-11)
     np.testing.assert_allclose(tilt(LOSSES, -1e-12, SIZES), unit(SIZES), atol=1e-11)
@@ -80,7 +95,9 @@ def test_term_from_uniform_to_the_largest_loss():
 
 
 @pytest.mark.parametrize("lambda_", [-1e30, -1.0, 1e-300, 1.0, 1e30])
-@pytest.mark.parametrize("losses", [[0.0] * 3, [1e30] * 3, [0.0, 1e30, 1.0], [1e30], [1e308, 1e-308, 0.0]])
+@pytest.mark.parametrize(
+    "losses", [[0.0] * 3, [1e30] * 3, [0.0, 1e30, 1.0], [1e30], [1e308, 1e-308, 0.0]]
+)
 def test_tilting_extreme_losses(losses, lambda_):
     with np.errstate(invalid="raise", over="raise"):
         weights = tilt(losses, lambda_)
@@ -109,13 +126,17 @@ def test_afl_projects_on_the_simplex():
 
 
 def test_afls_step_of_a_sample_is_that_of_all_in_expectation():
-    """Times the share of the clients that is drawn, and (m - 1) K / (m (K - 1)) for the mean that is the sample's own."""
+    """Times the share of the clients that is drawn, and (m - 1) K / (m (K - 1)) for the
+    mean that is the sample's own.
+    """
     steps = []
     for pair in itertools.combinations(range(4), 2):
         rule = ProjectedAscent(4, step=0.01)
         rule.decide(np.array(pair), LOSSES[list(pair)])
         steps.append(rule.p - 0.25)
-    np.testing.assert_allclose(np.mean(steps, axis=0), 0.01 * 2 / 4 * (4 / 6) * (LOSSES - LOSSES.mean()), atol=1e-12)
+    np.testing.assert_allclose(
+        np.mean(steps, axis=0), 0.01 * 2 / 4 * (4 / 6) * (LOSSES - LOSSES.mean()), atol=1e-12
+    )
 
 
 def test_afl_with_a_sample_climbs_there_and_projects_all():
@@ -136,10 +157,18 @@ def test_afl_reaches_the_worst_client():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [ProjectedAscent(6, 0.1), ProjectedAscent(6, 0.1, cap=2.0), ProjectedAscent(6, 1e300)])
+@pytest.mark.parametrize(
+    "rule", [ProjectedAscent(6, 0.1), ProjectedAscent(6, 0.1, cap=2.0), ProjectedAscent(6, 1e300)]
+)
 def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(rule):
     rng = np.random.default_rng(1)
-    patterns = [np.zeros(6), np.full(6, 1e30), 1e30 * np.eye(6)[2], np.array([0, 1e30, 1, 1e-30, 0, 5]), np.ones(6)]
+    patterns = [
+        np.zeros(6),
+        np.full(6, 1e30),
+        1e30 * np.eye(6)[2],
+        np.array([0, 1e30, 1, 1e-30, 0, 5]),
+        np.ones(6),
+    ]
     for t in range(10_000):
         sampled = rng.choice(6, 1 + t % 6, replace=False)
         weights = rule.decide(sampled, patterns[(t // 7) % 5][sampled])
@@ -194,12 +223,14 @@ def test_the_shortest_mixture_against_brute_force(radius):
 
 def test_the_shortest_mixture_is_a_certified_minimum_for_many_clients():
     rng = np.random.default_rng(3)
-    updates = rng.normal(size=(30, 12)) + 0.3  # more updates than dimensions: the Gram matrix is singular
+    # more updates than dimensions: the Gram matrix is singular
+    updates = rng.normal(size=(30, 12)) + 0.3
     gram = updates @ updates.T
     static = rng.dirichlet(np.ones(30))
     for radius in (0.01, 0.1, 1.0):
         w = min_norm_in_box(gram, static, radius)
-        # Frank-Wolfe gap: the slope of the best feasible direction, found greedily, bounds what is left to gain.
+        # Frank-Wolfe gap: the slope of the best feasible direction, found greedily,
+        # bounds what is left to gain.
         slope, room = gram @ w, np.minimum(static + radius, 1) - np.maximum(static - radius, 0)
         v = np.maximum(static - radius, 0)
         for k in np.argsort(slope):
@@ -209,15 +240,29 @@ def test_the_shortest_mixture_is_a_certified_minimum_for_many_clients():
 
 def test_known_shortest_mixtures():
     static = np.full(2, 0.5)
-    np.testing.assert_allclose(min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], static, 1.0), [0.75, 0.25], atol=1e-8)
-    np.testing.assert_allclose(min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], static, 0.1), [0.6, 0.4], atol=1e-8)
-    np.testing.assert_array_equal(min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], [0.3, 0.7], 0.0), [0.3, 0.7])
-    np.testing.assert_allclose(min_norm_in_box([[1.0, -1.0], [-1.0, 1.0]], [0.9, 0.1], 1.0), static, atol=1e-8)
-    np.testing.assert_allclose(min_norm_in_box(np.ones((3, 3)), np.full(3, 1 / 3), 1.0), np.full(3, 1 / 3), atol=1e-5)
-    np.testing.assert_allclose(min_norm_in_box(np.zeros((3, 3)), [0.2, 0.3, 0.5], 1.0), [0.2, 0.3, 0.5])
+    np.testing.assert_allclose(
+        min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], static, 1.0), [0.75, 0.25], atol=1e-8
+    )
+    np.testing.assert_allclose(
+        min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], static, 0.1), [0.6, 0.4], atol=1e-8
+    )
+    np.testing.assert_array_equal(
+        min_norm_in_box([[1.0, 0.0], [0.0, 3.0]], [0.3, 0.7], 0.0), [0.3, 0.7]
+    )
+    np.testing.assert_allclose(
+        min_norm_in_box([[1.0, -1.0], [-1.0, 1.0]], [0.9, 0.1], 1.0), static, atol=1e-8
+    )
+    np.testing.assert_allclose(
+        min_norm_in_box(np.ones((3, 3)), np.full(3, 1 / 3), 1.0), np.full(3, 1 / 3), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        min_norm_in_box(np.zeros((3, 3)), [0.2, 0.3, 0.5], 1.0), [0.2, 0.3, 0.5]
+    )
     np.testing.assert_array_equal(min_norm_in_box([[2.0]], [1.0], 0.5), [1])
     # A box narrower than rounding: the static weights, or as good as them.
-    np.testing.assert_allclose(min_norm_in_box(np.eye(3), [0.1, 0.2, 0.7], 1e-18), [0.1, 0.2, 0.7], atol=1e-12)
+    np.testing.assert_allclose(
+        min_norm_in_box(np.eye(3), [0.1, 0.2, 0.7], 1e-18), [0.1, 0.2, 0.7], atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["static", "uniform"])
@@ -226,7 +271,9 @@ def test_the_scale_of_the_updates_does_not_matter(scale, name):
     rng = np.random.default_rng(4)
     gram = np.cov(rng.normal(size=(5, 40)))
     static = rng.dirichlet(np.ones(5)) if name == "static" else np.full(5, 0.2)
-    np.testing.assert_allclose(min_norm_in_box(scale * gram, static, 0.3), min_norm_in_box(gram, static, 0.3), atol=1e-8)
+    np.testing.assert_allclose(
+        min_norm_in_box(scale * gram, static, 0.3), min_norm_in_box(gram, static, 0.3), atol=1e-8
+    )
 
 
 @pytest.mark.parametrize(

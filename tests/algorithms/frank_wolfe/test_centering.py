@@ -1,4 +1,6 @@
-"""The centring's sums against a direct computation, for any way of dealing the observations."""
+"""The centring's sums against a direct computation, for any way of dealing the
+observations.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def dealt(whole, parts):
 
 
 def centred(train, test, parts=1, kind="bias", limits=(-np.inf, np.inf)):
-    """Ask all stages of so many clients, among which training and test observations are dealt."""
+    """Ask all stages of so many clients, among which training and test observations are
+    dealt.
+    """
     centering = Centering(SHAPE, kind)
     clients = list(zip(dealt(train, parts), dealt(test, parts), strict=True))
     while stage := centering.stage:
@@ -32,7 +36,9 @@ def centred(train, test, parts=1, kind="bias", limits=(-np.inf, np.inf)):
 
 
 def biases(train):
-    """Koren's damped biases, in a few lines: columns first, then rows of what is left."""
+    """Koren's damped biases, in a few lines: columns first, then rows of what is
+    left.
+    """
     mean = train.values.mean()
     columns, rows = np.zeros(7), np.zeros(9)
     for j in range(7):
@@ -69,14 +75,20 @@ def test_centring_by_the_mean_and_by_nothing():
 def test_the_errors_of_predictors_are_those_on_all_test_observations(kind):
     train, test, limits = table(40, 1), table(20, 2), (2.0, 5.0)
     mean, rows, columns = biases(train)
-    by_row = [np.sum(train.values[train.rows == i] - mean) / (np.sum(train.rows == i) + DAMPING) for i in range(9)]
+    by_row = [
+        np.sum(train.values[train.rows == i] - mean) / (np.sum(train.rows == i) + DAMPING)
+        for i in range(9)
+    ]
     guesses = {
         "mean": np.full(20, mean),
         "rows": mean + np.array(by_row)[test.rows],
         "columns": mean + columns[test.columns],
         "biases": mean + rows[test.rows] + columns[test.columns],
     }
-    wanted = {name: np.sqrt(np.mean((np.clip(guess, *limits) - test.values) ** 2)) for name, guess in guesses.items()}
+    wanted = {
+        name: np.sqrt(np.mean((np.clip(guess, *limits) - test.values) ** 2))
+        for name, guess in guesses.items()
+    }
     wanted["zero"] = np.sqrt(np.mean(test.values**2))
     found = centred(train, test, 4, kind, limits).metrics()
     assert found == pytest.approx({f"test-rmse-of-{name}": error for name, error in wanted.items()})
@@ -90,7 +102,9 @@ def test_a_row_without_observations_has_the_mean():
 
 
 def test_constant_observations_leave_nothing_and_divide_by_nothing():
-    train, test = (t._replace(values=np.full_like(t.values, 2.0)) for t in (table(40, 1), table(20, 2)))
+    train, test = (
+        t._replace(values=np.full_like(t.values, 2.0)) for t in (table(40, 1), table(20, 2))
+    )
     for kind in ("mean", "bias"):
         found = centred(train, test, 2, kind)
         assert found.constants()["scale"][0] > 0

@@ -5,11 +5,20 @@ import pytest
 import torch
 
 from algorithms.frank_wolfe.matrix_domains import Birkhoff, NuclearBall
-from algorithms.frank_wolfe.objectives import LeastSquares, Logistic, MatrixCompletion, QuadraticAssignment, read_qaplib
+from algorithms.frank_wolfe.objectives import (
+    LeastSquares,
+    Logistic,
+    MatrixCompletion,
+    QuadraticAssignment,
+    read_qaplib,
+)
 
 
 def observations(rng, shape=(7, 9), count=20):
-    return (*np.divmod(rng.choice(shape[0] * shape[1], count, replace=False), shape[1]), rng.normal(size=count))
+    return (
+        *np.divmod(rng.choice(shape[0] * shape[1], count, replace=False), shape[1]),
+        rng.normal(size=count),
+    )
 
 
 def objectives():
@@ -65,7 +74,9 @@ def test_gradients_against_finite_differences(name):
     assert gradient.shape == objective.shape
     for _ in range(5):
         direction = rng.normal(size=objective.shape)
-        numeric = (objective.value(x + 1e-5 * direction) - objective.value(x - 1e-5 * direction)) / 2e-5
+        numeric = (
+            objective.value(x + 1e-5 * direction) - objective.value(x - 1e-5 * direction)
+        ) / 2e-5
         assert np.vdot(gradient, direction) == pytest.approx(numeric, rel=1e-6, abs=1e-7)
 
 
@@ -76,7 +87,9 @@ def test_values_and_gradients_against_autograd(name):
     value = in_torch(name, objective, x)
     value.backward()
     assert objective.value(x.detach().numpy()) == pytest.approx(value.item())
-    np.testing.assert_allclose(dense_gradient(objective, x.detach().numpy()), x.grad.numpy(), atol=1e-10)
+    np.testing.assert_allclose(
+        dense_gradient(objective, x.detach().numpy()), x.grad.numpy(), atol=1e-10
+    )
 
 
 def test_logistic_is_the_mean_cross_entropy():
@@ -87,8 +100,11 @@ def test_logistic_is_the_mean_cross_entropy():
     loss = torch.nn.functional.cross_entropy(torch.tensor(samples) @ weights, torch.tensor(labels))
     loss.backward()
     assert objective.value(weights.detach().numpy()) == pytest.approx(loss.item())
-    np.testing.assert_allclose(objective.gradient(weights.detach().numpy()), weights.grad.numpy(), atol=1e-12)
-    assert np.isfinite(objective.gradient(1e4 * weights.detach().numpy())).all()  # large scores do not overflow
+    np.testing.assert_allclose(
+        objective.gradient(weights.detach().numpy()), weights.grad.numpy(), atol=1e-12
+    )
+    # large scores do not overflow
+    assert np.isfinite(objective.gradient(1e4 * weights.detach().numpy())).all()
 
 
 def test_counts_of_samples():
@@ -132,7 +148,9 @@ def test_observations_may_come_in_any_order():
         MatrixCompletion(rows[order], columns[order], values[order], (7, 9)),
     )
     assert one.value(x) == other.value(x) == pytest.approx(((x[rows, columns] - values) ** 2).sum())
-    np.testing.assert_array_equal(one.gradient(x).matvec(np.ones(9)), other.gradient(x).matvec(np.ones(9)))
+    np.testing.assert_array_equal(
+        one.gradient(x).matvec(np.ones(9)), other.gradient(x).matvec(np.ones(9))
+    )
 
 
 def test_the_parts_of_an_assignment_sum_to_the_whole():
@@ -141,7 +159,11 @@ def test_the_parts_of_an_assignment_sum_to_the_whole():
     places = list(itertools.product(range(4), repeat=2))
     parts = [QuadraticAssignment(a, b, places[i : i + 2]) for i in range(0, 16, 2)]
     whole = QuadraticAssignment(a, b)
-    assert sum(part.value(x) for part in parts) == pytest.approx(whole.value(x)) == pytest.approx(np.trace(a @ x @ b.T @ x.T))
+    assert (
+        sum(part.value(x) for part in parts)
+        == pytest.approx(whole.value(x))
+        == pytest.approx(np.trace(a @ x @ b.T @ x.T))
+    )
     np.testing.assert_allclose(sum(part.gradient(x) for part in parts), whole.gradient(x))
 
 
@@ -154,7 +176,8 @@ def test_an_assignments_value_at_a_permutation_is_its_cost():
         assert objective.value(np.eye(5)[list(order)]) == pytest.approx(cost)
 
 
-# QAPLIB's nug5: a 5 x 5 grid instance small enough to search. Its optimum by enumeration, 50, is the published one.
+# QAPLIB's nug5: a 5 x 5 grid instance small enough to search. Its optimum by
+# enumeration, 50, is the published one.
 NUG5 = """5
 
  0 1 1 2 3
@@ -177,7 +200,10 @@ def test_a_qaplib_file_is_read():
     np.testing.assert_array_equal(a[4], [3, 2, 2, 1, 0])
     np.testing.assert_array_equal(b[1], [5, 0, 3, 0, 2])
     objective = QuadraticAssignment(a, b)
-    assert min(objective.value(np.eye(5)[list(order)]) for order in itertools.permutations(range(5))) == 50
+    assert (
+        min(objective.value(np.eye(5)[list(order)]) for order in itertools.permutations(range(5)))
+        == 50
+    )
     assert objective.value(Birkhoff((5, 5)).start()) > 0
     one_line = read_qaplib(" ".join(NUG5.split()))  # line breaks mean nothing
     np.testing.assert_array_equal(one_line[1], b)
@@ -211,18 +237,30 @@ ROWS, COLUMNS, VALUES = [0, 1, 2], [1, 1, 0], [3.0, 4.0, 5.0]
     [
         (lambda: LeastSquares(np.ones((2, 3)), np.ones(3)), "give 2 finite numbers"),
         (lambda: LeastSquares(np.ones(3), np.ones(3)), "A of shape"),
-        (lambda: LeastSquares(np.full((2, 2), np.nan), np.ones(2)), "4 entries that are not finite"),
+        (
+            lambda: LeastSquares(np.full((2, 2), np.nan), np.ones(2)),
+            "4 entries that are not finite",
+        ),
         (lambda: LeastSquares(np.ones((2, 2)), [1, np.inf]), "2 finite numbers"),
         (lambda: LeastSquares(np.ones((0, 2)), []), "at least one row"),
         (lambda: Logistic(np.ones((2, 3)), [0, 1, 1], 2), "give 2 whole numbers"),
         (lambda: Logistic(np.ones((2, 3)), [0.0, 1.0], 2), "whole numbers"),
         (lambda: Logistic(np.ones((2, 3)), [0, 2], 2), "labels 0..2, but there are 2 classes"),
-        (lambda: MatrixCompletion(ROWS, COLUMNS, VALUES, (2, 2)), "rows 0..2, but the matrix has 2"),
+        (
+            lambda: MatrixCompletion(ROWS, COLUMNS, VALUES, (2, 2)),
+            "rows 0..2, but the matrix has 2",
+        ),
         (lambda: MatrixCompletion(ROWS, [1, 1, -1], VALUES, (3, 2)), "columns -1..1"),
-        (lambda: MatrixCompletion([0, 1, 0], [*COLUMNS[:2], 1], VALUES, (3, 2)), r"1 observations repeat .* \(0, 1\)"),
+        (
+            lambda: MatrixCompletion([0, 1, 0], [*COLUMNS[:2], 1], VALUES, (3, 2)),
+            r"1 observations repeat .* \(0, 1\)",
+        ),
         (lambda: MatrixCompletion(ROWS, COLUMNS, VALUES[:2], (3, 2)), "the same length"),
         (lambda: MatrixCompletion(ROWS, [0.5, 1, 1], VALUES, (3, 2)), "whole numbers"),
-        (lambda: MatrixCompletion(ROWS, COLUMNS, [1, 2, np.nan], (3, 2)), "1 observed values are not finite"),
+        (
+            lambda: MatrixCompletion(ROWS, COLUMNS, [1, 2, np.nan], (3, 2)),
+            "1 observed values are not finite",
+        ),
         (lambda: MatrixCompletion([], [], [], (3, 2)), "length of 1 or more"),
         (lambda: QuadraticAssignment(np.ones((2, 3)), np.ones((2, 3))), "square"),
         (lambda: QuadraticAssignment(np.ones((2, 2)), np.ones((3, 3))), "same size"),

@@ -38,7 +38,9 @@ def test_partial_participation_counts_the_steps_that_a_client_has_made(t):
     assert step.eta == pytest.approx(2 / (0.25 * (t - 1) + 2))
     assert step.lambda_ == pytest.approx(3 * math.sqrt(0.25 * (t - 1) + 2))
     assert Schedule(3.0, participation=0.5).at(2 * t - 1) == Schedule(3.0).at(t)
-    assert Schedule(3.0, "stochastic", participation=0.5).at(2 * t - 1) == Schedule(3.0, "stochastic").at(t)
+    assert Schedule(3.0, "stochastic", participation=0.5).at(2 * t - 1) == Schedule(
+        3.0, "stochastic"
+    ).at(t)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ def test_bad_schedules(options, message):
         Schedule(**options)
 
 
-# The paper's Example 1: F(x) = ((x - 3)^2 + (x + 1)^2) / 2 on [-1, 1] has its minimum at 1.
+# The paper's Example 1: F(x) = ((x - 3)^2 + (x + 1)^2) / 2 on [-1, 1] has its minimum
+# at 1.
 LINE = Box(1, -1, 1)
 SLOPES = (lambda x: 2 * (x - 3), lambda x: 2 * (x + 1))
 
@@ -76,7 +79,8 @@ def run_line(lambda_0: float, dual: bool, rounds: int) -> float:
     for t in range(1, rounds + 1):
         step = schedule.at(t)
         atoms = [
-            plus_step(LINE, x, x_bar, slope(x), 2, step, y, lambda_0) for x, y, slope in zip(points, duals, SLOPES, strict=True)
+            plus_step(LINE, x, x_bar, slope(x), 2, step, y, lambda_0)
+            for x, y, slope in zip(points, duals, SLOPES, strict=True)
         ]
         server_step(x_bar, atoms, step.eta)
     if dual:
@@ -120,11 +124,18 @@ def reference(gradients, lmo, n, rounds, lambda_0, plus, start):
 
 def least_squares(seed=0, clients=4, rows=5, columns=8):
     rng = np.random.default_rng(seed)
-    return [LeastSquares(rng.normal(size=(rows, columns)), rng.normal(size=rows)) for _ in range(clients)]
+    return [
+        LeastSquares(rng.normal(size=(rows, columns)), rng.normal(size=rows))
+        for _ in range(clients)
+    ]
 
 
 @pytest.mark.parametrize("plus", [False, True])
-@pytest.mark.parametrize("domain", [L1Ball(8, 1.0), Simplex(8), Box(8, -0.2, 0.3), KSparse(8, 3, 0.4), L2Ball(8, 0.7)], ids=str)
+@pytest.mark.parametrize(
+    "domain",
+    [L1Ball(8, 1.0), Simplex(8), Box(8, -0.2, 0.3), KSparse(8, 3, 0.4), L2Ball(8, 0.7)],
+    ids=str,
+)
 def test_both_steps_are_the_algorithms_as_printed(domain, plus):
     objectives, schedule = least_squares(), Schedule(0.5)
     points, x_bar = [domain.start() for _ in objectives], domain.start()
@@ -132,11 +143,20 @@ def test_both_steps_are_the_algorithms_as_printed(domain, plus):
     for t in range(1, 61):
         step = schedule.at(t)
         atoms = [
-            plus_step(domain, x, x_bar, f.gradient(x), 4, step, y, 0.5) for x, y, f in zip(points, duals, objectives, strict=True)
+            plus_step(domain, x, x_bar, f.gradient(x), 4, step, y, 0.5)
+            for x, y, f in zip(points, duals, objectives, strict=True)
         ]
         # What travels is the packed atom, and that is as good as the dense one.
         server_step(x_bar, [domain.unpack(atom.pack()) for atom in atoms], step.eta)
-    expected, bar = reference([f.gradient for f in objectives], lambda g: domain.lmo(g).dense(), 4, 60, 0.5, plus, domain.start())
+    expected, bar = reference(
+        [f.gradient for f in objectives],
+        lambda g: domain.lmo(g).dense(),
+        4,
+        60,
+        0.5,
+        plus,
+        domain.start(),
+    )
     np.testing.assert_allclose(points, expected, atol=1e-10)
     np.testing.assert_allclose(x_bar, bar, atol=1e-10)
     np.testing.assert_allclose(x_bar, np.mean(points, axis=0), atol=1e-10)
@@ -149,7 +169,10 @@ def test_the_mean_stays_the_mean_under_partial_participation():
     x_bar = domain.start()
     for t in range(1, 301):
         step, chosen = schedule.at(t), sorted(rng.choice(6, 2, replace=False))
-        atoms = [client_step(domain, points[i], x_bar, objectives[i].gradient(points[i]), 6, step) for i in chosen]
+        atoms = [
+            client_step(domain, points[i], x_bar, objectives[i].gradient(points[i]), 6, step)
+            for i in chosen
+        ]
         server_step_partial(x_bar, [copies[i] for i in chosen], atoms, step.eta, 6)
         np.testing.assert_allclose(x_bar, np.mean(points, axis=0), atol=1e-12)
     np.testing.assert_array_equal(points, copies)
@@ -162,7 +185,10 @@ def test_with_all_clients_both_server_steps_are_the_same():
     full, partial = domain.start(), domain.start()
     for t in range(1, 101):
         step = Schedule(0.5).at(t)
-        atoms = [client_step(domain, x, full, f.gradient(x), 4, step) for x, f in zip(points, objectives, strict=True)]
+        atoms = [
+            client_step(domain, x, full, f.gradient(x), 4, step)
+            for x, f in zip(points, objectives, strict=True)
+        ]
         server_step(full, atoms, step.eta)
         server_step_partial(partial, copies, atoms, step.eta, 4)
         np.testing.assert_allclose(full, partial, atol=1e-12)
@@ -213,7 +239,8 @@ def test_a_dual_step_and_an_average_are_as_printed():
     np.testing.assert_allclose((y, x), wanted)
 
 
-# A step forgets the rounding errors of earlier ones only at the rate eta: in float32 they add up to some 1e-6 in 1,000 steps.
+# A step forgets the rounding errors of earlier ones only at the rate eta: in float32
+# they add up to some 1e-6 in 1,000 steps.
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-6), (np.float32, 1e-5)])
 @pytest.mark.parametrize("domain", DOMAINS, ids=str)
@@ -267,7 +294,10 @@ def test_fedfw_falls_no_slower_than_its_proved_rate():
         if t in (100, 10_000):
             left[t] = sum(f.value(x_bar) for f in objectives) / 4
         step = schedule.at(t)
-        atoms = [client_step(domain, x, x_bar, f.gradient(x), 4, step) for x, f in zip(points, objectives, strict=True)]
+        atoms = [
+            client_step(domain, x, x_bar, f.gradient(x), 4, step)
+            for x, f in zip(points, objectives, strict=True)
+        ]
         server_step(x_bar, atoms, step.eta)
     assert math.log(left[10_000] / left[100]) / math.log(100) <= -0.5
 
@@ -294,7 +324,9 @@ def test_the_gap_of_a_linear_function_is_what_is_left():
 def test_a_sparse_gradient_takes_the_same_step_as_a_dense_one():
     rng = np.random.default_rng(6)
     shape = (12, 15)
-    objective = MatrixCompletion(*np.divmod(rng.choice(180, 40, replace=False), 15), rng.normal(size=40), shape)
+    objective = MatrixCompletion(
+        *np.divmod(rng.choice(180, 40, replace=False), 15), rng.normal(size=40), shape
+    )
     domain = NuclearBall(shape, 3.0, tolerance=1e-8)
     x, x_bar, y = rng.normal(size=(3, *shape))
     sparse = objective.gradient(x)
@@ -334,13 +366,20 @@ def test_the_averaged_gradient_forgets():
 
 
 def test_averaging_noisy_gradients_takes_the_noise_out():
-    domain, target, schedule, left = L1Ball(6, 1.0), np.array([0.3, -0.2, 0.1, 0, 0, 0]), Schedule(1.0, "stochastic"), {}
+    domain, target, schedule, left = (
+        L1Ball(6, 1.0),
+        np.array([0.3, -0.2, 0.1, 0, 0, 0]),
+        Schedule(1.0, "stochastic"),
+        {},
+    )
     for averaged in (True, False):
         rng = np.random.default_rng(7)
         x, average = domain.start(), np.zeros(6)
         for t in range(1, 5001):
             step = schedule.at(t)
-            average_gradient(average, x - target + rng.normal(size=6), step.rho if averaged else 1.0)
+            average_gradient(
+                average, x - target + rng.normal(size=6), step.rho if averaged else 1.0
+            )
             move(x, domain.lmo(average), step.eta)
         left[averaged] = np.linalg.norm(x - target)
     assert left[True] < 0.15

@@ -20,7 +20,11 @@ def vertices(domain) -> list[np.ndarray]:
     size = math.prod(domain.shape)
     if isinstance(domain, L1Ball | Simplex):
         signs = (1, -1) if isinstance(domain, L1Ball) else (1,)
-        return [(sign * domain.radius * row).reshape(domain.shape) for row in np.eye(size) for sign in signs]
+        return [
+            (sign * domain.radius * row).reshape(domain.shape)
+            for row in np.eye(size)
+            for sign in signs
+        ]
     if isinstance(domain, Box):
         return [
             np.where(np.reshape(high, domain.shape), domain.upper, domain.lower)
@@ -39,7 +43,10 @@ def vertices(domain) -> list[np.ndarray]:
         one = [sign * domain.radius * row for row in np.eye(rows) for sign in (1, -1)]
         return [np.stack(choice, axis=1) for choice in itertools.product(one, repeat=columns)]
     if isinstance(domain, Birkhoff):
-        return [np.eye(len(order))[list(order)] for order in itertools.permutations(range(domain.shape[0]))]
+        return [
+            np.eye(len(order))[list(order)]
+            for order in itertools.permutations(range(domain.shape[0]))
+        ]
     return [domain.join(parts) for parts in itertools.product(*map(vertices, domain.domains))]
 
 
@@ -63,7 +70,9 @@ def test_no_vertex_is_better_than_the_oracles(domain):
     for g in directions(domain):
         atom = domain.lmo(g).dense()
         best = min(float(np.vdot(g, vertex)) for vertex in every)
-        assert np.vdot(g, atom) == pytest.approx(best, rel=1e-12, abs=1e-12 * float(np.abs(g).max()))
+        assert np.vdot(g, atom) == pytest.approx(
+            best, rel=1e-12, abs=1e-12 * float(np.abs(g).max())
+        )
         assert any(np.array_equal(atom, vertex) for vertex in every)
 
 
@@ -78,7 +87,8 @@ def test_the_cheapest_permutation_is_the_value_of_the_linear_program(q):
 
 @pytest.mark.parametrize("k", [1, 3, 7])
 def test_the_k_sparse_oracle_against_the_linear_program_of_the_polytope(k):
-    # x = plus - minus, both in [0, size], sum of both at most k size: what `contains` claims is the hull of the k-sparse points.
+    # x = plus - minus, both in [0, size], sum of both at most k size: what `contains`
+    # claims is the hull of the k-sparse points.
     g = np.random.default_rng(k).normal(size=7)
     found = linprog(np.concatenate([g, -g]), A_ub=np.ones((1, 14)), b_ub=[1.5 * k], bounds=(0, 1.5))
     assert np.vdot(g, KSparse(7, k, 1.5).lmo(g).dense()) == pytest.approx(found.fun)
@@ -89,7 +99,9 @@ def test_the_nuclear_oracle_finds_the_top_singular_value(domain):
     for g in directions(domain):
         atom = domain.lmo(g)
         top = np.linalg.norm(np.asarray(g, float), 2)
-        assert np.vdot(g / max(top, 1e-300), atom.dense()) == pytest.approx(-domain.radius * (top > 0), rel=1e-6)
+        assert np.vdot(g / max(top, 1e-300), atom.dense()) == pytest.approx(
+            -domain.radius * (top > 0), rel=1e-6
+        )
         assert np.linalg.norm(atom.dense(), "nuc") == pytest.approx(domain.radius)
 
 
@@ -98,7 +110,9 @@ def test_the_spectrahedrons_oracle_finds_the_smallest_eigenvalue():
     for g in directions(domain):
         least = np.linalg.eigvalsh((np.asarray(g, float) + np.asarray(g, float).T) / 2)[0]
         atom = domain.lmo(g).dense()
-        assert np.vdot(g, atom) == pytest.approx(3 * least, rel=1e-6, abs=1e-9 * float(np.abs(g).max()))
+        assert np.vdot(g, atom) == pytest.approx(
+            3 * least, rel=1e-6, abs=1e-9 * float(np.abs(g).max())
+        )
         assert domain.contains(atom)
 
 
@@ -107,7 +121,9 @@ def test_the_l2_oracle_is_the_opposite_direction():
         atom = domain.lmo(g).dense()
         assert np.linalg.norm(atom) == pytest.approx(2.0)
         if g.any():
-            np.testing.assert_allclose(atom, -2.0 * (g / np.abs(g).max()) / np.linalg.norm(g / np.abs(g).max()), atol=1e-7)
+            np.testing.assert_allclose(
+                atom, -2.0 * (g / np.abs(g).max()) / np.linalg.norm(g / np.abs(g).max()), atol=1e-7
+            )
 
 
 @pytest.mark.parametrize(
@@ -146,14 +162,25 @@ def test_an_atom_is_the_same_dense_packed_or_added(domain):
         atom.add_to(x, 0.3)
         np.testing.assert_allclose(x, expected, atol=1e-6 if g.dtype == np.float32 else 1e-12)
         if float(np.abs(g).max()) < 1e100:
-            assert atom.inner(g) == pytest.approx(float(np.vdot(g, atom.dense())), rel=1e-5, abs=1e-9)
+            assert atom.inner(g) == pytest.approx(
+                float(np.vdot(g, atom.dense())), rel=1e-5, abs=1e-9
+            )
 
 
 @pytest.mark.parametrize("order", ["C", "F", "sliced", "float32"])
 def test_adding_works_in_place_whatever_the_memory_layout(order):
     rng = np.random.default_rng(3)
-    for domain in (NuclearBall((3, 4), 2.0), L1Ball((3, 4), 1.0), KSparse((3, 4), 5), Box((3, 4), -1, 2)):
-        whole = np.zeros((6, 4), np.float32 if order == "float32" else np.float64, order="F" if order == "F" else "C")
+    for domain in (
+        NuclearBall((3, 4), 2.0),
+        L1Ball((3, 4), 1.0),
+        KSparse((3, 4), 5),
+        Box((3, 4), -1, 2),
+    ):
+        whole = np.zeros(
+            (6, 4),
+            np.float32 if order == "float32" else np.float64,
+            order="F" if order == "F" else "C",
+        )
         x = whole[::2] if order in ("F", "sliced") else whole[:3]
         atom = domain.lmo(rng.normal(size=(3, 4)))
         atom.add_to(x, 2.0)
@@ -163,7 +190,11 @@ def test_adding_works_in_place_whatever_the_memory_layout(order):
 
 @pytest.mark.parametrize("dimension", [10, 10_000_000])
 def test_an_l1_atom_is_twelve_bytes_whatever_the_dimension(dimension):
-    assert Entry(7, -2.5, (dimension,)).num_bytes == L1Ball(dimension, 2.5).lmo(np.ones(dimension)).num_bytes == 12
+    assert (
+        Entry(7, -2.5, (dimension,)).num_bytes
+        == L1Ball(dimension, 2.5).lmo(np.ones(dimension)).num_bytes
+        == 12
+    )
 
 
 def test_bytes_of_the_other_atoms():
@@ -219,7 +250,10 @@ HOSTILE = [
     (Birkhoff((3, 3)), [np.array([0, 1], I32)]),
     (Birkhoff((3, 3)), [np.eye(3)]),
     (Product((L1Ball(2, 1.0), Box(2, 0, 1))), [np.array([0], I32), np.array([1.0])]),
-    (Product((L1Ball(2, 1.0), Box(2, 0, 1))), [np.array([0], I32), np.array([3.0]), np.zeros(1, U8)]),
+    (
+        Product((L1Ball(2, 1.0), Box(2, 0, 1))),
+        [np.array([0], I32), np.array([3.0]), np.zeros(1, U8)],
+    ),
 ]
 
 
@@ -230,7 +264,9 @@ def test_what_is_no_atom_is_refused(domain, arrays):
 
 
 def nearest(domain, v: np.ndarray) -> float:
-    """The distance from v to a polytope: the best convex combination of its vertices, as a quadratic program."""
+    """The distance from v to a polytope: the best convex combination of its vertices,
+    as a quadratic program.
+    """
     corners = np.array([vertex.ravel() for vertex in vertices(domain)])
     start = np.full(len(corners), 1 / len(corners))
 
@@ -242,12 +278,25 @@ def nearest(domain, v: np.ndarray) -> float:
 
     sums = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
     found = minimize(
-        half, start, jac=slope, bounds=[(0, 1)] * len(corners), constraints=[sums], tol=1e-12, options={"maxiter": 500}
+        half,
+        start,
+        jac=slope,
+        bounds=[(0, 1)] * len(corners),
+        constraints=[sums],
+        tol=1e-12,
+        options={"maxiter": 500},
     )
     return math.sqrt(2 * found.fun)
 
 
-SMALL = [L1Ball(4, 1.5), L1Ball((2, 2), 0.5), Simplex(5, 2.0), Box(3, -0.5, 1), KSparse(4, 2, 0.5), GroupL1((2, 2), 0.7)]
+SMALL = [
+    L1Ball(4, 1.5),
+    L1Ball((2, 2), 0.5),
+    Simplex(5, 2.0),
+    Box(3, -0.5, 1),
+    KSparse(4, 2, 0.5),
+    GroupL1((2, 2), 0.7),
+]
 
 
 @pytest.mark.parametrize("domain", SMALL, ids=str)
@@ -262,14 +311,17 @@ def test_projections_against_a_quadratic_program(domain):
 
 @pytest.mark.parametrize("domain", [d for d in ALL if d.projects], ids=str)
 def test_projections_satisfy_the_optimality_condition(domain):
-    # P is the projection of v onto a convex set exactly if <v - P, z - P> <= 0 for all z in it: the oracle finds the worst z.
+    # P is the projection of v onto a convex set exactly if <v - P, z - P> <= 0 for all
+    # z in it: the oracle finds the worst z.
     rng = np.random.default_rng(6)
     for scale in (0.01, 1.0, 100.0):
         v = scale * rng.normal(size=domain.shape)
         projected = domain.project(v)
         assert domain.contains(projected, 1e-9)
         worst = domain.lmo(projected - v).dense()
-        assert np.vdot(v - projected, worst - projected) <= 1e-8 * max(1, scale) * max(1, domain.diameter)
+        assert np.vdot(v - projected, worst - projected) <= 1e-8 * max(1, scale) * max(
+            1, domain.diameter
+        )
         np.testing.assert_allclose(domain.project(projected), projected, atol=1e-9)
         assert domain.project(v) is not v
 
@@ -278,8 +330,12 @@ def test_projections_satisfy_the_optimality_condition(domain):
 def test_a_domain_contains_what_its_projection_leaves_alone(domain):
     rng = np.random.default_rng(15)
     for scale in np.geomspace(0.02, 2, 40):
-        v = domain.start() + scale * domain.diameter * rng.uniform(-1, 1, domain.shape) / math.sqrt(math.prod(domain.shape))
-        assert domain.contains(v) == np.allclose(domain.project(v), v, rtol=0, atol=1e-6 * (1 + domain.diameter))
+        v = domain.start() + scale * domain.diameter * rng.uniform(-1, 1, domain.shape) / math.sqrt(
+            math.prod(domain.shape)
+        )
+        assert domain.contains(v) == np.allclose(
+            domain.project(v), v, rtol=0, atol=1e-6 * (1 + domain.diameter)
+        )
 
 
 def test_a_birkhoff_polytope_says_that_it_has_no_projection():
@@ -310,7 +366,11 @@ def test_the_diameter_is_the_largest_distance_of_two_vertices(domain):
 @pytest.mark.parametrize("domain", ROUND, ids=str)
 def test_no_two_atoms_are_further_apart_than_the_diameter(domain):
     rng = np.random.default_rng(8)
-    atoms = [domain.lmo(sign * g).dense() for g in rng.normal(size=(30, *domain.shape)) for sign in (1, -1)]
+    atoms = [
+        domain.lmo(sign * g).dense()
+        for g in rng.normal(size=(30, *domain.shape))
+        for sign in (1, -1)
+    ]
     largest = max(np.linalg.norm(one - other) for one in atoms for other in atoms)
     assert largest <= domain.diameter * (1 + 1e-9)
     assert largest >= 0.7 * domain.diameter
@@ -383,17 +443,24 @@ def test_the_nuclear_oracle_takes_operators_and_float32(shape):
     dense = rng.normal(size=shape) * (rng.random(shape) < 0.2)
     top = np.linalg.norm(dense, 2)
     domain = NuclearBall(shape, 3.0, tolerance=1e-6)
-    for g in (dense, csr_array(dense), aslinearoperator(csr_array(dense)), dense.astype(np.float32)):
+    for g in (
+        dense,
+        csr_array(dense),
+        aslinearoperator(csr_array(dense)),
+        dense.astype(np.float32),
+    ):
         operator = aslinearoperator(g) if isinstance(g, csr_array) else g
         atom = domain.lmo(operator)
         assert atom.inner(operator) == pytest.approx(-3 * top, rel=1e-5)
         assert atom.u.dtype == atom.v.dtype == g.dtype
-        np.testing.assert_array_equal(domain.lmo(operator).dense(), atom.dense())  # the same atom every time
+        # the same atom every time
+        np.testing.assert_array_equal(domain.lmo(operator).dense(), atom.dense())
 
 
 @pytest.mark.parametrize("tolerance", [0.3, 0.1, 0.01])
 def test_the_oracles_tolerance_bounds_what_it_loses(tolerance):
-    # A residual of r relative to sigma^2 leaves an eigenvalue of G G' within r sigma^2, in practice the top one.
+    # A residual of r relative to sigma^2 leaves an eigenvalue of G G' within r sigma^2,
+    # in practice the top one.
     rng = np.random.default_rng(11)
     lost = []
     for _ in range(20):
@@ -427,7 +494,8 @@ def test_a_warm_start_saves_products_and_one_that_is_orthogonal_does_no_harm():
         domain.lmo(Counting(), warm)
         products.append(seen[0])
     assert products[1] < products[0]
-    second = type(exact)(u[:, 1], vt[1], -1.0)  # a singular pair: Lanczos started from it alone would end there
+    # a singular pair: Lanczos started from it alone would end there
+    second = type(exact)(u[:, 1], vt[1], -1.0)
     assert domain.lmo(g, second).inner(g) == pytest.approx(-sizes[0], rel=1e-5)
     assert domain.lmo(g, Simplex(3).lmo(np.zeros(3))).inner(g) == pytest.approx(-sizes[0], rel=1e-5)
 
@@ -438,11 +506,15 @@ def test_lanczos_finds_the_smallest_eigenvalue_of_a_large_matrix_with_few_produc
     basis, _ = np.linalg.qr(rng.normal(size=(q, q)))
     values = np.concatenate([[-5.0], rng.uniform(-1, 1, q - 1)])
     matrix = (basis * values) @ basis.T
-    theta, vector, products = smallest_eigenvector(lambda v: matrix @ v, rng.normal(size=q), 1e-8, 200)
+    theta, vector, products = smallest_eigenvector(
+        lambda v: matrix @ v, rng.normal(size=q), 1e-8, 200
+    )
     assert theta == pytest.approx(-5)
     assert abs(vector @ basis[:, 0]) == pytest.approx(1)
     assert products < 30
-    theta, vector, products = smallest_eigenvector(lambda v: matrix @ v, rng.normal(size=q), 1e-8, 5)
+    theta, vector, products = smallest_eigenvector(
+        lambda v: matrix @ v, rng.normal(size=q), 1e-8, 5
+    )
     assert products == 5
     assert theta == pytest.approx(vector @ matrix @ vector)
 
@@ -454,9 +526,11 @@ def test_lanczos_with_full_length_is_exact_and_stops_where_the_space_is_used_up(
     theta, _, products = smallest_eigenvector(lambda v: matrix @ v, rng.normal(size=12), 0.0, 100)
     assert theta == pytest.approx(np.linalg.eigvalsh(matrix)[0], abs=1e-12)
     assert products == 12
-    steep = np.diag(-np.geomspace(1e-15, 1, 40))  # what is left of a product becomes as small as its rounding errors
+    # what is left of a product becomes as small as its rounding errors
+    steep = np.diag(-np.geomspace(1e-15, 1, 40))
     theta, vector, _ = smallest_eigenvector(lambda v: steep @ v, np.ones(40), 0.0, 40)
     assert theta == pytest.approx(-1, abs=1e-13)
     assert abs(vector[-1]) == pytest.approx(1, abs=1e-13)
-    projector = np.diag([0.0, 0, 0, -1, -1])  # two eigenvalues: two products span all that can be reached
+    # two eigenvalues: two products span all that can be reached
+    projector = np.diag([0.0, 0, 0, -1, -1])
     assert smallest_eigenvector(lambda v: projector @ v, np.ones(5), 0.0, 100)[2] == 2

@@ -1,4 +1,6 @@
-"""Exams of the choice of lambda: the estimates against a simulation with known variances, the weights against their limits."""
+"""Exams of the choice of lambda: the estimates against a simulation with known
+variances, the weights against their limits.
+"""
 
 import math
 
@@ -9,7 +11,9 @@ from algorithms.personal.choice import half_noise, least, pooled_curve, shrinkag
 
 
 def clients(rng, tau, sigma, samples, grid=11):
-    """Return the curves of clients, of their halves and the true ones: per-sample noise sigma^2, own deviation tau^2, over the grid."""
+    """Return the curves of clients, of their halves and the true ones: per-sample noise
+    sigma^2, own deviation tau^2, over the grid.
+    """
     common = np.linspace(-1, 1, grid) ** 2
     curves, noise, truth = [], [], []
     for n in samples:
@@ -44,7 +48,10 @@ def test_the_shrunk_curve_is_nearer_to_the_truth_than_either():
 
 def test_clients_that_are_alike_share_one_curve():
     rng, samples = np.random.default_rng(2), np.array([10] * 50)
-    found = [shrinkage(c, samples.astype(float), n) for c, n, _ in (clients(rng, 0.0, 2.0, samples) for _ in range(20))]
+    found = [
+        shrinkage(c, samples.astype(float), n)
+        for c, n, _ in (clients(rng, 0.0, 2.0, samples) for _ in range(20))
+    ]
     assert np.median(found) > 200
     assert sum(map(math.isinf, found)) >= 5
     assert shrinkage(np.ones((1, 11)), np.array([5.0]), np.array([1.0])) == math.inf
@@ -76,4 +83,5 @@ def test_one_client_does_not_choose_for_all():
         assert 1 < shrinkage(curves, samples.astype(float), noise) < 20  # without the liar: 4
     flat = np.zeros((3, 11))
     flat[0] = np.linspace(0, 1, 11)
-    np.testing.assert_allclose(pooled_curve(flat, np.ones(3)), (flat[0] - 0.5) / 3, atol=1e-12)  # nothing to compare it with
+    # nothing to compare it with
+    np.testing.assert_allclose(pooled_curve(flat, np.ones(3)), (flat[0] - 0.5) / 3, atol=1e-12)

@@ -1,4 +1,6 @@
-"""Filter-normalised directions: as long as the net's filters, and blind to what a ReLU net is blind to."""
+"""Filter-normalised directions: as long as the net's filters, and blind to what a ReLU
+net is blind to.
+"""
 
 import numpy as np
 
@@ -45,4 +47,6 @@ def test_a_net_scaled_layer_by_layer_has_the_same_landscape():
 def test_the_middle_of_the_plane_is_the_net():
     theta = net(np.random.default_rng(6))
     d = filter_normalised(theta, np.random.default_rng(7))
-    assert all(np.array_equal(a, theta[name]) for name, a in on_plane(theta, d, d, 0.0, 0.0).items())
+    assert all(
+        np.array_equal(a, theta[name]) for name, a in on_plane(theta, d, d, 0.0, 0.0).items()
+    )

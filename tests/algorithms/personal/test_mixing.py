@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.personal.mixing import cosine_squared, cosine_squared_gradient, draw_lambda, layer_of
+from algorithms.personal.mixing import (
+    cosine_squared,
+    cosine_squared_gradient,
+    draw_lambda,
+    layer_of,
+)
 
 
 def test_cosine_gradient_equals_autograd():
@@ -40,7 +45,9 @@ def test_draws_are_uniform_and_shared_as_the_mixing_says():
 
 
 def test_a_layer_is_the_module_that_owns_the_parameter():
-    assert layer_of(["conv.weight", "conv.bias", "block.0.weight", "block.1.weight", "block.1.bias", "head"]) == [
+    assert layer_of(
+        ["conv.weight", "conv.bias", "block.0.weight", "block.1.weight", "block.1.bias", "head"]
+    ) == [
         0,
         0,
         1,

@@ -1,4 +1,6 @@
-"""A line of nets whose first layer is computed at its ends only: equal to net by net, and left alone where it would not be."""
+"""A line of nets whose first layer is computed at its ends only: equal to net by net,
+and left alone where it would not be.
+"""
 
 import pytest
 import torch
@@ -46,20 +48,26 @@ def line(net, inputs):
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "two-nn"])
 def test_outputs_along_the_line_are_those_of_the_mixed_nets(name):
-    inputs = [torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(n)) for n in (5, BATCH + 3)]
+    inputs = [
+        torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(n)) for n in (5, BATCH + 3)
+    ]
     model, mixed, (federated, personal), shared = line(image_net(name), inputs)
     assert shared is not None
     for value in (0.0, 0.3, 1.0):
         for i, (out, f, p) in enumerate(zip(mixed, federated, personal, strict=True)):
             out.fill_(float("nan")) if i in shared.at else torch.lerp(f, p, value, out=out)
         found = shared.outputs(value)
-        torch._foreach_copy_(mixed, [torch.lerp(f, p, value) for f, p in zip(federated, personal, strict=True)])
+        torch._foreach_copy_(
+            mixed, [torch.lerp(f, p, value) for f, p in zip(federated, personal, strict=True)]
+        )
         for out, x in zip(found, inputs, strict=True):
             torch.testing.assert_close(out, outputs_of(model, x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "net", [Shifted, Tied, image_net("two-cnn"), image_net("resnet9")], ids=["shift", "tied", "cnn", "resnet9"]
+    "net",
+    [Shifted, Tied, image_net("two-cnn"), image_net("resnet9")],
+    ids=["shift", "tied", "cnn", "resnet9"],
 )
 def test_a_net_whose_first_layer_does_not_stand_alone_is_computed_as_usual(net):
     x = torch.randn(6, 4) if isinstance(net, type) else torch.randn(6, 1, 8, 8)

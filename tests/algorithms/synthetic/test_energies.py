@@ -1,4 +1,6 @@
-"""Energies against finite differences and the mixture's density, the contrast's sign on a toy, samples of a known mixture."""
+"""Energies against finite differences and the mixture's density, the contrast's sign on
+a toy, samples of a known mixture.
+"""
 
 import math
 
@@ -45,15 +47,23 @@ def test_a_langevin_step_goes_down_the_energy_within_its_bounds():
     assert (energies_and_gradients(net, after, y)[0] < before).all()
     far = langevin_step(net, x, y, torch.zeros_like(x), 100.0, 0.0, 0.001, -9.0, 9.0)
     assert (far - x).abs().max() <= 0.1 + 1e-6  # entries are clipped before the step
-    assert langevin_step(net, x, y, torch.full_like(x, 50.0), 1.0, 1.0, 3.0, 0.0, 1.0).unique().tolist() == [1.0]
+    assert langevin_step(
+        net, x, y, torch.full_like(x, 50.0), 1.0, 1.0, 3.0, 0.0, 1.0
+    ).unique().tolist() == [1.0]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_contrast_lowers_the_energy_of_data_and_raises_that_of_samples(sign):
     """With the sign that the paper prints (-1 here) it is the other way round."""
     rng = np.random.default_rng(1)
-    real = torch.tensor(rng.normal(2.0, 0.3, (64, 2)), dtype=torch.float32), torch.zeros(64, dtype=torch.long)
-    moved, y = torch.tensor(rng.normal(-2.0, 0.3, (64, 2)), dtype=torch.float32), torch.zeros(64, dtype=torch.long)
+    real = (
+        torch.tensor(rng.normal(2.0, 0.3, (64, 2)), dtype=torch.float32),
+        torch.zeros(64, dtype=torch.long),
+    )
+    moved, y = (
+        torch.tensor(rng.normal(-2.0, 0.3, (64, 2)), dtype=torch.float32),
+        torch.zeros(64, dtype=torch.long),
+    )
     net = smooth_net(2)
 
     def energies():
@@ -62,7 +72,9 @@ def test_the_contrast_lowers_the_energy_of_data_and_raises_that_of_samples(sign)
     before = energies()
     optimiser = torch.optim.SGD(net.parameters(), 0.05)
     for _ in range(20):
-        contrast = joint_loss(net, real, moved, moved, y, 0.0) - functional.cross_entropy(net(real[0]), real[1])
+        contrast = joint_loss(net, real, moved, moved, y, 0.0) - functional.cross_entropy(
+            net(real[0]), real[1]
+        )
         optimiser.zero_grad()
         (sign * contrast).backward()
         optimiser.step()
@@ -74,21 +86,27 @@ def test_the_contrast_lowers_the_energy_of_data_and_raises_that_of_samples(sign)
 def test_the_parts_of_the_joint_loss():
     net, lambda_ = smooth_net(), 0.3
     (x, start, moved), (labels, y) = torch.rand(3, 4, 2), torch.tensor([[0, 1, 2, 0], [2, 2, 1, 0]])
-    wanted = functional.cross_entropy(net(x), labels) + lambda_ * functional.cross_entropy(net(start), y)
+    wanted = functional.cross_entropy(net(x), labels) + lambda_ * functional.cross_entropy(
+        net(start), y
+    )
     wanted = wanted + sum(-net(x)[i, labels[i]] + net(moved)[i, y[i]] for i in range(4)) / 4
     torch.testing.assert_close(joint_loss(net, (x, labels), start, moved, y, lambda_), wanted)
 
 
 def test_weights_are_e_to_the_sign():
     energies = np.array([-3.0, -0.1, 0.0, 0.2, 40.0])
-    np.testing.assert_allclose(np.exp(log_weights(energies)), [math.e, math.e, 1, 1 / math.e, 1 / math.e], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.exp(log_weights(energies)), [math.e, math.e, 1, 1 / math.e, 1 / math.e], rtol=1e-6
+    )
     np.testing.assert_allclose(log_weights(energies, "exponential"), -energies, rtol=1e-6)
     with pytest.raises(ValueError, match="weights = 'raw'"):
         log_weights(energies, "raw")
 
 
 def test_the_mixtures_gradient_is_that_of_its_density():
-    """-d/dx log sum_i w_i exp(-E_i) by central differences, for quadratic energies, one of them far too large for an exponential."""
+    """-d/dx log sum_i w_i exp(-E_i) by central differences, for quadratic energies, one
+    of them far too large for an exponential.
+    """
     means, shares, x = np.array([-1.0, 0.5, 60.0]), np.array([3.0, 1.0, 2.0]), np.linspace(-2, 2, 9)
 
     def energies(at):
@@ -100,19 +118,30 @@ def test_the_mixtures_gradient_is_that_of_its_density():
     slope = (minus_log_density(x + 1e-5) - minus_log_density(x - 1e-5)) / 2e-5
     got = mixture_gradient(list(-energies(x)), list(x[None] - means[:, None]), list(shares))
     np.testing.assert_allclose(got, slope, atol=1e-6)
-    shifted = mixture_gradient(list(5000 - energies(x)), list(x[None] - means[:, None]), list(shares))
+    shifted = mixture_gradient(
+        list(5000 - energies(x)), list(x[None] - means[:, None]), list(shares)
+    )
     np.testing.assert_allclose(shifted, got, atol=1e-9)  # only ratios count, and nothing overflows
 
 
 def test_the_servers_steps_sample_the_mixture_of_two_gaussian_clients():
-    """Two clients with known energies |x - m_i|^2 / 2 and shares 1 : 3; beta and delta = sqrt(2 beta) make Langevin's chain."""
-    m, shares, beta, rng = np.array([[-1.0, 0.5], [1.0, 0.0]]), [0.25, 0.75], 0.1, np.random.default_rng(0)
+    """Two clients with known energies |x - m_i|^2 / 2 and shares 1 : 3; beta and delta
+    = sqrt(2 beta) make Langevin's chain.
+    """
+    m, shares, beta, rng = (
+        np.array([[-1.0, 0.5], [1.0, 0.0]]),
+        [0.25, 0.75],
+        0.1,
+        np.random.default_rng(0),
+    )
     x = rng.standard_normal((4000, 2)).astype(np.float32)
     for _ in range(300):
         gradients = [x - centre for centre in m]
         logs = [log_weights((gradient**2).sum(1) / 2, "exponential") for gradient in gradients]
         gradient = mixture_gradient(logs, gradients, shares)
-        x = server_step(x, gradient, rng.standard_normal(x.shape), beta, math.sqrt(2 * beta), -50, 50)
+        x = server_step(
+            x, gradient, rng.standard_normal(x.shape), beta, math.sqrt(2 * beta), -50, 50
+        )
     mean = shares[0] * m[0] + shares[1] * m[1]
     covariance = np.eye(2) / (1 - beta / 2)  # what steps of this length make of a unit Gaussian
     for share, centre in zip(shares, m, strict=True):
@@ -122,15 +151,20 @@ def test_the_servers_steps_sample_the_mixture_of_two_gaussian_clients():
 
 
 def test_a_client_that_finds_a_sample_unlikely_never_pulls_it_alone():
-    """Client 0 has no sample of the class, so its score is negative: its pull is at most its share."""
+    """Client 0 has no sample of the class, so its score is negative: its pull is at
+    most its share.
+    """
     rng, shares = np.random.default_rng(0), [5.0, 1.0, 4.0]
-    gradients = [np.eye(3)[i][None] for i in range(3)]  # the result then holds the weights themselves
+    # the result then holds the weights themselves
+    gradients = [np.eye(3)[i][None] for i in range(3)]
     for _ in range(50):
         logs = [np.array([-1.0]), *rng.integers(-1, 2, (2, 1)).astype(float)]
         pulls = mixture_gradient(logs, gradients, shares)[0]
         assert pulls.sum() == pytest.approx(1)
         assert pulls[0] <= shares[0] / sum(shares) + 1e-12
-        assert pulls[0] / pulls[1] == pytest.approx(shares[0] / shares[1] * math.exp(-1 - logs[1][0]))
+        assert pulls[0] / pulls[1] == pytest.approx(
+            shares[0] / shares[1] * math.exp(-1 - logs[1][0])
+        )
 
 
 def test_steps_of_the_server():
@@ -139,9 +173,18 @@ def test_steps_of_the_server():
     assert np.all(np.diff(cosine) < 0)
     late = [step_size("ddpm", 10.0, 1.0, t, 500) for t in range(500)]
     assert np.all(np.diff(late) <= 0)
-    for number, value in ((250, 9.94), (450, 9.65), (490, 8.44), (499, 3.25), (500, 1.0)):  # rounds of the paper's program
+    # rounds of the paper's program
+    for number, value in ((250, 9.94), (450, 9.65), (490, 8.44), (499, 3.25), (500, 1.0)):
         assert late[number - 1] == pytest.approx(value, abs=0.01)
     assert step_size("ddpm", 10.0, 1.0, 0, 1) == 10.0
-    x = server_step(np.zeros((2, 1), np.float32), np.array([[-1.0], [0.1]]), np.zeros((2, 1)), 0.5, 0.0, 0.0, 1.0)
+    x = server_step(
+        np.zeros((2, 1), np.float32),
+        np.array([[-1.0], [0.1]]),
+        np.zeros((2, 1)),
+        0.5,
+        0.0,
+        0.0,
+        1.0,
+    )
     assert x.tolist() == [[0.5], [0.0]]
     assert x.dtype == np.float32

@@ -1,4 +1,6 @@
-"""The Fréchet distance against SciPy's matrix root, closed forms and its invariances."""
+"""The Fréchet distance against SciPy's matrix root, closed forms and its
+invariances.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ def test_closed_forms():
     a = features(0, 50)
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
     assert frechet_distance(a, a + 2.0) == pytest.approx(5 * 4.0)
-    assert frechet_distance(a[:, :1], 3 * a[:, :1]) == pytest.approx(4 * (a[:, 0].mean() ** 2 + a[:, 0].var(ddof=1)))
+    assert frechet_distance(a[:, :1], 3 * a[:, :1]) == pytest.approx(
+        4 * (a[:, 0].mean() ** 2 + a[:, 0].var(ddof=1))
+    )
     few = features(2, 3)  # covariances without full rank
     assert np.isfinite(frechet_distance(few, a))
     with pytest.raises(ValueError, match="1 and 50 samples"):

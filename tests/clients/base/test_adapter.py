@@ -11,9 +11,16 @@ def ask(client_fn, kind, arrays=None, config=None, **node):
     grid = InlineGrid(to_client_app(client_fn), 1)
     for context in grid.contexts.values():
         context.node_config.update(node)
-    arrays = ArrayRecord({k: Array(v) for k, v in (arrays or {"layer.w": np.arange(3.0), "layer.b": np.ones(1)}).items()})
+    arrays = ArrayRecord(
+        {
+            k: Array(v)
+            for k, v in (arrays or {"layer.w": np.arange(3.0), "layer.b": np.ones(1)}).items()
+        }
+    )
     content = RecordDict({"arrays": arrays, "config": ConfigRecord(config or {})})
-    (reply,) = grid.send_and_receive([Message(content=content, dst_node_id=1000, message_type=kind)])
+    (reply,) = grid.send_and_receive(
+        [Message(content=content, dst_node_id=1000, message_type=kind)]
+    )
     return reply
 
 
@@ -60,7 +67,9 @@ def test_metric_types():
 def test_an_unsendable_metric_is_named():
     client = Client()
     client.metrics = {"history": {"a": 1}}
-    assert "metric 'history' is a dict: return a number" in ask(lambda c: client, "train").error.reason
+    assert (
+        "metric 'history' is a dict: return a number" in ask(lambda c: client, "train").error.reason
+    )
 
 
 def test_old_style_client_fn():
@@ -76,7 +85,9 @@ def test_other_numbers_of_arrays_are_numbered():
     assert list(ask(lambda c: Atom(), "train").content["arrays"]) == ["0"]
 
 
-@pytest.mark.parametrize(("node", "want"), [({}, 0), ({"client-id": "lab-b"}, "lab-b"), ({"partition-id": 9}, 9)])
+@pytest.mark.parametrize(
+    ("node", "want"), [({}, 0), ({"client-id": "lab-b"}, "lab-b"), ({"partition-id": 9}, 9)]
+)
 def test_identity(node, want):
     assert ask(lambda c: Client(), "query.identity", **node).content["config"]["client-id"] == want
 

@@ -1,4 +1,6 @@
-"""The steps of several clients taken at once are those of each alone: every method, unequal clients, partial mini-batches, failures."""
+"""The steps of several clients taken at once are those of each alone: every method,
+unequal clients, partial mini-batches, failures.
+"""
 
 import logging
 
@@ -27,14 +29,42 @@ from strategies.base.rounds import Patience, run_rounds
 from strategies.per_fedavg import PerFedAvgOptions
 from tests.helpers import blobs, small_net
 
-# Momentum, weight decay, a rate that falls, and mini-batches that do not divide any client's samples; one client has fewer than one.
+# Momentum, weight decay, a rate that falls, and mini-batches that do not divide any
+# client's samples; one client has fewer than one.
 SIZES = (60, 25, 40, 33, 6, 90)
-TOLD = {**exams.CONFIG, "local-epochs": 3, "weight-decay": 1e-2, "lr-decay": 0.8, "batch-size": 5, "block": 4}
+TOLD = {
+    **exams.CONFIG,
+    "local-epochs": 3,
+    "weight-decay": 1e-2,
+    "lr-decay": 0.8,
+    "batch-size": 5,
+    "block": 4,
+}
 METHODS = [
-    "fedavg", "fedprox", "propfair", "scaffold", "feddyn", "local", "finetune", "fedper", "fedrep", "fedbabu", "ditto", "pfedme",
-    "apfl", "apfl, adaptive", "fedala", "per-fedavg", "per-fedavg, differences", "superfed-mm", "superfed-lm",
-]  # fmt: skip
-OPTIONS = {"apfl, adaptive": APFLOptions(adaptive=True), "per-fedavg, differences": PerFedAvgOptions(hessian="differences")}
+    "fedavg",
+    "fedprox",
+    "propfair",
+    "scaffold",
+    "feddyn",
+    "local",
+    "finetune",
+    "fedper",
+    "fedrep",
+    "fedbabu",
+    "ditto",
+    "pfedme",
+    "apfl",
+    "apfl, adaptive",
+    "fedala",
+    "per-fedavg",
+    "per-fedavg, differences",
+    "superfed-mm",
+    "superfed-lm",
+]
+OPTIONS = {
+    "apfl, adaptive": APFLOptions(adaptive=True),
+    "per-fedavg, differences": PerFedAvgOptions(hessian="differences"),
+}
 DOUBLE, SINGLE = {"rtol": 1e-9, "atol": 1e-11}, {"rtol": 1e-4, "atol": 2e-5}
 
 
@@ -46,12 +76,17 @@ class Doubles(Blobs):
 
     def client_data(self, client_id, num_clients):
         data = super().client_data(client_id, num_clients)
-        return ClientData(*(Split(part.x.double(), part.y) for part in (data.train, data.validation, data.test)))
+        return ClientData(
+            *(Split(part.x.double(), part.y) for part in (data.train, data.validation, data.test))
+        )
 
 
 def play(method, choice, *, packed=False, problem=None, blocks=None, changed=None):
     """Return the model, the metrics of both rounds and what every client keeps."""
-    problem, both = problem or Doubles(SIZES), exams.pair(method.partition(",")[0], OPTIONS.get(method))
+    problem, both = (
+        problem or Doubles(SIZES),
+        exams.pair(method.partition(",")[0], OPTIONS.get(method)),
+    )
     clients = len(problem.sizes)
 
     def client_fn(context):
@@ -66,18 +101,29 @@ def play(method, choice, *, packed=False, problem=None, blocks=None, changed=Non
     whole = NodeGrid(grid, clients, grid.get_node_ids()) if packed else grid
     config = {**TOLD, "compile": choice}
     result = run_rounds(
-        both.strategy(problem), ClientGrid(whole, seed=3, clients_per_round=0),
+        both.strategy(problem),
+        ClientGrid(whole, seed=3, clients_per_round=0),
         ArrayRecord({name: Array(array) for name, array in problem.initial_arrays().items()}),
-        2, 60.0, ConfigRecord(dict(config)), ConfigRecord(dict(config)), patience=Patience(1, 2), log_result=False,
-    )  # fmt: skip
-    states = whole.states if packed else {i: grid.contexts[FIRST_NODE + i].state for i in range(clients)}
+        2,
+        60.0,
+        ConfigRecord(dict(config)),
+        ConfigRecord(dict(config)),
+        patience=Patience(1, 2),
+        log_result=False,
+    )
+    states = (
+        whole.states if packed else {i: grid.contexts[FIRST_NODE + i].state for i in range(clients)}
+    )
     kept = {
         f"{i} {name} {key}": array.numpy()
         for i, state in states.items()
         for name, record in state.items()
         for key, array in record.items()
     }
-    metrics = [{r: dict(m) for r, m in of.items()} for of in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)]
+    metrics = [
+        {r: dict(m) for r, m in of.items()}
+        for of in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)
+    ]
     return {name: array.numpy() for name, array in result.arrays.items()}, metrics, kept
 
 
@@ -91,16 +137,21 @@ def assert_close(found, wanted, **tolerance):
         assert ours.keys() == theirs.keys()
         for number, of_round in theirs.items():
             for name in {"loss", "global-loss", "personal-loss"} & of_round.keys():
-                np.testing.assert_allclose(ours[number][name], of_round[name], **tolerance, err_msg=name)
+                np.testing.assert_allclose(
+                    ours[number][name], of_round[name], **tolerance, err_msg=name
+                )
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["inline", "packed"])
 @pytest.mark.parametrize("method", METHODS)
 def test_blocks_take_the_eager_steps(method, packed):
     blocks = Blocks()
-    assert_close(play(method, "blocks", packed=packed, blocks=blocks), play(method, "off"), **DOUBLE)
+    assert_close(
+        play(method, "blocks", packed=packed, blocks=blocks), play(method, "off"), **DOUBLE
+    )
     assert not blocks.told
-    assert max(blocks.taken) == (3 if packed else 4)  # of six clients: three behind each node; four, then two
+    # of six clients: three behind each node; four, then two
+    assert max(blocks.taken) == (3 if packed else 4)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-mm"])
@@ -135,11 +186,15 @@ def test_rates_that_differ_from_client_to_client_stay_with_their_clients():
         )
 
     blocks = Blocks()
-    assert_close(play("fedavg", "blocks", blocks=blocks, changed=own_rate), play("fedavg", "off", changed=own_rate), **DOUBLE)
+    assert_close(
+        play("fedavg", "blocks", blocks=blocks, changed=own_rate),
+        play("fedavg", "off", changed=own_rate),
+        **DOUBLE,
+    )
     assert max(blocks.taken) == 4
 
 
-# --- failures ------------------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------
 
 
 def clients_of(number, blocks, spoilt=None, net=small_net):
@@ -149,7 +204,9 @@ def clients_of(number, blocks, spoilt=None, net=small_net):
         data = blobs(n=60 + 15 * i, seed=i)
         if i == spoilt:
             y = data.train.y.clone()
-            y[7] = 9  # a class of which the net knows nothing: in some mini-batch of the first epoch
+            # a class of which the net knows nothing: in some mini-batch of the first
+            # epoch
+            y[7] = 9
             data = ClientData(Split(data.train.x, y), data.validation, data.test)
         made.append(FedAvgClient(net, data, i, model=net(0)))
         made[-1].blocks = blocks
@@ -159,7 +216,9 @@ def clients_of(number, blocks, spoilt=None, net=small_net):
 def replies(clients, choice="blocks"):
     def reply(client):
         try:
-            arrays, _, metrics = client.fit(get_arrays(client.model_fn(5)), {**TOLD, "batch-size": 8, "compile": choice})
+            arrays, _, metrics = client.fit(
+                get_arrays(client.model_fn(5)), {**TOLD, "batch-size": 8, "compile": choice}
+            )
         except Exception as error:
             return error
         return [*arrays, metrics["loss"]]
@@ -234,7 +293,11 @@ def test_where_a_block_does_not_fit_each_trains_alone(monkeypatch, caplog):
 def test_blocks_compute_on_as_many_threads_as_their_clients(monkeypatch):
     seen, before = [], torch.get_num_threads()
     steps = Block.steps
-    monkeypatch.setattr(Block, "steps", lambda block, count: (seen.append(torch.get_num_threads()), steps(block, count)))
+    monkeypatch.setattr(
+        Block,
+        "steps",
+        lambda block, count: (seen.append(torch.get_num_threads()), steps(block, count)),
+    )
 
     def alone(client):
         torch.set_num_threads(1)
@@ -248,13 +311,15 @@ def test_blocks_compute_on_as_many_threads_as_their_clients(monkeypatch):
     assert set(seen) == {1}
 
 
-# --- what is not taken in blocks -----------------------------------------------------------------------------------------
+# --- what is not taken in blocks ------------------------------------------------------
 
 
 def net_with(*layers):
     def net_fn(seed):
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), *(layer() for layer in layers), nn.Linear(8, 3))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(4, 8), *(layer() for layer in layers), nn.Linear(8, 3)
+        )
 
     return net_fn
 
@@ -275,7 +340,9 @@ class Counter(nn.Module):
 
 
 class Hidden(nn.Module):
-    """A layer with a tensor that is no parameter and no buffer, which may be another for every client."""
+    """A layer with a tensor that is no parameter and no buffer, which may be another
+    for every client.
+    """
 
     def __init__(self):
         super().__init__()
@@ -307,7 +374,8 @@ def test_other_nets_train_as_they_do_without_with_one_line(case, caplog):
     layers, word = LEFT[case]
     blocks = Blocks()
     with caplog.at_level(logging.WARNING, "flwr"):
-        found, _ = (replies(clients_of(3, blocks, net=net_with(*layers))) for _ in range(2))  # the line is said once
+        # the line is said once
+        found, _ = (replies(clients_of(3, blocks, net=net_with(*layers))) for _ in range(2))
     wanted = replies(clients_of(3, None, net=net_with(*layers)), "off")
     for ours, theirs in zip(found, wanted, strict=True):
         for a, b in zip(ours, theirs, strict=True):
@@ -335,7 +403,12 @@ def test_numbers_are_predicted_in_blocks_too(loss):
         clients = clients_of(3, blocks)
         for client in clients:
             parts = (client.data.train, client.data.validation, client.data.test)
-            client.data = ClientData(*(Split(part.x, part.x[:, :3].flatten(1)[:, :3] - 0.5 * part.y[:, None]) for part in parts))
+            client.data = ClientData(
+                *(
+                    Split(part.x, part.x[:, :3].flatten(1)[:, :3] - 0.5 * part.y[:, None])
+                    for part in parts
+                )
+            )
             client.objective = regression(loss)
         return clients
 

@@ -1,4 +1,6 @@
-"""Compiled local steps are the eager ones: every method, momentum, partial batches, several rounds; what cannot be compiled is not."""
+"""Compiled local steps are the eager ones: every method, momentum, partial batches,
+several rounds; what cannot be compiled is not.
+"""
 
 import logging
 
@@ -48,14 +50,18 @@ OLD = tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST
 
 
 class Net(nn.Module):
-    """Dense layers with batch normalisation and dropout between them, for the shapes of ``blobs``."""
+    """Dense layers with batch normalisation and dropout between them, for the shapes of
+    ``blobs``.
+    """
 
     head = ("out.",)
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2))
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)
+        )
         self.out = nn.Linear(8, 3)
 
     def forward(self, x):
@@ -73,8 +79,14 @@ METHODS = {
     "finetune": (FinetuneClient, {"finetune-epochs": 1, "finetune-rate": 0.05}),
     "fedbn": (FedBNClient, {}),
     "fedbabu": (FedBABUClient, {"share": "body", "fedbabu-epochs": 1, "fedbabu-part": "head"}),
-    "fedala": (FedALAClient, {"fedala-layers": 2, "fedala-rate": 0.5, "fedala-samples": 0.8, "fedala-start-epochs": 2}),
-    "per-fedavg": (PerFedAvgClient, {"per-fedavg-alpha": 0.05, "per-fedavg-hessian": "none", "per-fedavg-steps": 1}),
+    "fedala": (
+        FedALAClient,
+        {"fedala-layers": 2, "fedala-rate": 0.5, "fedala-samples": 0.8, "fedala-start-epochs": 2},
+    ),
+    "per-fedavg": (
+        PerFedAvgClient,
+        {"per-fedavg-alpha": 0.05, "per-fedavg-hessian": "none", "per-fedavg-steps": 1},
+    ),
     "per-fedavg, differences": (
         PerFedAvgClient,
         {"per-fedavg-alpha": 0.05, "per-fedavg-hessian": "differences", "per-fedavg-steps": 1},
@@ -85,12 +97,23 @@ METHODS = {
     "pfedme": (PFedMeClient, {"pfedme-lambda": 5.0, "pfedme-rate": 0.05, "pfedme-inner-steps": 3}),
     "pfedme, same batches": (
         PFedMeClient,
-        {"pfedme-lambda": 5.0, "pfedme-rate": 0.05, "pfedme-inner-steps": 3, "pfedme-batches": "same"},
+        {
+            "pfedme-lambda": 5.0,
+            "pfedme-rate": 0.05,
+            "pfedme-inner-steps": 3,
+            "pfedme-batches": "same",
+        },
     ),
     "apfl": (APFLClient, {"apfl-alpha": 0.3, "apfl-adaptive": False}),
     "apfl, adaptive": (APFLClient, {"apfl-alpha": 0.3, "apfl-adaptive": True}),
-    "superfed-mm": (SuPerFedClient, {"superfed-mixing": "model", "superfed-nu": 1.0, "proximal-mu": 0.01}),
-    "superfed-mm, scaled": (SuPerFedClient, {"superfed-mixing": "model", "superfed-step-scale": 2.0, "superfed-init": "global"}),
+    "superfed-mm": (
+        SuPerFedClient,
+        {"superfed-mixing": "model", "superfed-nu": 1.0, "proximal-mu": 0.01},
+    ),
+    "superfed-mm, scaled": (
+        SuPerFedClient,
+        {"superfed-mixing": "model", "superfed-step-scale": 2.0, "superfed-init": "global"},
+    ),
     "superfed-lm": (SuPerFedClient, {"superfed-mixing": "layer", "superfed-nu": 1.0}),
     "superfed before mixing": (SuPerFedClient, {"superfed-mixing": "none", "proximal-mu": 0.01}),
 }
@@ -99,16 +122,34 @@ METHODS = {
 def sent_by(method: str, net: nn.Module) -> list[np.ndarray]:
     arrays = get_arrays(net)
     if method == "fedbn":
-        return [a for a, name in zip(arrays, net.state_dict(), strict=True) if not name.startswith("body.2.")]
+        return [
+            a
+            for a, name in zip(arrays, net.state_dict(), strict=True)
+            if not name.startswith("body.2.")
+        ]
     if method in ("fedper", "fedrep", "fedbabu"):
-        return [a for a, name in zip(arrays, net.state_dict(), strict=True) if not name.startswith("out.")]
+        return [
+            a
+            for a, name in zip(arrays, net.state_dict(), strict=True)
+            if not name.startswith("out.")
+        ]
     if method == "scaffold":
-        learned = [t for n, t in net.state_dict().items() if t.is_floating_point() and not n.endswith(STATISTICS)]
+        learned = [
+            t
+            for n, t in net.state_dict().items()
+            if t.is_floating_point() and not n.endswith(STATISTICS)
+        ]
         return arrays + [0.01 * np.ones(t.shape, np.float32) for t in learned]
     return arrays
 
 
-def rounds(method: str, compiler: Compiler | None, clients: int = 1, net: nn.Module | None = None, config=()):
+def rounds(
+    method: str,
+    compiler: Compiler | None,
+    clients: int = 1,
+    net: nn.Module | None = None,
+    config=(),
+):
     """Return the replies of two rounds; all clients work in the same module."""
     kind, own = METHODS[method]
     net = net or Net()
@@ -119,9 +160,18 @@ def rounds(method: str, compiler: Compiler | None, clients: int = 1, net: nn.Mod
     for number in (1, 2):
         for client in made:
             client.compiler = compiler
-            arrays, count, metrics = client.fit(sent_by(method, Net(3)), {**TRAIN, **own, **dict(config), "server-round": number})
+            arrays, count, metrics = client.fit(
+                sent_by(method, Net(3)), {**TRAIN, **own, **dict(config), "server-round": number}
+            )
             model = sent_by(method, Net(3))[: len(Net().state_dict())]
-            replies.append((arrays, count, metrics, client.evaluate(model, {**TRAIN, **own, "server-round": number})))
+            replies.append(
+                (
+                    arrays,
+                    count,
+                    metrics,
+                    client.evaluate(model, {**TRAIN, **own, "server-round": number}),
+                )
+            )
     return replies
 
 
@@ -144,7 +194,9 @@ def test_the_traced_steps_are_the_eager_ones(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-lm", "apfl, adaptive"])
 def test_one_pair_of_graphs_serves_all_clients_and_rounds(method, tmp_path):
-    """Whatever their number of samples, the learning rate of the round and the mixing weights of the step."""
+    """Whatever their number of samples, the learning rate of the round and the mixing
+    weights of the step.
+    """
     compiler = Traced(tmp_path)
     rounds(method, compiler, clients=3)
     assert len(compiler.graphs) == 2
@@ -152,7 +204,10 @@ def test_one_pair_of_graphs_serves_all_clients_and_rounds(method, tmp_path):
 
 def test_off_is_eager_to_the_last_bit(tmp_path):
     compiler = Traced(tmp_path)
-    (off, *_), (eager, *_) = rounds("fedavg", compiler, config={"compile": "off"}), rounds("fedavg", None)
+    (off, *_), (eager, *_) = (
+        rounds("fedavg", compiler, config={"compile": "off"}),
+        rounds("fedavg", None),
+    )
     assert not compiler.graphs
     for a, b in zip(off[0], eager[0], strict=True):
         np.testing.assert_array_equal(a, b)
@@ -167,7 +222,8 @@ def test_a_library_that_does_not_agree_is_not_used(tmp_path, caplog):
     compiler = Wrong(tmp_path)
     with caplog.at_level(logging.WARNING, "flwr"):
         (ours, *_), (eager, *_) = rounds("fedavg", compiler), rounds("fedavg", None)
-    assert caplog.text.count("the compiled steps of Net do not agree with the eager ones") == 1  # both graphs, one line
+    # both graphs, one line
+    assert caplog.text.count("the compiled steps of Net do not agree with the eager ones") == 1
     for a, b in zip(ours[0], eager[0], strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -234,8 +290,13 @@ def test_the_name_of_a_library_covers_what_it_depends_on():
     assert base == same, "the values of parameters do not matter"
     scaled = Scaled()
     scaled.scale = 2.0
-    others = [facts_of(Scaled()), facts_of(scaled), facts_of(Net(), {"proximal-mu": 0.5}), facts_of(Net(), {"momentum": 0.5}),
-              facts_of(Net(), {"batch-size": 6})]  # fmt: skip
+    others = [
+        facts_of(Scaled()),
+        facts_of(scaled),
+        facts_of(Net(), {"proximal-mu": 0.5}),
+        facts_of(Net(), {"momentum": 0.5}),
+        facts_of(Net(), {"batch-size": 6}),
+    ]
     names = [str(facts[0]) for facts in (base, *others)]
     assert len(set(names)) == len(names)
 
@@ -250,7 +311,9 @@ def test_an_old_pytorch_is_named_and_steps_run_uncompiled(tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="compiled steps take a newer PyTorch")
 def test_compiled_for_real(tmp_path):
-    """Two libraries for three clients with three numbers of samples; another process only loads them and has the same bits."""
+    """Two libraries for three clients with three numbers of samples; another process
+    only loads them and has the same bits.
+    """
     compiler = Compiler(tmp_path)
     ours = rounds("superfed-mm", compiler, clients=3)
     assert_close(ours, rounds("superfed-mm", None, clients=3))

@@ -1,4 +1,6 @@
-"""Fits with Adam, compiled: as eager ones, to rounding; at clients, one pair of graphs serves all of them and all rounds."""
+"""Fits with Adam, compiled: as eager ones, to rounding; at clients, one pair of graphs
+serves all of them and all rounds.
+"""
 
 import numpy as np
 import pytest
@@ -18,23 +20,34 @@ from tests.helpers import blobs, small_net
 FITS = {
     "epochs, the last batch smaller": FitOptions(epochs=4, batch_size=5, learning_rate=0.05),
     "one batch an epoch": FitOptions(epochs=30, batch_size=64, learning_rate=0.05),
-    "steps that end within an epoch": FitOptions(steps=26, batch_size=5, learning_rate=0.05, clip=0.0),
-    "clipped, with weight decay": FitOptions(steps=20, batch_size=3, learning_rate=0.05, clip=0.1, weight_decay=0.1),
+    "steps that end within an epoch": FitOptions(
+        steps=26, batch_size=5, learning_rate=0.05, clip=0.0
+    ),
+    "clipped, with weight decay": FitOptions(
+        steps=20, batch_size=3, learning_rate=0.05, clip=0.1, weight_decay=0.1
+    ),
     "divergence": FitOptions(epochs=3, batch_size=4, learning_rate=0.05, loss="kl"),
 }
 
-NOTHING_NEW = [np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32)]  # of the server's function
+# of the server's function
+NOTHING_NEW = [np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32)]
 
 
 def net(seed):
     """Return a net with dropout and running statistics.
 
-    No layer before the normalisation has a bias: its gradient is 0 but for rounding, which Adam would divide by itself.
+    No layer before the normalisation has a bias: its gradient is 0 but for rounding,
+    which Adam would divide by itself.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+            nn.Flatten(),
+            nn.Linear(4, 8, bias=False),
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(8, 3),
         )
 
 
@@ -49,32 +62,53 @@ def test_a_compiled_fit_is_the_eager_one(fit, tmp_path):
         ends.append((loss, get_arrays(module)))
     assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-4)
     for ours, wanted in zip(ends[1][1], ends[0][1], strict=True):
-        np.testing.assert_allclose(ours, wanted, rtol=2e-3, atol=2e-4)  # Adam divides by what may be small
+        # Adam divides by what may be small
+        np.testing.assert_allclose(ours, wanted, rtol=2e-3, atol=2e-4)
     assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
     assert compiler.graphs
 
 
 def test_targets_of_another_shape_are_refused_by_a_compiled_fit_too(tmp_path):
     x = blobs(n=80).train.x
-    with pytest.raises(ValueError, match=r"outputs of shape \(5, 3\), but targets of shape \(5, 1\)"):
-        fit_network(small_net(0), x, torch.zeros(len(x), 1), FitOptions(batch_size=5), np.random.default_rng(0), Traced(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"outputs of shape \(5, 3\), but targets of shape \(5, 1\)"
+    ):
+        fit_network(
+            small_net(0),
+            x,
+            torch.zeros(len(x), 1),
+            FitOptions(batch_size=5),
+            np.random.default_rng(0),
+            Traced(tmp_path),
+        )
 
 
 def distilling(compiler, told):
-    """Return the replies of two rounds of three clients with unequal numbers of samples."""
+    """Return the replies of two rounds of three clients with unequal numbers of
+    samples.
+    """
     module, replies = small_net(0), []
-    config = {"oracle-epochs": 5, "oracle-batch-size": 8, "oracle-learning-rate": 0.01, "compile": told}
+    config = {
+        "oracle-epochs": 5,
+        "oracle-batch-size": 8,
+        "oracle-learning-rate": 0.01,
+        "compile": told,
+    }
     for number in (1, 2):
         for i, count in enumerate((80, 100, 60)):
             client = FFGBDistillClient(small_net, blobs(i, count), i, model=module)
             client.compiler = compiler
-            replies.append(client.fit(get_arrays(small_net(number)), {**config, "server-round": number}))
+            replies.append(
+                client.fit(get_arrays(small_net(number)), {**config, "server-round": number})
+            )
     return replies
 
 
 def boosting(compiler, told):
     """Return the same of FFGB with nets: an oracle for all."""
-    oracle = NetOracle(small_net, NetOptions(fit=FitOptions(steps=30, learning_rate=0.01, batch_size=8, clip=0.0)))
+    oracle = NetOracle(
+        small_net, NetOptions(fit=FitOptions(steps=30, learning_rate=0.01, batch_size=8, clip=0.0))
+    )
     config = {
         "loss": "cross-entropy",
         "variant": "ffgb",
@@ -89,7 +123,9 @@ def boosting(compiler, told):
         for i, count in enumerate((80, 100, 60)):
             client = FFGBClient(blobs(i, count), oracle, 3, i)
             client.compiler = compiler
-            replies.append(client.fit(NOTHING_NEW, {**config, "compile": told, "server-round": number}))
+            replies.append(
+                client.fit(NOTHING_NEW, {**config, "compile": told, "server-round": number})
+            )
     return replies
 
 
@@ -121,6 +157,9 @@ def test_an_oracle_fits_the_same_net_whatever_it_fitted_before():
     target, other = (Target(torch.full((len(data), 3), value)) for value in (1.0, -1.0))
     used = NetOracle(small_net, options)
     used.fit(data.x, other, np.random.default_rng(1))
-    ours, wanted = (oracle.fit(data.x, target, np.random.default_rng(2)) for oracle in (used, NetOracle(small_net, options)))
+    ours, wanted = (
+        oracle.fit(data.x, target, np.random.default_rng(2))
+        for oracle in (used, NetOracle(small_net, options))
+    )
     for name, array in wanted.items():
         np.testing.assert_array_equal(ours[name], array)

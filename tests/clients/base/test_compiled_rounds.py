@@ -1,7 +1,9 @@
-"""Compiled steps over rounds in which things go wrong: clients are sampled, replies are lost after the training, clients fail.
+"""Compiled steps over rounds in which things go wrong: clients are sampled, replies are
+lost after the training, clients fail.
 
-A client whose reply was lost has kept what it learned, the server has not: the next time that it takes part, all must be as it is
-with eager steps. So must what the other clients of the process do, who train in the same module with the same libraries.
+A client whose reply was lost has kept what it learned, the server has not: the next
+time that it takes part, all must be as it is with eager steps. So must what the other
+clients of the process do, who train in the same module with the same libraries.
 """
 
 import subprocess
@@ -26,15 +28,25 @@ from strategies.base.rounds import Patience, run_rounds
 from tests.clients.base.traced import Traced
 from tests.helpers import blobs, small_net
 
-# Momentum, weight decay, a rate that falls from round to round, and two batch sizes of which neither divides the numbers of samples.
-TOLD = {**exams.CONFIG, "local-epochs": 1, "weight-decay": 1e-3, "lr-decay": 0.8, "batch-size": 5, "compile": "on"}
+# Momentum, weight decay, a rate that falls from round to round, and two batch sizes of
+# which neither divides the numbers of samples.
+TOLD = {
+    **exams.CONFIG,
+    "local-epochs": 1,
+    "weight-decay": 1e-3,
+    "lr-decay": 0.8,
+    "batch-size": 5,
+    "compile": "on",
+}
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST
 CLIENTS, ROUNDS = 5, 4
 METHODS = ["fedavg", "scaffold", "feddyn", "ditto", "apfl", "superfed-mm"]
 
 
 class Lossy(InlineGrid):
-    """A grid that loses the reply of one of the clients of each training phase, after it has trained; and knows who trained."""
+    """A grid that loses the reply of one of the clients of each training phase, after
+    it has trained; and knows who trained.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -51,7 +63,9 @@ class Lossy(InlineGrid):
 
 
 def play(method, compiler, clients_per_round=3):
-    """Return the model, the metrics of every round, what every client keeps, and who trained."""
+    """Return the model, the metrics of every round, what every client keeps, and who
+    trained.
+    """
     problem, both = Blobs((60, 25, 40, 33, 38)), exams.pair(method)
 
     def client_fn(context):
@@ -80,8 +94,16 @@ def play(method, compiler, clients_per_round=3):
         for name, record in grid.contexts[FIRST_NODE + i].state.items()
         for key, array in record.items()
     }
-    metrics = [{r: dict(m) for r, m in of.items()} for of in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)]
-    return {name: array.numpy() for name, array in result.arrays.items()}, metrics, kept, grid.trained
+    metrics = [
+        {r: dict(m) for r, m in of.items()}
+        for of in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)
+    ]
+    return (
+        {name: array.numpy() for name, array in result.arrays.items()},
+        metrics,
+        kept,
+        grid.trained,
+    )
 
 
 def assert_close(found, wanted):
@@ -107,12 +129,16 @@ def test_rounds_with_lost_and_failed_replies_are_the_eager_ones(method, tmp_path
     assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
 
 
-# --- a client whose samples are wrong ------------------------------------------------------------------------------------
+# --- a client whose samples are wrong -------------------------------------------------
 
 
 def wrong(data: ClientData) -> ClientData:
-    """Return a client's data with a label of which the net knows nothing in every mini-batch."""
-    return ClientData(Split(data.train.x, torch.full_like(data.train.y, 9)), data.validation, data.test)
+    """Return a client's data with a label of which the net knows nothing in every
+    mini-batch.
+    """
+    return ClientData(
+        Split(data.train.x, torch.full_like(data.train.y, 9)), data.validation, data.test
+    )
 
 
 def fit_in_turn(compiler, data):
@@ -130,7 +156,9 @@ def fit_in_turn(compiler, data):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_client_that_fails_changes_nothing_for_the_others(place, tmp_path):
-    """Also if it is the first to use a library: what it raises says nothing about the library."""
+    """Also if it is the first to use a library: what it raises says nothing about the
+    library.
+    """
     data = [blobs(seed=i) for i in range(2)]
     with_wrong = [*data[:place], wrong(blobs(seed=7)), *data[place:]]
     alone, compiler = fit_in_turn(Traced(tmp_path), data), Traced(tmp_path)
@@ -146,7 +174,9 @@ def test_a_client_that_fails_changes_nothing_for_the_others(place, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="compiled steps take a newer PyTorch")
 def test_on_several_threads_a_wrong_label_is_an_error_and_not_the_end_of_the_process(tmp_path):
-    """Thrown within a loop that runs on several threads, it could not be caught; the mini-batch is so large that loops would."""
+    """Thrown within a loop that runs on several threads, it could not be caught; the
+    mini-batch is so large that loops would.
+    """
     program = f"""
 import torch
 from pathlib import Path
@@ -168,5 +198,7 @@ for wrong in (0, 9):
     except RuntimeError as error:
         print(str(error)[:19])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.stdout.splitlines() == ["trained 1", "index out of bounds"], done.stderr[-500:]

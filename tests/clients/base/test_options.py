@@ -1,4 +1,6 @@
-"""A key of a configuration that no option reads is told, once; what the strategies themselves send is known."""
+"""A key of a configuration that no option reads is told, once; what the strategies
+themselves send is known.
+"""
 
 import ast
 from pathlib import Path
@@ -44,13 +46,27 @@ def test_all_keys_that_it_did_not_know_are_in_one_line(caplog):
 
 
 def keys_sent():
-    """Return the constant keys that strategies put into configurations: what the hooks return and what is assigned."""
+    """Return the constant keys that strategies put into configurations: what the hooks
+    return and what is assigned.
+    """
     for path in (ROOT / "strategies").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name in ("train_options", "evaluate_options"):
+            if isinstance(node, ast.FunctionDef) and node.name in (
+                "train_options",
+                "evaluate_options",
+            ):
                 dictionaries = [part for part in ast.walk(node) if isinstance(part, ast.Dict)]
-                yield from (k.value for part in dictionaries for k in part.keys if isinstance(k, ast.Constant))
-            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "config":
+                yield from (
+                    k.value
+                    for part in dictionaries
+                    for k in part.keys
+                    if isinstance(k, ast.Constant)
+                )
+            if (
+                isinstance(node, ast.Subscript)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "config"
+            ):
                 yield from [node.slice.value] if isinstance(node.slice, ast.Constant) else []
 
 

@@ -6,7 +6,9 @@ from clients import DiskStore, MessageStore
 
 
 def config(server_round, first=1, checkpoint=None):
-    return {"server-round": server_round, "first-round": first} | ({} if checkpoint is None else {"checkpoint-round": checkpoint})
+    return {"server-round": server_round, "first-round": first} | (
+        {} if checkpoint is None else {"checkpoint-round": checkpoint}
+    )
 
 
 def value(store, c, before=False):
@@ -19,14 +21,17 @@ def put(store, c, number):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda path: MessageStore(RecordDict()), lambda path: DiskStore(path, 1)], ids=["message", "disk"]
+    "make",
+    [lambda path: MessageStore(RecordDict()), lambda path: DiskStore(path, 1)],
+    ids=["message", "disk"],
 )
 def test_round_trip(make, tmp_path):
     store = make(tmp_path / "client")
     assert store.load("m", config(1), before=True) is None
     store.save("m", [np.float32([5]), np.zeros((2, 3)), np.array(7)], config(1))
     arrays = store.load("m", config(2), before=True)
-    assert [a.shape for a in arrays] == [(1,), (2, 3), ()]  # a single number stays one: a model checks the shapes
+    # a single number stays one: a model checks the shapes
+    assert [a.shape for a in arrays] == [(1,), (2, 3), ()]
     assert [a.dtype for a in arrays] == [np.float32, np.float64, np.int64]
     assert value(store, config(1)) == 5
     assert store.load("other", config(2), before=True) is None
@@ -54,12 +59,16 @@ def test_a_resumed_run_sees_the_checkpoint_and_not_what_came_after(tmp_path):
 
 
 def test_two_versions_are_kept_at_most(tmp_path):
-    """That of the last checkpoint, which may be an earlier one where the client was not asked since, and the newest."""
+    """That of the last checkpoint, which may be an earlier one where the client was not
+    asked since, and the newest.
+    """
     store = DiskStore(tmp_path, 1)
     for number in [*range(1, 8), *range(12, 30)]:
         put(store, config(number, checkpoint=(number - 1) // 10 * 10), number)
         rounds = sorted(int(p.name.split(".")[1]) for p in tmp_path.iterdir())
-        assert rounds == sorted({number} | ({7} if 10 < number < 21 else {20} if number > 20 else set()))
+        assert rounds == sorted(
+            {number} | ({7} if 10 < number < 21 else {20} if number > 20 else set())
+        )
     put(store, config(30), 30)  # no checkpoints: only the last one is needed
     assert [p.name.split(".")[1] for p in tmp_path.iterdir()] == ["30"]
 
@@ -68,7 +77,9 @@ def test_a_broken_file_is_a_clear_error(tmp_path):
     store = DiskStore(tmp_path, 1)
     put(store, config(1), 1)
     next(tmp_path.iterdir()).write_bytes(b"torn")
-    with pytest.raises(ValueError, match=r"cannot be read .*: delete it to start this client's state anew"):
+    with pytest.raises(
+        ValueError, match=r"cannot be read .*: delete it to start this client's state anew"
+    ):
         store.load("m", config(1), before=False)
 
 

@@ -40,7 +40,9 @@ def test_without_the_fused_operation_the_numbers_are_the_same(momentum, scale, m
         optimiser = SGD(momentum, 0.01)
         velocity = optimiser.velocity(tensors)
         for _ in range(20):
-            gradients, extra = ([torch.randn(t.shape, generator=generator) for t in tensors] for _ in range(2))
+            gradients, extra = (
+                [torch.randn(t.shape, generator=generator) for t in tensors] for _ in range(2)
+            )
             optimiser(tensors, gradients, velocity, 0.1, 0.2, [(extra, 0.7)], scale)
         return tensors
 
@@ -59,7 +61,9 @@ def test_terms_are_part_of_the_gradient():
 def test_batches_cover_every_sample_once_an_epoch():
     data = blobs(n=55).train
     data.x[:, 0, 0, 0] = torch.arange(len(data))
-    batches = list(mini_batches(data, TrainOptions(local_epochs=3, batch_size=10), np.random.default_rng(0)))
+    batches = list(
+        mini_batches(data, TrainOptions(local_epochs=3, batch_size=10), np.random.default_rng(0))
+    )
     assert [len(y) for _, y in batches] == [10, 10, 10, 3] * 3
     epochs = [torch.cat([x[:, 0, 0, 0] for x, _ in batches[i : i + 4]]).tolist() for i in (0, 4, 8)]
     assert all(sorted(epoch) == list(range(33)) for epoch in epochs)
@@ -94,7 +98,14 @@ def test_options_travel_in_the_configuration():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"learning_rate": 0.0}, {"batch_size": 0}, {"momentum": 1.0}, {"lr_decay": 1.1}, {"local_epochs": 0}]
+    "bad",
+    [
+        {"learning_rate": 0.0},
+        {"batch_size": 0},
+        {"momentum": 1.0},
+        {"lr_decay": 1.1},
+        {"local_epochs": 0},
+    ],
 )
 def test_bad_options(bad):
     key = next(iter(bad)).replace("_", "-")
@@ -106,7 +117,10 @@ def test_arrays_of_another_model_are_refused():
     net = small_net(0)
     with pytest.raises(ValueError, match="3 arrays for a model with 4"):
         set_arrays(net, get_arrays(net)[:3])
-    with pytest.raises(ValueError, match=r"array '1.weight' has shape \(8, 5\), but the client's model has \(8, 4\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"array '1.weight' has shape \(8, 5\), but the client's model has \(8, 4\)",
+    ):
         set_arrays(net, [np.zeros((8, 5), np.float32), *get_arrays(net)[1:]])
 
 
@@ -119,7 +133,11 @@ def test_dropout_repeats_and_leaves_the_process_alone():
     for client, seed in ((0, 1), (0, 1), (1, 1), (0, 2)):
         torch.rand(3)  # whatever else a process draws
         state = torch.get_rng_state()
-        trained.append(FedAvgClient(net, blobs(), client).fit(sent, {"seed": seed, "server-round": 2, "local-epochs": 1})[0][0])
+        trained.append(
+            FedAvgClient(net, blobs(), client).fit(
+                sent, {"seed": seed, "server-round": 2, "local-epochs": 1}
+            )[0][0]
+        )
         assert torch.equal(torch.get_rng_state(), state)
     np.testing.assert_array_equal(trained[0], trained[1])
     assert not np.array_equal(trained[0], trained[2])
@@ -142,7 +160,9 @@ class Spoilt(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", [FedAvgClient, PFedMeClient])
 def test_an_error_in_training_leaves_the_process_alone_too(kind):
-    """Also while somebody keeps the error: else the generator is set back when it is let go, in the midst of another client's draws."""
+    """Also while somebody keeps the error: else the generator is set back when it is
+    let go, in the midst of another client's draws.
+    """
     net = torch.nn.Sequential(small_net(0), Spoilt())
     told = {
         "seed": 1,

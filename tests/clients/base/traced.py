@@ -1,4 +1,6 @@
-"""A compiler that compiles nothing: the steps as they are traced, which is what would be compiled, in a hundredth of the time."""
+"""A compiler that compiles nothing: the steps as they are traced, which is what would
+be compiled, in a hundredth of the time.
+"""
 
 import torch
 

@@ -27,7 +27,9 @@ def some_tables(h=3, size=6, zeros=True):
 
 
 def numeric_gradient(data, predictors, alpha, step=1e-5):
-    moved = [alpha + sign * step * np.eye(len(alpha))[k] for k in range(len(alpha)) for sign in (1, -1)]
+    moved = [
+        alpha + sign * step * np.eye(len(alpha))[k] for k in range(len(alpha)) for sign in (1, -1)
+    ]
     losses = np.array([data.loss_and_gradient(predictors, a)[0] for a in moved]).reshape(-1, 2)
     return (losses[:, 0] - losses[:, 1]) / (2 * step)
 
@@ -50,7 +52,9 @@ def test_the_log_loss_by_hand():
     first, last = 0.9 * (0.25 + 0.75 * 0.5) + u, u
     loss, gradient, norms = data.loss_and_gradient(tables, alpha)
     assert loss == pytest.approx(-0.75 * np.log(first) - 0.25 * np.log(last))
-    np.testing.assert_allclose(gradient, [-0.75 * (0.9 + u) / first - 0.25, -0.75 * (0.45 + u) / first - 0.25])
+    np.testing.assert_allclose(
+        gradient, [-0.75 * (0.9 + u) / first - 0.25, -0.75 * (0.45 + u) / first - 0.25]
+    )
     np.testing.assert_array_equal(norms, 0)
     np.testing.assert_allclose(
         data.singles(tables), -0.75 * np.log([0.9 + u, 0.45 + u]) - 0.25 * np.log(u)
@@ -66,14 +70,19 @@ def test_the_squared_loss_by_hand():
     assert loss == pytest.approx(expected)
     np.testing.assert_allclose(gradient, 2 * tables["table"] @ (mixed - [0.75, 0, 0.25]))
     np.testing.assert_allclose(norms, [1, 0.5])
-    np.testing.assert_allclose(data.singles(tables), [data.loss_and_gradient(tables, one)[0] for one in np.eye(2)])
+    np.testing.assert_allclose(
+        data.singles(tables), [data.loss_and_gradient(tables, one)[0] for one in np.eye(2)]
+    )
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
 def test_the_gradient_of_a_density_is_the_slope_of_its_loss_off_the_simplex_too(loss):
     tables = {"table": some_tables()["table"].astype(float)}
-    data, alpha = density(loss), np.array([0.7, 0.9, 0.3])  # alpha / gamma sums to 1 only in the mean
-    np.testing.assert_allclose(data.loss_and_gradient(tables, alpha)[1], numeric_gradient(data, tables, alpha), rtol=1e-6)
+    # alpha / gamma sums to 1 only in the mean
+    data, alpha = density(loss), np.array([0.7, 0.9, 0.3])
+    np.testing.assert_allclose(
+        data.loss_and_gradient(tables, alpha)[1], numeric_gradient(data, tables, alpha), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
@@ -82,7 +91,9 @@ def test_packed_tables_give_the_same_numbers(loss):
     packed = pack(tables["table"])
     assert packed["values"].size < tables["table"].size
     np.testing.assert_array_equal(unpack(packed), tables["table"])
-    for one, other in zip(data.loss_and_gradient(packed, alpha), data.loss_and_gradient(tables, alpha), strict=True):
+    for one, other in zip(
+        data.loss_and_gradient(packed, alpha), data.loss_and_gradient(tables, alpha), strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     assert data.score(packed, alpha) == pytest.approx(data.score(tables, alpha))
 
@@ -127,7 +138,11 @@ def test_scores_compare_with_the_uniform_and_the_best_single_predictor():
     assert scores["train-loss"] == pytest.approx(data.loss_and_gradient(tables, [0.2, 0.5, 0.3])[0])
     assert scores["loss"] != pytest.approx(scores["train-loss"])
     assert "perplexity" not in density("squared").score(tables, np.full(3, 1 / 3))
-    assert set(data.score({"table": tables["table"][:1]}, np.ones(1))) == {"loss", "perplexity", "train-loss"}
+    assert set(data.score({"table": tables["table"][:1]}, np.ones(1))) == {
+        "loss",
+        "perplexity",
+        "train-loss",
+    }
 
 
 def test_what_does_not_fit_is_refused():
@@ -162,7 +177,7 @@ def test_the_bound_of_the_best_mixture_holds_at_every_step():
         assert best - 1e-9 <= loss <= best + bound + 1e-9
 
 
-# --- torch predictors ------------------------------------------------------------------------------------------------
+# --- torch predictors -----------------------------------------------------------------
 
 
 def torch_data(loss="log"):
@@ -178,14 +193,18 @@ def some_nets(h=3):
 def test_probabilities_are_those_of_the_nets_themselves():
     data, nets = torch_data(), some_nets()
     with torch.no_grad():
-        expected = torch.stack([small_net(seed)(data.test.x).softmax(1) for seed in (1, 2, 3)]).numpy()
+        expected = torch.stack(
+            [small_net(seed)(data.test.x).softmax(1) for seed in (1, 2, 3)]
+        ).numpy()
     np.testing.assert_allclose(data.probabilities(nets, data.test), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
 def test_the_gradient_of_a_torch_ensemble_is_the_slope_of_its_loss(loss):
     data, nets, alpha = torch_data(loss), some_nets(), np.array([0.7, 0.9, 0.3])
-    np.testing.assert_allclose(data.loss_and_gradient(nets, alpha)[1], numeric_gradient(data, nets, alpha), rtol=1e-5)
+    np.testing.assert_allclose(
+        data.loss_and_gradient(nets, alpha)[1], numeric_gradient(data, nets, alpha), rtol=1e-5
+    )
 
 
 def test_losses_and_norms_of_a_torch_ensemble_by_the_definition():
@@ -193,11 +212,15 @@ def test_losses_and_norms_of_a_torch_ensemble_by_the_definition():
     outputs, labels = data.probabilities(nets, data.train), data.train.y.numpy()
     mixed = np.einsum("h,hnl->nl", alpha, outputs)
     loss, _, norms = data.loss_and_gradient(nets, alpha)
-    assert loss == pytest.approx(np.mean([np.sum((p - np.eye(3)[y]) ** 2) for p, y in zip(mixed, labels, strict=True)]))
+    assert loss == pytest.approx(
+        np.mean([np.sum((p - np.eye(3)[y]) ** 2) for p, y in zip(mixed, labels, strict=True)])
+    )
     np.testing.assert_allclose(norms, [np.mean([np.sum(p**2) for p in own]) for own in outputs])
     smooth = 0.95 * mixed + 0.05 / 3
     log = torch_data().loss_and_gradient(nets, alpha)[0]
-    assert log == pytest.approx(-np.mean([np.log(p[y]) for p, y in zip(smooth, labels, strict=True)]))
+    assert log == pytest.approx(
+        -np.mean([np.log(p[y]) for p, y in zip(smooth, labels, strict=True)])
+    )
 
 
 def test_scores_of_a_torch_ensemble():
@@ -207,10 +230,14 @@ def test_scores_of_a_torch_ensemble():
     with torch.no_grad():
         hits = (small_net(2)(data.test.x).argmax(1) == data.test.y).double().mean()
     assert data.score(one, np.ones(1))["accuracy"] == pytest.approx(float(hits))
-    assert {"loss", "accuracy", "train-loss", "uniform-accuracy", "best-single-accuracy"} <= set(scores)
+    assert {"loss", "accuracy", "train-loss", "uniform-accuracy", "best-single-accuracy"} <= set(
+        scores
+    )
     assert data.score(nets, np.full(3, 1 / 3))["accuracy"] == scores["uniform-accuracy"]
     assert scores["single-accuracy"][1] == pytest.approx(float(hits))
-    assert scores["single-train-loss"] == [data.loss_and_gradient(nets, single)[0] for single in np.eye(3)]
+    assert scores["single-train-loss"] == [
+        data.loss_and_gradient(nets, single)[0] for single in np.eye(3)
+    ]
     assert not {"single-accuracy", "single-train-loss"} & set(data.score(one, np.ones(1)))
 
 
@@ -224,7 +251,10 @@ def test_the_loss_of_the_ensemble_is_not_above_the_mean_of_the_losses():
 def test_parameters_of_another_net_are_refused_by_name():
     nets = some_nets()
     nets["3.bias"] = nets["3.bias"][:, :2]
-    with pytest.raises(ValueError, match=r"array '3\.bias' of a predictor has shape \(2,\), the client's model \(3,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"array '3\.bias' of a predictor has shape \(2,\), the client's model \(3,\)",
+    ):
         torch_data().loss_and_gradient(nets, np.full(3, 1 / 3))
 
 

@@ -1,4 +1,6 @@
-"""Arrays and numbers as samples: every way to store a window, scaling by clients' sums, test splits, and each mistake of a user."""
+"""Arrays and numbers as samples: every way to store a window, scaling by clients' sums,
+test splits, and each mistake of a user.
+"""
 
 import csv
 
@@ -29,10 +31,16 @@ def own_caches(tmp_path, monkeypatch):
 
 
 def windows(count=60, seed=0, people=tuple(range(1, PEOPLE + 1))):
-    """Return windows (n, C, L), classes from 1 on and people, whose sensors have offsets and units of their own."""
+    """Return windows (n, C, L), classes from 1 on and people, whose sensors have
+    offsets and units of their own.
+    """
     rng = np.random.default_rng(seed)
     subject = np.resize(np.repeat(people, range(2, len(people) + 2)), count)
-    x = rng.normal(size=(count, CHANNELS, STEPS)) * [[1], [10], [100]] + [[0], [5], [1000]] + subject[:, None, None]
+    x = (
+        rng.normal(size=(count, CHANNELS, STEPS)) * [[1], [10], [100]]
+        + [[0], [5], [1000]]
+        + subject[:, None, None]
+    )
     return x.astype(np.float32), 1 + rng.integers(CLASSES, size=count), subject
 
 
@@ -55,7 +63,10 @@ def lists(x, kind):
 
 
 def data_arrays(x, y, subject):
-    features = {"window": datasets.Array2D(x.shape[1:], "float32"), "activity": datasets.Value("int64")}
+    features = {
+        "window": datasets.Array2D(x.shape[1:], "float32"),
+        "activity": datasets.Value("int64"),
+    }
     made = datasets.Dataset.from_dict({"window": x, "activity": y}, datasets.Features(features))
     return made.add_column("subject", subject)
 
@@ -64,19 +75,30 @@ STORED = {
     "nested lists of fixed size": lambda x, *rest: table(x, *rest),
     "doubles": lambda x, *rest: table(x.astype(np.float64), *rest),
     "flat list of fixed size": lambda x, *rest: table(x.reshape(len(x), -1), *rest),
-    "lists of any size": lambda x, y, s: {**table(x, y, s), "window": lists(x, pa.list_(pa.list_(pa.float32())))},
-    "large lists": lambda x, y, s: {**table(x, y, s), "window": lists(x, pa.large_list(pa.large_list(pa.float32())))},
-    "a column a channel": lambda x, y, s: {
-        **{f"acc_{c}": arrow_array(np.ascontiguousarray(x[:, k])) for k, c in enumerate("xyz")}, "activity": y, "subject": s
+    "lists of any size": lambda x, y, s: {
+        **table(x, y, s),
+        "window": lists(x, pa.list_(pa.list_(pa.float32()))),
     },
-}  # fmt: skip
+    "large lists": lambda x, y, s: {
+        **table(x, y, s),
+        "window": lists(x, pa.large_list(pa.large_list(pa.float32()))),
+    },
+    "a column a channel": lambda x, y, s: {
+        **{f"acc_{c}": arrow_array(np.ascontiguousarray(x[:, k])) for k, c in enumerate("xyz")},
+        "activity": y,
+        "subject": s,
+    },
+}
 
 
 @pytest.mark.parametrize("kind", STORED)
 def test_every_way_to_store_a_window(kind, tmp_path):
     x, y, subject = windows()
     source = write(tmp_path / "set", STORED[kind](x, y, subject))
-    options = {"flat list of fixed size": {"shape": "3,16"}, "a column a channel": {"features": "acc_*"}}.get(kind, {})
+    options = {
+        "flat list of fixed size": {"shape": "3,16"},
+        "a column a channel": {"features": "acc_*"},
+    }.get(kind, {})
     images = read(source, partition="natural", natural_id="subject", **options)
     assert images.pixels.dtype == np.float32
     assert np.array_equal(images.pixels, x[:, :, None])
@@ -95,8 +117,12 @@ def test_array2d_and_array3d_of_the_library(tmp_path):
     data_arrays(x, y, subject).save_to_disk(tmp_path / "saved")
     assert np.array_equal(read(tmp_path / "saved").pixels, x[:, :, None])
     pixels = np.random.default_rng(0).integers(0, 256, (30, 3, 4, 5), np.uint8)
-    features = datasets.Features({"x": datasets.Array3D((3, 4, 5), "uint8"), "y": datasets.Value("int64")})
-    datasets.Dataset.from_dict({"x": pixels, "y": [0, 1] * 15}, features).save_to_disk(tmp_path / "cubes")
+    features = datasets.Features(
+        {"x": datasets.Array3D((3, 4, 5), "uint8"), "y": datasets.Value("int64")}
+    )
+    datasets.Dataset.from_dict({"x": pixels, "y": [0, 1] * 15}, features).save_to_disk(
+        tmp_path / "cubes"
+    )
     images = read(tmp_path / "cubes")
     assert (images.pixels.dtype, images.numbers) == (np.uint8, False), "pixels"
     assert np.array_equal(images.pixels, pixels)
@@ -113,12 +139,19 @@ def test_the_last_axis_may_hold_the_channels(tmp_path):
 def test_columns_of_numbers_are_a_vector(tmp_path):
     x, y, subject = windows()
     columns = {"a": x[:, 0, 0], "b": np.arange(60), "on": x[:, 1, 0] > 5, "remark": ["text"] * 60}
-    source = write(tmp_path / "set", {**columns, "activity": y, "subject": subject, "__index_level_0__": np.arange(60)})
+    source = write(
+        tmp_path / "set",
+        {**columns, "activity": y, "subject": subject, "__index_level_0__": np.arange(60)},
+    )
     expected = np.stack([x[:, 0, 0], np.arange(60), x[:, 1, 0] > 5], 1).astype(np.float32)
     found = read(source, partition="natural", natural_id="subject").pixels
-    assert np.array_equal(found, expected[:, None, None]), "all numbers but label, client and the row numbers of pandas"
+    assert np.array_equal(found, expected[:, None, None]), (
+        "all numbers but label, client and the row numbers of pandas"
+    )
     assert read(source, features="b, a").pixels[:, 0, 0].tolist() == expected[:, [1, 0]].tolist()
-    frame = pd.DataFrame({"a": x[:, 0, 0], "b": np.arange(60), "label": ["walk", "sit", "lie"] * 20})
+    frame = pd.DataFrame(
+        {"a": x[:, 0, 0], "b": np.arange(60), "label": ["walk", "sit", "lie"] * 20}
+    )
     (tmp_path / "csv").mkdir()
     frame.to_csv(tmp_path / "csv" / "train.csv")  # with its row numbers
     for path in (tmp_path / "csv", tmp_path / "csv" / "train.csv"):
@@ -128,12 +161,17 @@ def test_columns_of_numbers_are_a_vector(tmp_path):
         assert images.labels[:3].tolist() == [2, 1, 0]
 
 
-@pytest.mark.parametrize("kind", ["files of splits", "one file", "arrays of splits", "folders of arrays"])
+@pytest.mark.parametrize(
+    "kind", ["files of splits", "one file", "arrays of splits", "folders of arrays"]
+)
 def test_numpy_files(kind, tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()
     parts = {"train": windows(), "test": windows(20, 1)}
-    named = {split: dict(zip(("x", "y", "subject"), arrays, strict=True)) for split, arrays in parts.items()}
+    named = {
+        split: dict(zip(("x", "y", "subject"), arrays, strict=True))
+        for split, arrays in parts.items()
+    }
     for split, arrays in named.items():
         if kind == "files of splits":
             np.savez_compressed(folder / f"{split}.npz", **arrays)
@@ -146,14 +184,27 @@ def test_numpy_files(kind, tmp_path):
     source = folder
     if kind == "one file":
         source = folder / "set.npz"
-        np.savez(source, **{f"{name}_{split}": array for split, arrays in named.items() for name, array in arrays.items()})
+        np.savez(
+            source,
+            **{
+                f"{name}_{split}": array
+                for split, arrays in named.items()
+                for name, array in arrays.items()
+            },
+        )
     upper = kind == "arrays of splits"
-    options = {"label": "Y" if upper else "", "partition": "natural", "natural_id": "SUBJECT" if upper else "subject"}
+    options = {
+        "label": "Y" if upper else "",
+        "partition": "natural",
+        "natural_id": "SUBJECT" if upper else "subject",
+    }
     images = read(source, test="test", **options)
     x = np.concatenate([parts["train"][0], parts["test"][0]])
     assert np.array_equal(images.pixels, x[:, :, None])
     assert images.held_out.tolist() == [False] * 60 + [True] * 20
-    assert np.array_equal(read(source, split="test", **options).pixels, parts["test"][0][:, :, None])
+    assert np.array_equal(
+        read(source, split="test", **options).pixels, parts["test"][0][:, :, None]
+    )
     assert len(read(source, split="train+test", **options).labels) == 80
     with pytest.raises(UserError, match=r"^data.split = 'valid': no array of .* is of this split"):
         read(source, split="valid")
@@ -167,7 +218,10 @@ def test_an_npz_without_splits_is_the_training_split(tmp_path):
     with pytest.raises(UserError, match=r"its arrays differ in length \(windows 60, label 59\)"):
         read(tmp_path / "odd.npz")
     np.savez(tmp_path / "objects.npz", windows=np.array([{}] * 3, object), label=y[:3])
-    with pytest.raises(UserError, match=r"objects.npz': cannot be read, it must hold plain arrays \(Object arrays cannot"):
+    with pytest.raises(
+        UserError,
+        match=r"objects.npz': cannot be read, it must hold plain arrays \(Object arrays cannot",
+    ):
         read(tmp_path / "objects.npz")
 
 
@@ -176,7 +230,12 @@ def test_an_npz_without_splits_is_the_training_split(tmp_path):
 
 def har(tmp_path, **more):
     source = more.get("data.source") or write(tmp_path / "har", table(*windows(300)))
-    config = {"task": "classification", "data.source": source, "data.partition": "natural", "data.natural-id": "subject"}
+    config = {
+        "task": "classification",
+        "data.source": source,
+        "data.partition": "natural",
+        "data.natural-id": "subject",
+    }
     return {**config, "clients-per-round": 0, "device": "cpu", **more}
 
 
@@ -185,7 +244,10 @@ def of_all(task, part="train"):
 
 
 def test_sums_of_all_clients_scale_their_training_samples_and_nothing_else(tmp_path):
-    task, raw = build_task(read_settings(har(tmp_path))), build_task(read_settings(har(tmp_path, **{"data.standardise": "none"})))
+    task, raw = (
+        build_task(read_settings(har(tmp_path))),
+        build_task(read_settings(har(tmp_path, **{"data.standardise": "none"}))),
+    )
     assert (task.standardise, raw.standardise) == ("sums", "none")
     seen = of_all(raw).astype(np.float64)
     mean, deviation = seen.mean((0, 2, 3)), seen.std((0, 2, 3))
@@ -193,14 +255,18 @@ def test_sums_of_all_clients_scale_their_training_samples_and_nothing_else(tmp_p
         expected = (of_all(raw, part) - mean[:, None, None]) / deviation[:, None, None]
         np.testing.assert_allclose(of_all(task, part), expected, rtol=1e-3, atol=1e-4)
     assert abs(of_all(task).mean((0, 2, 3))).max() < 1e-5
-    assert abs(of_all(task, "test").mean((0, 2, 3))).max() > 1e-3, "test samples do not enter the sums"
+    assert abs(of_all(task, "test").mean((0, 2, 3))).max() > 1e-3, (
+        "test samples do not enter the sums"
+    )
 
 
 def test_each_client_by_itself_and_a_constant_channel(tmp_path):
     x, y, subject = windows(300)
     x[:, 2] = 7.3
     source = write(tmp_path / "flat", table(x, y, subject))
-    task = build_task(read_settings(har(tmp_path, **{"data.standardise": "client", "data.source": source})))
+    task = build_task(
+        read_settings(har(tmp_path, **{"data.standardise": "client", "data.source": source}))
+    )
     for client in range(PEOPLE):
         train = task.client_data(client, PEOPLE).train.x.numpy()
         assert abs(train.mean((0, 2, 3))).max() < 1e-4
@@ -210,8 +276,16 @@ def test_each_client_by_itself_and_a_constant_channel(tmp_path):
 def test_features_of_a_vector_are_scaled_one_by_one_and_pixels_not_at_all(tmp_path):
     x, y, _ = windows(300)
     source = write(tmp_path / "set", {"a": x[:, 0, 0], "b": x[:, 2, 0], "label": y})
-    config = {"task": "classification", "data.source": source, "data.partition": "iid", "num-clients": 3, "device": "cpu"}
-    data = torch.cat([build_task(read_settings(config)).client_data(k, 3).train.x for k in range(3)])
+    config = {
+        "task": "classification",
+        "data.source": source,
+        "data.partition": "iid",
+        "num-clients": 3,
+        "device": "cpu",
+    }
+    data = torch.cat(
+        [build_task(read_settings(config)).client_data(k, 3).train.x for k in range(3)]
+    )
     np.testing.assert_allclose(data.mean(0).flatten(), 0, atol=1e-4)
     np.testing.assert_allclose(data.std(0, correction=0).flatten(), 1, atol=1e-4)
     assert build_task(read_settings({"device": "cpu"})).standardise == "none"
@@ -219,7 +293,10 @@ def test_features_of_a_vector_are_scaled_one_by_one_and_pixels_not_at_all(tmp_pa
 
 def test_differential_privacy_refuses_sums_without_noise(tmp_path):
     assert "standardise = 'sums'" in build_task(read_settings(har(tmp_path))).from_clients
-    assert build_task(read_settings(har(tmp_path, **{"data.standardise": "client"}))).from_clients == ""
+    assert (
+        build_task(read_settings(har(tmp_path, **{"data.standardise": "client"}))).from_clients
+        == ""
+    )
 
 
 def test_other_tasks_do_not_standardise():
@@ -235,7 +312,15 @@ def split_set(tmp_path, people):
     x, y, subject = windows(300)
     write(tmp_path / "set", table(x, y, subject))
     source = write(tmp_path / "set", table(*windows(40, 9, people)), "test")
-    return har(tmp_path, **{"data.source": source, "data.test": "test", "data.standardise": "none", "data.validation": 0.2})
+    return har(
+        tmp_path,
+        **{
+            "data.source": source,
+            "data.test": "test",
+            "data.standardise": "none",
+            "data.validation": 0.2,
+        },
+    )
 
 
 def test_the_same_people_are_scored_on_their_own_samples(tmp_path, caplog):
@@ -247,11 +332,14 @@ def test_the_same_people_are_scored_on_their_own_samples(tmp_path, caplog):
     for client in range(PEOPLE):
         data = task.client_data(client, PEOPLE)
         assert np.array_equal(data.test.x.numpy()[:, :, 0], x[subject == client + 1])
-        assert len(data.train) + len(data.validation) == total[client], "all that is not for testing is for training"
+        assert len(data.train) + len(data.validation) == total[client], (
+            "all that is not for testing is for training"
+        )
         assert len(data.validation) == round(0.2 * total[client])
     scored = (subject < 9).sum()
     line = (
-        f"each of the 5 clients is scored on its own samples there, {scored} in all; {40 - scored} samples of others are left out"
+        f"each of the 5 clients is scored on its own samples there, {scored} in all; "
+        f"{40 - scored} samples of others are left out"
     )
     assert line in caplog.text
 
@@ -263,14 +351,16 @@ def test_other_people_are_scored_by_everybody(tmp_path, caplog):
         assert np.array_equal(task.client_data(client, PEOPLE).test.x.numpy()[:, :, 0], x)
     assert task.client_data(0, PEOPLE).test.x is task.client_data(1, PEOPLE).test.x, "one copy"
     assert (
-        "none of the 5 clients is in it, so each is scored on all 40 samples of its 2 others, whom nobody trains on"
-        in caplog.text
+        "none of the 5 clients is in it, so each is scored on all 40 samples of its 2 others, whom "
+        "nobody trains on" in caplog.text
     )
 
 
 def test_a_test_split_that_leaves_some_clients_out_is_refused(tmp_path):
     with pytest.raises(
-        UserError, match=r"^data.test = 'test': 2 of the 5 clients have no sample in it \(4, 5\), the others have"
+        UserError,
+        match=r"^data.test = 'test': 2 of the 5 clients have no sample in it \(4, 5\), the "
+        r"others have",
     ):
         checked(read_settings(split_set(tmp_path, (1, 2, 3))))
 
@@ -279,7 +369,13 @@ def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
     x, y, subject = windows(400)
     write(tmp_path / "set", table(x, y, subject))
     source = write(tmp_path / "set", table(*windows(200, 9)), "test")
-    config = {"task": "classification", "data.source": source, "data.test": "test", "num-clients": 4, "device": "cpu"}
+    config = {
+        "task": "classification",
+        "data.source": source,
+        "data.test": "test",
+        "num-clients": 4,
+        "device": "cpu",
+    }
     task = build_task(read_settings({**config, "data.classes-per-client": 2}))
     rows = np.concatenate(task.test_parts(4))
     assert sorted(rows) == list(range(400, 600)), "all of the split, each sample once"
@@ -302,12 +398,20 @@ def test_max_samples_thins_what_is_dealt_only(tmp_path):
 
 
 def test_the_net_follows_the_shape(tmp_path):
-    assert [net_for(shape) for shape in ((9, 1, 128), (1, 1, 561), (1, 28, 28), (3, 32, 32))] == ["cnn-1d", "mlp", "mlp", "mlp"]
+    assert [net_for(shape) for shape in ((9, 1, 128), (1, 1, 561), (1, 28, 28), (3, 32, 32))] == [
+        "cnn-1d",
+        "mlp",
+        "mlp",
+        "mlp",
+    ]
     settings, task = checked(read_settings(har(tmp_path)))
     assert settings.model.name == "cnn-1d"
     assert len(task.model_fn(0)(torch.zeros(2, CHANNELS, 1, STEPS))[0]) == CLASSES
     net = build_model("cnn-1d", (9, 1, 128), 6, 0)
-    assert sum(p.numel() for p in net.parameters()) == 9 * 9 * 16 + 16 + 16 * 9 * 32 + 32 + 32 * 32 * 64 + 64 + 64 * 6 + 6
+    assert (
+        sum(p.numel() for p in net.parameters())
+        == 9 * 9 * 16 + 16 + 16 * 9 * 32 + 32 + 32 * 32 * 64 + 64 + 64 * 6 + 6
+    )
     assert [name.split(".")[0] for name in net.state_dict()].count("classifier") == 4
 
 
@@ -321,13 +425,22 @@ def test_every_net_takes_a_window_or_says_in_one_line_that_it_does_not(name):
     with pytest.raises(UserError, match=rf"^model.name = '{name}': ") as caught:
         build_model(name, (9, 1, 128), 6, 0)
     if name != "m5":
-        assert "does not take windows of 9 channels x 128 steps: choose one of cnn-1d, logistic" in str(caught.value)
+        assert (
+            "does not take windows of 9 channels x 128 steps: choose one of cnn-1d, logistic"
+            in str(caught.value)
+        )
 
 
 def test_a_net_for_windows_takes_no_images():
-    with pytest.raises(UserError, match=r"^model.name = 'cnn-1d': does not take images of 8 x 8 pixels with 1 channel: choose"):
+    with pytest.raises(
+        UserError,
+        match=r"^model.name = 'cnn-1d': does not take images of 8 x 8 pixels with 1 channel: "
+        r"choose",
+    ):
         build_model("cnn-1d", (1, 8, 8), 10, 0)
-    with pytest.raises(UserError, match=r"^model.name = 'cnn-1d': windows of 2 steps are too short"):
+    with pytest.raises(
+        UserError, match=r"^model.name = 'cnn-1d': windows of 2 steps are too short"
+    ):
         build_model("cnn-1d", (9, 1, 2), 10, 0)
 
 
@@ -335,7 +448,12 @@ def test_a_net_for_windows_takes_no_images():
 
 
 def ragged(x):
-    return pa.array([row.tolist() if k != 7 else [line[:-1] for line in row.tolist()] for k, row in enumerate(x)])
+    return pa.array(
+        [
+            row.tolist() if k != 7 else [line[:-1] for line in row.tolist()]
+            for k, row in enumerate(x)
+        ]
+    )
 
 
 def with_nan(x):
@@ -345,31 +463,118 @@ def with_nan(x):
 
 
 MISTAKES = [
-    ({"features": "windwo"}, {}, "data.features = 'windwo': no column is 'windwo'; SET has the columns window, activity, subject"),
-    ({"features": "remark"}, {"remark": ["a"] * 60}, "data.features = 'remark': column 'remark' holds text, not numbers"),
-    ({"features": "w*,activity"}, {}, "data.features = 'w*,activity': column 'activity' is the label or the client: leave it out"),
-    ({"features": "window,a"}, {"a": np.zeros(60)}, "data.features: column 'a' of SET holds 1 a sample, 'window' 3 x 16"),
-    ({}, {"other": lambda x: arrow_array(x)}, "data.features: SET has several columns of arrays, name one, or those that are"),
-    ({}, {"window": ragged}, "column 'window': the lists of SET differ in length (16, but 15 in row 7): cut or fill them to one"),
-    ({}, {"window": lambda x: arrow_array(with_nan(x))}, "data.source = 'SET': 2 of 60 samples hold NaN, infinity or no value "
-     "(first: column 'window', row 3)"),
-    ({}, {"window": lambda x: pa.array([*x[:5].tolist(), None, *x[6:].tolist()])}, "column 'window': row 5 of SET has no value"),
-    ({"features": "a,b"}, {"a": np.zeros(60), "b": pa.array([None, *range(59)])}, "data.source = 'SET': 1 of 60 samples hold NaN, "
-     "infinity or no value (first: column 'b', row 0)"),
-    ({"shape": "9,128"}, {}, "data.shape = '9,128': has 1152 values, but a sample of SET (window) has 3 x 16 = 48"),
-    ({"image": "window"}, {}, "data.image = 'window': is not an image column; SET has the columns window, activity, subject; "
-     "arrays and numbers are named by data.features"),
-    ({"resize": 8}, {}, "data.resize = 8: is for images, but SET holds arrays or numbers: leave it 0"),
-    ({"label": "activty"}, {}, "data.label = 'activty': SET has the columns window, activity, subject"),
-    ({"label": "speed"}, {"speed": np.linspace(0, 1, 60)}, "data.label = 'speed': holds fractions in SET, which are no classes"),
-    ({"label": "number"}, {"number": np.arange(60)}, "data.label = 'number': has 60 different values in 60 samples of SET"),
-    ({"label": "window"}, {}, "data.label = 'window': holds no plain value per sample, name another of window, activity"),
-    ({}, {"activity": pa.array([None] + [1.0] * 59)}, "column 'activity': 1 samples have no value in it"),
-    ({"natural_id": "person"}, {}, "data.natural-id = 'person': SET has the columns window, activity, subject"),
-    ({"natural_id": "window", "features": "a"}, {"a": np.zeros(60)}, "data.natural-id = 'window': holds no plain value per sample"),
-    ({"natural_id": "subject"}, {"subject": pa.array([None, *range(59)])}, "column 'subject': 1 samples have no value in it"),
-    ({"natural_id": "number"}, {"number": np.arange(60)}, "data.natural-id = 'number': none of the 60 values of this column has the 5"),
-]  # fmt: skip
+    (
+        {"features": "windwo"},
+        {},
+        "data.features = 'windwo': no column is 'windwo'; SET has the columns window, activity, "
+        "subject",
+    ),
+    (
+        {"features": "remark"},
+        {"remark": ["a"] * 60},
+        "data.features = 'remark': column 'remark' holds text, not numbers",
+    ),
+    (
+        {"features": "w*,activity"},
+        {},
+        "data.features = 'w*,activity': column 'activity' is the label or the client: leave it out",
+    ),
+    (
+        {"features": "window,a"},
+        {"a": np.zeros(60)},
+        "data.features: column 'a' of SET holds 1 a sample, 'window' 3 x 16",
+    ),
+    (
+        {},
+        {"other": lambda x: arrow_array(x)},
+        "data.features: SET has several columns of arrays, name one, or those that are",
+    ),
+    (
+        {},
+        {"window": ragged},
+        "column 'window': the lists of SET differ in length (16, but 15 in row 7): cut or fill "
+        "them to one",
+    ),
+    (
+        {},
+        {"window": lambda x: arrow_array(with_nan(x))},
+        "data.source = 'SET': 2 of 60 samples hold NaN, infinity or no value "
+        "(first: column 'window', row 3)",
+    ),
+    (
+        {},
+        {"window": lambda x: pa.array([*x[:5].tolist(), None, *x[6:].tolist()])},
+        "column 'window': row 5 of SET has no value",
+    ),
+    (
+        {"features": "a,b"},
+        {"a": np.zeros(60), "b": pa.array([None, *range(59)])},
+        "data.source = 'SET': 1 of 60 samples hold NaN, "
+        "infinity or no value (first: column 'b', row 0)",
+    ),
+    (
+        {"shape": "9,128"},
+        {},
+        "data.shape = '9,128': has 1152 values, but a sample of SET (window) has 3 x 16 = 48",
+    ),
+    (
+        {"image": "window"},
+        {},
+        "data.image = 'window': is not an image column; SET has the columns window, activity, "
+        "subject; "
+        "arrays and numbers are named by data.features",
+    ),
+    (
+        {"resize": 8},
+        {},
+        "data.resize = 8: is for images, but SET holds arrays or numbers: leave it 0",
+    ),
+    (
+        {"label": "activty"},
+        {},
+        "data.label = 'activty': SET has the columns window, activity, subject",
+    ),
+    (
+        {"label": "speed"},
+        {"speed": np.linspace(0, 1, 60)},
+        "data.label = 'speed': holds fractions in SET, which are no classes",
+    ),
+    (
+        {"label": "number"},
+        {"number": np.arange(60)},
+        "data.label = 'number': has 60 different values in 60 samples of SET",
+    ),
+    (
+        {"label": "window"},
+        {},
+        "data.label = 'window': holds no plain value per sample, name another of window, activity",
+    ),
+    (
+        {},
+        {"activity": pa.array([None] + [1.0] * 59)},
+        "column 'activity': 1 samples have no value in it",
+    ),
+    (
+        {"natural_id": "person"},
+        {},
+        "data.natural-id = 'person': SET has the columns window, activity, subject",
+    ),
+    (
+        {"natural_id": "window", "features": "a"},
+        {"a": np.zeros(60)},
+        "data.natural-id = 'window': holds no plain value per sample",
+    ),
+    (
+        {"natural_id": "subject"},
+        {"subject": pa.array([None, *range(59)])},
+        "column 'subject': 1 samples have no value in it",
+    ),
+    (
+        {"natural_id": "number"},
+        {"number": np.arange(60)},
+        "data.natural-id = 'number': none of the 60 values of this column has the 5",
+    ),
+]
 
 
 @pytest.mark.parametrize(("values", "change", "message"), MISTAKES)
@@ -404,8 +609,8 @@ def test_people_with_too_few_samples_are_left_out_and_named(tmp_path, caplog):
     settings, task = checked(read_settings(har(tmp_path, **{"data.source": source})))
     assert settings.num_clients == 4
     assert (
-        "data.natural-id = 'subject': 1 of 5 clients has fewer than 5 samples (data.min-samples) and is left out: 99"
-        in caplog.text
+        "data.natural-id = 'subject': 1 of 5 clients has fewer than 5 samples (data.min-samples) "
+        "and is left out: 99" in caplog.text
     )
     assert set(task.client_data(1, 4).train.y.tolist()) == {0}
 
@@ -419,9 +624,15 @@ def test_one_class_is_no_question(tmp_path):
 
 def test_wrong_settings_of_arrays():
     for values, message in (
-        ({"shape": "9x128"}, "shape = '9x128': must be one to three whole numbers, for example 9,128"),
+        (
+            {"shape": "9x128"},
+            "shape = '9x128': must be one to three whole numbers, for example 9,128",
+        ),
         ({"shape": "1,2,3,4"}, "shape = '1,2,3,4': must be one to three"),
-        ({"image": "a", "features": "b"}, "features = 'b': image = 'a' is given, too: leave one of them ''"),
+        (
+            {"image": "a", "features": "b"},
+            "features = 'b': image = 'a' is given, too: leave one of them ''",
+        ),
         ({"test": "train"}, "test = 'train': is the split that is trained on"),
     ):
         with pytest.raises(ValueError, match=r".") as caught:

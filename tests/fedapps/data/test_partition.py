@@ -1,4 +1,6 @@
-"""Image sets made here (parquet, folders of images, saved sets), their partitions, the cache, and every error."""
+"""Image sets made here (parquet, folders of images, saved sets), their partitions, the
+cache, and every error.
+"""
 
 import os
 import socket
@@ -92,17 +94,24 @@ def test_folder_of_images(tmp_path):
     for name, shade in (("cat", 10), ("dog", 200)):
         (tmp_path / "set" / "train" / name).mkdir(parents=True)
         for i in range(3):
-            Image.fromarray(np.full((4, 4), shade + i, np.uint8)).save(tmp_path / "set" / "train" / name / f"{i}.png")
+            Image.fromarray(np.full((4, 4), shade + i, np.uint8)).save(
+                tmp_path / "set" / "train" / name / f"{i}.png"
+            )
     images = load_images(DataOptions(source=str(tmp_path / "set")))
     assert images.pixels.shape == (6, 1, 4, 4)
-    assert all((image.mean() > 100) == bool(label) for image, label in zip(images.pixels, images.labels, strict=True))
+    assert all(
+        (image.mean() > 100) == bool(label)
+        for image, label in zip(images.pixels, images.labels, strict=True)
+    )
 
 
 @pytest.mark.parametrize("as_dict", [True, False])
 def test_saved_set(tmp_path, as_dict):
     data = datasets.Dataset.from_dict(
         {"picture": [Image.fromarray(p) for p in pictures(4)], "character": list("bab?")},
-        features=datasets.Features({"picture": datasets.Image(), "character": datasets.Value("string")}),
+        features=datasets.Features(
+            {"picture": datasets.Image(), "character": datasets.Value("string")}
+        ),
     )
     (datasets.DatasetDict({"train": data}) if as_dict else data).save_to_disk(str(tmp_path / "set"))
     images = load_images(DataOptions(source=str(tmp_path / "set")))
@@ -120,8 +129,13 @@ def test_plain_parquet_without_the_librarys_metadata(folder, tmp_path):
 
 
 def test_max_samples_keeps_the_classes_of_a_sorted_set(tmp_path):
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=4)})
-    columns = {"image": [Image.fromarray(p) for p in pictures()], "label": [i // 10 for i in range(40)]}
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=4)}
+    )
+    columns = {
+        "image": [Image.fromarray(p) for p in pictures()],
+        "label": [i // 10 for i in range(40)],
+    }
     source = write_parquet(tmp_path / "set", columns, features)
     images = load_images(DataOptions(source=source, max_samples=8))
     assert images.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -142,8 +156,12 @@ def test_second_read_does_not_decode(folder, monkeypatch):
 
 def test_changed_files_are_read_anew(folder):
     load_images(DataOptions(source=folder))
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=2)})
-    write_parquet(Path(folder), {"image": [Image.fromarray(pictures(1)[0])], "label": [1]}, features)
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=2)}
+    )
+    write_parquet(
+        Path(folder), {"image": [Image.fromarray(pictures(1)[0])], "label": [1]}, features
+    )
     assert len(load_images(DataOptions(source=folder)).labels) == 1
 
 
@@ -165,7 +183,9 @@ def test_broken_entry_is_replaced(folder, damage, caplog):
     images = load_images(DataOptions(source=folder))
     assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
     assert "cache" in caplog.text or damage == "a file in its place"
-    assert [path.name for path in cache.folder().iterdir()] == [entry.name], "nothing is left behind"
+    assert [path.name for path in cache.folder().iterdir()] == [entry.name], (
+        "nothing is left behind"
+    )
     if damage != "a file in its place":
         assert cache.load(entry.name) is not None
 
@@ -193,7 +213,10 @@ def test_nothing_is_seen_before_it_is_complete(monkeypatch):
 def test_writers_do_not_disturb_each_other():
     arrays = {"pixels": np.arange(200_000)}
     results = []
-    threads = [threading.Thread(target=lambda: results.append(cache.save("key", arrays, {"n": 1}))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: results.append(cache.save("key", arrays, {"n": 1})))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -237,7 +260,8 @@ def test_dirichlet_names_client_and_alpha_that_works(digits):
     settings = DataOptions(partition="dirichlet", alpha=0.001)
     with pytest.raises(
         UserError,
-        match=r"^data.partition = 'dirichlet' with data.alpha = 0.001 leaves client \d+ of 20 \(with [0-4] samples\) "
+        match=r"^data.partition = 'dirichlet' with data.alpha = 0.001 leaves client \d+ of 20 "
+        r"\(with [0-4] samples\) "
         r"without the 5 samples it needs: the smallest alpha that works here is \d",
     ) as caught:
         partition(digits, settings, 20, seed=0)
@@ -254,8 +278,12 @@ def test_natural_clients(folder):
     assert images.names == ("w0", "w1", "w2", "w3", "w4")
     parts = partition(images, settings, 5, seed=0)
     assert [part.tolist() for part in parts] == [list(range(i, 40, 5)) for i in range(5)]
-    assert [part.tolist() for part in partition(images, settings, 2, seed=0)] == [list(range(i, 40, 5)) for i in range(2)]
-    with pytest.raises(UserError, match=r"data.natural-id = 'writer': .* has 5 clients .* choose at most 5 nodes"):
+    assert [part.tolist() for part in partition(images, settings, 2, seed=0)] == [
+        list(range(i, 40, 5)) for i in range(2)
+    ]
+    with pytest.raises(
+        UserError, match=r"data.natural-id = 'writer': .* has 5 clients .* choose at most 5 nodes"
+    ):
         partition(images, settings, 6, seed=0)
 
 
@@ -268,7 +296,10 @@ def test_client_data(folder):
     y = torch.cat([data.train.y, data.validation.y, data.test.y])
     assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (30, 3, 6, 5))
     # every sample is there once, with its label: find each by its pixels
-    rows = [next(i for i in indices if np.array_equal(np.round(sample.numpy() * 255), images.pixels[i])) for sample in x]
+    rows = [
+        next(i for i in indices if np.array_equal(np.round(sample.numpy() * 255), images.pixels[i]))
+        for sample in x
+    ]
     assert sorted(rows) == indices.tolist()
     assert y.tolist() == images.labels[rows].tolist()
     assert torch.equal(client_data(images, split_rows(indices, 7, 1)).test.x, data.test.x)
@@ -283,32 +314,64 @@ def test_without_validation_the_training_part_is_larger_and_stands_in(digits):
     assert torch.equal(joined.test.x, apart.test.x), "the same test samples"
     assert joined.validation is joined.train
     both = torch.cat([apart.train.x, apart.validation.x]).flatten(1)
-    assert sorted(map(tuple, joined.train.x.flatten(1).tolist())) == sorted(map(tuple, both.tolist()))
-    assert [len(part) for part in vars(client_data(digits, split_rows(indices, 7, 1, validation=0.4))).values()] == [14, 14, 7]
+    assert sorted(map(tuple, joined.train.x.flatten(1).tolist())) == sorted(
+        map(tuple, both.tolist())
+    )
+    assert [
+        len(part)
+        for part in vars(client_data(digits, split_rows(indices, 7, 1, validation=0.4))).values()
+    ] == [14, 14, 7]
 
 
 CHAPTER = {  # the columns of the hub's sets: label column and classes, side, others
-    "cifar100": ("img", "fine_label", 100, 32, {"coarse_label": datasets.ClassLabel(num_classes=20)}, "resnet9"),
-    "femnist": ("image", "character", 62, 28, {"writer_id": datasets.Value("string"), "hsf_id": datasets.Value("int64")}, "vgg9"),
+    "cifar100": (
+        "img",
+        "fine_label",
+        100,
+        32,
+        {"coarse_label": datasets.ClassLabel(num_classes=20)},
+        "resnet9",
+    ),
+    "femnist": (
+        "image",
+        "character",
+        62,
+        28,
+        {"writer_id": datasets.Value("string"), "hsf_id": datasets.Value("int64")},
+        "vgg9",
+    ),
     "tiny-imagenet": ("image", "label", 200, 64, {}, "mobilenet"),
 }
 
 
 @pytest.mark.parametrize("name", CHAPTER)
 def test_the_sets_and_nets_of_the_superfed_paper(name, tmp_path):
-    """A folder with the columns of each set: found without being named, dealt, and scored by the paper's net for it."""
+    """A folder with the columns of each set: found without being named, dealt, and
+    scored by the paper's net for it.
+    """
     image, label, classes, side, others, net = CHAPTER[name]
     shape = (side, side) if name == "femnist" else (side, side, 3)
     shots = np.random.default_rng(0).integers(0, 256, (24, *shape), dtype=np.uint8)
     columns = {image: [Image.fromarray(p) for p in shots], label: list(range(24))}
-    columns |= {key: [f"w{i % 2}" if key == "writer_id" else 0 for i in range(24)] for key in others}
-    features = datasets.Features({image: datasets.Image(), label: datasets.ClassLabel(num_classes=classes), **others})
-    config = {"data.source": write_parquet(tmp_path / "set", columns, features), "model.name": net, "data.partition": "iid"}
+    columns |= {
+        key: [f"w{i % 2}" if key == "writer_id" else 0 for i in range(24)] for key in others
+    }
+    features = datasets.Features(
+        {image: datasets.Image(), label: datasets.ClassLabel(num_classes=classes), **others}
+    )
+    config = {
+        "data.source": write_parquet(tmp_path / "set", columns, features),
+        "model.name": net,
+        "data.partition": "iid",
+    }
     if "writer_id" in others:
         config |= {"data.partition": "natural", "data.natural-id": "writer_id"}
     task = build_task(read_settings(config))
     task.check(2)
-    assert (task.images.num_classes, task.images.pixels.shape[1:]) == (classes, (1 if name == "femnist" else 3, side, side))
+    assert (task.images.num_classes, task.images.pixels.shape[1:]) == (
+        classes,
+        (1 if name == "femnist" else 3, side, side),
+    )
     assert task.natural_clients() == (2 if name == "femnist" else 0)
     scores = task.objective.score(task.work_model(), task.client_data(1, 2).test)
     assert np.isfinite(scores["loss"])
@@ -331,18 +394,29 @@ def test_noise_is_in_the_training_labels_only(validation):
 
 
 def test_validation_labels_are_noisy_where_a_site_has_no_clean_ones():
-    config = {"data.partition": "iid", "num-clients": 4, "seed": 5, "data.noise": "symmetric", "data.noise-ratio": 0.4}
-    clean = build_task(read_settings({**config, "data.noise": "none", "data.noise-ratio": 0.0})).client_data(1, 4)
+    config = {
+        "data.partition": "iid",
+        "num-clients": 4,
+        "seed": 5,
+        "data.noise": "symmetric",
+        "data.noise-ratio": 0.4,
+    }
+    clean = build_task(
+        read_settings({**config, "data.noise": "none", "data.noise-ratio": 0.0})
+    ).client_data(1, 4)
     usual = build_task(read_settings(config)).client_data(1, 4)
     own = build_task(read_settings({**config, "data.noise-validation": True})).client_data(1, 4)
-    assert torch.equal(own.train.y, usual.train.y)  # what a site trains on does not depend on the option
+    # what a site trains on does not depend on the option
+    assert torch.equal(own.train.y, usual.train.y)
     assert torch.equal(own.test.y, clean.test.y)
     assert torch.equal(own.validation.x, clean.validation.x)
     right = own.validation.y == clean.validation.y
     assert 0.25 < 1 - right.float().mean() < 0.55
     # Drawn for themselves: not the flips of the first training samples over again.
     assert not torch.equal(right, (own.train.y == clean.train.y)[: len(right)])
-    without = build_task(read_settings({**config, "data.validation": 0.0, "data.noise-validation": True})).client_data(1, 4)
+    without = build_task(
+        read_settings({**config, "data.validation": 0.0, "data.noise-validation": True})
+    ).client_data(1, 4)
     assert without.validation is without.train
 
 
@@ -358,12 +432,15 @@ def test_client_data_leaves_the_images_alone(digits):
     assert np.array_equal(before, digits.pixels)
 
 
-@pytest.mark.skipif("FEDAPPS_TEST_DATA" not in os.environ, reason="FEDAPPS_TEST_DATA names no folder with mnist")
+@pytest.mark.skipif(
+    "FEDAPPS_TEST_DATA" not in os.environ, reason="FEDAPPS_TEST_DATA names no folder with mnist"
+)
 def test_real_mnist():
     settings = DataOptions(source=str(Path(os.environ["FEDAPPS_TEST_DATA"]) / "mnist"))
     images = load_images(settings)
     assert images.pixels.shape == (60_000, 1, 28, 28)
-    assert round(float(images.pixels.mean()) / 255, 4) == 0.1307  # the known mean of the training set
+    # the known mean of the training set
+    assert round(float(images.pixels.mean()) / 255, 4) == 0.1307
     assert np.bincount(images.labels)[:3].tolist() == [5923, 6742, 5958]
     parts = partition(images, settings, 100, seed=0)
     assert {len(np.unique(images.labels[part])) for part in parts} == {2}
@@ -375,19 +452,36 @@ def test_real_mnist():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"partition": "pathologic"}, "partition = 'pathologic': did you mean 'pathological'? choose one of iid, "),
+        (
+            {"partition": "pathologic"},
+            "partition = 'pathologic': did you mean 'pathological'? choose one of iid, ",
+        ),
         ({"alpha": -1.0}, "alpha = -1.0: choose a value in (0, inf)"),
         ({"alpha": float("nan")}, "alpha = nan: choose a value in (0, inf)"),
         ({"share": 1.1}, "share = 1.1: choose a value in [0, 1]"),
         ({"classes_per_client": 0}, "classes-per-client = 0: choose a value in [1, inf)"),
         ({"noise": "pear"}, "noise = 'pear': did you mean 'pair'?"),
         ({"noise": "pair", "noise_ratio": 1.0}, "noise-ratio = 1.0: choose a value in [0, 1)"),
-        ({"noise": "symmetric", "noise_ratio": -0.1}, "noise-ratio = -0.1: choose a value in [0, 1)"),
-        ({"noise_ratio": 0.1}, "noise-ratio = 0.1, but noise = 'none': choose noise = pair or symmetric, or the ratio 0"),
-        ({"noise_validation": True}, "noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or false"),
+        (
+            {"noise": "symmetric", "noise_ratio": -0.1},
+            "noise-ratio = -0.1: choose a value in [0, 1)",
+        ),
+        (
+            {"noise_ratio": 0.1},
+            "noise-ratio = 0.1, but noise = 'none': choose noise = pair or symmetric, or the ratio "
+            "0",
+        ),
+        (
+            {"noise_validation": True},
+            "noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or "
+            "false",
+        ),
         ({"max_samples": -1}, "max-samples = -1: choose a value in [0, inf)"),
         ({"source": ""}, "source = '': must not be empty"),
-        ({"partition": "natural"}, "natural-id = '': partition = 'natural' needs the column that names the client"),
+        (
+            {"partition": "natural"},
+            "natural-id = '': partition = 'natural' needs the column that names the client",
+        ),
     ],
 )
 def test_settings_are_checked_at_once(values, message):
@@ -399,9 +493,22 @@ def test_settings_are_checked_at_once(values, message):
 @pytest.mark.parametrize(
     ("values", "clients", "message"),
     [
-        ({"classes_per_client": 12}, 20, "data.classes-per-client = 12, but digits has 10 classes: choose 1..10"),
-        ({}, 400, "400 clients, but digits has 1797 samples and each client needs 5: choose at most 359 clients"),
-        ({"classes_per_client": 10}, 350, "data.partition = 'pathological': class 0 has 178 samples for 350 clients"),
+        (
+            {"classes_per_client": 12},
+            20,
+            "data.classes-per-client = 12, but digits has 10 classes: choose 1..10",
+        ),
+        (
+            {},
+            400,
+            "400 clients, but digits has 1797 samples and each client needs 5: choose at most 359 "
+            "clients",
+        ),
+        (
+            {"classes_per_client": 10},
+            350,
+            "data.partition = 'pathological': class 0 has 178 samples for 350 clients",
+        ),
     ],
 )
 def test_impossible_partitions(digits, values, clients, message):
@@ -414,14 +521,20 @@ def test_impossible_partitions(digits, values, clients, message):
     ("values", "message"),
     [
         ({"image": "img"}, "data.image = 'img': SOURCE has the columns image, label, writer"),
-        ({"image": "writer"}, "data.image = 'writer': is not an image column; SOURCE has the columns image, label"),
+        (
+            {"image": "writer"},
+            "data.image = 'writer': is not an image column; SOURCE has the columns image, label",
+        ),
         ({"label": "lable"}, "data.label = 'lable': SOURCE has the columns image, label, writer"),
         ({"label": "image"}, "data.label = 'image': holds no plain value per sample"),
         (
             {"partition": "natural", "natural_id": "author"},
             "data.natural-id = 'author': SOURCE has the columns image, label, writer",
         ),
-        ({"split": "tran"}, "data.source = 'SOURCE', data.split = 'tran': cannot be read: Unknown split"),
+        (
+            {"split": "tran"},
+            "data.source = 'SOURCE', data.split = 'tran': cannot be read: Unknown split",
+        ),
     ],
 )
 def test_wrong_columns_and_splits(folder, values, message):
@@ -431,32 +544,53 @@ def test_wrong_columns_and_splits(folder, values, message):
 
 
 def test_data_that_cannot_be_used(tmp_path, folder):
-    with pytest.raises(UserError, match=r"data.source = '\./nowhere/at/all': there is no such folder"):
+    with pytest.raises(
+        UserError, match=r"data.source = '\./nowhere/at/all': there is no such folder"
+    ):
         load_images(DataOptions(source="./nowhere/at/all"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"data.source = .*cannot be read"):
         load_images(DataOptions(source=str(tmp_path / "empty")))
     table = write_parquet(tmp_path / "table", {"name": ["a", "b"], "label": [0, 1]})
-    with pytest.raises(UserError, match="holds no images, arrays or numbers to learn from; its columns are name, label"):
+    with pytest.raises(
+        UserError,
+        match="holds no images, arrays or numbers to learn from; its columns are name, label",
+    ):
         load_images(DataOptions(source=table))
     one = {"picture": [Image.fromarray(pictures(1)[0])]}
-    no_label = write_parquet(tmp_path / "no-label", one, datasets.Features({"picture": datasets.Image()}))
-    with pytest.raises(UserError, match=r"data.label: no label column found in .*, name one of picture"):
+    no_label = write_parquet(
+        tmp_path / "no-label", one, datasets.Features({"picture": datasets.Image()})
+    )
+    with pytest.raises(
+        UserError, match=r"data.label: no label column found in .*, name one of picture"
+    ):
         load_images(DataOptions(source=no_label))
     both = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     sizes = [Image.fromarray(pictures(1)[0]), Image.fromarray(pictures(1, (4, 5))[0])]
     uneven = write_parquet(tmp_path / "uneven", {"image": sizes, "label": [0, 1]}, both)
-    with pytest.raises(UserError, match=r"images differ in size \(6 x 5 and 4 x 5 in image 1\): set data.resize"):
+    with pytest.raises(
+        UserError, match=r"images differ in size \(6 x 5 and 4 x 5 in image 1\): set data.resize"
+    ):
         load_images(DataOptions(source=uneven))
-    damaged = write_parquet(tmp_path / "damaged", {"image": [{"bytes": b"no image", "path": None}], "label": [0]}, both)
+    damaged = write_parquet(
+        tmp_path / "damaged", {"image": [{"bytes": b"no image", "path": None}], "label": [0]}, both
+    )
     with pytest.raises(UserError, match="image 0 cannot be decoded"):
         load_images(DataOptions(source=damaged))
-    missing = write_parquet(tmp_path / "missing", {"image": [sizes[0]] * 2, "label": [0, None]}, both)
+    missing = write_parquet(
+        tmp_path / "missing", {"image": [sizes[0]] * 2, "label": [0, None]}, both
+    )
     with pytest.raises(UserError, match="column 'label': 1 samples have no value in it"):
         load_images(DataOptions(source=missing))
-    two = datasets.Features({"left": datasets.Image(), "right": datasets.Image(), "label": datasets.Value("int64")})
-    stereo = write_parquet(tmp_path / "stereo", {"left": sizes[:1], "right": sizes[:1], "label": [0]}, two)
-    with pytest.raises(UserError, match=r"data.image: .* has several image columns, name one of left, right"):
+    two = datasets.Features(
+        {"left": datasets.Image(), "right": datasets.Image(), "label": datasets.Value("int64")}
+    )
+    stereo = write_parquet(
+        tmp_path / "stereo", {"left": sizes[:1], "right": sizes[:1], "label": [0]}, two
+    )
+    with pytest.raises(
+        UserError, match=r"data.image: .* has several image columns, name one of left, right"
+    ):
         load_images(DataOptions(source=stereo))
     assert load_images(DataOptions(source=stereo, image="right")).pixels.shape == (1, 3, 6, 5)
 
@@ -483,13 +617,18 @@ def test_unreachable_hub_ends_soon(endpoint, silent, monkeypatch):
     monkeypatch.setattr(sources, "HUB_SECONDS", 1.0)
     if silent:
         endpoint.listen()
-    with pytest.raises(UserError, match=r"data.source = 'some/set': no such folder, and the hub at http://127.0.0.1"):
+    with pytest.raises(
+        UserError,
+        match=r"data.source = 'some/set': no such folder, and the hub at http://127.0.0.1",
+    ):
         load_images(DataOptions(source="some/set"))
     assert datasets.config.HF_HUB_OFFLINE is False
 
 
 def test_set_in_the_hub_cache_needs_no_hub(endpoint, folder):
-    """What the library keeps of a hub set after a download, made here from a local one."""
+    """What the library keeps of a hub set after a download, made here from a local
+    one.
+    """
     load_images(DataOptions(source=folder))
     kept = Path(datasets.config.HF_DATASETS_CACHE)
     (kept / "set").rename(kept / "some___set")
@@ -511,27 +650,42 @@ def test_name_unknown_to_the_hub(monkeypatch):
         raise HFValidationError(name)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refuse)
-    with pytest.raises(UserError, match=r"'digit': no such folder, nor such a data set on the hub: did you mean 'digits'"):
+    with pytest.raises(
+        UserError,
+        match=r"'digit': no such folder, nor such a data set on the hub: did you mean 'digits'",
+    ):
         load_images(DataOptions(source="digit"))
     with pytest.raises(UserError, match="use its owner/name, a folder, or digits"):
         load_images(DataOptions(source="a/b/c"))
 
 
 def test_tensors_of_clients_are_kept_up_to_a_limit_and_made_again(monkeypatch):
-    """Three of six fit: the one used longest ago goes, what is made again is the same, parts that stand in count once."""
+    """Three of six fit: the one used longest ago goes, what is made again is the same,
+    parts that stand in count once.
+    """
     settings = read_settings(
-        {"num-clients": 6, "data.partition": "iid", "data.validation": 0.0, "data.noise": "pair", "data.noise-ratio": 0.3}
+        {
+            "num-clients": 6,
+            "data.partition": "iid",
+            "data.validation": 0.0,
+            "data.noise": "pair",
+            "data.noise-ratio": 0.3,
+        }
     )
     task = build_task(settings)
     first = [task.client_data(client, 6) for client in range(6)]
     assert first[0].validation is first[0].train
-    assert first[0].nbytes == sum(t.nbytes for part in (first[0].train, first[0].test) for t in (part.x, part.y))
+    assert first[0].nbytes == sum(
+        t.nbytes for part in (first[0].train, first[0].test) for t in (part.x, part.y)
+    )
     assert all(task.client_data(client, 6) is data for client, data in enumerate(first))
     made = []
     prepare = task.prepare
     monkeypatch.setattr("fedapps.tasks.base.KEPT_BYTES", 3 * first[0].nbytes + 1000)
     task = build_task(settings)
-    monkeypatch.setattr(task, "prepare", lambda client, number: made.append(client) or prepare(client, number))
+    monkeypatch.setattr(
+        task, "prepare", lambda client, number: made.append(client) or prepare(client, number)
+    )
     for client in (0, 1, 2, 0, 3, 0, 1):  # 3 sends 1 away, 1 sends 2 away
         data = task.client_data(client, 6)
         assert torch.equal(data.train.x, first[client].train.x)
@@ -539,4 +693,5 @@ def test_tensors_of_clients_are_kept_up_to_a_limit_and_made_again(monkeypatch):
         assert torch.equal(data.test.x, first[client].test.x)
     assert made == [0, 1, 2, 3, 1]
     monkeypatch.setattr("fedapps.tasks.base.KEPT_BYTES", 1)
-    assert torch.equal(task.client_data(5, 6).test.y, first[5].test.y)  # too large for any limit: used all the same
+    # too large for any limit: used all the same
+    assert torch.equal(task.client_data(5, 6).test.y, first[5].test.y)

@@ -1,4 +1,6 @@
-"""Parts of the data that somebody else has drawn (a column, splits), and folders with a file of each client."""
+"""Parts of the data that somebody else has drawn (a column, splits), and folders with a
+file of each client.
+"""
 
 import datasets
 import numpy as np
@@ -24,7 +26,9 @@ def own_caches(tmp_path, monkeypatch):
 
 
 def rows(count=120, seed=0):
-    """Samples that can be told apart: ``x`` is the row's number; 4 sites in turn, two classes."""
+    """Samples that can be told apart: ``x`` is the row's number; 4 sites in turn, two
+    classes.
+    """
     rng = np.random.default_rng(seed)
     return pd.DataFrame(
         {
@@ -32,7 +36,9 @@ def rows(count=120, seed=0):
             "noise": rng.normal(size=count),
             "label": rng.permutation(np.arange(count) % 2),
             "site": np.resize(list("abcd"), count),
-            "part": np.repeat(["train", "Val", "test"], [count // 2, count // 4, count // 4])[rng.permutation(count)],
+            "part": np.repeat(["train", "Val", "test"], [count // 2, count // 4, count // 4])[
+                rng.permutation(count)
+            ],
         }
     )
 
@@ -46,9 +52,15 @@ def written(tmp_path, frame, name="train"):
 def natural(source, **more):
     given = {f"data.{key.replace('_', '-')}": value for key, value in more.items()}
     return {
-        "task": "classification", "data.source": source, "data.partition": "natural", "data.natural-id": "site",
-        "data.standardise": "none", "device": "cpu", "clients-per-round": 0, **given,
-    }  # fmt: skip
+        "task": "classification",
+        "data.source": source,
+        "data.partition": "natural",
+        "data.natural-id": "site",
+        "data.standardise": "none",
+        "device": "cpu",
+        "clients-per-round": 0,
+        **given,
+    }
 
 
 def told_apart(part):
@@ -73,17 +85,25 @@ def test_a_column_names_the_part_of_each_sample(tmp_path):
 def test_parts_that_are_missing_are_drawn(tmp_path):
     frame = rows()
     frame["part"] = frame.part.replace("Val", "train")
-    task = build_task(read_settings(natural(written(tmp_path, frame), part="part", validation=0.25)))
+    task = build_task(
+        read_settings(natural(written(tmp_path, frame), part="part", validation=0.25))
+    )
     data, mine = task.client_data(0, 4), frame[frame.site == "a"]
     assert told_apart(data.test) == mine[mine.part == "test"].x.tolist()
-    assert sorted(told_apart(data.train) + told_apart(data.validation)) == mine[mine.part == "train"].x.tolist()
+    assert (
+        sorted(told_apart(data.train) + told_apart(data.validation))
+        == mine[mine.part == "train"].x.tolist()
+    )
     assert len(data.validation) == round(0.25 * (mine.part == "train").sum())
 
     frame["part"] = rows().part.replace("test", "train")
     task = build_task(read_settings(natural(written(tmp_path, frame), part="part")))
     data, mine = task.client_data(0, 4), frame[frame.site == "a"]
     assert told_apart(data.validation) == mine[mine.part == "Val"].x.tolist()
-    assert sorted(told_apart(data.train) + told_apart(data.test)) == mine[mine.part == "train"].x.tolist()
+    assert (
+        sorted(told_apart(data.train) + told_apart(data.test))
+        == mine[mine.part == "train"].x.tolist()
+    )
     assert len(data.test) == round(0.2 * (mine.part == "train").sum())
 
 
@@ -94,31 +114,52 @@ def test_a_client_without_validation_samples_chooses_by_what_it_trains_on(tmp_pa
     data = task.client_data(1, 4)
     assert data.validation is data.train
     assert task.client_data(0, 4).validation is not task.client_data(0, 4).train
-    assert "data.part = 'part', validation: each of the 4 clients chooses by its own samples there" in caplog.text
+    assert (
+        "data.part = 'part', validation: each of the 4 clients chooses by its own samples there"
+        in caplog.text
+    )
     assert "; 1 of them have none and choose by what they train on" in caplog.text
 
 
 def test_dealt_clients_get_of_each_part_by_class(tmp_path):
     frame = rows()
-    config = natural(written(tmp_path, frame), part="part") | {"data.partition": "iid", "data.natural-id": "", "num-clients": 3}
+    config = natural(written(tmp_path, frame), part="part") | {
+        "data.partition": "iid",
+        "data.natural-id": "",
+        "num-clients": 3,
+    }
     task = build_task(read_settings(config | {"data.features": "x,noise"}))
     for name, place in (("train", 0), ("Val", 1), ("test", 2)):
-        got = [x for client in range(3) for x in told_apart(list(vars(task.client_data(client, 3)).values())[place])]
+        got = [
+            x
+            for client in range(3)
+            for x in told_apart(list(vars(task.client_data(client, 3)).values())[place])
+        ]
         assert sorted(got) == frame[frame.part == name].x.tolist(), f"every sample of {name} once"
 
 
 def test_mistakes_of_a_part_column_are_one_line(tmp_path):
     frame = rows()
     source = written(tmp_path, frame.replace({"part": {"Val": "fold 2"}}))
-    with pytest.raises(UserError, match=r"^data.part = 'part': holds 'fold 2': the parts are train, training, validation, valid"):
+    with pytest.raises(
+        UserError,
+        match=r"^data.part = 'part': holds 'fold 2': the parts are train, training, validation, "
+        r"valid",
+    ):
         checked(read_settings(natural(source, part="part")))
-    with pytest.raises(UserError, match=r"^data.part = 'prat': .* has the columns x, noise, label, site, part"):
+    with pytest.raises(
+        UserError, match=r"^data.part = 'prat': .* has the columns x, noise, label, site, part"
+    ):
         checked(read_settings(natural(source, part="prat")))
-    with pytest.raises(UserError, match=r"^data.test = 'test': part = 'part' says already which samples these are"):
+    with pytest.raises(
+        UserError, match=r"^data.test = 'test': part = 'part' says already which samples these are"
+    ):
         read_settings(natural(source, part="part", test="test"))
     (tmp_path / "set" / "train.csv").unlink()
     frame.loc[(frame.site == "b") & (frame.part == "test"), "part"] = "train"
-    with pytest.raises(UserError, match=r"^data.part = 'part', test: 1 of the 4 clients have no sample in it \(b\)"):
+    with pytest.raises(
+        UserError, match=r"^data.part = 'part', test: 1 of the 4 clients have no sample in it \(b\)"
+    ):
         checked(read_settings(natural(written(tmp_path, frame), part="part")))
 
 
@@ -133,13 +174,20 @@ def test_an_official_validation_split(tmp_path):
     data, mine = task.client_data(2, 4), frame[frame.site == "c"]
     for name, part in (("train", data.train), ("Val", data.validation), ("test", data.test)):
         assert told_apart(part) == mine[mine.part == name].x.tolist()
-    alone = build_task(read_settings(natural(source, validation_split="validation"))).client_data(2, 4)
+    alone = build_task(read_settings(natural(source, validation_split="validation"))).client_data(
+        2, 4
+    )
     assert told_apart(alone.validation) == mine[mine.part == "Val"].x.tolist()
-    assert sorted(told_apart(alone.train) + told_apart(alone.test)) == mine[mine.part == "train"].x.tolist()
+    assert (
+        sorted(told_apart(alone.train) + told_apart(alone.test))
+        == mine[mine.part == "train"].x.tolist()
+    )
     for key in ("data.validation-split", "data.part"):
         with pytest.raises(UserError, match=rf"^{key} = 'x': is for samples with a class"):
             build_task(read_settings({"task": "text", key: "x"}))
-    with pytest.raises(UserError, match=r"^data.validation-split = 'test': is the split that is scored"):
+    with pytest.raises(
+        UserError, match=r"^data.validation-split = 'test': is the split that is scored"
+    ):
         read_settings(natural(source, validation_split="test", test="test"))
 
 
@@ -154,9 +202,13 @@ def files(tmp_path, kind, frame, under="sites"):
         if kind == "csv":
             mine.to_csv(folder / f"{site}.csv", index=False)
         elif kind == "parquet":
-            pq.write_table(pa.Table.from_pandas(mine, preserve_index=False), folder / f"{site}.parquet")
+            pq.write_table(
+                pa.Table.from_pandas(mine, preserve_index=False), folder / f"{site}.parquet"
+            )
         elif kind == "npz":
-            np.savez(folder / f"{site}.npz", x=mine[["x", "noise"]].to_numpy(), y=mine.label.to_numpy())
+            np.savez(
+                folder / f"{site}.npz", x=mine[["x", "noise"]].to_numpy(), y=mine.label.to_numpy()
+            )
         else:
             (folder / site).mkdir()
             np.save(folder / site / "x.npy", mine[["x", "noise"]].to_numpy())
@@ -167,7 +219,9 @@ def files(tmp_path, kind, frame, under="sites"):
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "npy"])
 def test_a_file_is_a_client_by_its_name(tmp_path, kind):
     frame = rows()
-    options = DataOptions(source=files(tmp_path, kind, frame), partition="natural", natural_id="@file")
+    options = DataOptions(
+        source=files(tmp_path, kind, frame), partition="natural", natural_id="@file"
+    )
     images = load_images(options)
     assert images.names == ("a", "b", "c", "d")
     assert images.pixels.shape == (120, 1, 1, 2)
@@ -191,8 +245,16 @@ def test_the_splits_in_a_clients_npz(tmp_path):
     (tmp_path / "sites").mkdir()
     for number, site in enumerate("ab"):
         x, y = np.arange(20.0).reshape(10, 2) + 100 * number, np.arange(10) % 2
-        np.savez(tmp_path / "sites" / f"{site}.npz", x_train=x[:7], y_train=y[:7], x_test=x[7:], y_test=y[7:])
-    task = build_task(read_settings(natural(str(tmp_path / "sites"), test="test") | {"data.natural-id": "@file"}))
+        np.savez(
+            tmp_path / "sites" / f"{site}.npz",
+            x_train=x[:7],
+            y_train=y[:7],
+            x_test=x[7:],
+            y_test=y[7:],
+        )
+    task = build_task(
+        read_settings(natural(str(tmp_path / "sites"), test="test") | {"data.natural-id": "@file"})
+    )
     assert told_apart(task.client_data(1, 2).test) == [114.0, 116.0, 118.0]
 
 
@@ -202,25 +264,40 @@ def test_folders_of_images_whose_clients_lack_classes(tmp_path):
             folder = tmp_path / "sites" / site / name
             folder.mkdir(parents=True)
             for number in range(4):
-                Image.new("L", (4, 4), "xyz".index(name) * 50 + number).save(folder / f"{number}.png")
+                Image.new("L", (4, 4), "xyz".index(name) * 50 + number).save(
+                    folder / f"{number}.png"
+                )
     options = DataOptions(source=str(tmp_path / "sites"), partition="natural", natural_id="@file")
     images = load_images(options)
     assert images.classes == ("x", "y", "z")
     assert (images.pixels[:, 0, 0, 0] // 50).tolist() == images.labels.tolist()
-    assert [sorted(set(images.labels[part])) for part in partition(images, options, 2, 0)] == [[0, 1], [1, 2]]
+    assert [sorted(set(images.labels[part])) for part in partition(images, options, 2, 0)] == [
+        [0, 1],
+        [1, 2],
+    ]
 
 
 def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
     frame = rows(40)
     source = files(tmp_path, "csv", frame)
-    pd.DataFrame({"x": [1, 2, 3, 4, 5], "noise": 7, "label": [0, 1, 0, 1, 1]}).to_csv(tmp_path / "sites" / "e.csv", index=False)
+    pd.DataFrame({"x": [1, 2, 3, 4, 5], "noise": 7, "label": [0, 1, 0, 1, 1]}).to_csv(
+        tmp_path / "sites" / "e.csv", index=False
+    )
     images = load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
     assert images.pixels.shape == (45, 1, 1, 2)
-    pd.DataFrame({"x": ["low"], "noise": 7, "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
-    with pytest.raises(UserError, match=r"^data.source: a column holds values of different kinds in different files: "):
+    pd.DataFrame({"x": ["low"], "noise": 7, "label": [0]}).to_csv(
+        tmp_path / "sites" / "f.csv", index=False
+    )
+    with pytest.raises(
+        UserError,
+        match=r"^data.source: a column holds values of different kinds in different files: ",
+    ):
         load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
     pd.DataFrame({"x": [1], "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
-    with pytest.raises(UserError, match=r"column 'noise' is in only one of a.csv and f.csv: give all files the same$"):
+    with pytest.raises(
+        UserError,
+        match=r"column 'noise' is in only one of a.csv and f.csv: give all files the same$",
+    ):
         load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
     (tmp_path / "sites" / "f.csv").write_text("")
     with pytest.raises(UserError, match=r"^data.source: .*f.csv cannot be read: "):

@@ -23,9 +23,9 @@ def write_images(folder, shape, count=6):
 
     folder.mkdir()
     pictures = [Image.fromarray(np.full(shape, 40 * k, np.uint8)) for k in range(count)]
-    datasets.Dataset.from_dict({"image": pictures}, datasets.Features({"image": datasets.Image()})).to_parquet(
-        folder / "train.parquet"
-    )
+    datasets.Dataset.from_dict(
+        {"image": pictures}, datasets.Features({"image": datasets.Image()})
+    ).to_parquet(folder / "train.parquet")
     return str(folder)
 
 
@@ -43,7 +43,10 @@ def test_patches_of_the_photographs(shape):
 
 def test_the_digits_have_photographs_by_themselves():
     assert len(load("auto", task="digits")) == PATCHES
-    with pytest.raises(UserError, match=r"public\.source = 'auto': .* name a folder or a hub data set .* or 'photos'"):
+    with pytest.raises(
+        UserError,
+        match=r"public\.source = 'auto': .* name a folder or a hub data set .* or 'photos'",
+    ):
         load("auto")
 
 
@@ -55,14 +58,22 @@ def test_a_folder_needs_no_labels(tmp_path):
 
 
 def test_another_shape_is_resized_only_when_asked(tmp_path):
-    grey, colour = write_images(tmp_path / "grey", (10, 14)), write_images(tmp_path / "colour", (8, 8, 3))
-    with pytest.raises(UserError, match=r"its images are 10 x 14 with 1 channel, the task's 8 x 8 .*: set public\.resize = 8"):
+    grey, colour = (
+        write_images(tmp_path / "grey", (10, 14)),
+        write_images(tmp_path / "colour", (8, 8, 3)),
+    )
+    with pytest.raises(
+        UserError,
+        match=r"its images are 10 x 14 with 1 channel, the task's 8 x 8 .*: set public\.resize = 8",
+    ):
         load(grey)
     assert load(grey, resize=8).shape == (6, 1, 8, 8)
     assert load(grey, (3, 8, 8), resize=8).shape == (6, 3, 8, 8)
     with pytest.raises(UserError, match=r"8 x 8 with 3 channels, the task's 8 x 8 with 1 channel"):
         load(colour)
-    np.testing.assert_allclose(load(colour, resize=8)[:, 0, 3, 3], np.arange(6) * np.float32(40 / 255), rtol=1e-6)
+    np.testing.assert_allclose(
+        load(colour, resize=8)[:, 0, 3, 3], np.arange(6) * np.float32(40 / 255), rtol=1e-6
+    )
     with pytest.raises(UserError, match=r"the task's 4 x 6 .*: name a set of the same shape"):
         load(grey, (1, 4, 6))
 
@@ -70,15 +81,34 @@ def test_another_shape_is_resized_only_when_asked(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["public.source=/no/such/folder"], "public.source = '/no/such/folder': there is no such folder"),
+        (
+            ["public.source=/no/such/folder"],
+            "public.source = '/no/such/folder': there is no such folder",
+        ),
         (["public.resize=-1"], "public.resize = -1: choose a value in [0, inf)"),
-        (["public.resize=9"], "public.resize = 9: patches of the photographs have the task's shape"),
+        (
+            ["public.resize=9"],
+            "public.resize = 9: patches of the photographs have the task's shape",
+        ),
         (["ffgb-distill.mu=0.5"], "ffgb-distill.step = 10, mu = 0.5"),
         (["task=tabular"], "task = 'tabular': this method runs on classification, digits"),
     ],
 )
 def test_mistakes_are_said_before_a_run_starts(settings, message, tmp_path, capsys):
-    assert main(["run", "--engine", "inline", "method=ffgb-distill", *settings, "--out", str(tmp_path / "r")]) == 2
+    assert (
+        main(
+            [
+                "run",
+                "--engine",
+                "inline",
+                "method=ffgb-distill",
+                *settings,
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -96,27 +126,75 @@ def test_no_public_set_for_other_images_ends_before_round_1(tmp_path, capsys):
     table = {"image": pictures, "label": [k % 3 for k in range(60)]}
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     datasets.Dataset.from_dict(table, features).to_parquet(folder / "train.parquet")
-    job = ["run", "--engine", "inline", "method=ffgb-distill", f"data.source={folder}", "--nodes", "3", "data.partition=iid"]
+    job = [
+        "run",
+        "--engine",
+        "inline",
+        "method=ffgb-distill",
+        f"data.source={folder}",
+        "--nodes",
+        "3",
+        "data.partition=iid",
+    ]
     assert main([*job, "--out", str(tmp_path / "r")]) == 2
-    assert "public.source = 'auto': this method distils on unlabelled images" in capsys.readouterr().err
-    public = ["public.source=photos", "public.samples=50", "ffgb-distill.oracle-epochs=1", "num-rounds=1"]
+    assert (
+        "public.source = 'auto': this method distils on unlabelled images"
+        in capsys.readouterr().err
+    )
+    public = [
+        "public.source=photos",
+        "public.samples=50",
+        "ffgb-distill.oracle-epochs=1",
+        "num-rounds=1",
+    ]
     assert main([*job, *public, "--out", str(tmp_path / "r")]) == 0
 
 
-# --- warm starts of two methods ------------------------------------------------------------------------------------------
+# --- warm starts of two methods -------------------------------------------------------
 
 
 def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path, monkeypatch):
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
-    job = ["method=warm-start", "warm-start.first=ffgb-distill", "warm-start.rounds=2", "warm-start.then=aaggff-d"]
-    job += ["aaggff.base=fedprox", "fedprox.mu=0.5", "ffgb-distill.step=3", "public.samples=100", "train.local-epochs=1"]
-    job += ["num-rounds=4", "--nodes", "4", "clients-per-round=0", "evaluate-every=0", "--out", str(tmp_path / "r")]
+    job = [
+        "method=warm-start",
+        "warm-start.first=ffgb-distill",
+        "warm-start.rounds=2",
+        "warm-start.then=aaggff-d",
+    ]
+    job += [
+        "aaggff.base=fedprox",
+        "fedprox.mu=0.5",
+        "ffgb-distill.step=3",
+        "public.samples=100",
+        "train.local-epochs=1",
+    ]
+    job += [
+        "num-rounds=4",
+        "--nodes",
+        "4",
+        "clients-per-round=0",
+        "evaluate-every=0",
+        "--out",
+        str(tmp_path / "r"),
+    ]
     assert main(["run", "--engine", "inline", *job]) == 0
-    rows = [json.loads(line)["train"] for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)["train"]
+        for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()
+    ]
     assert ["distill-loss" in row for row in rows] == [True, True, False, False]
     assert ["weight-max" in row for row in rows] == [False, False, True, True]
     text = (tmp_path / "r" / "settings.toml").read_text()
-    assert all(line in text for line in ("mu = 0.5", "step = 3.0", 'then = "aaggff-d"', 'method = "warm-start"', "samples = 100"))
+    assert all(
+        line in text
+        for line in (
+            "mu = 0.5",
+            "step = 3.0",
+            'then = "aaggff-d"',
+            'method = "warm-start"',
+            "samples = 100",
+        )
+    )
 
 
 def test_only_methods_that_distil_store_the_public_table():

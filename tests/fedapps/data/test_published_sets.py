@@ -1,4 +1,6 @@
-"""The data sets of the papers in the columns, types and splits that the hub publishes, read with the settings of their experiments."""
+"""The data sets of the papers in the columns, types and splits that the hub publishes,
+read with the settings of their experiments.
+"""
 
 import io
 import json
@@ -41,12 +43,16 @@ def own_caches(tmp_path, monkeypatch):
 def write(folder, splits, features):
     folder.mkdir()
     for split, columns in splits.items():
-        datasets.Dataset.from_dict(columns, datasets.Features(features)).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+        datasets.Dataset.from_dict(columns, datasets.Features(features)).to_parquet(
+            folder / f"{split}-00000-of-00001.parquet"
+        )
     return str(folder)
 
 
 def experiment(name, source, **more):
-    """Return the settings of an experiment on a folder in place of the hub's set, without pre-trained weights."""
+    """Return the settings of an experiment on a folder in place of the hub's set,
+    without pre-trained weights.
+    """
     config = {
         **read_toml(EXPERIMENTS / "aaggff" / f"{name}.toml"),
         "device": "cpu",
@@ -59,7 +65,9 @@ def experiment(name, source, **more):
 def jpeg(size, mode="RGB", seed=0):
     shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8), mode).save(file, "JPEG")
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8), mode).save(
+        file, "JPEG"
+    )
     return {"bytes": file.getvalue(), "path": None}
 
 
@@ -69,41 +77,72 @@ def scores(task, client, num_clients):
 
 
 def test_celeba(tmp_path):
-    """Forty flags a picture, 178 x 218; people in all three splits, counted together; one has four pictures."""
+    """Forty flags a picture, 178 x 218; people in all three splits, counted together;
+    one has four pictures.
+    """
     features = {"image": datasets.Image(), "celeb_id": NUMBER} | dict.fromkeys(FACES, FLAG)
 
     def part(people):
-        flags = {name: [(i * k) % 3 == 0 for i in range(len(people))] for k, name in enumerate(FACES, 1)}
-        return {"image": [jpeg((178, 218), seed=i) for i in range(len(people))], "celeb_id": people, **flags}
+        flags = {
+            name: [(i * k) % 3 == 0 for i in range(len(people))] for k, name in enumerate(FACES, 1)
+        }
+        return {
+            "image": [jpeg((178, 218), seed=i) for i in range(len(people))],
+            "celeb_id": people,
+            **flags,
+        }
 
-    splits = {"train": part([2880] * 4 + [10177] * 6 + [7] * 2), "valid": part([2880] * 3 + [7] * 2), "test": part([10177] * 2)}
-    settings, task = checked(read_settings(experiment("celeba", write(tmp_path / "celeba", splits, features))))
+    splits = {
+        "train": part([2880] * 4 + [10177] * 6 + [7] * 2),
+        "valid": part([2880] * 3 + [7] * 2),
+        "test": part([10177] * 2),
+    }
+    settings, task = checked(
+        read_settings(experiment("celeba", write(tmp_path / "celeba", splits, features)))
+    )
     assert settings.num_clients == 2, "celeb 7 has fewer than five pictures"
     assert task.images.names == ("7", "2880", "10177")
     assert task.images.pixels.shape == (19, 3, 84, 84)
     smiles = [value for split in splits.values() for value in split["Smiling"]]
-    assert (task.images.labels.tolist(), task.images.classes) == ([int(smile) for smile in smiles], ("False", "True"))
+    assert (task.images.labels.tolist(), task.images.classes) == (
+        [int(smile) for smile in smiles],
+        ("False", "True"),
+    )
     assert set(scores(task, 1, 2)) >= {"accuracy", "loss"}
 
 
 def test_isic(tmp_path):
-    """Pictures of several sizes, the shorter side 224; six centres in both splits; eight classes, not all at every centre."""
-    features = {"image": datasets.Image(), "center": NUMBER, "label": datasets.ClassLabel(num_classes=8)}
+    """Pictures of several sizes, the shorter side 224; six centres in both splits;
+    eight classes, not all at every centre.
+    """
+    features = {
+        "image": datasets.Image(),
+        "center": NUMBER,
+        "label": datasets.ClassLabel(num_classes=8),
+    }
 
     def part(count):
         sizes = [(224, 224), (337, 224), (298, 224)]
         pictures = [jpeg(sizes[i % 3], seed=i) for i in range(count)]
-        return {"image": pictures, "center": [i % 6 for i in range(count)], "label": [(i * i) % 8 for i in range(count)]}
+        return {
+            "image": pictures,
+            "center": [i % 6 for i in range(count)],
+            "label": [(i * i) % 8 for i in range(count)],
+        }
 
     source = write(tmp_path / "isic", {"train": part(30), "test": part(12)}, features)
-    settings, task = checked(read_settings(experiment("isic", source, **{"model.name": "logistic"})))
+    settings, task = checked(
+        read_settings(experiment("isic", source, **{"model.name": "logistic"}))
+    )
     assert (settings.num_clients, task.images.num_classes) == (6, 8)
     assert task.images.pixels.shape == (42, 3, 200, 200)
     assert task.client_data(0, 6).train.x.shape[1:] == (3, 200, 200)
 
 
 def test_tiny_imagenet(tmp_path):
-    """64 x 64, some of them grey; 200 classes named by their synsets; splits train and valid."""
+    """64 x 64, some of them grey; 200 classes named by their synsets; splits train and
+    valid.
+    """
     names = [f"n{number:08d}" for number in range(200)]
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
     pictures = [jpeg((64, 64), "L" if i % 7 == 3 else "RGB", i) for i in range(60)]
@@ -126,19 +165,36 @@ def wav(seconds, seed=0):
         out.setnchannels(1)
         out.setsampwidth(2)
         out.setframerate(16_000)
-        out.writeframes(np.random.default_rng(seed).integers(-999, 999, int(16_000 * seconds), np.int16).tobytes())
+        out.writeframes(
+            np.random.default_rng(seed)
+            .integers(-999, 999, int(16_000 * seconds), np.int16)
+            .tobytes()
+        )
     return {"bytes": file.getvalue(), "path": f"{seed}.wav"}
 
 
 def test_speech_commands(tmp_path):
-    """WAV files of a second or less, minutes of noise without a speaker, hexadecimal speakers; one folder a version."""
-    features = {"file": TEXT, "audio": datasets.Audio(sampling_rate=16_000), "label": datasets.ClassLabel(names=WORDS)}
+    """WAV files of a second or less, minutes of noise without a speaker, hexadecimal
+    speakers; one folder a version.
+    """
+    features = {
+        "file": TEXT,
+        "audio": datasets.Audio(sampling_rate=16_000),
+        "label": datasets.ClassLabel(names=WORDS),
+    }
     features |= {"is_unknown": FLAG, "speaker_id": TEXT, "utterance_id": datasets.Value("int8")}
     speakers = ["004ae714"] * 4 + ["0a7c2a8d"] * 3 + ["ffd2ba2f"] * 2 + [None] * 2
     labels = [0, 30, 12, 5, 0, 30, 30, 1, 2, 35, 35]
     sounds = [wav(1 if i % 2 else 0.7, i) for i in range(9)] + [wav(3)] * 2
-    stored = datasets.Features(features | {"audio": {"bytes": datasets.Value("binary"), "path": TEXT}})
-    columns = {"file": [f"{i}.wav" for i in range(11)], "audio": sounds, "label": labels, "is_unknown": [i > 9 for i in labels]}
+    stored = datasets.Features(
+        features | {"audio": {"bytes": datasets.Value("binary"), "path": TEXT}}
+    )
+    columns = {
+        "file": [f"{i}.wav" for i in range(11)],
+        "audio": sounds,
+        "label": labels,
+        "is_unknown": [i > 9 for i in labels],
+    }
     columns |= {"speaker_id": speakers, "utterance_id": [0] * 11}
     (tmp_path / "v0.02" / "train").mkdir(parents=True)
     data = datasets.Dataset.from_dict(columns, stored).cast(datasets.Features(features))
@@ -146,7 +202,9 @@ def test_speech_commands(tmp_path):
     settings, task = checked(read_settings(experiment("speech", str(tmp_path / "v0.02"))))
     assert settings.num_clients == 2, "with three recordings or more; noise is nobody's"
     assert task.images.pixels.shape == (9, 1, 1, 16_000)
-    assert task.images.classes == ("yes", "no", "up", "right", "two", "backward"), "those that somebody says"
+    assert task.images.classes == ("yes", "no", "up", "right", "two", "backward"), (
+        "those that somebody says"
+    )
     assert "top5" in scores(task, 0, 2)
 
 
@@ -155,12 +213,23 @@ def test_several_configurations_are_named(tmp_path):
     for version, count in (("v0.01", 8), ("v0.02", 10)):
         (tmp_path / "set" / version).mkdir(parents=True)
         columns = {"a": np.arange(count) / 7, "label": [0, 1] * (count // 2)}
-        datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "set" / version / "train-00000-of-00001.parquet")
-    card = "".join(f"- config_name: {v}\n  data_files:\n  - split: train\n    path: {v}/train-*\n" for v in ("v0.01", "v0.02"))
+        datasets.Dataset.from_dict(columns).to_parquet(
+            tmp_path / "set" / version / "train-00000-of-00001.parquet"
+        )
+    card = "".join(
+        f"- config_name: {v}\n  data_files:\n  - split: train\n    path: {v}/train-*\n"
+        for v in ("v0.01", "v0.02")
+    )
     (tmp_path / "set" / "README.md").write_text(f"---\nconfigs:\n{card}---\n")
-    config = {"task": "classification", "data.source": str(tmp_path / "set"), "data.partition": "iid", "device": "cpu"}
+    config = {
+        "task": "classification",
+        "data.source": str(tmp_path / "set"),
+        "data.partition": "iid",
+        "device": "cpu",
+    }
     with pytest.raises(
-        UserError, match=r"^data.config = '': .* has several configurations, name one of .*v0.01.*v0.02"
+        UserError,
+        match=r"^data.config = '': .* has several configurations, name one of .*v0.01.*v0.02",
     ) as caught:
         _ = build_task(read_settings(config)).images
     assert "\n" not in str(caught.value)
@@ -175,13 +244,30 @@ def test_medical_questions(tmp_path):
     checkpoint = tmp_path / "bert"
     checkpoint.mkdir()
     (checkpoint / "vocab.txt").write_text("\n".join(names))
-    sizes = {"vocab_size": len(names), "dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 16, "max_position_embeddings": 256}
-    (checkpoint / "config.json").write_text(json.dumps({"model_type": "distilbert", "pad_token_id": 0, **sizes}))
+    sizes = {
+        "vocab_size": len(names),
+        "dim": 8,
+        "n_heads": 2,
+        "n_layers": 1,
+        "hidden_dim": 16,
+        "max_position_embeddings": 256,
+    }
+    (checkpoint / "config.json").write_text(
+        json.dumps({"model_type": "distilbert", "pad_token_id": 0, **sizes})
+    )
     features = {"dr_id": datasets.Value("int32"), "question_1": TEXT, "question_2": TEXT}
     features |= {"label": datasets.ClassLabel(names=["0", "1"])}
-    columns = {"dr_id": [i % 11 + 1 for i in range(66)], "question_1": ["Do I have fever?"] * 66, "question_2": ["fever"] * 66}
-    source = write(tmp_path / "mqp", {"train": {**columns, "label": [i % 2 for i in range(66)]}}, features)
-    settings, task = checked(read_settings(experiment("mqp", source, **{"text-pairs.checkpoint": str(checkpoint)})))
+    columns = {
+        "dr_id": [i % 11 + 1 for i in range(66)],
+        "question_1": ["Do I have fever?"] * 66,
+        "question_2": ["fever"] * 66,
+    }
+    source = write(
+        tmp_path / "mqp", {"train": {**columns, "label": [i % 2 for i in range(66)]}}, features
+    )
+    settings, task = checked(
+        read_settings(experiment("mqp", source, **{"text-pairs.checkpoint": str(checkpoint)}))
+    )
     assert settings.num_clients == 11
     data = task.client_data(10, 11)
     assert data.train.x.shape[1] == 200
@@ -189,17 +275,32 @@ def test_medical_questions(tmp_path):
 
 
 def test_reddit_as_leaf_keeps_it(tmp_path):
-    """A comment is a list of lines of ten tokens, marked and filled; users are names; comments of a user are rows."""
+    """A comment is a list of lines of ten tokens, marked and filled; users are names;
+    comments of a user are rows.
+    """
     lines = [["<BOS>", "i", "have", "a", "cat"], ["cat", "<EOS>", "<PAD>", "<PAD>", "<PAD>"]]
     nested = {"text": datasets.List(datasets.List(TEXT)), "user": TEXT}
     columns = {"text": [lines, lines[:1]] * 8, "user": [f"u{i % 2}" for i in range(16)]}
-    sizes = {"words.vocabulary": 10, "words.length": 4, "words.embedding": 4, "words.hidden": 4, "data.min-samples": 5}
+    sizes = {
+        "words.vocabulary": 10,
+        "words.length": 4,
+        "words.embedding": 4,
+        "words.hidden": 4,
+        "data.min-samples": 5,
+    }
     kept = experiment("reddit", write(tmp_path / "nested", {"train": columns}, nested), **sizes)
     settings, task = checked(read_settings(kept))
     assert settings.num_clients == 2
     flat = {"text": ["i have a cat cat", "i have a cat"] * 8, "user": columns["user"]}
     plain = build_task(
-        read_settings({**kept, "data.source": write(tmp_path / "flat", {"train": flat}, {"text": TEXT, "user": TEXT})})
+        read_settings(
+            {
+                **kept,
+                "data.source": write(
+                    tmp_path / "flat", {"train": flat}, {"text": TEXT, "user": TEXT}
+                ),
+            }
+        )
     )
     assert np.array_equal(task.texts.pixels, plain.texts.pixels), "its marks are set here again"
     assert torch.isfinite(task.work_model()(task.client_data(0, 2).test.x)).all()

@@ -1,4 +1,6 @@
-"""Groups of samples: the values of a column, and what becomes of them in a run on images and on a table."""
+"""Groups of samples: the values of a column, and what becomes of them in a run on
+images and on a table.
+"""
 
 import csv
 import json
@@ -28,24 +30,42 @@ def own_caches(tmp_path, monkeypatch):
 
 def write(folder, columns, features=None):
     folder.mkdir(exist_ok=True)
-    datasets.Dataset.from_dict(columns, features=features).to_parquet(folder / "train-00000-of-00001.parquet")
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(
+        folder / "train-00000-of-00001.parquet"
+    )
     return str(folder)
 
 
 def pictures(folder, n=120, **more):
-    """Grey 4 x 4 pictures in three classes with a column ``sex``, empty in every tenth row."""
+    """Grey 4 x 4 pictures in three classes with a column ``sex``, empty in every tenth
+    row.
+    """
     rng = np.random.default_rng(0)
     label = rng.integers(3, size=n)
     pixels = (60 * label[:, None, None] + rng.integers(0, 80, (n, 4, 4))).astype(np.uint8)
     sex = [None if i % 10 == 9 else "fm"[int(k)] for i, k in enumerate(rng.integers(2, size=n))]
     features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.Value("int64"), "sex": datasets.Value("string"), **more}
+        {
+            "image": datasets.Image(),
+            "label": datasets.Value("int64"),
+            "sex": datasets.Value("string"),
+            **more,
+        }
     )
-    return write(folder, {"image": [Image.fromarray(p) for p in pixels], "label": label.tolist(), "sex": sex}, features)
+    return write(
+        folder,
+        {"image": [Image.fromarray(p) for p in pixels], "label": label.tolist(), "sex": sex},
+        features,
+    )
 
 
 def run(tmp_path, clients, **config):
-    config = {"num-clients": clients, "clients-per-round": 0, "num-rounds": 2, "train.local-epochs": 1} | config
+    config = {
+        "num-clients": clients,
+        "clients-per-round": 0,
+        "num-rounds": 2,
+        "train.local-epochs": 1,
+    } | config
     settings = with_folder(read_settings(config), tmp_path / "run")
     summary = execute(settings, InlineGrid(app, clients, settings.flat()))
     with (tmp_path / "run" / "groups.csv").open(newline="") as file:
@@ -62,7 +82,10 @@ def test_values_are_groups_in_order_and_a_missing_one_is_in_none():
 
 def test_numbers_are_groups_between_limits():
     group, names = Grouping("age", (40.0, 60.5)).number([39, 40, None, 60.4, 60.5, 99])
-    assert (group.tolist(), names) == ([0, 1, -1, 1, 2, 2], ("below 40", "40 to below 60.5", "from 60.5"))
+    assert (group.tolist(), names) == (
+        [0, 1, -1, 1, 2, 2],
+        ("below 40", "40 to below 60.5", "from 60.5"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,18 +110,36 @@ def test_limits_that_do_not_ascend_are_refused(edges):
 def test_more_sums_than_a_reply_may_hold_are_refused(tmp_path):
     """20 groups of 200 classes: 20 (3 x 200 + 45) = 12,900 numbers."""
     grey = [Image.fromarray(np.zeros((2, 2), np.uint8))] * 1000
-    columns = {"image": grey, "label": [i % 200 for i in range(1000)], "site": [i % 20 for i in range(1000)]}
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64"), "site": datasets.Value("int64")})
-    config = {"task": "classification", "data.source": write(tmp_path / "set", columns, features), "data.partition": "iid"}
+    columns = {
+        "image": grey,
+        "label": [i % 200 for i in range(1000)],
+        "site": [i % 20 for i in range(1000)],
+    }
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.Value("int64"),
+            "site": datasets.Value("int64"),
+        }
+    )
+    config = {
+        "task": "classification",
+        "data.source": write(tmp_path / "set", columns, features),
+        "data.partition": "iid",
+    }
     build_task(read_settings(config)).check(2)
     with pytest.raises(
-        UserError, match=r"data.group = 'site': 20 groups and 200 classes are 12900 numbers a client, more than 10000"
+        UserError,
+        match=r"data.group = 'site': 20 groups and 200 classes are 12900 numbers a client, more "
+        r"than 10000",
     ):
         build_task(read_settings(config | {"data.group": "site"})).check(2)
 
 
 def test_tasks_and_sites_without_groups_say_so():
-    with pytest.raises(UserError, match=r"data.group = 'role': task 'text' is not scored by groups"):
+    with pytest.raises(
+        UserError, match=r"data.group = 'role': task 'text' is not scored by groups"
+    ):
         read_settings({"task": "text", "data.group": "role"})
     with pytest.raises(UserError, match="task 'digits' is not scored by groups"):
         read_settings({"data.group": "sex"})
@@ -115,18 +156,36 @@ def test_a_column_of_an_image_set(tmp_path):
     assert set(np.delete(images.group, slice(9, None, 10))) == {0, 1}
     fewer = load_images(DataOptions(source=source, group="sex", max_samples=40))
     np.testing.assert_array_equal(fewer.group, images.group[::3])
-    with pytest.raises(UserError, match=r"data.group = 'six': .* has the columns image, label, sex"):
+    with pytest.raises(
+        UserError, match=r"data.group = 'six': .* has the columns image, label, sex"
+    ):
         load_images(DataOptions(source=source, group="six"))
     assert load_images(DataOptions(source=source)).group is None
 
 
 def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
-    """The sums of the clients give the measures of the final model on all test samples together."""
+    """The sums of the clients give the measures of the final model on all test samples
+    together.
+    """
     source = pictures(tmp_path / "set")
     _, summary, rows = run(
-        tmp_path, 4, **{"task": "classification", "data.source": source, "data.group": "sex", "data.partition": "iid"}
+        tmp_path,
+        4,
+        **{
+            "task": "classification",
+            "data.source": source,
+            "data.group": "sex",
+            "data.partition": "iid",
+        },
     )
-    settings = read_settings({"task": "classification", "data.source": source, "data.group": "sex", "data.partition": "iid"})
+    settings = read_settings(
+        {
+            "task": "classification",
+            "data.source": source,
+            "data.group": "sex",
+            "data.partition": "iid",
+        }
+    )
     task = build_task(settings)
     from safetensors.torch import load_file
 
@@ -134,7 +193,10 @@ def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
     model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
     tests = [task.client_data(k, 4).test for k in range(4)]
     found = [model(part.x).softmax(1).detach().numpy() for part in tests]
-    y, p, g = (np.concatenate(parts) for parts in ([t.y.numpy() for t in tests], found, [t.groups.numpy() for t in tests]))
+    y, p, g = (
+        np.concatenate(parts)
+        for parts in ([t.y.numpy() for t in tests], found, [t.groups.numpy() for t in tests])
+    )
     expected = group_measures(group_sums(y, p.argmax(1), p.max(1), g, 3), task.groups)
     assert list(rows) == ["f", "m"]
     assert sum(int(row["samples"]) for row in rows.values()) == g.sum() < len(y)
@@ -150,18 +212,25 @@ def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-mm", "ditto", "local", "ffgb"])
 def test_the_generated_table_has_groups_with_every_kind_of_client(method, tmp_path):
-    settings, summary, rows = run(tmp_path, 3, method=method, task="tabular", **{"data.group": "kind"})
+    settings, summary, rows = run(
+        tmp_path, 3, method=method, task="tabular", **{"data.group": "kind"}
+    )
     assert list(rows) == ["a", "b", "c"]
     tests = [build_task(settings).client_data(k, 3).test for k in range(3)]
-    assert [int(row["samples"]) for row in rows.values()] == sum(part.groups.sum(0) for part in tests).tolist()
+    assert [int(row["samples"]) for row in rows.values()] == sum(
+        part.groups.sum(0) for part in tests
+    ).tolist()
     for row in rows.values():
         tp, fp, fn, tn = (int(row[name]) for name in ("tp", "fp", "fn", "tn"))
         assert tp + fp + fn + tn == int(row["samples"])
         assert float(row["tpr"]) == pytest.approx(tp / (tp + fn))
         assert float(row["fpr"]) == pytest.approx(fp / (fp + tn))
     right = sum(int(row["right"]) for row in rows.values())
-    assert summary["accuracy-weighted"] == pytest.approx(right / sum(map(len, tests)))  # every row has a kind
-    assert "left-out" not in json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    # every row has a kind
+    assert summary["accuracy-weighted"] == pytest.approx(right / sum(map(len, tests)))
+    assert "left-out" not in json.loads(
+        (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1]
+    )
 
 
 def test_a_table_by_age_and_one_by_sex(tmp_path):
@@ -173,18 +242,26 @@ def test_a_table_by_age_and_one_by_sex(tmp_path):
         "sex": rng.choice(["f", "m"], n).tolist(),
         "label": rng.integers(2, size=n).tolist(),
     }
-    table = {"task": "tabular", "tabular.source": write(tmp_path / "set", columns), "tabular.drop": "sex"}
+    table = {
+        "task": "tabular",
+        "tabular.source": write(tmp_path / "set", columns),
+        "tabular.drop": "sex",
+    }
     _, _, rows = run(tmp_path, 3, **table, **{"data.group": "age", "data.group-edges": "40,60"})
     assert list(rows) == ["below 40", "40 to below 60", "from 60"]
     task = build_task(read_settings(table | {"data.group": "sex"}))
     assert task.groups.names == ("f", "m")
     assert task.table(3).features == ("age",)
-    with pytest.raises(UserError, match=r"data.group: no column 'six' .* it has client, age, sex, label"):
+    with pytest.raises(
+        UserError, match=r"data.group: no column 'six' .* it has client, age, sex, label"
+    ):
         build_task(read_settings(table | {"data.group": "six"})).check(3)
 
 
 def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, monkeypatch):
-    """Client 1 has samples of a class that no bin holds, client 2 sends a single number."""
+    """Client 1 has samples of a class that no bin holds, client 2 sends a single
+    number.
+    """
     from clients.fedavg import FedAvgClient
 
     honest = FedAvgClient.evaluate
@@ -202,7 +279,9 @@ def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, mon
     assert summary["status"] == "completed"
     parts = [build_task(settings).client_data(k, 4).test.groups.sum(0) for k in (0, 3)]
     assert [int(row["samples"]) for row in rows.values()] == sum(parts).tolist()
-    left_out = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])["left-out"]
+    left_out = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])[
+        "left-out"
+    ]
     assert [entry["client"] for entry in left_out] == [1, 2]
     assert "different numbers of samples" in left_out[0]["reason"]
     assert "1 numbers, but 3 groups need" in left_out[1]["reason"]

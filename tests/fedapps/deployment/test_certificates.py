@@ -1,4 +1,6 @@
-"""Certificates that a TLS client accepts for the right hosts only, keys for Flower, and what is said where a connection fails."""
+"""Certificates that a TLS client accepts for the right hosts only, keys for Flower, and
+what is said where a connection fails.
+"""
 
 import socket
 import ssl
@@ -14,7 +16,14 @@ from flwr.cli.supernode.register import try_load_public_key
 
 from fedapps.cli import main
 from fedapps.deployment import certificates
-from fedapps.deployment.certificates import check_connection, end_of, ends, make_certificates, make_site_key, warnings
+from fedapps.deployment.certificates import (
+    check_connection,
+    end_of,
+    ends,
+    make_certificates,
+    make_site_key,
+    warnings,
+)
 from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import free_port
 from fedapps.errors import UserError
@@ -22,7 +31,9 @@ from fedapps.errors import UserError
 
 @pytest.fixture
 def served(request):
-    """Start a server on a loopback port that handles one connection; returns a function (handler) -> port."""
+    """Start a server on a loopback port that handles one connection; returns a function
+    (handler) -> port.
+    """
     listeners = []
 
     def start(handle):
@@ -61,10 +72,16 @@ def test_only_the_right_authority_and_host_are_accepted(tmp_path, served):
     make_certificates(tmp_path / "other", ["127.0.0.1"])
     check_connection("127.0.0.1", served(speaks_tls(tmp_path / "one")), tmp_path / "one" / "ca.pem")
     with pytest.raises(UserError, match=r"not accepted .*wrong CA\? .*other/ca\.pem must be"):
-        check_connection("127.0.0.1", served(speaks_tls(tmp_path / "one")), tmp_path / "other" / "ca.pem")
+        check_connection(
+            "127.0.0.1", served(speaks_tls(tmp_path / "one")), tmp_path / "other" / "ca.pem"
+        )
     with pytest.raises(UserError, match=r"not accepted .*localhost"):
-        check_connection("localhost", served(speaks_tls(tmp_path / "one")), tmp_path / "one" / "ca.pem")
-    names = x509.load_pem_x509_certificate((tmp_path / "one" / "server.pem").read_bytes()).extensions
+        check_connection(
+            "localhost", served(speaks_tls(tmp_path / "one")), tmp_path / "one" / "ca.pem"
+        )
+    names = x509.load_pem_x509_certificate(
+        (tmp_path / "one" / "server.pem").read_bytes()
+    ).extensions
     names = names.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
 
@@ -73,7 +90,9 @@ def test_what_is_wrong_with_a_connection_is_said(tmp_path, served):
     make_certificates(tmp_path, ["127.0.0.1"])
     with pytest.raises(UserError, match="no TLS is spoken there"):
         check_connection("127.0.0.1", served(speaks_http), tmp_path / "ca.pem")
-    with pytest.raises(UserError, match=r"TLS is spoken there, not plain HTTP|no HTTP is spoken there"):
+    with pytest.raises(
+        UserError, match=r"TLS is spoken there, not plain HTTP|no HTTP is spoken there"
+    ):
         check_connection("127.0.0.1", served(speaks_tls(tmp_path)), None)
     check_connection("127.0.0.1", served(speaks_http), None)
     with pytest.raises(UserError, match=r"no connection .*is the SuperLink running"):
@@ -123,7 +142,9 @@ def signed_by(folder, authority):
 
 
 def test_ten_years_of_renewals_keep_every_site(tmp_path, clock):
-    """Once a year with the same command; the authority that the sites got at first signs all of them, and outlives none of them."""
+    """Once a year with the same command; the authority that the sites got at first
+    signs all of them, and outlives none of them.
+    """
     begin = clock(0)
     make_certificates(tmp_path, ["127.0.0.1"])
     authority = (tmp_path / "ca.pem").read_bytes()
@@ -134,10 +155,18 @@ def test_ten_years_of_renewals_keep_every_site(tmp_path, clock):
         clock(364)
         make_certificates(tmp_path, ["127.0.0.1"])
         assert (tmp_path / "ca.pem").read_bytes() == authority
-        assert signed_by(tmp_path, authority).not_valid_before_utc <= clock(0) < end_of(tmp_path / "server.pem") <= end
+        assert (
+            signed_by(tmp_path, authority).not_valid_before_utc
+            <= clock(0)
+            < end_of(tmp_path / "server.pem")
+            <= end
+        )
     assert end_of(tmp_path / "server.pem") == end
     clock(60)
-    with pytest.raises(UserError, match=r"ca\.pem has ended on 2036-\d\d-\d\d: make a new authority in another folder"):
+    with pytest.raises(
+        UserError,
+        match=r"ca\.pem has ended on 2036-\d\d-\d\d: make a new authority in another folder",
+    ):
         make_certificates(tmp_path, ["127.0.0.1"])
     assert (tmp_path / "ca.pem").read_bytes() == authority
 
@@ -150,7 +179,9 @@ def test_half_an_authority_is_never_replaced(tmp_path, capsys, there, missing):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["deploy", "certificates", "127.0.0.1", "--dir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"fedapps: {tmp_path / there} is there without {missing}: bring that back")
+    assert said.startswith(
+        f"fedapps: {tmp_path / there} is there without {missing}: bring that back"
+    )
     assert said.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / missing).write_bytes(kept)
@@ -179,20 +210,27 @@ def test_the_end_is_announced_thirty_days_before(tmp_path, clock):
     assert warnings(ends(tmp_path), authority) == []
     clock(2)
     (line,) = warnings(ends(tmp_path), authority)
-    assert line == f"{tmp_path / 'server.pem'} ends on 2027-05-17, in 29 days: {certificates.RENEWAL}"
+    assert (
+        line == f"{tmp_path / 'server.pem'} ends on 2027-05-17, in 29 days: {certificates.RENEWAL}"
+    )
     clock(30)
     assert [line.split(": ")[0] for line in warnings(ends(tmp_path), authority)] == [
         f"{tmp_path / 'server.pem'} has ended on 2027-05-17"
     ]
     clock(3653 - 365 - 20)
-    assert [line.split()[0] for line in warnings(ends(tmp_path), authority)] == [str(authority), str(tmp_path / "server.pem")]
+    assert [line.split()[0] for line in warnings(ends(tmp_path), authority)] == [
+        str(authority),
+        str(tmp_path / "server.pem"),
+    ]
 
 
 def test_status_and_runs_warn_and_up_renews(tmp_path, clock, capsys, monkeypatch):
     deployment = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0, "num-partitions": 1}})
     first = (deployment.certificates / "server.pem").read_bytes()
     clock(340)
-    warning = f"fedapps: warning: {deployment.certificates / 'server.pem'} ends on 2027-05-17, in 25 days"
+    warning = (
+        f"fedapps: warning: {deployment.certificates / 'server.pem'} ends on 2027-05-17, in 25 days"
+    )
     assert main(["deploy", "status", "--dir", str(deployment.folder)]) == 1  # nothing runs
     assert warning in capsys.readouterr().err
     with monkeypatch.context() as patch:

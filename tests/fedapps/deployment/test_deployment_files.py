@@ -1,4 +1,6 @@
-"""The page, the units and the compose file of a deployment name options that Flower has, files that exist, and every method."""
+"""The page, the units and the compose file of a deployment name options that Flower
+has, files that exist, and every method.
+"""
 
 import re
 import shlex
@@ -13,12 +15,17 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from fedapps.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[3]
-PARSERS = {"flower-superlink": _parse_args_run_superlink, "flower-supernode": _parse_args_run_supernode}
+PARSERS = {
+    "flower-superlink": _parse_args_run_superlink,
+    "flower-supernode": _parse_args_run_supernode,
+}
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
 
 
 def checked(words):
-    """Return the options of a command of Flower's; argparse exits where one does not exist."""
+    """Return the options of a command of Flower's; argparse exits where one does not
+    exist.
+    """
     options = PARSERS[Path(words[0]).name]().parse_args(words[1:])
     if getattr(options, "node_config", None):
         config = parse_config_args([options.node_config])
@@ -62,22 +69,37 @@ def test_compose_file_is_whole():
     for name, service in services.items():
         options = checked(service["command"])
         assert set(service.get("depends_on", [])) <= services.keys()
-        paths = [value for value in vars(options).values() if isinstance(value, str) and value.startswith("/run/secrets/")]
+        paths = [
+            value
+            for value in vars(options).values()
+            if isinstance(value, str) and value.startswith("/run/secrets/")
+        ]
         assert {Path(path).name for path in paths} == set(service["secrets"])
         used_secrets |= set(service["secrets"])
-        used_volumes |= {volume.split(":")[0] for volume in service["volumes"] if not volume.startswith(".")}
+        used_volumes |= {
+            volume.split(":")[0] for volume in service["volumes"] if not volume.startswith(".")
+        }
         if name != "superlink":
             host, port = options.superlink.split(":")
             assert f"--port={port}" in services[host]["command"]
             assert f'client-id="{name}"' in options.node_config
     assert used_secrets == compose["secrets"].keys()
     assert used_volumes == compose["volumes"].keys()
-    assert (ROOT / "deploy" / services["superlink"]["build"]["context"] / services["superlink"]["build"]["dockerfile"]).exists()
+    assert (
+        ROOT
+        / "deploy"
+        / services["superlink"]["build"]["context"]
+        / services["superlink"]["build"]["dockerfile"]
+    ).exists()
 
 
 def test_dockerfile_copies_what_exists():
     text = (ROOT / "deploy" / "Dockerfile").read_text()
-    copied = [source for sources in re.findall(r"^COPY (.*) \S+$", text, re.M) for source in sources.split()]
+    copied = [
+        source
+        for sources in re.findall(r"^COPY (.*) \S+$", text, re.M)
+        for source in sources.split()
+    ]
     assert {"pyproject.toml", "algorithms", "strategies", "clients", "fedapps"} <= set(copied)
     assert all((ROOT / source).exists() for source in copied)
 
@@ -86,7 +108,12 @@ def test_the_page_says_what_leaves_a_site_for_every_method():
     page = (ROOT / "docs" / "deployment.md").read_text()
     table = page.split("## What leaves a site")[1]
     named = [
-        name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
+        name
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
     ]
     assert len(named) == len(set(named))
-    assert [name for name in METHODS if name not in named] == [], "a row in docs/deployment.md is missing"
+    assert [name for name in METHODS if name not in named] == [], (
+        "a row in docs/deployment.md is missing"
+    )

@@ -1,4 +1,6 @@
-"""The stand-in for Flower's client program: the same process from outside, started from one that has the imports already."""
+"""The stand-in for Flower's client program: the same process from outside, started from
+one that has the imports already.
+"""
 
 import json
 import os
@@ -13,9 +15,12 @@ import pytest
 from fedapps.deployment import warm_process
 from fedapps.deployment.warm import NAME, make_warm
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks a process that has imported much")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="forks a process that has imported much"
+)
 
-# Stands for flwr-clientapp: says what it is and has imported, and ends with the status that it is told.
+# Stands for flwr-clientapp: says what it is and has imported, and ends with the status
+# that it is told.
 CLIENT = """
 import json, os, sys, time
 
@@ -40,7 +45,8 @@ if __name__ == "__main__":
 def world(tmp_path, monkeypatch):
     """A client program, two versions of an app, and a warm process for it."""
     (tmp_path / "client_program.py").write_text(CLIENT)
-    (tmp_path / "app_of_the_run.py").write_text("version = 'installed'\n")  # which no client must get
+    # which no client must get
+    (tmp_path / "app_of_the_run.py").write_text("version = 'installed'\n")
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "app_of_the_run.py").write_text(f"version = {version!r}\n")
@@ -49,7 +55,15 @@ def world(tmp_path, monkeypatch):
     program.chmod(0o700)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     socket = tmp_path / "socket"
-    command = [sys.executable, "-P", warm_process.__file__, "keep", str(socket), str(os.getpid()), "client_program:main"]
+    command = [
+        sys.executable,
+        "-P",
+        warm_process.__file__,
+        "keep",
+        str(socket),
+        str(os.getpid()),
+        "client_program:main",
+    ]
     keeper = subprocess.Popen(command)
     while not socket.exists():
         assert keeper.poll() is None
@@ -61,7 +75,16 @@ def world(tmp_path, monkeypatch):
 
 def ask(world, *arguments, **options):
     folder, socket, program, _ = world
-    command = [sys.executable, "-P", "-S", warm_process.__file__, "ask", str(socket), str(program), *arguments]
+    command = [
+        sys.executable,
+        "-P",
+        "-S",
+        warm_process.__file__,
+        "ask",
+        str(socket),
+        str(program),
+        *arguments,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, **options)
 
 
@@ -74,7 +97,8 @@ def test_a_client_is_a_process_of_its_own_with_the_imports_of_the_one_before(wor
         assert process.returncode == status
         told.append(json.loads(out))
     assert len({keeper.pid, *(one["pid"] for one in told)}) == 4
-    assert [one["had"] for one in told] == [[], ["wave"], ["wave"]]  # of the installed modules only, never of an app
+    # of the installed modules only, never of an app
+    assert [one["had"] for one in told] == [[], ["wave"], ["wave"]]
     assert [one["app"] for one in told] == ["one", "two", "one"]
     assert {one["cwd"] for one in told} == {str(folder)}
 
@@ -96,18 +120,27 @@ def test_the_warm_process_ends_with_its_parent(world, tmp_path, monkeypatch):
 
 
 def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_path, monkeypatch):
-    """The stand-in as it is written for a site, before Flower's real program, which is asked for its help."""
+    """The stand-in as it is written for a site, before Flower's real program, which is
+    asked for its help.
+    """
     folder = make_warm(tmp_path / ("x" * 120) / "warm")  # longer than a socket's path may be
     try:
-        done = subprocess.run([folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60
+        )
         assert "Run a Flower ClientApp" in done.stdout
         for _ in range(600):
             if (folder / "socket").exists():
                 break
             time.sleep(0.1)
-        again = subprocess.run([folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60)
+        again = subprocess.run(
+            [folder / NAME, "--help"], capture_output=True, text=True, check=True, timeout=60
+        )
         assert again.stdout.replace(str(folder), "") == done.stdout
-        assert subprocess.run([folder / NAME, "--no-such"], capture_output=True, timeout=60).returncode == 2
+        assert (
+            subprocess.run([folder / NAME, "--no-such"], capture_output=True, timeout=60).returncode
+            == 2
+        )
     finally:
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:

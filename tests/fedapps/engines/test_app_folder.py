@@ -1,4 +1,6 @@
-"""What `flwr run` is given: settings that survive TOML, and the app's files and nothing else."""
+"""What `flwr run` is given: settings that survive TOML, and the app's files and nothing
+else.
+"""
 
 import importlib.util
 import math
@@ -55,7 +57,11 @@ def test_the_copy_holds_the_packages_and_nothing_else(tmp_path):
     app = app_folder.copy_app(tmp_path / "new")
     root = Path(app_folder.__file__).parents[2]
     files = {path.relative_to(app).as_posix() for path in app.rglob("*") if path.is_file()}
-    expected = {path.relative_to(root).as_posix() for name in app_folder.PACKAGES for path in (root / name).rglob("*.py")}
+    expected = {
+        path.relative_to(root).as_posix()
+        for name in app_folder.PACKAGES
+        for path in (root / name).rglob("*.py")
+    }
     assert files == expected | {"pyproject.toml", "LICENSE"}
     assert (app / "pyproject.toml").read_bytes() == (root / "pyproject.toml").read_bytes()
 
@@ -69,13 +75,19 @@ def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
     (site / "pyproject.toml").write_text("# not ours\n")
     (site / "fedapps" / "pyproject.toml").write_text("# ours\n")
     (site / "fedapps" / "LICENSE").write_text("free")
-    (site / "fedapps" / "engines" / "app_folder.py").write_bytes(Path(app_folder.__file__).read_bytes())
-    spec = importlib.util.spec_from_file_location("installed_app_folder", site / "fedapps" / "engines" / "app_folder.py")
+    (site / "fedapps" / "engines" / "app_folder.py").write_bytes(
+        Path(app_folder.__file__).read_bytes()
+    )
+    spec = importlib.util.spec_from_file_location(
+        "installed_app_folder", site / "fedapps" / "engines" / "app_folder.py"
+    )
     installed = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(installed)
     app = installed.copy_app(tmp_path / "app")
     assert (app / "pyproject.toml").read_text() == "# ours\n"
-    assert sorted(path.name for path in app.iterdir()) == sorted([*app_folder.PACKAGES, "pyproject.toml", "LICENSE"])
+    assert sorted(path.name for path in app.iterdir()) == sorted(
+        [*app_folder.PACKAGES, "pyproject.toml", "LICENSE"]
+    )
     assert not list(app.rglob("*.pyc"))
 
 
@@ -83,9 +95,18 @@ ROOT = Path(app_folder.__file__).parents[2]
 
 
 def run(folder, *command):
-    """Run Python in ``folder``, with it and then the project on the path; return the exit status and what was said."""
+    """Run Python in ``folder``, with it and then the project on the path; return the
+    exit status and what was said.
+    """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     return done.returncode, done.stderr
 
 
@@ -95,13 +116,15 @@ def test_a_folder_of_the_users_that_hides_ours_is_named(tmp_path, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("MINE = 1\n")
     wanted = (
-        f"{tmp_path / name} hides the package {name!r} of fedapps, which is in {ROOT / name}: rename it, or take {tmp_path} off"
+        f"{tmp_path / name} hides the package {name!r} of fedapps, which is in {ROOT / name}: "
+        f"rename it, or take {tmp_path} off"
     )
     status, said = run(tmp_path, "-m", "fedapps", "methods", "--names")
     assert status == 2
     assert said.startswith(f"fedapps: {wanted}")
     assert said.count("\n") == 1
-    for app in ("server_app", "client_app"):  # what Flower's processes import; the last line is what a run gives as its reason
+    # what Flower's processes import; the last line is what a run gives as its reason
+    for app in ("server_app", "client_app"):
         status, said = run(tmp_path, "-c", f"import fedapps.{app}")
         assert status == 1
         assert said.splitlines()[-1].startswith(f"fedapps.errors.UserError: {wanted}")
@@ -126,4 +149,8 @@ def test_in_another_project_a_hidden_algorithms_is_named(tmp_path, name):
     status, said = run(tmp_path, "-c", f"import {name}")
     assert status == 1
     hiding, ours = tmp_path / "algorithms" / "__init__.py", ROOT / name / "__init__.py"
-    assert said.splitlines()[-1] == f"ImportError: {hiding} hides the package `algorithms` of fedapps, beside {ours}: rename it"
+    assert (
+        said.splitlines()[-1]
+        == f"ImportError: {hiding} hides the package `algorithms` of fedapps, beside {ours}: "
+        "rename it"
+    )

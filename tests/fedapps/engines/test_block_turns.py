@@ -1,4 +1,6 @@
-"""Who answers with whom: only messages that ask for blocks, so many at a time, and never two of the same client."""
+"""Who answers with whom: only messages that ask for blocks, so many at a time, and
+never two of the same client.
+"""
 
 import pytest
 import torch
@@ -18,19 +20,34 @@ def together(messages):
     """Return who was answered, and with whom."""
 
     def answer(message):
-        return message[0], tuple(meet("all", message[0], lambda clients: [list(clients)] * len(clients)))
+        return message[0], tuple(
+            meet("all", message[0], lambda clients: [list(clients)] * len(clients))
+        )
 
     return list(answers(iter(messages), answer, lambda message: message))
 
 
 def test_blocks_of_messages_that_ask_for_them():
-    found = together([*asked(*"abcde", **BLOCKS), *asked("f", "g", compile="off", block=3), *asked("h", "i", **BLOCKS)])
+    found = together(
+        [
+            *asked(*"abcde", **BLOCKS),
+            *asked("f", "g", compile="off", block=3),
+            *asked("h", "i", **BLOCKS),
+        ]
+    )
     assert [who for who, _ in found] == list("abcdefghi")
-    assert ["".join(others) for _, others in found] == ["abc"] * 3 + ["de"] * 2 + ["f", "g"] + ["hi"] * 2
+    assert ["".join(others) for _, others in found] == ["abc"] * 3 + ["de"] * 2 + ["f", "g"] + [
+        "hi"
+    ] * 2
 
 
 def test_a_client_is_never_answered_beside_itself():
-    assert ["".join(others) for _, others in together(asked(*"abac", **BLOCKS))] == ["ab", "ab", "ac", "ac"]
+    assert ["".join(others) for _, others in together(asked(*"abac", **BLOCKS))] == [
+        "ab",
+        "ab",
+        "ac",
+        "ac",
+    ]
 
 
 def test_on_asks_for_blocks_where_there_is_a_gpu(monkeypatch):
@@ -41,7 +58,13 @@ def test_on_asks_for_blocks_where_there_is_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"compile": "off", "block": 5}, {"compile": "blocks", "block": "many"}, {"compile": "blocks"}]
+    "config",
+    [
+        {},
+        {"compile": "off", "block": 5},
+        {"compile": "blocks", "block": "many"},
+        {"compile": "blocks"},
+    ],
 )
 def test_other_messages_are_answered_alone(config):
     assert block_size(RecordDict({"config": ConfigRecord(config)})) == 1

@@ -1,4 +1,6 @@
-"""The Grid that polls sooner: every reply once, no wait after the last, the timeout kept, unsent messages not waited for."""
+"""The Grid that polls sooner: every reply once, no wait after the last, the timeout
+kept, unsent messages not waited for.
+"""
 
 from types import SimpleNamespace
 
@@ -23,7 +25,9 @@ class Clock:
 
 
 class Slow:
-    """A grid whose reply to message ``name`` arrives at second ``arrivals[name]``; None: it is never sent."""
+    """A grid whose reply to message ``name`` arrives at second ``arrivals[name]``;
+    None: it is never sent.
+    """
 
     def __init__(self, clock, arrivals):
         self.clock, self.arrivals = clock, arrivals
@@ -33,7 +37,9 @@ class Slow:
 
     def pull_messages(self, names):
         there = [name for name in names if self.arrivals[name] <= self.clock.now]
-        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=name)) for name in there]
+        return [
+            SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=name)) for name in there
+        ]
 
 
 @pytest.fixture

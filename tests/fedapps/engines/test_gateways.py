@@ -1,4 +1,6 @@
-"""A site that answers for many clients: the same bits as with a node for each of them, and their states stay at the site."""
+"""A site that answers for many clients: the same bits as with a node for each of them,
+and their states stay at the site.
+"""
 
 import json
 
@@ -19,9 +21,18 @@ from fedapps.tasks.site_data import SiteImages, SiteTable
 from strategies import ClientGrid
 
 JOB = {
-    "task": "tabular", "sites.columns": "age,kind=a|b", "tabular.label": "sick", "num-rounds": 3, "evaluate-every": 3, "seed": 2,
-    "clients-per-round": 3, "num-clients": 5, "client-store": "message", "checkpoint-every": 0, "max-weight": 0.0,
-}  # fmt: skip
+    "task": "tabular",
+    "sites.columns": "age,kind=a|b",
+    "tabular.label": "sick",
+    "num-rounds": 3,
+    "evaluate-every": 3,
+    "seed": 2,
+    "clients-per-round": 3,
+    "num-clients": 5,
+    "client-store": "message",
+    "checkpoint-every": 0,
+    "max-weight": 0.0,
+}
 WARDS = {"rome": ["red", "blue", "blue/../2"], "oslo": ["red", "7"]}
 HEADER = "age,kind,sick,ward"
 
@@ -33,7 +44,10 @@ def sites(tmp_path):
     for name, wards in WARDS.items():
         rows = []
         for ward in wards:
-            own = [f"{rng.integers(20, 80)},{'ab'[i % 2]},{i % 2 if rng.random() < 0.8 else 1 - i % 2},{ward}" for i in range(30)]
+            own = [
+                f"{rng.integers(20, 80)},{'ab'[i % 2]},{i % 2 if rng.random() < 0.8 else 1 - i % 2},{ward}"
+                for i in range(30)
+            ]
             rows += own
             rows_of[name, ward] = own
         files[name] = tmp_path / f"{name}.csv"
@@ -68,7 +82,9 @@ def result(settings, grid, out):
     execute(settings, grid)
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     for row in rows:
-        for key in [key for key in row if key == "seconds" or "travelled" in key or "node-messages" in key]:
+        for key in [
+            key for key in row if key == "seconds" or "travelled" in key or "node-messages" in key
+        ]:
             del row[key]
     return rows, (out / "model.safetensors").read_bytes(), (out / "clients.csv").read_bytes()
 
@@ -81,7 +97,8 @@ def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, 
     inner = nodes(together, files)
     gateway = GatewayGrid(inner)
     found = result(together, gateway, tmp_path / "together")
-    assert gateway.travel.messages == (1 if new else 2)  # the evaluation of five clients, or then of the one that is new
+    # the evaluation of five clients, or then of the one that is new
+    assert gateway.travel.messages == (1 if new else 2)
     ids, parts = names_of(files), {}
     for key, rows in rows_of.items():
         parts[ids[key]] = tmp_path / f"part-{len(parts)}.csv"
@@ -92,7 +109,9 @@ def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, 
     assert {row.split(",")[0] for row in found[2].decode().splitlines()[1:]} == set(ids.values())
     kept = {name for context in inner.contexts.values() for name in context.state}
     assert {name.partition("/")[0] for name in kept} == (
-        set() if method == "fedavg" else {c.node_config["client-id"] for c in apart.contexts.values() if c.state}
+        set()
+        if method == "fedavg"
+        else {c.node_config["client-id"] for c in apart.contexts.values() if c.state}
     )
 
 
@@ -101,26 +120,36 @@ def test_no_value_of_the_column_leaves_the_site(sites):
     settings, said = read_settings(JOB | {"sites.client": "ward", "out": ""}), []
     inner = nodes(settings, files)
     send = inner.send_and_receive
-    inner.send_and_receive = lambda messages, *, timeout=None: said.extend(replies := send(messages)) or replies
+    inner.send_and_receive = lambda messages, *, timeout=None: (
+        said.extend(replies := send(messages)) or replies
+    )
     assert len(list(GatewayGrid(inner).get_node_ids())) == 5
     told = [name for reply in said for name in reply.content["config"]["clients"]]
     assert len(told) == 5
     assert not [
-        name for name in told for wards in WARDS.values() for ward in wards if ward in name.partition(":")[2] and len(ward) > 1
+        name
+        for name in told
+        for wards in WARDS.values()
+        for ward in wards
+        if ward in name.partition(":")[2] and len(ward) > 1
     ]
     assert all("/" not in name for name in told)  # names of files, too
 
 
 def test_a_site_whose_table_lacks_the_column_ends_the_start_with_its_reason(sites):
     settings = read_settings(JOB | {"sites.client": "bed", "out": ""})
-    with pytest.raises(ValueError, match=r"no column 'bed' \(sites.client\): it has age, kind, sick, ward"):
+    with pytest.raises(
+        ValueError, match=r"no column 'bed' \(sites.client\): it has age, kind, sick, ward"
+    ):
         list(GatewayGrid(nodes(settings, sites[0])).get_node_ids())
 
 
 def test_a_client_that_a_site_does_not_have_is_refused(sites):
     settings = read_settings(JOB | {"sites.client": "ward"})
     with pytest.raises(UserError, match="'rome:nobody' has no rows at this site"):
-        SiteTable(settings.problem, settings.context, str(sites[0]["rome"])).client_data("rome:nobody", 5)
+        SiteTable(settings.problem, settings.context, str(sites[0]["rome"])).client_data(
+            "rome:nobody", 5
+        )
 
 
 @pytest.mark.parametrize("names", [[], [1, 2], ["a", "a"], "a", None])
@@ -129,18 +158,26 @@ def test_a_strange_list_of_clients_is_refused(names):
 
     @client_app.query("clients")
     def answer(message, context):
-        return Message(RecordDict({"config": ConfigRecord({} if names is None else {"clients": names})}), reply_to=message)
+        return Message(
+            RecordDict({"config": ConfigRecord({} if names is None else {"clients": names})}),
+            reply_to=message,
+        )
 
     with pytest.raises(ValueError, match="a site does not say which clients it has"):
         list(GatewayGrid(InlineGrid(client_app, 2)).get_node_ids())
 
 
-# --- samples: columns of numbers, arrays in NumPy files, a file a client ------------------------------------------------
+# --- samples: columns of numbers, arrays in NumPy files, a file a client --------------
 
 SAMPLES = JOB | {
-    "task": "classification", "sites.columns": "", "tabular.label": "label", "sites.labels": "no,yes", "sites.shape": "1,1,3",
-    "data.min-samples": 10, "data.max-samples": 25,
-}  # fmt: skip
+    "task": "classification",
+    "sites.columns": "",
+    "tabular.label": "label",
+    "sites.labels": "no,yes",
+    "sites.shape": "1,1,3",
+    "data.min-samples": 10,
+    "data.max-samples": 25,
+}
 OF_SITES = {"rome": ["red", "blue", "7"], "oslo": ["red", "7"]}
 
 
@@ -148,16 +185,22 @@ def samples_file(path, x, y, wards):
     """Write samples (n, 3), labels (n,) and, unless ``None``, the ward of each."""
     labels = np.array(["no", "yes"])[y]
     if path.suffix == ".npz":
-        np.savez(path, x=x.reshape(len(x), 1, 3), y=labels, **({} if wards is None else {"ward": wards}))
+        np.savez(
+            path, x=x.reshape(len(x), 1, 3), y=labels, **({} if wards is None else {"ward": wards})
+        )
         return
     columns = [*x.T.tolist(), labels, *([] if wards is None else [wards])]
     lines = [",".join(map(str, row)) for row in zip(*columns, strict=True)]
-    path.write_text("\n".join(["a,b,c,label,ward"[: None if wards is not None else -5], *lines]) + "\n")
+    path.write_text(
+        "\n".join(["a,b,c,label,ward"[: None if wards is not None else -5], *lines]) + "\n"
+    )
 
 
 @pytest.fixture(params=["csv", "npz", "a file each"])
 def samples(request, tmp_path):
-    """Return sites.client, the file or folder of each site, and the file of each client by its id; one of each site is too small."""
+    """Return sites.client, the file or folder of each site, and the file of each client
+    by its id; one of each site is too small.
+    """
     rng, places, parts = np.random.default_rng(1), {}, {}
     ending = ".npz" if request.param == "npz" else ".csv"
     for site, names in OF_SITES.items():
@@ -180,7 +223,9 @@ def samples(request, tmp_path):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(method, samples, tmp_path):
     column, places, parts = samples
-    together = read_settings(SAMPLES | {"method": method, "sites.client": column, "out": str(tmp_path / "together")})
+    together = read_settings(
+        SAMPLES | {"method": method, "sites.client": column, "out": str(tmp_path / "together")}
+    )
     gateway = GatewayGrid(nodes(together, places))
     found = result(together, gateway, tmp_path / "together")
     assert gateway.travel.messages == 2  # five clients, two sites
@@ -199,11 +244,17 @@ def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
 
 
 def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
-    with pytest.raises(UserError, match=r"sites\.client = 'bed': .* has the columns a, b, c, label, ward"):
+    with pytest.raises(
+        UserError, match=r"sites\.client = 'bed': .* has the columns a, b, c, label, ward"
+    ):
         image_site(tmp_path, {"sites.client": "bed"}).names()
-    with pytest.raises(UserError, match=r"sites\.client = '@file': .* is no folder with a file a client"):
+    with pytest.raises(
+        UserError, match=r"sites\.client = '@file': .* is no folder with a file a client"
+    ):
         image_site(tmp_path, {"sites.client": "@file"}).names()
-    with pytest.raises(UserError, match=r"none of its 2 clients has the 20 samples .*data\.min-samples"):
+    with pytest.raises(
+        UserError, match=r"none of its 2 clients has the 20 samples .*data\.min-samples"
+    ):
         image_site(tmp_path, {"data.min-samples": 20}).names()
     with pytest.raises(UserError, match="'rome:nobody' has no rows at this site"):
         image_site(tmp_path, {}).client_data("rome:nobody", 5)
@@ -229,7 +280,9 @@ def test_a_table_with_a_file_of_each_client(tmp_path):
     site = tmp_path / "rome"
     site.mkdir()
     for ward in ("red", "blue"):
-        (site / f"{ward}.csv").write_text("\n".join(["age,kind,sick", *(f"{20 + i},{'ab'[i % 2]},{i % 2}" for i in range(12))]))
+        (site / f"{ward}.csv").write_text(
+            "\n".join(["age,kind,sick", *(f"{20 + i},{'ab'[i % 2]},{i % 2}" for i in range(12))])
+        )
     settings = read_settings(JOB | {"sites.client": "@file"})
     task = SiteTable(settings.problem, settings.context, str(site))
     assert task.names() == sorted([digest("red"), digest("blue")])
@@ -240,7 +293,9 @@ def test_a_table_with_a_file_of_each_client(tmp_path):
 def test_the_column_of_clients_is_of_sites_own_data():
     with pytest.raises(UserError, match=r"sites\.client = 'ward': is a column of sites' own data"):
         read_settings({"sites.client": "ward"})
-    with pytest.raises(UserError, match=r"num-clients = 0: sites\.client = 'ward' needs the number of all"):
+    with pytest.raises(
+        UserError, match=r"num-clients = 0: sites\.client = 'ward' needs the number of all"
+    ):
         read_settings(JOB | {"sites.client": "ward", "num-clients": 0})
 
 
@@ -252,10 +307,13 @@ def test_a_message_for_many_is_one_a_site(sites):
 
     def listen(messages, *, timeout=None):
         messages = list(messages)
-        sizes.append([len(unpack(m.content)[1]) for m in messages if m.metadata.message_type == "query.many"])
+        sizes.append(
+            [len(unpack(m.content)[1]) for m in messages if m.metadata.message_type == "query.many"]
+        )
         return send(messages)
 
     inner.send_and_receive = listen
     grid = ClientGrid(GatewayGrid(inner), num_clients=5)
     assert len(grid.wait()) == 5
-    assert sizes == [[], [1], [3, 1]]  # the question; one client is asked who it is, then the others
+    # the question; one client is asked who it is, then the others
+    assert sizes == [[], [1], [3, 1]]

@@ -1,4 +1,6 @@
-"""Many clients behind one node: whoever uses the grid must not notice, and what travels must be less."""
+"""Many clients behind one node: whoever uses the grid must not notice, and what travels
+must be less.
+"""
 
 import json
 
@@ -20,7 +22,14 @@ from strategies.base.messages import content_bytes
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(200, np.float32)}
-JOB = {"num-clients": 7, "clients-per-round": 4, "num-rounds": 4, "evaluate-every": 2, "checkpoint-every": 2, "seed": 5}
+JOB = {
+    "num-clients": 7,
+    "clients-per-round": 4,
+    "num-rounds": 4,
+    "evaluate-every": 2,
+    "checkpoint-every": 2,
+    "seed": 5,
+}
 SMALL = {"train.local-epochs": 1, "train.batch-size": 32}
 
 
@@ -37,7 +46,9 @@ def behind(nodes, settings, **options):
 def files_of(folder):
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for row in rows:
-        for key in [key for key in row if key == "seconds" or "travelled" in key or "node-messages" in key]:
+        for key in [
+            key for key in row if key == "seconds" or "travelled" in key or "node-messages" in key
+        ]:
             del row[key]
     names = ("clients.csv", "model.safetensors", "weights.csv")
     return rows, [(folder / name).read_bytes() for name in names if (folder / name).exists()]
@@ -46,11 +57,27 @@ def files_of(folder):
 METHODS = {
     "fedavg": SMALL,
     "scaffold": SMALL,
-    "scaffold-in-messages": {**SMALL, "method": "scaffold", "client-store": "message", "checkpoint-every": 0},
+    "scaffold-in-messages": {
+        **SMALL,
+        "method": "scaffold",
+        "client-store": "message",
+        "checkpoint-every": 0,
+    },
     "superfed-mm": {**SMALL, "superfed.start": 0.3},
     "aaggff-d": SMALL,
-    "new-clients": {**SMALL, "method": "scaffold", "num-new-clients": 2, "client-store": "message", "checkpoint-every": 0},
-    "fedboost": {"task": "unigram", "fedboost.library": "clients", "fedboost.cache": 3, "fedboost.budget": 2},
+    "new-clients": {
+        **SMALL,
+        "method": "scaffold",
+        "num-new-clients": 2,
+        "client-store": "message",
+        "checkpoint-every": 0,
+    },
+    "fedboost": {
+        "task": "unigram",
+        "fedboost.library": "clients",
+        "fedboost.cache": 3,
+        "fedboost.budget": 2,
+    },
     "fedfw-plus": {"task": "sparse-logistic", "clients-per-round": 0},
     "ffgb": {"ffgb.local-steps": 2},
     "histogram-boosting": {"num-rounds": 5},
@@ -72,14 +99,17 @@ def test_a_run_that_stops_goes_on_with_other_nodes(tmp_path):
     whole = settings_of(tmp_path / "whole", method="scaffold", **SMALL)
     execute(whole, behind(2, whole))
     first = settings_of(tmp_path / "parts", method="scaffold", **SMALL)
-    execute(first, behind(3, first), callbacks=[lambda now: now.number == 3])  # its checkpoint is that of round 2
+    # its checkpoint is that of round 2
+    execute(first, behind(3, first), callbacks=[lambda now: now.number == 3])
     again = settings_of(tmp_path / "parts", method="scaffold", **SMALL, resume=True)
     execute(again, behind(1, again))
     assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
 
 
 class Counting(EchoClient):
-    """Counts its messages in its context; client 1 fails in round 2, after it has counted."""
+    """Counts its messages in its context; client 1 fails in round 2, after it has
+    counted.
+    """
 
     def __init__(self, i, context):
         super().__init__(1.0, num_examples=i + 1)
@@ -95,24 +125,48 @@ class Counting(EchoClient):
 
 
 def counting_grid(nodes, clients, **options):
-    inner = InlineGrid(answer_for_many(to_client_app(lambda c: Counting(c.node_config["partition-id"], c))), nodes)
+    inner = InlineGrid(
+        answer_for_many(to_client_app(lambda c: Counting(c.node_config["partition-id"], c))), nodes
+    )
     return NodeGrid(inner, clients, inner.get_node_ids(), **options)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5])
 def test_what_one_client_raises_is_its_own_failure_and_its_state_stays_the_one_before(nodes):
     rounds = []
-    result = simulate(FedAvg(), None, 5, START, 3, grid=ClientGrid(counting_grid(nodes, 5)), callbacks=[rounds.append])
+    result = simulate(
+        FedAvg(),
+        None,
+        5,
+        START,
+        3,
+        grid=ClientGrid(counting_grid(nodes, 5)),
+        callbacks=[rounds.append],
+    )
     np.testing.assert_array_equal(arrays_of(result)["w"], 3.0)
     assert [r.trained.clients for r in rounds] == [[0, 1, 2, 3, 4], [0, 2, 3, 4], [0, 1, 2, 3, 4]]
     (failure,) = [f for r in rounds for f in r.failures]
     assert (failure.client, failure.reason) == (1, "RuntimeError: the disk of site 1 is full")
-    assert {c: values["seen"] for c, values in rounds[2].trained.metrics.items()} == {0: 3, 1: 2, 2: 3, 3: 3, 4: 3}
+    assert {c: values["seen"] for c, values in rounds[2].trained.metrics.items()} == {
+        0: 3,
+        1: 2,
+        2: 3,
+        3: 3,
+        4: 3,
+    }
 
 
 def test_the_shared_model_travels_once_a_node_and_both_counts_are_told():
     rounds = []
-    simulate(FedAvg(), None, 50, START, 1, grid=ClientGrid(counting_grid(2, 50)), callbacks=[rounds.append])
+    simulate(
+        FedAvg(),
+        None,
+        50,
+        START,
+        1,
+        grid=ClientGrid(counting_grid(2, 50)),
+        callbacks=[rounds.append],
+    )
     trained, model = rounds[0].trained, 4 * 200
     assert trained.bytes_down > 50 * model
     assert trained.travel.messages == 2
@@ -130,7 +184,9 @@ def test_clients_are_not_asked_who_they_are():
             return super().push_messages(messages)
 
     inner = Listening(answer_for_many(to_client_app(lambda c: EchoClient(1.0))), 2)
-    simulate(FedAvg(), None, 100, START, 2, grid=ClientGrid(NodeGrid(inner, 100, inner.get_node_ids())))
+    simulate(
+        FedAvg(), None, 100, START, 2, grid=ClientGrid(NodeGrid(inner, 100, inner.get_node_ids()))
+    )
     assert kinds == [MANY] * 8  # two nodes, two rounds, two phases
 
 
@@ -144,7 +200,8 @@ def test_no_message_and_no_expected_answer_is_larger_than_the_bound(most):
             replies = super().send_and_receive(messages, timeout=timeout)
             for message, reply in zip(messages, replies, strict=True):
                 arrays = [
-                    content_bytes(RecordDict({n: r for n, r in m.content.items() if n != "index"})) for m in (message, reply)
+                    content_bytes(RecordDict({n: r for n, r in m.content.items() if n != "index"}))
+                    for m in (message, reply)
                 ]
                 sizes.append((len(unpack(message.content)[1]), *arrays))
             return replies
@@ -153,7 +210,8 @@ def test_no_message_and_no_expected_answer_is_larger_than_the_bound(most):
     grid = NodeGrid(inner, 20, inner.get_node_ids(), most_bytes=most)
     result = simulate(FedAvg(), None, 20, START, 1, grid=ClientGrid(grid))
     np.testing.assert_allclose(arrays_of(result)["w"], 1.0, rtol=1e-6)
-    trained = sizes[: len(sizes) - 2]  # the evaluation needs one message a node: its answers are small
+    # the evaluation needs one message a node: its answers are small
+    trained = sizes[: len(sizes) - 2]
     assert sum(count for count, *_ in trained) == 20
     assert all(count == 1 or max(down, up) <= most for count, down, up in trained)
     assert max(count for count, *_ in trained) == max(1, min(10, most // 950))
@@ -170,13 +228,28 @@ def test_what_a_node_garbles_costs_its_clients_and_no_others():
     client_app = ClientApp()
     client_app.query("many")(garbled)
     inner, rounds = InlineGrid(client_app, 2), []
-    simulate(FedAvg(), None, 6, START, 1, grid=ClientGrid(NodeGrid(inner, 6, inner.get_node_ids())), callbacks=[rounds.append])
+    simulate(
+        FedAvg(),
+        None,
+        6,
+        START,
+        1,
+        grid=ClientGrid(NodeGrid(inner, 6, inner.get_node_ids())),
+        callbacks=[rounds.append],
+    )
     assert len(rounds[0].trained.clients) == 3
     assert all("cannot be read" in failure.reason for failure in rounds[0].failures)
 
 
 @pytest.mark.parametrize(
-    "index", [b"", b"{}", b'{"facts":{},"layouts":[[["a","7"]]],"parts":[{"facts":{},"content":0}]}', b"\xff", b"[1]"]
+    "index",
+    [
+        b"",
+        b"{}",
+        b'{"facts":{},"layouts":[[["a","7"]]],"parts":[{"facts":{},"content":0}]}',
+        b"\xff",
+        b"[1]",
+    ],
 )
 def test_a_malformed_package_is_a_value_error(index):
     with pytest.raises(ValueError, match="cannot be read"):
@@ -185,9 +258,13 @@ def test_a_malformed_package_is_a_value_error(index):
 
 def test_parts_come_back_as_they_were_and_share_nothing_that_can_change():
     model = ArrayRecord({"w": Array(np.array([1.0, 2.0], np.float32))})
-    one, two = (RecordDict({"arrays": model, "config": ConfigRecord({"rate": rate})}) for rate in (0.1, 0.2))
+    one, two = (
+        RecordDict({"arrays": model, "config": ConfigRecord({"rate": rate})}) for rate in (0.1, 0.2)
+    )
     kept = RecordDict({"m": MetricRecord({"x": 1})})
-    packed = pack([Part({"client": 1}, one), Part({"client": "two"}, two, kept), Part({})], {"n": 3})
+    packed = pack(
+        [Part({"client": 1}, one), Part({"client": "two"}, two, kept), Part({})], {"n": 3}
+    )
     assert len(packed) == 5  # the model once, two configurations, a state, the index
     facts, parts = unpack(packed)
     assert facts == {"n": 3}
@@ -204,7 +281,8 @@ def test_the_largest_clients_are_dealt_first_and_loads_are_even():
     hands = deal(range(8), costs, 2)
     assert sorted(place for hand in hands for place in hand) == list(range(8))
     assert {sum(costs[place] for place in hand) for hand in hands} <= {102.0, 103.0}
-    assert deal([5, 6, 5, 7], [1.0] * 4, 3)[0] == [0, 2]  # what goes to one client stays together, in its order
+    # what goes to one client stays together, in its order
+    assert deal([5, 6, 5, 7], [1.0] * 4, 3)[0] == [0, 2]
 
 
 def test_samples_that_replies_tell_even_the_loads():
@@ -214,7 +292,9 @@ def test_samples_that_replies_tell_even_the_loads():
 
     def listen(messages, *, timeout=None):
         messages = list(messages)
-        shares.append([sum(part.facts["client"] + 1 for part in unpack(m.content)[1]) for m in messages])
+        shares.append(
+            [sum(part.facts["client"] + 1 for part in unpack(m.content)[1]) for m in messages]
+        )
         return send(messages, timeout=timeout)
 
     grid.grid.send_and_receive = listen
@@ -241,7 +321,10 @@ def test_a_part_without_a_client_is_not_run():
 
 
 def test_two_messages_to_one_client_run_in_their_order_on_its_state():
-    grid, content = counting_grid(3, 5), RecordDict({"arrays": ArrayRecord({"w": Array(START["w"])})})
+    grid, content = (
+        counting_grid(3, 5),
+        RecordDict({"arrays": ArrayRecord({"w": Array(START["w"])})}),
+    )
     asked = []
     for number in (1, 2, 3):  # client 1 fails in the second
         sent = RecordDict({**content, "config": ConfigRecord({"server-round": number})})

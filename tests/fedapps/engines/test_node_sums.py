@@ -1,4 +1,6 @@
-"""Nodes that sum: the same bits with any number of workers, the average of FedAvg, and fewer models on the way."""
+"""Nodes that sum: the same bits with any number of workers, the average of FedAvg, and
+fewer models on the way.
+"""
 
 import json
 
@@ -19,14 +21,25 @@ from fedapps.prepare import completed
 from strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
 from tests.helpers import EchoClient, arrays_of
 
-JOB = {"num-clients": 16, "clients-per-round": 0, "num-rounds": 3, "evaluate-every": 3, "seed": 5, "train.local-epochs": 1}
+JOB = {
+    "num-clients": 16,
+    "clients-per-round": 0,
+    "num-rounds": 3,
+    "evaluate-every": 3,
+    "seed": 5,
+    "train.local-epochs": 1,
+}
 
 
 def run(folder, nodes, **config):
-    """Run with clients that share ``nodes`` (0: the inline engine); return the model's and the clients' files, and the rounds."""
+    """Run with clients that share ``nodes`` (0: the inline engine); return the model's
+    and the clients' files, and the rounds.
+    """
     settings = completed({**JOB, "out": str(folder), **config})
     inner = InlineGrid(app, nodes or settings.num_clients, settings.flat())
-    execute(settings, NodeGrid(inner, settings.num_clients, inner.get_node_ids()) if nodes else inner)
+    execute(
+        settings, NodeGrid(inner, settings.num_clients, inner.get_node_ids()) if nodes else inner
+    )
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     return [(folder / name).read_bytes() for name in ("model.safetensors", "clients.csv")], rows
 
@@ -49,7 +62,8 @@ def test_the_sums_are_fedavgs_average_and_few_models_travel(tmp_path):
     for name, array in one.items():
         np.testing.assert_allclose(array, other[name], rtol=1e-4, atol=1e-6)
     for a, b in zip(summed, single, strict=True):
-        assert a["bytes-up"] == b["bytes-up"]  # what clients with nodes of their own would have sent
+        # what clients with nodes of their own would have sent
+        assert a["bytes-up"] == b["bytes-up"]
         assert a["train"].keys() == b["train"].keys()
         assert b["travelled-up"] > 16 / 2 * a["bytes-down"] / 16  # sixteen models
     model = summed[0]["bytes-down"] / 16
@@ -65,7 +79,9 @@ class Weighty(EchoClient):
 
     def fit(self, parameters, config):
         arrays, n, metrics = super().fit(parameters, config)
-        return self.fault(arrays, n, metrics) if self.fault and self.i == 1 else (arrays, n, metrics)
+        return (
+            self.fault(arrays, n, metrics) if self.fault and self.i == 1 else (arrays, n, metrics)
+        )
 
 
 def boom(arrays, n, metrics):
@@ -83,12 +99,24 @@ FAULTS = {
 
 
 def weighted(fault=None, weights="samples", nodes=2, bound=None):
-    client_app = answer_for_many(to_client_app(lambda c: Weighty(c.node_config["partition-id"], fault)))
+    client_app = answer_for_many(
+        to_client_app(lambda c: Weighty(c.node_config["partition-id"], fault))
+    )
     strategy, rounds = FedAvg(weights=weights, fraction_evaluate=0.0), []
     grid = summing(InlineGrid(client_app, nodes), 4, lambda: plan_of(strategy, client_grid.rules))
     client_grid = ClientGrid(grid, bound=bound)
-    start = ArrayRecord({"w": Array(np.zeros(2, np.float32)), "count": Array(np.array(7, np.int64))})
-    result = run_rounds(strategy, client_grid, start, 1, train_config=ConfigRecord(), callbacks=[rounds.append], log_result=False)
+    start = ArrayRecord(
+        {"w": Array(np.zeros(2, np.float32)), "count": Array(np.array(7, np.int64))}
+    )
+    result = run_rounds(
+        strategy,
+        client_grid,
+        start,
+        1,
+        train_config=ConfigRecord(),
+        callbacks=[rounds.append],
+        log_result=False,
+    )
     return arrays_of(result), rounds[0].trained
 
 
@@ -111,14 +139,16 @@ def test_a_client_with_a_fault_is_in_no_sum(reason):
 
 
 def test_a_bound_on_updates_holds_in_the_node():
-    arrays, trained = weighted(bound=UpdateBound(max_update_norm=3.0))  # the norms are i times the root of 2
+    # the norms are i times the root of 2
+    arrays, trained = weighted(bound=UpdateBound(max_update_norm=3.0))
     np.testing.assert_allclose(arrays["w"], (0 * 1 + 1 * 2 + 2 * 3) / 6, rtol=1e-6)
     assert [f.client for f in trained.failures] == [3]
 
 
 def test_a_model_in_a_sum_cannot_be_left_out_any_more():
     with pytest.raises(ValueError, match=r"client 1 is to be left out .* run without node-sums"):
-        weighted(lambda a, n, m: (a, n, {**m, "loss": [1.0, 2.0]}))  # a list where the others send a number
+        # a list where the others send a number
+        weighted(lambda a, n, m: (a, n, {**m, "loss": [1.0, 2.0]}))
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,19 @@ from fedapps.errors import UserError
 
 pytestmark = pytest.mark.slow
 
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', "
+    "flush=True); time.sleep(60)"
+)
 LINUX = pytest.mark.skipif(not processes.PROC.is_dir(), reason="needs /proc")
 
 
 @contextlib.contextmanager
 def child(mark: str, code: str = DEAF):
     name, _, value = mark.partition("=")
-    started = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {name: value}, stdout=subprocess.PIPE)
+    started = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {name: value}, stdout=subprocess.PIPE
+    )
     try:
         assert started.stdout.readline() == b"ready\n"
         yield started
@@ -54,7 +59,11 @@ def test_a_guard_cleans_up_after_a_process_that_was_killed(tmp_path):
         "guard = Guard(sys.argv[1], Path(sys.argv[2])); print('ready', flush=True); time.sleep(60)"
     )
     with child(mark, DEAF) as orphan:
-        parent = subprocess.Popen([sys.executable, "-c", owner, mark, str(folder)], stdout=subprocess.PIPE, cwd=os.getcwd())
+        parent = subprocess.Popen(
+            [sys.executable, "-c", owner, mark, str(folder)],
+            stdout=subprocess.PIPE,
+            cwd=os.getcwd(),
+        )
         assert parent.stdout.readline() == b"ready\n"
         assert folder.exists()
         assert orphan.poll() is None
@@ -83,9 +92,11 @@ def test_ports():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         taken = listener.getsockname()[1]
-        silent = lambda: socket.create_connection(("127.0.0.1", taken), 1.0)  # noqa: E731 - a listener that says nothing
+        silent = lambda: socket.create_connection(("127.0.0.1", taken), 1.0)
         assert not processes.answers(silent)
-        with pytest.raises(UserError, match=rf"^port = {taken}, but it cannot be used \(.*in use\): choose another"):
+        with pytest.raises(
+            UserError, match=rf"^port = {taken}, but it cannot be used \(.*in use\): choose another"
+        ):
             processes.checked_port(taken)
     with pytest.raises(UserError, match=r"port = 70000, but ports are 1\.\.65535"):
         processes.checked_port(70000)

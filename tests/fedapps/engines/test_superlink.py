@@ -1,4 +1,6 @@
-"""What is said where Flower's programs end: the reason, if there is one in their log."""
+"""What is said where Flower's programs end: the reason, if there is one in their
+log.
+"""
 
 import json
 
@@ -27,12 +29,20 @@ KILLED = "its log gives no reason; it was killed, by someone or for want of memo
     [
         ("", KILLED),
         (STARTED, KILLED),
-        (STARTED + "Traceback (most recent call last):\n  x\nOSError: the disk is full\n" + STARTED, "OSError: the disk is full"),
+        (
+            STARTED
+            + "Traceback (most recent call last):\n  x\nOSError: the disk is full\n"
+            + STARTED,
+            "OSError: the disk is full",
+        ),
         (
             STARTED + "2026-11-22T10:56:51.000Z ERROR [uvicorn.error] address in use\n",
             "2026-11-22T10:56:51.000Z ERROR [uvicorn.error] address in use",
         ),
-        (STARTED + REFUSED + STARTED, "Address (unix:///tmp/c.sock) cannot be parsed. Please provide a domain name."),
+        (
+            STARTED + REFUSED + STARTED,
+            "Address (unix:///tmp/c.sock) cannot be parsed. Please provide a domain name.",
+        ),
     ],
 )
 def test_the_reason_is_an_errors_last_word(log, reason):

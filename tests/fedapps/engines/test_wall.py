@@ -1,4 +1,6 @@
-"""The wall around a run's programs: who is outside reaches no port, who is inside reaches all of them, and what is said without one."""
+"""The wall around a run's programs: who is outside reaches no port, who is inside
+reaches all of them, and what is said without one.
+"""
 
 import contextlib
 import os
@@ -50,7 +52,9 @@ def accept_all(server):
 
 
 def reached(port):
-    """Return whether a process of this machine that knows nothing but the number gets through."""
+    """Return whether a process of this machine that knows nothing but the number gets
+    through.
+    """
     try:
         socket.create_connection(("127.0.0.1", port), 2).close()
     except ConnectionRefusedError:
@@ -61,10 +65,13 @@ def reached(port):
 @WALL
 def test_a_port_inside_is_open_to_those_inside_only(built):
     port = free_port()
-    server = subprocess.Popen(built.enter([sys.executable, "-c", SERVER, str(port)]), stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        built.enter([sys.executable, "-c", SERVER, str(port)]), stdout=subprocess.PIPE, text=True
+    )
     try:
         said = server.stdout.readline().split()
-        assert said == ["listening", str(server.pid), str(os.getuid()), "lo"]  # the same process and user, and no network
+        # the same process and user, and no network
+        assert said == ["listening", str(server.pid), str(os.getuid()), "lo"]
         assert not reached(port)
         with built.connect(port, 5) as connection:
             assert connection.recv(5) == b"hello"
@@ -89,7 +96,13 @@ def test_the_superlink_of_a_simulation_is_reached_from_inside_only(tmp_path):
         assert answers(lambda: link.wall.connect(port, 5))
         assert not reached(port)
         assert link.ask("list", "own")["success"]
-        assert len({os.readlink(f"/proc/{one}/ns/net") for one in marked(link.mark)} - {os.readlink("/proc/self/ns/net")}) == 1
+        assert (
+            len(
+                {os.readlink(f"/proc/{one}/ns/net") for one in marked(link.mark)}
+                - {os.readlink("/proc/self/ns/net")}
+            )
+            == 1
+        )
     finally:
         link.close(before=lambda: None)
     assert marked(link.mark) == []
@@ -98,7 +111,9 @@ def test_the_superlink_of_a_simulation_is_reached_from_inside_only(tmp_path):
 
 
 def test_a_deployment_whose_wall_has_fallen_is_not_mistaken_for_one_without(tmp_path):
-    """Whoever listens outside on its port gets no connection, and no site starts outside."""
+    """Whoever listens outside on its port gets no connection, and no site starts
+    outside.
+    """
     with listener() as port:
         made = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0}}, walled=True)
         made.port = port
@@ -136,7 +151,11 @@ def test_a_new_wall_is_waited_for_though_an_old_one_said_ready(tmp_path):
     [
         ("print('no namespace: Operation not permitted')", "Operation not permitted"),
         ("import time; print(flush=True); time.sleep(60)", "no namespace was made"),
-        ("import time; print('ready net', flush=True); time.sleep(60)", "its network namespace is not its own"),  # not the truth
+        # not the truth
+        (
+            "import time; print('ready net', flush=True); time.sleep(60)",
+            "its network namespace is not its own",
+        ),
     ],
 )
 def test_what_stands_in_the_way_is_said(monkeypatch, code, reason):
@@ -158,7 +177,10 @@ def test_others_who_are_logged_in_are_named_where_there_is_no_wall(monkeypatch):
     monkeypatch.setattr(wall, "neighbours", lambda: ["anna", "ben"])
     walled, warning = wall.choice()
     assert not walled
-    assert warning.startswith("warning: anna, ben: logged in here, too. Every process of this machine can reach the SuperLink")
+    assert warning.startswith(
+        "warning: anna, ben: logged in here, too. Every process of this machine can reach the "
+        "SuperLink"
+    )
     assert "(Operation not permitted)" in warning
     assert "--engine inline" in warning
     assert "(--no-wall)" in wall.choice("--no-wall")[1]
@@ -174,7 +196,8 @@ def test_who_is_logged_in(tmp_path, monkeypatch):
     me = pwd.getpwuid(os.getuid()).pw_name
     who = tmp_path / "who"
     who.write_text(
-        f"#!/bin/sh\necho '{me} pts/0 2026-01-01 10:00'\necho 'anna pts/1 2026-01-01 10:00 (10.0.0.9)'\necho 'root tty1'\n"
+        f"#!/bin/sh\necho '{me} pts/0 2026-01-01 10:00'\necho 'anna pts/1 2026-01-01 10:00 "
+        "(10.0.0.9)'\necho 'root tty1'\n"
     )
     who.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -188,5 +211,7 @@ def test_who_is_logged_in(tmp_path, monkeypatch):
 
 
 def test_flower_still_has_no_way_to_ask_for_a_name_of_its_own():
-    """If this fails, Flower can tell who starts a run without an identity provider: use it, and change docs/deployment.md."""
+    """If this fails, Flower can tell who starts a run without an identity provider: use
+    it, and change docs/deployment.md.
+    """
     assert set(get_control_authn_plugins()) == {"noop"}

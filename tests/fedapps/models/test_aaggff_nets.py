@@ -1,4 +1,6 @@
-"""The nets of AAggFF's chapter: sizes, scaling, heads, what initialisation leaves alone, and errors. No weight is fetched."""
+"""The nets of AAggFF's chapter: sizes, scaling, heads, what initialisation leaves
+alone, and errors. No weight is fetched.
+"""
 
 import sys
 
@@ -47,7 +49,10 @@ def test_mobilevit():
 
 def test_timm_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UserError, match=r"^model.name = 'mobilevit-xxs' needs timm: pip install 'fedapps\[vision\]'$"):
+    with pytest.raises(
+        UserError,
+        match=r"^model.name = 'mobilevit-xxs' needs timm: pip install 'fedapps\[vision\]'$",
+    ):
         build_model("mobilevit-xxs", (3, 64, 64), 200, seed=0)
 
 
@@ -63,14 +68,25 @@ def test_two_classes_of_celeba_are_one_logit_under_the_binary_loss():
 
 
 def test_norms_start_as_the_identity():
-    for name, shape in (("celeba-cnn", (3, 20, 16)), ("m5", (1, 1, 2000)), ("efficientnet-b0", (3, 32, 32))):
+    for name, shape in (
+        ("celeba-cnn", (3, 20, 16)),
+        ("m5", (1, 1, 2000)),
+        ("efficientnet-b0", (3, 32, 32)),
+    ):
         norms = [
-            m for m in build_model(name, shape, 3, 0).modules() if isinstance(m, nn.GroupNorm | nn.modules.batchnorm._BatchNorm)
+            m
+            for m in build_model(name, shape, 3, 0).modules()
+            if isinstance(m, nn.GroupNorm | nn.modules.batchnorm._BatchNorm)
         ]
         assert len(norms) >= 4
-        assert all(torch.equal(m.weight, torch.ones_like(m.weight)) and not m.bias.any() for m in norms), name
+        assert all(
+            torch.equal(m.weight, torch.ones_like(m.weight)) and not m.bias.any() for m in norms
+        ), name
         running = [m for m in norms if getattr(m, "running_mean", None) is not None]
-        assert all(not m.running_mean.any() and torch.equal(m.running_var, torch.ones_like(m.running_var)) for m in running), name
+        assert all(
+            not m.running_mean.any() and torch.equal(m.running_var, torch.ones_like(m.running_var))
+            for m in running
+        ), name
 
 
 def test_seed_decides_what_a_library_draws_and_nothing_else_does():
@@ -88,12 +104,21 @@ def test_seed_decides_what_a_library_draws_and_nothing_else_does():
 def test_pretrained_layers_are_never_drawn_anew(monkeypatch):
     rng = torch.Generator().manual_seed(0)
     published = build_model("efficientnet-b0", (3, 32, 32), 4, seed=9).body.state_dict()
-    published = {k: torch.rand(v.shape, generator=rng) if v.is_floating_point() else v + 7 for k, v in published.items()}
+    published = {
+        k: torch.rand(v.shape, generator=rng) if v.is_floating_point() else v + 7
+        for k, v in published.items()
+    }
     monkeypatch.setattr(aaggff_nets, "imagenet_features", lambda: published)
-    nets = [build_model("efficientnet-b0", (3, 32, 32), 4, seed, pretrained=True) for seed in (0, 1)]
+    nets = [
+        build_model("efficientnet-b0", (3, 32, 32), 4, seed, pretrained=True) for seed in (0, 1)
+    ]
     for net in nets:
-        assert all(torch.equal(value, published[key]) for key, value in net.body.state_dict().items())
-    assert not torch.equal(nets[0].classifier[3].weight, nets[1].classifier[3].weight), "the head is new, from the seed"
+        assert all(
+            torch.equal(value, published[key]) for key, value in net.body.state_dict().items()
+        )
+    assert not torch.equal(nets[0].classifier[3].weight, nets[1].classifier[3].weight), (
+        "the head is new, from the seed"
+    )
 
 
 def test_weights_that_cannot_be_had(monkeypatch):
@@ -102,7 +127,9 @@ def test_weights_that_cannot_be_had(monkeypatch):
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
     with pytest.raises(
-        UserError, match=r"^model.pretrained = true: cannot get the weights \(no route to host\): use a network, put ht"
+        UserError,
+        match=r"^model.pretrained = true: cannot get the weights \(no route to host\): use a "
+        r"network, put ht",
     ):
         build_model("efficientnet-b0", (3, 32, 32), 4, 0, pretrained=True)
 
@@ -114,11 +141,16 @@ def test_efficientnet_takes_grey_for_colour_and_scales_as_imagenet():
     seen = []
     net.body.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     net(torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1).expand(1, 3, 32, 32) + 0.1)
-    assert seen[0][0, :, 0, 0].tolist() == pytest.approx([0.1 / 0.229, 0.1 / 0.224, 0.1 / 0.225], rel=1e-4)
+    assert seen[0][0, :, 0, 0].tolist() == pytest.approx(
+        [0.1 / 0.229, 0.1 / 0.224, 0.1 / 0.225], rel=1e-4
+    )
     assert not {"mean", "std"} & set(net.state_dict())
 
 
-@pytest.mark.parametrize(("name", "shape"), [("m5", (1, 1, 1500)), ("efficientnet-b0", (3, 32, 32)), ("celeba-cnn", (3, 9, 9))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("m5", (1, 1, 1500)), ("efficientnet-b0", (3, 32, 32)), ("celeba-cnn", (3, 9, 9))],
+)
 def test_every_parameter_learns_and_states_can_be_averaged(name, shape):
     model = build_model(name, shape, 3, seed=0)
     parameters = list(trainable(model).values())
@@ -134,7 +166,9 @@ def test_every_parameter_learns_and_states_can_be_averaged(name, shape):
 
 
 def test_m5_is_for_sound_that_is_long_enough():
-    with pytest.raises(UserError, match="a net for sound in one channel: use it with task = 'speech'"):
+    with pytest.raises(
+        UserError, match="a net for sound in one channel: use it with task = 'speech'"
+    ):
         build_model("m5", (1, 8, 8), 10, 0)
     with pytest.raises(UserError, match="900 steps are too short"):
         build_model("m5", (1, 1, 900), 10, 0)

@@ -7,9 +7,13 @@ from torch import nn
 from fedapps.errors import UserError
 from fedapps.models.image_nets import MODELS, NAMES, PRETRAINED, build_model
 
-# What runs on images without an extra, and fast; tests/fedapps/models/test_aaggff_nets.py has the others.
-IMAGE_NETS = [name for name in NAMES if name not in ("cnn-1d", "m5", "mobilevit-xxs", "efficientnet-b0")]
-# Two 5 x 5 convolutions without padding leave nothing of smaller images, and so do four halvings.
+# What runs on images without an extra, and fast;
+# tests/fedapps/models/test_aaggff_nets.py has the others.
+IMAGE_NETS = [
+    name for name in NAMES if name not in ("cnn-1d", "m5", "mobilevit-xxs", "efficientnet-b0")
+]
+# Two 5 x 5 convolutions without padding leave nothing of smaller images, and so do four
+# halvings.
 LARGER = ("tutorial-cnn", "conv-384-192", "conv-120-84", "vgg9")
 IMAGE_NETS = [name for name in IMAGE_NETS if name not in LARGER]
 
@@ -124,17 +128,32 @@ def test_paper_nets_have_no_biases_and_xavier_weights():
 
 
 def test_same_shaped_layers_start_different():
-    """One generator per model: seeding anew for every layer would make these two equal."""
-    linear = [m.weight for m in build_model("two-nn", (1, 28, 28), 10, 0).modules() if isinstance(m, nn.Linear)]
+    """One generator per model: seeding anew for every layer would make these two
+    equal.
+    """
+    linear = [
+        m.weight
+        for m in build_model("two-nn", (1, 28, 28), 10, 0).modules()
+        if isinstance(m, nn.Linear)
+    ]
     assert linear[1].shape == linear[2].shape
     assert not torch.equal(linear[1], linear[2])
 
 
 def test_errors_name_the_remedy():
-    with pytest.raises(UserError, match=r"^model.name = 'two-cn': did you mean 'two-cnn'\? choose one of logistic, mlp"):
+    with pytest.raises(
+        UserError,
+        match=r"^model.name = 'two-cn': did you mean 'two-cnn'\? choose one of logistic, mlp",
+    ):
         build_model("two-cn", (1, 8, 8), 10, 0)
-    with pytest.raises(UserError, match="images of 4 x 4 pixels are too small for it: choose logistic or mlp"):
+    with pytest.raises(
+        UserError, match="images of 4 x 4 pixels are too small for it: choose logistic or mlp"
+    ):
         build_model("two-cnn", (1, 4, 4), 10, 0)
-    with pytest.raises(UserError, match=r"^model.pretrained = true: there are no weights for 'mlp': choose efficientnet-b0, or"):
+    with pytest.raises(
+        UserError,
+        match=r"^model.pretrained = true: there are no weights for 'mlp': choose "
+        r"efficientnet-b0, or",
+    ):
         build_model("mlp", (1, 8, 8), 10, 0, pretrained=True)
     assert set(NAMES) == set(MODELS) > set(PRETRAINED)

@@ -1,4 +1,6 @@
-"""A net of the user's own by ``module:name``: how it is found, called, checked, seeded, and carried to where clients run."""
+"""A net of the user's own by ``module:name``: how it is found, called, checked, seeded,
+and carried to where clients run.
+"""
 
 import re
 import subprocess
@@ -68,7 +70,9 @@ def dense(shape, width):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A current folder with two modules of the user's, of which one imports the other."""
+    """A current folder with two modules of the user's, of which one imports the
+    other.
+    """
     (tmp_path / "my_nets.py").write_text(NETS)
     (tmp_path / "my_layers.py").write_text(LAYERS)
     (tmp_path / "unused.py").write_text("")
@@ -101,7 +105,9 @@ def test_the_net_of_the_page_is_one(folder):
     definition, saving = re.findall(r"```python\n(.*?)```", page, re.S)
     (folder / "my_page.py").write_text(definition)
     for task, shape in (("digits", (1, 8, 8)), ("tabular", None)):
-        _, task = checked(completed({"method": "fedper", "task": task, "model.name": "my_page:Small"}))
+        _, task = checked(
+            completed({"method": "fedper", "task": task, "model.name": "my_page:Small"})
+        )
         assert partial_sharing.head_of(task.work_model()) == ("last.",)
         assert shape is None or task.image_shape == shape
     exec(saving, {"net": net("my_page:Small", seed=3)})
@@ -131,16 +137,32 @@ def test_a_net_of_torchvision_by_its_name_there():
         ("my_nets.py:Small", "name the module, not its file: 'my_nets:Small'"),
         ("./zoo/nets.py:Small", "name the module, not its file: 'zoo.nets:Small'"),
         ("my-nets:Small", "name a module and what to take of it"),
-        ("other_nets:Small", "there is no module 'other_nets', not in the current folder, .*, and not installed"),
+        (
+            "other_nets:Small",
+            "there is no module 'other_nets', not in the current folder, .*, and not installed",
+        ),
         ("my_nets.deep:Small", "there is no module 'my_nets.deep'"),
-        ("spoilt:Small", "there is no module 'nowhere_to_be_found', which spoilt imports: install it here"),
+        (
+            "spoilt:Small",
+            "there is no module 'nowhere_to_be_found', which spoilt imports: install it here",
+        ),
         ("wrong_syntax:Small", "wrong_syntax cannot be imported: SyntaxError: invalid syntax"),
         ("my_nets:Smal", "did you mean 'Small'\\? my_nets .* has no 'Smal'"),
         ("my_nets:number", "is a int, no function or class"),
-        ("my_nets:deep", "asks for 'depth'; it is given input_shape, num_classes, seed: give the others a default"),
+        (
+            "my_nets:deep",
+            "asks for 'depth'; it is given input_shape, num_classes, seed: give the others a "
+            "default",
+        ),
         ("my_nets:text", "returned a str, no torch.nn.Module"),
-        ("my_nets:wrong", "of two samples its output is shape \\(2, 11\\), but there must be 10 logits for each"),
-        ("my_nets:wide", "does not take samples of shape \\(1, 8, 8\\): RuntimeError: .*mat1 and mat2"),
+        (
+            "my_nets:wrong",
+            "of two samples its output is shape \\(2, 11\\), but there must be 10 logits for each",
+        ),
+        (
+            "my_nets:wide",
+            "does not take samples of shape \\(1, 8, 8\\): RuntimeError: .*mat1 and mat2",
+        ),
         ("my_nets:broken", "cannot be built: RuntimeError: no such layer$"),
     ],
 )
@@ -157,7 +179,9 @@ def test_the_files_that_travel_are_what_was_imported_from_the_current_folder(fol
     assert own_files(config) == {name: folder / name for name in ("my_nets.py", "my_layers.py")}
     app = copy_app(folder / "app", own_files(config))
     assert (app / "my_layers.py").read_text() == LAYERS
-    listed = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
+    listed = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
+        "fab-include"
+    ]
     assert {"my_nets.py", "my_layers.py", "/LICENSE"} <= set(listed)
     assert not (app / "unused.py").exists()
 
@@ -167,26 +191,42 @@ def test_a_package_travels_as_one(folder):
     (folder / "zoo" / "__init__.py").write_text("")
     (folder / "zoo" / "nets.py").write_text(NETS)
     net("zoo.nets:Small")
-    assert set(own_files({"model.name": "zoo.nets:Small"})) >= {"zoo/__init__.py", "zoo/nets.py", "my_layers.py"}
+    assert set(own_files({"model.name": "zoo.nets:Small"})) >= {
+        "zoo/__init__.py",
+        "zoo/nets.py",
+        "my_layers.py",
+    }
 
 
 def settings(*pairs):
-    return completed({"method": "fedavg", "task": "digits", "model.name": "my_nets:Small", **dict(pairs)})
+    return completed(
+        {"method": "fedavg", "task": "digits", "model.name": "my_nets:Small", **dict(pairs)}
+    )
 
 
 def test_a_method_takes_it_with_its_head(folder):
     found, task = checked(settings(("method", "fedper")))
     assert found.flat()["model.name"] == "my_nets:Small"
     assert task.work_model().head == ("last.",)
-    with pytest.raises(UserError, match=r"model.head = '': 'my_nets:by_seed' declares no head: name it, one of 1, 2"):
+    with pytest.raises(
+        UserError,
+        match=r"model.head = '': 'my_nets:by_seed' declares no head: name it, one of 1, 2",
+    ):
         checked(settings(("method", "fedper"), ("model.name", "my_nets:by_seed")))
-    _, task = checked(settings(("method", "fedper"), ("model.name", "my_nets:by_seed"), ("model.head", "2")))
+    _, task = checked(
+        settings(("method", "fedper"), ("model.name", "my_nets:by_seed"), ("model.head", "2"))
+    )
     assert partial_sharing.head_of(task.work_model()) == ("2.",)
-    for given, head in (("", ("head.",)), ("body.1", ("body.1.",))):  # a layer of this name is the head
-        _, task = checked(settings(("method", "fedper"), ("model.name", "my_nets:Headed"), ("model.head", given)))
+    # a layer of this name is the head
+    for given, head in (("", ("head.",)), ("body.1", ("body.1.",))):
+        _, task = checked(
+            settings(("method", "fedper"), ("model.name", "my_nets:Headed"), ("model.head", given))
+        )
         assert partial_sharing.head_of(task.work_model()) == head
         assert task.work_model()(torch.ones(2, 1, 8, 8)).shape == (2, 10)
-    with pytest.raises(UserError, match=r"model.pretrained = true: there are no weights for 'my_nets:Small'"):
+    with pytest.raises(
+        UserError, match=r"model.pretrained = true: there are no weights for 'my_nets:Small'"
+    ):
         checked(settings(("model.pretrained", True)))
 
 
@@ -213,8 +253,14 @@ def changed(**changes):
     [
         (lambda: changed(**{"last.bias": None}), "has no array 'last.bias', which the model has"),
         (lambda: changed(extra=torch.zeros(2)), "has an array 'extra', which the model has not"),
-        (lambda: changed(**{"last.bias": torch.zeros(3)}), r"array 'last.bias' has shape \(3,\), the model's is \(10,\)"),
-        (lambda: changed(**{"last.bias": torch.full((10,), torch.nan)}), "array 'last.bias' holds values that are not finite"),
+        (
+            lambda: changed(**{"last.bias": torch.zeros(3)}),
+            r"array 'last.bias' has shape \(3,\), the model's is \(10,\)",
+        ),
+        (
+            lambda: changed(**{"last.bias": torch.full((10,), torch.nan)}),
+            "array 'last.bias' holds values that are not finite",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(folder, make, said):
@@ -234,15 +280,32 @@ def test_what_is_no_file_of_weights_is_refused(folder):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
-    """As a user types it, in a folder with the net; Ray's workers are elsewhere and get it with the app."""
+    """As a user types it, in a folder with the net; Ray's workers are elsewhere and get
+    it with the app.
+    """
     said = []
     for engine in (["--engine", "inline"], ["--engine", "ray", "--workers", "2"]):
-        command = ["method=fedper", "model.name=my_nets:Small", "num-rounds=2", "num-clients=4", "clients-per-round=0"]
+        command = [
+            "method=fedper",
+            "model.name=my_nets:Small",
+            "num-rounds=2",
+            "num-clients=4",
+            "clients-per-round=0",
+        ]
         command += ["train.local-epochs=1", "checkpoint-every=0", "--out", engine[1], *engine]
         done = subprocess.run(
-            [sys.executable, "-c", "from fedapps.cli import main; raise SystemExit(main())", "run", *command],
-            cwd=folder, capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                "from fedapps.cli import main; raise SystemExit(main())",
+                "run",
+                *command,
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         said.append((folder / engine[1] / "clients.csv").read_text())
     assert said[0] == said[1]

@@ -1,4 +1,6 @@
-"""Nets of the library transformers: from a type or a folder, with the shapes of the data, nothing fetched, no code of others."""
+"""Nets of the library transformers: from a type or a folder, with the shapes of the
+data, nothing fetched, no code of others.
+"""
 
 import json
 import re
@@ -16,25 +18,48 @@ from fedapps.models.image_nets import build_model
 from fedapps.prepare import checked, completed
 
 VIT = {
-    "model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-    "patch_size": 4, "image_size": 224,
-}  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 5000}
-TEXT = {"task": "text", "text.length": 20, "num-clients": 2, "num-rounds": 2, "clients-per-round": 0, "train.learning-rate": 0.1}
+    "model_type": "vit",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "patch_size": 4,
+    "image_size": 224,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_positions": 32,
+    "vocab_size": 5000,
+}
+TEXT = {
+    "task": "text",
+    "text.length": 20,
+    "num-clients": 2,
+    "num-rounds": 2,
+    "clients-per-round": 0,
+    "train.learning-rate": 0.1,
+}
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     for job in ({}, TEXT):
         with pytest.raises(
-            UserError, match=r"^model.name = 'transformers:vit': .* not installed: pip install 'fedapps\[text\]'$"
+            UserError,
+            match=r"^model.name = 'transformers:vit': .* not installed: pip install "
+            r"'fedapps\[text\]'$",
         ):
             checked(completed({"model.name": "transformers:vit", **job}))
 
 
 @pytest.fixture
 def library():
-    return pytest.importorskip("transformers", reason="needs the extra 'text': pip install 'fedapps[text]'")
+    return pytest.importorskip(
+        "transformers", reason="needs the extra 'text': pip install 'fedapps[text]'"
+    )
 
 
 @pytest.fixture
@@ -57,7 +82,9 @@ def test_it_takes_the_samples_of_the_data_and_follows_from_the_seed(library, fol
     assert torch.equal(torch.random.get_rng_state(), state)
     assert first(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
     assert build_model(name, (1, 8, 12), 5, 0)(torch.zeros(2, 1, 8, 12)).shape == (2, 5)
-    assert [a.tolist() for a in first.state_dict().values()] == [a.tolist() for a in again.state_dict().values()]
+    assert [a.tolist() for a in first.state_dict().values()] == [
+        a.tolist() for a in again.state_dict().values()
+    ]
     assert not torch.equal(first.net.classifier.weight, other.net.classifier.weight)
     assert first.head == ("net.classifier.",)
 
@@ -88,7 +115,9 @@ def test_a_run_of_a_personalised_method(library, folder, tmp_path):
 
 def test_pretrained_weights_are_those_of_the_folder_all_but_the_head(library, folder, tmp_path):
     name = folder("vit", VIT | {"image_size": 8, "num_channels": 1})
-    kept = library.AutoModelForImageClassification.from_config(library.AutoConfig.from_pretrained(tmp_path / "vit"))
+    kept = library.AutoModelForImageClassification.from_config(
+        library.AutoConfig.from_pretrained(tmp_path / "vit")
+    )
     kept.save_pretrained(tmp_path / "vit")
     net = build_model(name, (1, 8, 8), 7, 0, pretrained=True)
     assert net(torch.zeros(2, 1, 8, 8)).shape == (2, 7)  # the file's head has two outputs
@@ -100,7 +129,10 @@ def test_pretrained_weights_are_those_of_the_folder_all_but_the_head(library, fo
         build_model(name, (3, 8, 8), 7, 0, pretrained=True)
     config = json.loads((tmp_path / "vit" / "config.json").read_text())
     (tmp_path / "vit" / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
-    with pytest.raises(UserError, match=r"model.pretrained = true: .* does not have the weights of this net \(vit\.\S+\)"):
+    with pytest.raises(
+        UserError,
+        match=r"model.pretrained = true: .* does not have the weights of this net \(vit\.\S+\)",
+    ):
         build_model(name, (1, 8, 8), 7, 0, pretrained=True)
 
 
@@ -114,7 +146,9 @@ def test_weights_are_never_unpickled(library, folder, tmp_path):
 def test_code_in_a_folder_is_never_run(library, folder, tmp_path):
     code = {"AutoConfig": "mine.MyConfig", "AutoModelForImageClassification": "mine.MyNet"}
     name = folder("own", {"model_type": "own-net", "auto_map": code})
-    (tmp_path / "own" / "mine.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    (tmp_path / "own" / "mine.py").write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
+    )
     with pytest.raises(UserError, match="cannot be read"):
         build_model(name, (1, 8, 8), 2, 0)
     assert not (tmp_path / "ran").exists()
@@ -142,7 +176,15 @@ def test_mistakes_are_one_line(library, folder, name, said):
 def test_a_causal_language_model_predicts_characters(library, folder, tmp_path):
     name = folder("gpt", GPT2)
     settings, task = checked(
-        completed({**TEXT, "model.name": name, "num-rounds": 2, "out": str(tmp_path / "o"), "clients-per-round": 0})
+        completed(
+            {
+                **TEXT,
+                "model.name": name,
+                "num-rounds": 2,
+                "out": str(tmp_path / "o"),
+                "clients-per-round": 0,
+            }
+        )
     )
     tokens = torch.randint(0, 98, (2, 20))
     net = task.model_fn(0).eval()
@@ -150,7 +192,8 @@ def test_a_causal_language_model_predicts_characters(library, folder, tmp_path):
     assert out.shape == (2, 20, 98)
     other = tokens.clone()
     other[:, 10] = (other[:, 10] + 1) % 98
-    assert torch.allclose(net(other)[:, :10], out[:, :10], atol=1e-6)  # what comes later is not seen
+    # what comes later is not seen
+    assert torch.allclose(net(other)[:, :10], out[:, :10], atol=1e-6)
     from fedapps.client_app import app
 
     summary = execute(settings, InlineGrid(app, 2, settings.flat()))
@@ -160,11 +203,23 @@ def test_a_causal_language_model_predicts_characters(library, folder, tmp_path):
 def test_a_net_that_sees_what_it_is_to_predict_is_refused(library, folder):
     name = folder(
         "bert",
-        {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+        {
+            "model_type": "bert",
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        },
     )
     with pytest.raises(UserError, match="sees the characters that it is to predict"):
         build_task(completed({**TEXT, "model.name": name})).initial_arrays()
     with pytest.raises(UserError, match="does not take texts of 40 characters"):
-        build_task(completed({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})).initial_arrays()
-    with pytest.raises(UserError, match=r"model\.pretrained = true: the 98 characters of task 'text'"):
-        build_task(completed({**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"})).initial_arrays()
+        build_task(
+            completed({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})
+        ).initial_arrays()
+    with pytest.raises(
+        UserError, match=r"model\.pretrained = true: the 98 characters of task 'text'"
+    ):
+        build_task(
+            completed({**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"})
+        ).initial_arrays()

@@ -1,4 +1,6 @@
-"""Plots without a library for plots: ticks, limits, dashes and what the two kinds of files hold, by hand."""
+"""Plots without a library for plots: ticks, limits, dashes and what the two kinds of
+files hold, by hand.
+"""
 
 import io
 import re
@@ -11,7 +13,19 @@ from PIL import Image
 from fedapps.results import canvas
 from fedapps.results.axes import Axis, plain, round_numbers
 from fedapps.results.canvas import FORMS, Area, Dots, Line, Text, text_width
-from fedapps.results.drawing import gradient, heat, heat_key, label_values, legend, line, one_panel, panels, percents, png, svg
+from fedapps.results.drawing import (
+    gradient,
+    heat,
+    heat_key,
+    label_values,
+    legend,
+    line,
+    one_panel,
+    panels,
+    percents,
+    png,
+    svg,
+)
 from fedapps.results.theme import DARK, LIGHT
 
 SIZE = (36.0, 18.0)  # points: 80 x 40 pixels
@@ -80,7 +94,9 @@ def test_dashes_go_round_corners():
 
 def test_pixels_of_shapes():
     square = np.array([[4.5, 4.5], [13.5, 4.5], [13.5, 13.5], [4.5, 13.5]])
-    seen = pixels(Area((square,), "#0000ff", 0.5), Line(np.array([[18.0, 9.0], [36.0, 9.0]]), "#ff0000", 1.8))
+    seen = pixels(
+        Area((square,), "#0000ff", 0.5), Line(np.array([[18.0, 9.0], [36.0, 9.0]]), "#ff0000", 1.8)
+    )
     assert seen[20, 20].tolist() == pytest.approx([127, 127, 255], abs=1)
     assert seen[20, 60].tolist() == [255, 0, 0]
     assert seen[4, 60].tolist() == [255, 255, 255]
@@ -104,7 +120,9 @@ def test_texts_are_written_along_and_upwards():
     top, bottom, left, right = extent(Text(np.array([[4.5, 9.0]]), "lll", 9, "#000000"))
     assert (9 <= left <= 14, bottom) == (True, pytest.approx(20, abs=1))
     assert right - left < 80 * text_width("lll", 9) / 36
-    top, bottom, left, right = extent(Text(np.array([[18.0, 13.5]]), "lll", 9, "#000000", upright=True))
+    top, bottom, left, right = extent(
+        Text(np.array([[18.0, 13.5]]), "lll", 9, "#000000", upright=True)
+    )
     assert (bottom, right) == (pytest.approx(29, abs=2), pytest.approx(40, abs=2))
     assert top > 10
 
@@ -120,7 +138,11 @@ def test_missing_numbers_leave_gaps():
     figure, axes = one_panel("Gaps", LIGHT)
     line(axes, range(6), [1, 2, np.nan, 4, np.inf, 6], LIGHT.series[0], label="seen once")
     legend(figure, axes)
-    assert [shape.points[:, 0].tolist() for shape in axes.shapes if isinstance(shape, Line)] == [[0, 1], [3], [5]]
+    assert [shape.points[:, 0].tolist() for shape in axes.shapes if isinstance(shape, Line)] == [
+        [0, 1],
+        [3],
+        [5],
+    ]
     assert [label for label, _ in figure.legend] == ["seen once"]
     assert png(figure)
     assert b"nan" not in svg(figure)
@@ -138,7 +160,13 @@ def test_nothing_known_is_still_a_picture():
 def test_all_lies_within_the_canvas_and_texts_apart_from_data():
     figure, axes = panels(2, 2, (6, 5), DARK)
     for panel in axes[:3]:
-        line(panel, [1, 2], [1e5, 3e5], DARK.series[0], label="a rather long label in the legend below")
+        line(
+            panel,
+            [1, 2],
+            [1e5, 3e5],
+            DARK.series[0],
+            label="a rather long label in the legend below",
+        )
         panel.x.label, panel.y.label, panel.heading = "x", "y", "two\nlines"
     axes[3].hidden = True
     legend(figure, axes[0])
@@ -152,7 +180,13 @@ def test_all_lies_within_the_canvas_and_texts_apart_from_data():
 
 def test_heat_map_merges_neighbours_and_leaves_out_the_unknown():
     figure, axes = one_panel("Heat", LIGHT)
-    heat(axes, ([0, 1, 2, 3], [0, 1, 2]), np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]]), (0, 1), ("#ffffff", "#000000"))
+    heat(
+        axes,
+        ([0, 1, 2, 3], [0, 1, 2]),
+        np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]]),
+        (0, 1),
+        ("#ffffff", "#000000"),
+    )
     heat_key(axes, (0, 1), ("#ffffff", "#000000"), "key")
     rings = {shape.colour: [ring.tolist() for ring in shape.rings] for shape in axes.shapes}
     assert rings["#ffffff"] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]
@@ -162,7 +196,13 @@ def test_heat_map_merges_neighbours_and_leaves_out_the_unknown():
 
 
 def test_gradient():
-    assert gradient(("#000000", "#ff0000", "#ffffff"), 5) == ["#000000", "#800000", "#ff0000", "#ff8080", "#ffffff"]
+    assert gradient(("#000000", "#ff0000", "#ffffff"), 5) == [
+        "#000000",
+        "#800000",
+        "#ff0000",
+        "#ff8080",
+        "#ffffff",
+    ]
 
 
 def test_a_path_goes_through_its_points_however_long_it_is():

@@ -1,4 +1,6 @@
-"""The comparison: which runs belong together, mean ± std by hand, best values, and what cannot be compared."""
+"""The comparison: which runs belong together, mean ± std by hand, best values, and what
+cannot be compared.
+"""
 
 import csv
 import io
@@ -12,7 +14,12 @@ from fedapps.results.compare import compare
 
 
 def terminal(comparison, width=120, colour=False):
-    console = Console(file=io.StringIO(), width=width, force_terminal=colour, color_system="standard" if colour else None)
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+    )
     console.print(comparison.table)
     return console.file.getvalue()
 
@@ -47,7 +54,10 @@ def test_seeds_become_mean_and_sample_std(write_run):
 
 
 def test_other_settings_are_other_rows_named_by_what_differs(write_run):
-    runs = [write_run(f"nu{nu}", "superfed-mm", settings={"superfed": {"nu": nu, "mu": 0.01}}) for nu in (1.0, 2.0)]
+    runs = [
+        write_run(f"nu{nu}", "superfed-mm", settings={"superfed": {"nu": nu, "mu": 0.01}})
+        for nu in (1.0, 2.0)
+    ]
     assert [row.label for row in compare(runs).rows] == ["superfed-mm nu=1.0", "superfed-mm nu=2.0"]
 
 
@@ -84,8 +94,16 @@ def test_incomplete_run_is_marked_alone_and_never_best(write_run):
 
 def test_best_is_lowest_where_less_is_better(write_run):
     runs = [
-        write_run("a", "m1", last={"accuracy-mean": 0.9, "accuracy-std": 0.2, "ece-mean": 0.05, "gini": 0.5}),
-        write_run("b", "m2", last={"accuracy-mean": 0.8, "accuracy-std": 0.1, "ece-mean": 0.07, "gini": 0.50001}),
+        write_run(
+            "a",
+            "m1",
+            last={"accuracy-mean": 0.9, "accuracy-std": 0.2, "ece-mean": 0.05, "gini": 0.5},
+        ),
+        write_run(
+            "b",
+            "m2",
+            last={"accuracy-mean": 0.8, "accuracy-std": 0.1, "ece-mean": 0.07, "gini": 0.50001},
+        ),
     ]
     html = compare(runs).report.read_text(encoding="utf-8")
     for best in ("90.0", "10.0", "0.050"):
@@ -95,9 +113,19 @@ def test_best_is_lowest_where_less_is_better(write_run):
 
 
 def test_only_columns_that_some_run_has(write_run):
-    runs = [write_run("a", "m1", last={"accuracy-mean": 0.9}), write_run("b", "m2", last={"accuracy-mean": 0.8, "gini": 0.1})]
+    runs = [
+        write_run("a", "m1", last={"accuracy-mean": 0.9}),
+        write_run("b", "m2", last={"accuracy-mean": 0.8, "gini": 0.1}),
+    ]
     keys = [column.key for column in compare(runs).columns]
-    assert keys == ["accuracy-mean", "gini", "bytes-up", "bytes-down", "seconds", "rounds-completed"]
+    assert keys == [
+        "accuracy-mean",
+        "gini",
+        "bytes-up",
+        "bytes-down",
+        "seconds",
+        "rounds-completed",
+    ]
     assert "-" in terminal(compare(runs))
 
 
@@ -109,16 +137,28 @@ def test_units_and_costs(write_run):
 
 
 def test_fits_eighty_columns(write_run):
-    last = {"accuracy-mean": 0.9, "accuracy-std": 0.1, "accuracy-worst10": 0.5, "accuracy-best10": 1.0, "gini": 0.1}
+    last = {
+        "accuracy-mean": 0.9,
+        "accuracy-std": 0.1,
+        "accuracy-worst10": 0.5,
+        "accuracy-best10": 1.0,
+        "gini": 0.1,
+    }
     last |= {"ece-mean": 0.1, "global-accuracy-mean": 0.85}
-    runs = [write_run(f"r{s}", "superfed-mm", s, last={k: v * (1 - s / 10) for k, v in last.items()}) for s in range(2)]
+    runs = [
+        write_run(f"r{s}", "superfed-mm", s, last={k: v * (1 - s / 10) for k, v in last.items()})
+        for s in range(2)
+    ]
     text = terminal(compare(runs), width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
 
 
 def test_another_kind_of_task(write_run):
-    runs = [write_run(n, n, last={"loss-mean": loss, "psnr-mean": 20.0}, clients=[]) for n, loss in (("m1", 0.5), ("m2", 0.25))]
+    runs = [
+        write_run(n, n, last={"loss-mean": loss, "psnr-mean": 20.0}, clients=[])
+        for n, loss in (("m1", 0.5), ("m2", 0.25))
+    ]
     comparison = compare(runs)
     assert [column.key for column in comparison.columns][:2] == ["loss-mean", "psnr-mean"]
     assert "<b>0.250</b>" in comparison.report.read_text(encoding="utf-8")
@@ -139,7 +179,9 @@ def test_errors(write_run, tmp_path):
     with pytest.raises(UserError, match=r"no folder given"):
         compare([])
     young = write_run("young", rounds=1, planned=8, summary=False)
-    with pytest.raises(UserError, match=r"young has no finished evaluation \(interrupted after 1 rounds\)"):
+    with pytest.raises(
+        UserError, match=r"young has no finished evaluation \(interrupted after 1 rounds\)"
+    ):
         compare([good, young])
     with pytest.raises(UserError, match=r"is the folder of a run"):
         compare([good], out=good)

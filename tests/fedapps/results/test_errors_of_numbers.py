@@ -1,4 +1,6 @@
-"""Results of runs that predict numbers: less is better of an error, and sums that clients make up count for nothing."""
+"""Results of runs that predict numbers: less is better of an error, and sums that
+clients make up count for nothing.
+"""
 
 import numpy as np
 import pytest
@@ -16,12 +18,21 @@ from fedapps.results.writer import summarise
 
 def reported(y, f):
     sums = error_sums(f[:, None], y[:, None])
-    return {**errors_of(len(y), sums), "loss": 1.0, "test-samples": len(y), "error-sums": sums.ravel().tolist()}
+    return {
+        **errors_of(len(y), sums),
+        "loss": 1.0,
+        "test-samples": len(y),
+        "error-sums": sums.ravel().tolist(),
+    }
 
 
 def replies(seed=0, sizes=(4, 30, 9)):
     rng = np.random.default_rng(seed)
-    parts = [(y, y + rng.normal(size=size) * (k + 1)) for k, size in enumerate(sizes) for y in [7 * k + rng.normal(size=size)]]
+    parts = [
+        (y, y + rng.normal(size=size) * (k + 1))
+        for k, size in enumerate(sizes)
+        for y in [7 * k + rng.normal(size=size)]
+    ]
     return parts, {k: reported(*part) for k, part in enumerate(parts)}
 
 
@@ -30,7 +41,9 @@ def test_pooled_errors_are_those_of_all_samples_and_the_worst_client_is_the_one_
     y, f = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
     found = summarise(metrics) | pooled_errors(metrics)
     assert found["rmse-pooled"] == pytest.approx(np.sqrt(np.mean((f - y) ** 2)))
-    assert found["r2-pooled"] == pytest.approx(1 - ((f - y) ** 2).sum() / ((y - y.mean()) ** 2).sum())
+    assert found["r2-pooled"] == pytest.approx(
+        1 - ((f - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    )
     own = [np.sqrt(np.mean((f - y) ** 2)) for y, f in parts]
     assert found["rmse-worst"] == pytest.approx(max(own))
     assert found["rmse-mean"] == pytest.approx(np.mean(own))
@@ -57,14 +70,18 @@ def test_sums_that_cannot_be_those_of_samples_are_left_out(lie):
 
 
 def with_errors(path, *values):
-    (path / "clients.csv").write_text("client,rmse\n" + "".join(f"{k},{value}\n" for k, value in enumerate(values)))
+    (path / "clients.csv").write_text(
+        "client,rmse\n" + "".join(f"{k},{value}\n" for k, value in enumerate(values))
+    )
     return read_run(path)
 
 
 def test_less_is_better_of_errors_wherever_runs_are_compared(write_run):
     last = {"rmse-mean": 3.0, "rmse-worst": 4.0, "r2-pooled": 0.5}
     better = write_run("a", method="fedavg", last=last)
-    worse = write_run("b", method="local", last={"rmse-mean": 5.0, "rmse-worst": 6.0, "r2-pooled": 0.7})
+    worse = write_run(
+        "b", method="local", last={"rmse-mean": 5.0, "rmse-worst": 6.0, "r2-pooled": 0.7}
+    )
     runs = [with_errors(better, 2.0, 4.0), with_errors(worse, 4.0, 6.0)]
     rows = rows_of(runs)
     best = {column.key: best_value(rows, column) for column in columns_of(rows)}

@@ -1,4 +1,6 @@
-"""Weights over rounds: what is written, kept by a resume and drawn; and the clients' bars of several methods."""
+"""Weights over rounds: what is written, kept by a resume and drawn; and the clients'
+bars of several methods.
+"""
 
 import csv
 import io
@@ -36,7 +38,9 @@ def settings(**config):
 
 
 def record(folder, strategy, rounds, done=0, answered=("a", "b"), num_rounds=12):
-    recorder = writer.Recorder(folder, settings(**{"num-rounds": num_rounds}).flat(), "digits", done, strategy)
+    recorder = writer.Recorder(
+        folder, settings(**{"num-rounds": num_rounds}).flat(), "digits", done, strategy
+    )
     for number in rounds:
         recorder(Round(number, num_rounds, None, Exchange("train", list(answered)), None))
 
@@ -59,7 +63,7 @@ def with_weights(path, rows):
     return path
 
 
-# --- weights.csv -------------------------------------------------------------------------------------------------------
+# --- weights.csv ----------------------------------------------------------------------
 
 
 def test_weights_are_written_by_client(tmp_path):
@@ -68,12 +72,18 @@ def test_weights_are_written_by_client(tmp_path):
         ["round", "client", "weight"],
         *(["1", "a", "0.25"], ["1", "b,", "0.75"], ["2", "a", "0.25"], ["2", "b,", "0.75"]),
     ]
-    assert read_run(tmp_path).weights == [(r, c, w) for r in (1, 2) for c, w in (("a", 0.25), ("b,", 0.75))]
+    assert read_run(tmp_path).weights == [
+        (r, c, w) for r in (1, 2) for c, w in (("a", 0.25), ("b,", 0.75))
+    ]
 
 
-@pytest.mark.parametrize(("strategy", "answered"), [(object(), ("a",)), (Decides({}), ("a",)), (Decides({"a": 1.0}), ())])
+@pytest.mark.parametrize(
+    ("strategy", "answered"), [(object(), ("a",)), (Decides({}), ("a",)), (Decides({"a": 1.0}), ())]
+)
 def test_no_weights_no_file(tmp_path, strategy, answered):
-    """Methods without weights, and rounds in which nobody answered: what they have is of an earlier round."""
+    """Methods without weights, and rounds in which nobody answered: what they have is
+    of an earlier round.
+    """
     record(tmp_path, strategy, [1], answered=answered)
     assert not (tmp_path / "weights.csv").exists()
     assert read_run(tmp_path).weights == []
@@ -85,7 +95,18 @@ def test_a_resume_cuts_what_the_checkpoint_does_not_hold(tmp_path):
     with (tmp_path / "weights.csv").open("a") as file:
         file.write("8,0")  # killed while writing
     record(tmp_path, Decides({0: 0.25, 1: 0.75}), [5], done=4)
-    assert [row[0] for row in lines(tmp_path)[1:]] == ["1", "1", "2", "2", "3", "3", "4", "4", "5", "5"]
+    assert [row[0] for row in lines(tmp_path)[1:]] == [
+        "1",
+        "1",
+        "2",
+        "2",
+        "3",
+        "3",
+        "4",
+        "4",
+        "5",
+        "5",
+    ]
     assert lines(tmp_path)[-1] == ["5", "1", "0.75"]
     record(tmp_path, Decides({}), [])  # from the beginning
     assert not (tmp_path / "weights.csv").exists()
@@ -97,18 +118,28 @@ def test_size_is_bounded_and_the_same_after_a_resume(tmp_path, monkeypatch):
     record(tmp_path / "whole", Decides(weights), range(1, 96), num_rounds=95)
     record(tmp_path / "two", Decides(weights), range(1, 40), num_rounds=95)
     record(tmp_path / "two", Decides(weights), range(34, 96), done=33, num_rounds=95)
-    assert {row[0] for row in lines(tmp_path / "whole")[1:]} == {str(number) for number in range(1, 96, 10)}
+    assert {row[0] for row in lines(tmp_path / "whole")[1:]} == {
+        str(number) for number in range(1, 96, 10)
+    }
     assert lines(tmp_path / "whole") == lines(tmp_path / "two")
 
 
 def test_a_run_records_and_a_resumed_one_equals_it(tmp_path):
     config = {
-        **{"method": "aaggff-s", "task": "tabular", "num-clients": 4, "clients-per-round": 0, "evaluate-every": 2},
+        **{
+            "method": "aaggff-s",
+            "task": "tabular",
+            "num-clients": 4,
+            "clients-per-round": 0,
+            "evaluate-every": 2,
+        },
         **{"checkpoint-every": 2, "train.local-epochs": 1},
     }
 
     def run(out, rounds, **more):
-        run_settings = read_settings({**config, "num-rounds": 6, "out": str(tmp_path / out), **more})
+        run_settings = read_settings(
+            {**config, "num-rounds": 6, "out": str(tmp_path / out), **more}
+        )
 
         def stop(now):
             if now.number == rounds:
@@ -122,16 +153,24 @@ def test_a_run_records_and_a_resumed_one_equals_it(tmp_path):
         run("parts", 5)
     run("parts", 0, resume=True)
     whole = read_run(tmp_path / "whole").weights
-    assert [(number, client) for number, client, _ in whole] == [(r, str(k)) for r in range(1, 7) for k in range(4)]
-    assert np.reshape([weight for *_, weight in whole], (6, 4)).sum(1) == pytest.approx(np.ones(6), abs=1e-4)
-    assert (tmp_path / "whole" / "weights.csv").read_bytes() == (tmp_path / "parts" / "weights.csv").read_bytes()
+    assert [(number, client) for number, client, _ in whole] == [
+        (r, str(k)) for r in range(1, 7) for k in range(4)
+    ]
+    assert np.reshape([weight for *_, weight in whole], (6, 4)).sum(1) == pytest.approx(
+        np.ones(6), abs=1e-4
+    )
+    assert (tmp_path / "whole" / "weights.csv").read_bytes() == (
+        tmp_path / "parts" / "weights.csv"
+    ).read_bytes()
 
 
-# --- the heat map ------------------------------------------------------------------------------------------------------
+# --- the heat map ---------------------------------------------------------------------
 
 
 def test_heat_map_in_plots_and_report(write_run):
-    path = with_weights(write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))])
+    path = with_weights(
+        write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))]
+    )
     assert "weights" in [picture.stem for picture in plot_run(path)]
     assert 'aria-label="Weight of each client over rounds' in write_report(path).read_text()
     texts = drawn(fair_plots.weights_figure(read_run(path), DARK))
@@ -178,13 +217,15 @@ def test_many_rounds_are_averaged_where_the_client_was_asked():
 
 def test_damaged_weights_are_passed_over(write_run):
     path = write_run()
-    (path / "weights.csv").write_text("round,client,weight\n1,a,nan\n1,b\nx,c,0.5\n2,a,zz\n\n1,<b>$,1\n")
+    (path / "weights.csv").write_text(
+        "round,client,weight\n1,a,nan\n1,b\nx,c,0.5\n2,a,zz\n\n1,<b>$,1\n"
+    )
     run = read_run(path)
     assert run.weights == [(1, "<b>$", 1.0)]
     drawn(fair_plots.weights_figure(run, LIGHT))
 
 
-# --- clients' bars and columns of a comparison ---------------------------------------------------------------------------
+# --- clients' bars and columns of a comparison ----------------------------------------
 
 
 def bars(figure, panel):
@@ -196,7 +237,11 @@ def test_bars_are_sorted_and_of_seeds_the_mean(write_run):
     def runs(name, method, values, seed):
         return read_run(write_run(name, method, seed, clients=list(enumerate(values))))
 
-    found = [runs("a0", "a", (0.5, 0.9, 0.1), 0), runs("a1", "a", (0.3, 0.2, 0.8), 1), runs("b", "b", (0.6, 0.4, 0.5), 0)]
+    found = [
+        runs("a0", "a", (0.5, 0.9, 0.1), 0),
+        runs("a1", "a", (0.3, 0.2, 0.8), 1),
+        runs("b", "b", (0.6, 0.4, 0.5), 0),
+    ]
     figure = fair_plots.client_bars(found, ["a", "a", "b"], LIGHT)
     np.testing.assert_allclose(bars(figure, 0), [0.15, 0.4, 0.85])
     np.testing.assert_allclose(bars(figure, 1)[:3], [0.4, 0.5, 0.6])
@@ -208,7 +253,12 @@ def test_bars_are_sorted_and_of_seeds_the_mean(write_run):
 
 def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
     found = [
-        read_run(write_run(f"r{i}", f"$m{i}", clients=[(k, k / (100 + i)) for k in range(60 + i)], seed=i)) for i in range(10)
+        read_run(
+            write_run(
+                f"r{i}", f"$m{i}", clients=[(k, k / (100 + i)) for k in range(60 + i)], seed=i
+            )
+        )
+        for i in range(10)
     ]
     labels = ["$m0", "$m0", *(f"$m{i}" for i in range(2, 10))]
     figure = fair_plots.client_bars(found, labels, DARK)
@@ -218,7 +268,13 @@ def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
 
 
 def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
-    numbers = {"accuracy-mean": 0.8, "accuracy-worst10": 0.4, "accuracy-worst": 0.3, "parity-gap": 0.6, "gini": 0.1}
+    numbers = {
+        "accuracy-mean": 0.8,
+        "accuracy-worst10": 0.4,
+        "accuracy-worst": 0.3,
+        "parity-gap": 0.6,
+        "gini": 0.1,
+    }
     first = write_run("a", "m1", last=numbers)
     second = write_run("b", "m2", last=numbers | {"parity-gap": 0.5})
     found = compare([first, second])
@@ -233,7 +289,13 @@ def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
 
 
 def test_auroc_is_compared_where_all_have_it(write_run):
-    last = {"accuracy-mean": 0.8, "accuracy-std": 0.1, "auroc-mean": 0.7, "auroc-worst": 0.4, "auroc-parity-gap": 0.5}
+    last = {
+        "accuracy-mean": 0.8,
+        "accuracy-std": 0.1,
+        "auroc-mean": 0.7,
+        "auroc-worst": 0.4,
+        "auroc-parity-gap": 0.5,
+    }
     last |= {"auroc-gini": 0.1, "global-accuracy-mean": 0.8}
     path, other = write_run("a", "m1", last=last), write_run("b", "m2", last={"accuracy-mean": 0.9})
     assert [c.key for c in compare([path]).columns][:5] == [
@@ -247,9 +309,18 @@ def test_auroc_is_compared_where_all_have_it(write_run):
 
 
 def test_all_columns_fit_eighty_characters(write_run):
-    last = {"accuracy-mean": 0.9, "accuracy-std": 0.1, "accuracy-worst10": 0.5, "accuracy-worst": 0.4, "accuracy-best10": 1.0}
+    last = {
+        "accuracy-mean": 0.9,
+        "accuracy-std": 0.1,
+        "accuracy-worst10": 0.5,
+        "accuracy-worst": 0.4,
+        "accuracy-best10": 1.0,
+    }
     last |= {"parity-gap": 0.6, "gini": 0.1, "ece-mean": 0.1, "global-accuracy-mean": 0.9}
-    runs = [write_run(f"r{s}", "superfed-mm", s, last={k: v * (1 - s / 10) for k, v in last.items()}) for s in range(2)]
+    runs = [
+        write_run(f"r{s}", "superfed-mm", s, last={k: v * (1 - s / 10) for k, v in last.items()})
+        for s in range(2)
+    ]
     console = Console(file=io.StringIO(), width=80)
     console.print(compare(runs).table)
     text = console.file.getvalue()

@@ -7,7 +7,9 @@ import pytest
 from fedapps.cli import main
 
 
-@pytest.mark.parametrize(("form", "magic"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<svg")])
+@pytest.mark.parametrize(
+    ("form", "magic"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<svg")]
+)
 def test_the_plots_of_a_run_become_files(write_run, capsys, form, magic):
     folder = write_run("a", rounds=4)
     assert main(["figures", str(folder), "--format", form]) == 0

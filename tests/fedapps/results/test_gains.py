@@ -1,4 +1,6 @@
-"""Gains over a reference run by hand: who is paired with whom, what the table and the files say, and what cannot be paired."""
+"""Gains over a reference run by hand: who is paired with whom, what the table and the
+files say, and what cannot be paired.
+"""
 
 import csv
 
@@ -24,15 +26,28 @@ TOGETHER = [(3, 0.5), (2, 0.75), (1, 1.0), (0, 0.875)]  # 0: +0.125, 1: +0.5, 2:
 
 
 def test_gain_of_each_client_over_training_alone(write_run):
-    runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE), write_run("l2", "local", clients=TOGETHER)]
+    runs = [
+        write_run("f", clients=TOGETHER),
+        write_run("l", "local", clients=ALONE),
+        write_run("l2", "local", clients=TOGETHER),
+    ]
     comparison = compare(runs)
     section = gains(comparison)
     assert section.title == "Gain over local (l)"  # the first one of this method
-    assert section.rows == (("fedavg", "+9.4", "50", "25", "-25.0", "4"), ("local (l2)", "+9.4", "50", "25", "-25.0", "4"))
-    rows = {(row["label"], row["client"]): float(row["gain"]) for row in csv_rows(comparison.out / "gains.csv")}
+    assert section.rows == (
+        ("fedavg", "+9.4", "50", "25", "-25.0", "4"),
+        ("local (l2)", "+9.4", "50", "25", "-25.0", "4"),
+    )
+    rows = {
+        (row["label"], row["client"]): float(row["gain"])
+        for row in csv_rows(comparison.out / "gains.csv")
+    }
     assert [rows["fedavg", str(k)] for k in range(4)] == [0.125, 0.5, -0.25, 0]
     table = {row["label"]: row for row in csv_rows(comparison.csv)}
-    numbers = [float(table["fedavg"][key]) for key in ("gain-mean", "gain-share", "gain-share-lost", "gain-worst")]
+    numbers = [
+        float(table["fedavg"][key])
+        for key in ("gain-mean", "gain-share", "gain-share-lost", "gain-worst")
+    ]
     assert numbers == [0.09375, 0.5, 0.25, -0.25]
     assert table["local (l)"]["gain-mean"] == ""
     page = comparison.report.read_text(encoding="utf-8")
@@ -43,7 +58,11 @@ def test_gain_of_each_client_over_training_alone(write_run):
 def test_seeds_are_paired_with_their_own_reference(write_run):
     """Seed 0: gains of 0.25 and 0.25, seed 1: 0 and -0.5. Seed 2 has no reference."""
     runs = []
-    for seed, values, alone in ((0, (0.75, 1.0), (0.5, 0.75)), (1, (0.5, 0.25), (0.5, 0.75)), (2, (1.0, 1.0), None)):
+    for seed, values, alone in (
+        (0, (0.75, 1.0), (0.5, 0.75)),
+        (1, (0.5, 0.25), (0.5, 0.75)),
+        (2, (1.0, 1.0), None),
+    ):
         runs.append(write_run(f"f{seed}", seed=seed, clients=list(enumerate(values))))
         if alone:
             runs.append(write_run(f"l{seed}", "local", seed=seed, clients=list(enumerate(alone))))
@@ -52,20 +71,35 @@ def test_seeds_are_paired_with_their_own_reference(write_run):
 
 
 def test_from_three_seeds_on_the_mean_has_bounds_of_seeds_and_clients(write_run):
-    """Gains of 0, 0.25 and 0.5 for all of a seed's clients: one draw of 27 has three times the least, so 95 % lie within 0 and 0.5.
+    """Gains of 0, 0.25 and 0.5 for all of a seed's clients: one draw of 27 has three
+    times the least, so 95 % lie within 0 and 0.5.
 
-    The same mean from seeds that agree, whose clients gain 0 or 0.5, is surer: 60 clients, a deviation of 0.25 / sqrt(60).
+    The same mean from seeds that agree, whose clients gain 0 or 0.5, is surer: 60
+    clients, a deviation of 0.25 / sqrt(60).
     """
     runs = []
     for seed in range(3):
-        runs.append(write_run(f"l{seed}", "local", seed=seed, clients=[(k, 0.5) for k in range(20)]))
-        runs.append(write_run(f"f{seed}", seed=seed, clients=[(k, 0.5 + seed / 4) for k in range(20)]))
-        runs.append(write_run(f"p{seed}", "fedprox", seed=seed, clients=[(k, 0.5 + k % 2 / 2) for k in range(20)]))
+        runs.append(
+            write_run(f"l{seed}", "local", seed=seed, clients=[(k, 0.5) for k in range(20)])
+        )
+        runs.append(
+            write_run(f"f{seed}", seed=seed, clients=[(k, 0.5 + seed / 4) for k in range(20)])
+        )
+        runs.append(
+            write_run(
+                f"p{seed}", "fedprox", seed=seed, clients=[(k, 0.5 + k % 2 / 2) for k in range(20)]
+            )
+        )
     comparison = compare(runs)
     rows = {row["label"]: row for row in csv_rows(comparison.csv)}
-    bounds = {label: [float(rows[label][f"gain-mean-{end}"]) for end in ("low", "high")] for label in ("fedavg", "fedprox")}
+    bounds = {
+        label: [float(rows[label][f"gain-mean-{end}"]) for end in ("low", "high")]
+        for label in ("fedavg", "fedprox")
+    }
     assert bounds["fedavg"] == [0, 0.5]
-    assert bounds["fedprox"] == pytest.approx([0.25 - 1.96 * 0.25 / 60**0.5, 0.25 + 1.96 * 0.25 / 60**0.5], abs=0.015)
+    assert bounds["fedprox"] == pytest.approx(
+        [0.25 - 1.96 * 0.25 / 60**0.5, 0.25 + 1.96 * 0.25 / 60**0.5], abs=0.015
+    )
     section = gains(comparison)
     assert section.rows[0][1] == "+25.0\n±25.0\n+0.0 to +50.0"
     assert "other clients" in section.note
@@ -92,16 +126,30 @@ def test_only_clients_of_both_runs_are_paired_and_the_others_counted(write_run):
 
 
 def test_other_data_are_not_paired(write_run):
-    local = write_run("l", "local", clients=ALONE, settings={"data": {"source": "digits", "alpha": 0.1}})
+    local = write_run(
+        "l", "local", clients=ALONE, settings={"data": {"source": "digits", "alpha": 0.1}}
+    )
     other = write_run("f", clients=TOGETHER, settings={"data": {"source": "digits", "alpha": 0.5}})
-    late = write_run("g", "fedprox", seed=1, clients=TOGETHER, settings={"data": {"source": "digits", "alpha": 0.1}})
+    late = write_run(
+        "g",
+        "fedprox",
+        seed=1,
+        clients=TOGETHER,
+        settings={"data": {"source": "digits", "alpha": 0.1}},
+    )
     assert gains(compare([other, late, local])) is None
-    with pytest.raises(UserError, match=r"no run has the seed, the data and the clients of .*l, the reference"):
+    with pytest.raises(
+        UserError, match=r"no run has the seed, the data and the clients of .*l, the reference"
+    ):
         compare([other, late], reference=local)
     noisy = write_run(
-        "n", clients=TOGETHER, settings={"data": {"source": "digits", "alpha": 0.1, "noise": "pair", "group": "sex"}}
+        "n",
+        clients=TOGETHER,
+        settings={"data": {"source": "digits", "alpha": 0.1, "noise": "pair", "group": "sex"}},
     )
-    assert [row[0] for row in gains(compare([other, noisy, local])).rows] == ["fedavg alpha=0.1 noise=pair group=sex"]
+    assert [row[0] for row in gains(compare([other, noisy, local])).rows] == [
+        "fedavg alpha=0.1 noise=pair group=sex"
+    ]
 
 
 def test_an_old_table_of_gains_does_not_stay(write_run):

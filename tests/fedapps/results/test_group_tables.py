@@ -1,4 +1,6 @@
-"""Groups on the page and beside each other: counts where samples are few, who was left out, nothing foreign taken for markup."""
+"""Groups on the page and beside each other: counts where samples are few, who was left
+out, nothing foreign taken for markup.
+"""
 
 import io
 import json
@@ -20,7 +22,9 @@ def with_groups(path, text, left_out=()):
     settings = (path / "settings.toml").read_text().replace("[data]", '[data]\ngroup = "sex"')
     (path / "settings.toml").write_text(settings)
     lines = (path / "rounds.jsonl").read_text().splitlines()
-    last = json.loads(lines[-1]) | {"left-out": [{"client": client, "reason": "x"} for client in left_out]}
+    last = json.loads(lines[-1]) | {
+        "left-out": [{"client": client, "reason": "x"} for client in left_out]
+    }
     (path / "rounds.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
     return path
 
@@ -38,17 +42,39 @@ def test_small_groups_show_counts(write_run):
         + "f,3,100,80,0.8,0.56,0.8,0.2,0.05,48,8,12,32\nm,2,30,27,0.9,0.3,0.75,0.13636,0.11,6,3,2,19\nnone,0,0,0,,,,,,0,0,0,0\n"
     )
     path = with_groups(
-        write_run(last={"accuracy-mean": 0.8, "group-accuracy-gap": 0.1, "equalised-odds-gap": 0.0625}), text, ["7"]
+        write_run(
+            last={"accuracy-mean": 0.8, "group-accuracy-gap": 0.1, "equalised-odds-gap": 0.0625}
+        ),
+        text,
+        ["7"],
     )
     section = groups_section(read_run(path))
-    assert section.header == ("group", "samples", "clients", "accuracy", "predicted 1", "TPR", "FPR", "ECE")
+    assert section.header == (
+        "group",
+        "samples",
+        "clients",
+        "accuracy",
+        "predicted 1",
+        "TPR",
+        "FPR",
+        "ECE",
+    )
     assert section.rows[0] == ("f", "100", "3", "80.0 %", "56.0 %", "80.0 %", "20.0 %", "0.050")
     assert section.rows[1] == ("m", "30", "2", "90.0 %", "30.0 %", "6 of 8", "13.6 %", "0.110")
     assert section.rows[2] == ("none", "0", "0", "-", "-", "-", "-", "-")
-    for wanted in ("by sex", "fewer than 20 samples", "accuracy gap 10.0 %", "equalised odds 6.2 %", "of client 7"):
+    for wanted in (
+        "by sex",
+        "fewer than 20 samples",
+        "accuracy gap 10.0 %",
+        "equalised odds 6.2 %",
+        "of client 7",
+    ):
         assert wanted in section.note
-    # 107 of 130 are right: two groups of 100 and 30 samples differ by about 0.8 sqrt(0.823 0.177 (1/100 + 1/30)) = 6 points.
-    chance, p = map(float, re.search(r"a gap of ([\d.]+) % by chance; p = (\d\.\d+)", section.note).groups())
+    # 107 of 130 are right: two groups of 100 and 30 samples differ by about 0.8
+    # sqrt(0.823 0.177 (1/100 + 1/30)) = 6 points.
+    chance, p = map(
+        float, re.search(r"a gap of ([\d.]+) % by chance; p = (\d\.\d+)", section.note).groups()
+    )
     assert 5.5 < chance < 7.2
     assert 0.1 < p < 0.35
     page = write_report(path).read_text(encoding="utf-8")
@@ -61,13 +87,24 @@ def test_of_more_classes_there_are_no_counts_of_rates(write_run):
     text = TWO + "a,1,19,10,0.5263,,0.5,0.2,0.1,,,,\nb,1,20,10,0.5,,0.5,0.2,0.1,,,,\n"
     section = groups_section(read_run(with_groups(write_run(), text)))
     assert section.header == ("group", "samples", "clients", "accuracy", "TPR", "FPR", "ECE")
-    assert section.rows == (("a", "19", "1", "10 of 19", "-", "-", "-"), ("b", "20", "1", "50.0 %", "50.0 %", "20.0 %", "0.100"))
+    assert section.rows == (
+        ("a", "19", "1", "10 of 19", "-", "-", "-"),
+        ("b", "20", "1", "50.0 %", "50.0 %", "20.0 %", "0.100"),
+    )
 
 
 def test_runs_side_by_side(write_run):
     gaps = {"group-accuracy-gap": 0.1, "equalised-odds-gap": 0.2, "accuracy-mean": 0.5}
-    runs = [with_groups(write_run(f"a{s}", seed=s, last={**gaps, "equalised-odds-gap": 0.2 + 0.1 * s}), TWO) for s in (0, 1)]
-    runs += [with_groups(write_run("b", "local", last={**gaps, "equalised-odds-gap": 0.05}), TWO), write_run("c", "ditto")]
+    runs = [
+        with_groups(
+            write_run(f"a{s}", seed=s, last={**gaps, "equalised-odds-gap": 0.2 + 0.1 * s}), TWO
+        )
+        for s in (0, 1)
+    ]
+    runs += [
+        with_groups(write_run("b", "local", last={**gaps, "equalised-odds-gap": 0.05}), TWO),
+        write_run("c", "ditto"),
+    ]
     comparison = compare(runs)
     (section,) = [section for section in comparison.sections if section.title == "Groups"]
     assert section.header == ("method", "accuracy gap", "equalised odds")
@@ -79,7 +116,14 @@ def test_runs_side_by_side(write_run):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "group\n", "<b>,1\n", TWO + "<script>,x,y,[bold]z,nan,,,,,,,,\n", TWO + "a,1,-5,9,inf,2,,,,1,1\n"]
+    "text",
+    [
+        "",
+        "group\n",
+        "<b>,1\n",
+        TWO + "<script>,x,y,[bold]z,nan,,,,,,,,\n",
+        TWO + "a,1,-5,9,inf,2,,,,1,1\n",
+    ],
 )
 def test_damaged_tables_are_shown_as_far_as_they_go(text, write_run):
     path = with_groups(write_run(), text)

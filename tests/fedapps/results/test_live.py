@@ -1,4 +1,6 @@
-"""The page that follows a run: who gets it, what it says of runs in every state, and that it moves in a browser."""
+"""The page that follows a run: who gets it, what it says of runs in every state, and
+that it moves in a browser.
+"""
 
 import http.client
 import json
@@ -26,7 +28,8 @@ TOKEN = "t" * 43
     [
         (f"/{TOKEN}/", "127.0.0.1:80", ""),
         (f"/{TOKEN}/news?after=1", "localhost:80", "news"),
-        (f"/{TOKEN}/../../etc/passwd", "127.0.0.1:80", "../../etc/passwd"),  # asked for, but no such page: see below
+        # asked for, but no such page: see below
+        (f"/{TOKEN}/../../etc/passwd", "127.0.0.1:80", "../../etc/passwd"),
         ("/", "127.0.0.1:80", None),
         ("/news", "127.0.0.1:80", None),
         (f"/{TOKEN[:-1]}/", "127.0.0.1:80", None),
@@ -95,9 +98,21 @@ def test_news_of_a_growing_folder(write_run, served, monkeypatch):
     first = json.loads(ask(pages, f"/{pages.token}/news")[1])
     assert "4 of 10 rounds" in first["body"]
     assert "About 3.0 s left." in first["body"]
-    assert json.loads(ask(pages, f"/{pages.token}/news?after={first['stamp']}")[1]) == {"stamp": first["stamp"]}
+    assert json.loads(ask(pages, f"/{pages.token}/news?after={first['stamp']}")[1]) == {
+        "stamp": first["stamp"]
+    }
     with (path / "rounds.jsonl").open("a") as file:
-        file.write(json.dumps({"round": 5, "train": {"loss": 0.1}, "evaluate": {"accuracy-mean": 0.99}, "seconds": 0.5}) + "\n")
+        file.write(
+            json.dumps(
+                {
+                    "round": 5,
+                    "train": {"loss": 0.1},
+                    "evaluate": {"accuracy-mean": 0.99},
+                    "seconds": 0.5,
+                }
+            )
+            + "\n"
+        )
     second = json.loads(ask(pages, f"/{pages.token}/news?after={first['stamp']}")[1])
     assert second["stamp"] != first["stamp"]
     assert '"y":[0.4375,0.875,0.99]' in second["body"]
@@ -105,7 +120,11 @@ def test_news_of_a_growing_folder(write_run, served, monkeypatch):
 
 @pytest.mark.parametrize("state", ["running", "completed", "failed", "interrupted"])
 def test_a_run_looks_like_what_it_is(write_run, state):
-    run = write_run(rounds=3, planned=10, extra={"status": state, "error": "no memory" if state == "failed" else ""})
+    run = write_run(
+        rounds=3,
+        planned=10,
+        extra={"status": state, "error": "no memory" if state == "failed" else ""},
+    )
     told = news(run, time.time())
     assert f'<div class="state {state}">' in told["body"]
     assert told["title"].startswith(f"{state}: ")
@@ -137,14 +156,19 @@ def test_a_sweep_lists_its_runs_and_one_that_failed_is_seen(write_run, served, t
 
 
 def sweep_of(write_run, tmp_path, **states):
-    """Return the folder of a sweep with so many runs in each state; runs going on have had 6 of 10 rounds."""
+    """Return the folder of a sweep with so many runs in each state; runs going on have
+    had 6 of 10 rounds.
+    """
     number = 0
     for state, count in states.items():
         for _ in range(count):
             number += 1
             rounds = 10 if state == "completed" else 6
             write_run(
-                f"sweep/cells/run-{number:02}", rounds=rounds, planned=10, extra={"status": state, "rounds-completed": rounds}
+                f"sweep/cells/run-{number:02}",
+                rounds=rounds,
+                planned=10,
+                extra={"status": state, "rounds-completed": rounds},
             )
     return tmp_path / "sweep"
 
@@ -154,7 +178,10 @@ def test_a_sweep_shows_the_curve_of_each_run(write_run, tmp_path):
     (folder / "sweep.json").write_text(json.dumps({"runs": 5}))
     body = news(folder, time.time())["body"]
     assert '<div class="state running">1 running, 2 completed, 2 to come</div>' in body
-    figures = re.findall(r'<figure class="chart" data-name="(.*?)".*?<script type="application/json">(.*?)</script>', body)
+    figures = re.findall(
+        r'<figure class="chart" data-name="(.*?)".*?<script type="application/json">(.*?)</script>',
+        body,
+    )
     assert [name for name, _ in figures] == ["sweep-accuracy-mean", "sweep-training loss"]
     for _, data in figures:
         rows = json.loads(data)["panels"][0]["rows"]
@@ -164,19 +191,27 @@ def test_a_sweep_shows_the_curve_of_each_run(write_run, tmp_path):
     assert rows == ["run-03", "run-01", "run-02"]  # what goes on comes first
 
 
-def test_of_a_large_sweep_the_runs_that_go_on_are_told_apart_and_keep_their_colours(write_run, tmp_path):
+def test_of_a_large_sweep_the_runs_that_go_on_are_told_apart_and_keep_their_colours(
+    write_run, tmp_path
+):
     folder = sweep_of(write_run, tmp_path, completed=LINES, running=3)
     sweep = Sweep(folder)
 
     def colours():
-        data = re.search(r'<script type="application/json">(.*?)</script>', "".join(sweep.body(time.time())))[1]
+        data = re.search(
+            r'<script type="application/json">(.*?)</script>', "".join(sweep.body(time.time()))
+        )[1]
         return {row["n"]: row["c"] for row in json.loads(data)["panels"][0]["rows"]}
 
     first = colours()
     going = [f"run-{LINES + place:02}" for place in (1, 2, 3)]
     assert list(first) == [f"the {LINES} finished: lowest to highest", *going]
     summary = folder / "cells" / going[0] / "summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"status": "completed", "rounds-completed": 10}))
+    summary.write_text(
+        json.dumps(
+            json.loads(summary.read_text()) | {"status": "completed", "rounds-completed": 10}
+        )
+    )
     second = colours()
     assert list(second) == [f"the {LINES + 1} finished: lowest to highest", *going[1:]]
     assert all(second[name] == first[name] for name in going[1:])
@@ -184,7 +219,9 @@ def test_of_a_large_sweep_the_runs_that_go_on_are_told_apart_and_keep_their_colo
 
 def test_a_run_of_a_sweep_is_read_again_only_when_it_has_changed(write_run, tmp_path, monkeypatch):
     folder, read = sweep_of(write_run, tmp_path, completed=2, running=1), []
-    monkeypatch.setattr(live_sweep, "read_run", lambda path: read.append(path.name) or read_run(path))
+    monkeypatch.setattr(
+        live_sweep, "read_run", lambda path: read.append(path.name) or read_run(path)
+    )
     sweep = Sweep(folder)
     sweep.body(time.time())
     with (folder / "cells" / "run-03" / "rounds.jsonl").open("a") as file:
@@ -200,7 +237,9 @@ def test_what_is_no_run_is_told_in_one_line(tmp_path, capsys):
     assert "holds neither a run nor a sweep" in error
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)")
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)"
+)
 @pytest.mark.slow
 def test_the_page_moves_when_a_round_ends(write_run, served):
     path = write_run(rounds=4, planned=6, extra={"status": "running", "rounds-completed": 4})
@@ -208,9 +247,16 @@ def test_the_page_moves_when_a_round_ends(write_run, served):
     with Browser() as browser:
         browser.open(pages.address)
         browser.wait("document.querySelectorAll('figure.chart .tip').length > 2")
-        browser.ask("document.querySelector('figure[data-name=accuracy] svg.wide [data-k]')?.focus()")
+        browser.ask(
+            "document.querySelector('figure[data-name=accuracy] svg.wide [data-k]')?.focus()"
+        )
         with (path / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps({"round": 6, "train": {"loss": 0.1}, "evaluate": {"accuracy-mean": 0.99}}) + "\n")
+            file.write(
+                json.dumps(
+                    {"round": 6, "train": {"loss": 0.1}, "evaluate": {"accuracy-mean": 0.99}}
+                )
+                + "\n"
+            )
         summary = json.loads((path / "summary.json").read_text())
         (path / "summary.json").write_text(
             json.dumps(summary | {"status": "failed", "error": "no memory", "rounds-completed": 6})
@@ -218,14 +264,19 @@ def test_the_page_moves_when_a_round_ends(write_run, served):
         browser.wait("document.querySelector('.state.failed')")
         browser.ask("document.querySelector('figure[data-name=accuracy]').focus()")
         browser.press("End")
-        tip = browser.ask("[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => t.innerText).join()")
+        tip = browser.ask(
+            "[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => "
+            "t.innerText).join()"
+        )
         assert "round 6" in tip
         assert "99 %" in tip
         assert browser.ask("document.title").startswith("failed: ")
         assert browser.complaints == []
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)")
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)"
+)
 @pytest.mark.slow
 def test_a_sweeps_curves_move_and_fit_a_phone(write_run, served, tmp_path):
     folder = sweep_of(write_run, tmp_path, completed=1, running=2)
@@ -235,12 +286,20 @@ def test_a_sweeps_curves_move_and_fit_a_phone(write_run, served, tmp_path):
         browser.wait("document.querySelectorAll('figure.chart .tip').length === 2")
         assert browser.ask("document.documentElement.scrollWidth") <= 360
         with (folder / "cells" / "run-02" / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps({"round": 8, "train": {"loss": 0.1}, "evaluate": {"accuracy-mean": 0.25}}) + "\n")
+            file.write(
+                json.dumps(
+                    {"round": 8, "train": {"loss": 0.1}, "evaluate": {"accuracy-mean": 0.25}}
+                )
+                + "\n"
+            )
         browser.wait("document.querySelector('figure.chart script').textContent.includes('0.25')")
         browser.ask("document.querySelector('figure.chart').focus()")
         for key in ("Home", "ArrowRight", "ArrowRight", "ArrowRight"):
             browser.press(key)
-        tip = browser.ask("[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => t.innerText).join()")
+        tip = browser.ask(
+            "[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => "
+            "t.innerText).join()"
+        )
         assert "round 8" in tip
         assert "run-02 25 %" in tip
         assert browser.complaints == []

@@ -1,4 +1,6 @@
-"""Rows of predictors that nobody trained: ``MEASURE-of-NAME`` of a run is NAME's value of MEASURE."""
+"""Rows of predictors that nobody trained: ``MEASURE-of-NAME`` of a run is NAME's value
+of MEASURE.
+"""
 
 from pathlib import Path
 
@@ -14,7 +16,9 @@ def run(name, seed=0, **evaluation):
 
 
 def values(runs):
-    return {row.label: {key: mean for key, (mean, _) in row.values.items()} for row in rows_of(runs)}
+    return {
+        row.label: {key: mean for key, (mean, _) in row.values.items()} for row in rows_of(runs)
+    }
 
 
 def test_one_row_for_all_runs_of_the_same_data():
@@ -25,12 +29,21 @@ def test_one_row_for_all_runs_of_the_same_data():
 
 
 def test_runs_of_other_data_have_no_row_in_common():
-    first, second = {"test-rmse": 0.9, "test-rmse-of-mean": 1.1}, {"test-rmse": 0.9, "test-rmse-of-mean": 1.2}
-    assert list(values([run("fedfw", **first), run("dfw-trace", **second)])) == ["fedfw", "dfw-trace"]
+    first, second = (
+        {"test-rmse": 0.9, "test-rmse-of-mean": 1.1},
+        {"test-rmse": 0.9, "test-rmse-of-mean": 1.2},
+    )
+    assert list(values([run("fedfw", **first), run("dfw-trace", **second)])) == [
+        "fedfw",
+        "dfw-trace",
+    ]
 
 
 def test_over_seeds_they_have_means_and_deviations():
-    runs = [run("fedfw", seed, **{"test-rmse": 0.9, "test-rmse-of-mean": 1.0 + 0.1 * seed}) for seed in (0, 1, 2)]
+    runs = [
+        run("fedfw", seed, **{"test-rmse": 0.9, "test-rmse-of-mean": 1.0 + 0.1 * seed})
+        for seed in (0, 1, 2)
+    ]
     (_, reference) = rows_of(runs)
     mean, spread = reference.values["test-rmse"]
     assert abs(mean - 1.1) < 1e-12

@@ -1,4 +1,6 @@
-"""The report and the plots of one run: right numbers, nothing foreign in them, and useful for broken runs too."""
+"""The report and the plots of one run: right numbers, nothing foreign in them, and
+useful for broken runs too.
+"""
 
 import base64
 import hashlib
@@ -22,7 +24,9 @@ VOID = {"meta", "img", "source", "br"}
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes, table rows and cards, and checks that every tag is closed in order."""
+    """Collects tags, attributes, table rows and cards, and checks that every tag is
+    closed in order.
+    """
 
     def __init__(self, html):
         super().__init__()
@@ -62,7 +66,10 @@ def report(path):
 
 def pictures(path):
     """The plots of a report, wide and narrow, parsed."""
-    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", path.read_text(encoding="utf-8"), re.DOTALL)]
+    return [
+        ElementTree.fromstring(svg)
+        for svg in re.findall(r"<svg.*?</svg>", path.read_text(encoding="utf-8"), re.DOTALL)
+    ]
 
 
 def png_size(data):
@@ -90,7 +97,11 @@ def test_numbers_are_those_of_the_run(write_run):
 def test_clients_from_lowest_accuracy(write_run):
     rows = report(write_run()).rows
     start = rows.index(["client", "num examples", "accuracy"])
-    assert rows[start + 1 : start + 4] == [["7", "8", "50.0 %"], ["0", "8", "75.0 %"], ["1", "8", "100.0 %"]]
+    assert rows[start + 1 : start + 4] == [
+        ["7", "8", "50.0 %"],
+        ["0", "8", "75.0 %"],
+        ["1", "8", "100.0 %"],
+    ]
 
 
 def test_foreign_text_stays_text(write_run):
@@ -105,7 +116,8 @@ def test_foreign_text_stays_text(write_run):
     )
     page = report(path)
     assert not {"i", "b", "u", "s"} & set(page.tags)
-    assert page.tags.count("script") == 1 + page.tags.count("figure")  # the page's own, and the values of each chart
+    # the page's own, and the values of each chart
+    assert page.tags.count("script") == 1 + page.tags.count("figure")
     assert page.tags.count("svg") == 2 * page.tags.count("figure")
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     row = next(row for row in page.rows if row[0] == "2" and len(row) == 3)
@@ -125,7 +137,9 @@ def test_self_contained(write_run):
     assert not {"link", "img", "iframe"} & set(page.tags)
     (script,) = re.findall(r'<script class="page">(.*?)</script>', html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    (policy,) = (value for name, value in page.attributes if name == "content" and "default-src" in value)
+    (policy,) = (
+        value for name, value in page.attributes if name == "content" and "default-src" in value
+    )
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == rules["connect-src"] == "'none'"
     assert rules["script-src"] == f"'sha256-{digest}'"  # this script and no other
@@ -133,7 +147,12 @@ def test_self_contained(write_run):
     assert len(drawn) == 2 * len(list((path / "plots").glob("*.png")))
     for picture in drawn:
         assert {element.tag for element in picture.iter()} <= {"svg", "g", "path", "text"}
-        assert not [name for element in picture.iter() for name in element.attrib if "href" in name or name.startswith("on")]
+        assert not [
+            name
+            for element in picture.iter()
+            for name in element.attrib
+            if "href" in name or name.startswith("on")
+        ]
         width, height = map(float, picture.attrib["viewBox"].split()[2:])
         assert width > 400 or picture.attrib["class"] == "narrow"
         assert height > 200
@@ -158,7 +177,9 @@ def test_interrupted_run_says_so_and_ignores_the_torn_line(write_run):
 
 
 def test_failed_run_gives_the_reason(write_run):
-    path = write_run(rounds=3, planned=10, extra={"status": "failed", "error": "all 5 clients failed in round 4"})
+    path = write_run(
+        rounds=3, planned=10, extra={"status": "failed", "error": "all 5 clients failed in round 4"}
+    )
     assert "Failed after 3 of 10 rounds: all 5 clients failed in round 4" in report(path).text
 
 
@@ -172,13 +193,22 @@ def test_killed_run_is_not_taken_for_a_finished_one(write_run):
 
 
 def test_early_stop_can_be_a_success(write_run):
-    assert read_run(write_run(rounds=3, planned=10, extra={"status": "completed"})).state == "completed"
+    assert (
+        read_run(write_run(rounds=3, planned=10, extra={"status": "completed"})).state
+        == "completed"
+    )
 
 
 def test_repeated_round_counts_once_and_the_later_record_holds(write_run):
     path = write_run(summary=False)
     text = (path / "rounds.jsonl").read_text().rpartition("\n")[0]
-    again = {"round": 4, "bytes-up": 5, "seconds": 1.0, "evaluate": {"accuracy-mean": 0.25}, "failures": []}
+    again = {
+        "round": 4,
+        "bytes-up": 5,
+        "seconds": 1.0,
+        "evaluate": {"accuracy-mean": 0.25},
+        "failures": [],
+    }
     (path / "rounds.jsonl").write_text(f"{text}\nnot json\n{json.dumps(again)}\n")
     run = read_run(path)
     assert [record["round"] for record in run.rounds] == [1, 2, 3, 4]
@@ -196,7 +226,11 @@ def test_other_tasks_and_methods_show_what_there_is(write_run):
     assert page.cards["coverage"] == "0.500"
     assert ["site a", "20"] in page.rows
     assert ["site b", ""] in page.rows
-    assert {p.name for p in (path / "plots").iterdir()} == {"train-loss.png", "bytes.png", "measures.png"}
+    assert {p.name for p in (path / "plots").iterdir()} == {
+        "train-loss.png",
+        "bytes.png",
+        "measures.png",
+    }
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2", "[]", "null", '{"round": "three"}', "\x00\xff"])
@@ -208,7 +242,10 @@ def test_damaged_files_never_stop_a_report(write_run, content):
 
 
 def test_not_finite_numbers_are_shown_as_such(write_run):
-    path = write_run(last={"accuracy-mean": float("nan"), "loss-mean": float("inf")}, clients=[(0, float("nan")), (1, 1.0)])
+    path = write_run(
+        last={"accuracy-mean": float("nan"), "loss-mean": float("inf")},
+        clients=[(0, float("nan")), (1, 1.0)],
+    )
     page = report(path)
     assert page.cards["accuracy, mean over clients"] == "nan"
 
@@ -221,11 +258,27 @@ def test_no_run_folder(tmp_path):
 
 
 def test_plots_and_curves(write_run):
-    curves = {"lambda": [0, 0.5, 1], "lambda-accuracy": [0.5, 0.9, 0.6], "lambda-accuracy-std": [0.1, 0.1, 0.1]}
+    curves = {
+        "lambda": [0, 0.5, 1],
+        "lambda-accuracy": [0.5, 0.9, 0.6],
+        "lambda-accuracy-std": [0.1, 0.1, 0.1],
+    }
     curves |= {"lambda-loss": [1, 2, 3], "lambda-short": [1, 2], "lambda-text": ["a", "b", "c"]}
-    last = {"accuracy-mean": 0.9, "accuracy-worst10": 0.7, "accuracy-best10": 1.0, "global-accuracy-mean": 0.8}
+    last = {
+        "accuracy-mean": 0.9,
+        "accuracy-worst10": 0.7,
+        "accuracy-best10": 1.0,
+        "global-accuracy-mean": 0.8,
+    }
     paths = plot_run(write_run(curves=curves, last=last))
-    names = ["accuracy", "train-loss", "clients", "curve-lambda-accuracy", "curve-lambda-loss", "bytes"]
+    names = [
+        "accuracy",
+        "train-loss",
+        "clients",
+        "curve-lambda-accuracy",
+        "curve-lambda-loss",
+        "bytes",
+    ]
     assert [path.stem for path in paths] == names
     assert all(min(png_size(path.read_bytes())) > 300 for path in paths)
 
@@ -238,7 +291,14 @@ def test_many_clients_and_rounds(write_run):
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (1234567, "1.23 MB"), (999_999, "1.00 MB"), (45_600_000_000, "45.6 GB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (1234567, "1.23 MB"),
+        (999_999, "1.00 MB"),
+        (45_600_000_000, "45.6 GB"),
+    ],
 )
 def test_bytes(count, text):
     assert bytes_text(count) == text

@@ -11,14 +11,25 @@ from fedapps.results.run_measures import curve_of, read_measure, value_of
 
 @pytest.fixture
 def run(tmp_path):
-    """Four rounds, accuracy after rounds 1, 2 and 4; two clients, which send two models and receive three a round together."""
+    """Four rounds, accuracy after rounds 1, 2 and 4; two clients, which send two models
+    and receive three a round together.
+    """
     rows = []
     for number, accuracy in ((1, 0.5), (2, 0.9), (3, None), (4, 0.8)):
-        row = {"round": number, "train": {"loss": 1 / number, "objective": number}, "models-up": 2, "models-down": 3}
+        row = {
+            "round": number,
+            "train": {"loss": 1 / number, "objective": number},
+            "models-up": 2,
+            "models-down": 3,
+        }
         rows.append(row | ({} if accuracy is None else {"evaluate": {"accuracy-mean": accuracy}}))
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "settings.toml").write_text('method = "fedavg"\nseed = 0\nnum-rounds = 4\nnum-clients = 2\n')
-    (tmp_path / "summary.json").write_text('{"status": "completed", "rounds-completed": 4, "accuracy-mean": 0.8, "bytes-up": 7}')
+    (tmp_path / "settings.toml").write_text(
+        'method = "fedavg"\nseed = 0\nnum-rounds = 4\nnum-clients = 2\n'
+    )
+    (tmp_path / "summary.json").write_text(
+        '{"status": "completed", "rounds-completed": 4, "accuracy-mean": 0.8, "bytes-up": 7}'
+    )
     (tmp_path / "clients.csv").write_text("client,accuracy,loss\n0,0.7,2.5\n1,0.9,0.5\n")
     return read_run(tmp_path)
 
@@ -67,8 +78,15 @@ def test_mistakes_are_told(text):
 
 
 def test_headings():
-    told = [read_measure(text).name for text in ("accuracy-mean@5", "rounds-to(accuracy-mean,0.85)", "max(clients.train-loss)")]
-    assert told == ["accuracy, mean after round 5", "rounds to accuracy, mean 0.85", "train loss, largest of a client"]
+    told = [
+        read_measure(text).name
+        for text in ("accuracy-mean@5", "rounds-to(accuracy-mean,0.85)", "max(clients.train-loss)")
+    ]
+    assert told == [
+        "accuracy, mean after round 5",
+        "rounds to accuracy, mean 0.85",
+        "train loss, largest of a client",
+    ]
     assert read_measure("accuracy-mean@200-models").name == "accuracy, mean with 200 models"
     assert read_measure("rounds-to(accuracy-mean,0.85)").unit == "rounds"
     assert read_measure("sum(train.objective)").name == "sum of training objective"

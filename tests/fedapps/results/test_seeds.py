@@ -1,4 +1,6 @@
-"""Statistics over seeds, against numbers worked out by hand and against what they are meant to say."""
+"""Statistics over seeds, against numbers worked out by hand and against what they are
+meant to say.
+"""
 
 import math
 
@@ -9,7 +11,9 @@ from fedapps.results.seeds import nested_bootstrap, paired, stands_out, t_interv
 
 
 def test_the_t_interval_of_three_and_of_five_seeds():
-    """t(0.975) is 4.302653 with two degrees of freedom and 2.776445 with four, as any printed table has it."""
+    """t(0.975) is 4.302653 with two degrees of freedom and 2.776445 with four, as any
+    printed table has it.
+    """
     three = t_interval([1.0, 2.0, 6.0])  # mean 3, sum of squares 4 + 1 + 9 = 14, s = sqrt(7)
     assert three.mean == 3.0
     assert three.std == pytest.approx(math.sqrt(7))
@@ -31,7 +35,9 @@ def test_one_seed_says_nothing_of_the_noise():
 
 def test_the_interval_covers_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(0)
-    inside = [(i := t_interval(list(rng.normal(2.0, 3.0, 3)))).low <= 2.0 <= i.high for _ in range(2000)]
+    inside = [
+        (i := t_interval(list(rng.normal(2.0, 3.0, 3)))).low <= 2.0 <= i.high for _ in range(2000)
+    ]
     assert 0.935 < np.mean(inside) < 0.965
 
 
@@ -40,8 +46,13 @@ def test_pairs_are_of_one_seed():
 
 
 def test_what_stands_out_does_so_against_everybody_and_beyond_the_noise():
-    noisy = {"a": {0: 1.0, 1: 5.0, 2: 9.0}, "b": {0: 0.5, 1: 4.6, 2: 8.4}, "c": {0: 0.0, 1: 0.0, 2: 0.0}}
-    # a - b is 0.5, 0.4, 0.6: 0.5 ± 4.303 * 0.1 / sqrt(3), above 0, although both go from 1 to 9; a - c is 5 ± 9.9.
+    noisy = {
+        "a": {0: 1.0, 1: 5.0, 2: 9.0},
+        "b": {0: 0.5, 1: 4.6, 2: 8.4},
+        "c": {0: 0.0, 1: 0.0, 2: 0.0},
+    }
+    # a - b is 0.5, 0.4, 0.6: 0.5 ± 4.303 * 0.1 / sqrt(3), above 0, although both go
+    # from 1 to 9; a - c is 5 ± 9.9.
     assert stands_out("a", {key: noisy[key] for key in "ab"})
     assert not stands_out("a", noisy)
     assert not stands_out("b", {key: noisy[key] for key in "ab"})
@@ -51,13 +62,17 @@ def test_what_stands_out_does_so_against_everybody_and_beyond_the_noise():
 
 
 def test_the_bootstrap_knows_both_levels():
-    """With equal means of all seeds only clients make noise; with equal clients only seeds do."""
+    """With equal means of all seeds only clients make noise; with equal clients only
+    seeds do.
+    """
     rng = np.random.default_rng(0)
-    clients = nested_bootstrap([np.array([0.0, 2.0] * 50)] * 4, rng)  # 400 clients of variance 1: ± 1.96 / 20
+    # 400 clients of variance 1: ± 1.96 / 20
+    clients = nested_bootstrap([np.array([0.0, 2.0] * 50)] * 4, rng)
     assert clients.mean == 1.0
     assert (clients.low, clients.high) == pytest.approx((1 - 0.098, 1 + 0.098), abs=0.012)
     assert clients.std == 0.0
-    seeds = nested_bootstrap([np.full(30, value) for value in (0.0, 0.0, 2.0, 2.0)], rng)  # 16 equally likely means of four
+    # 16 equally likely means of four
+    seeds = nested_bootstrap([np.full(30, value) for value in (0.0, 0.0, 2.0, 2.0)], rng)
     assert (seeds.low, seeds.high) == (0.0, 2.0)
     both = nested_bootstrap([np.array([0.0, 2.0] * 50) + seed for seed in (0.0, 1.0)], rng)
     assert both.high - both.low > clients.high - clients.low

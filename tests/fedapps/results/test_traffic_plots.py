@@ -1,4 +1,6 @@
-"""Models sent: counted by the method or one a message, summed, drawn against accuracy where a round is not one model each way."""
+"""Models sent: counted by the method or one a message, summed, drawn against accuracy
+where a round is not one model each way.
+"""
 
 import json
 
@@ -12,14 +14,27 @@ from fedapps.results.run_plots import comparison_figure, run_figures
 from fedapps.results.theme import LIGHT
 from fedapps.results.traffic_plots import MODELS_AXIS, over_models
 
-JOB = ["run", "--engine", "inline", "--nodes", "6", "clients-per-round=3", "num-rounds=4", "evaluate-every=2", "task=tabular"]
+JOB = [
+    "run",
+    "--engine",
+    "inline",
+    "--nodes",
+    "6",
+    "clients-per-round=3",
+    "num-rounds=4",
+    "evaluate-every=2",
+    "task=tabular",
+]
 
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
     for method in ("ffgb", "fedavg"):
-        assert main([*JOB, f"method={method}", "ffgb.local-steps=2", "--out", str(tmp_path / method)]) == 0
+        assert (
+            main([*JOB, f"method={method}", "ffgb.local-steps=2", "--out", str(tmp_path / method)])
+            == 0
+        )
     return tmp_path
 
 
@@ -29,12 +44,16 @@ def rows(folder):
 
 def test_rounds_and_summary_count_models(runs):
     for method, up in (("fedavg", 3), ("ffgb", 6)):
-        found, summary = rows(runs / method), json.loads((runs / method / "summary.json").read_text())
+        found, summary = (
+            rows(runs / method),
+            json.loads((runs / method / "summary.json").read_text()),
+        )
         assert [row["models-up"] for row in found] == [up] * 4
         for key in ("models-up", "models-down"):
             assert summary[key] == sum(row[key] for row in found)
     assert [row["models-down"] for row in rows(runs / "fedavg")] == [3] * 4
-    # A client that is asked in round t + 1 for the first time since round s gets 6 learners of each round between.
+    # A client that is asked in round t + 1 for the first time since round s gets 6
+    # learners of each round between.
     last, wanted = dict.fromkeys(range(6), 0), []
     for row in rows(runs / "ffgb"):
         wanted.append(sum(6 * (row["round"] - 1 - last[client]) for client in row["clients"]))
@@ -44,7 +63,9 @@ def test_rounds_and_summary_count_models(runs):
 
 def test_bytes_follow_models(runs):
     fewest, *_, most = sorted(rows(runs / "ffgb")[1:], key=lambda row: row["models-down"])
-    per_model = (most["bytes-down"] - fewest["bytes-down"]) / (most["models-down"] - fewest["models-down"])
+    per_model = (most["bytes-down"] - fewest["bytes-down"]) / (
+        most["models-down"] - fewest["models-down"]
+    )
     assert per_model == pytest.approx(
         7 * 4 + 7 * 4 + 8 * 4 + 8, abs=8
     )  # features, thresholds, leaves, coefficient; sizes of rounds
@@ -56,7 +77,9 @@ def test_accuracy_over_models(runs):
     sent = np.cumsum([row["models-up"] + row["models-down"] for row in rows(runs / "ffgb")]) / 6
     x, y = over_models(run, "accuracy-mean")
     assert x == pytest.approx([sent[1], sent[3]])
-    assert y == [row["evaluate"]["accuracy-mean"] for row in rows(runs / "ffgb") if "evaluate" in row]
+    assert y == [
+        row["evaluate"]["accuracy-mean"] for row in rows(runs / "ffgb") if "evaluate" in row
+    ]
     figures = run_figures(run, LIGHT)
     assert figures["models"].panels[0].x.label == MODELS_AXIS
     assert "models" not in run_figures(read_run(runs / "fedavg"), LIGHT)
@@ -68,5 +91,6 @@ def test_a_comparison_has_both_views(runs):
     lines = [[shape for shape in panel.shapes if isinstance(shape, Line)] for panel in axes]
     assert [len(found) for found in lines] == [2, 2, 2]
     assert axes[2].x.label == MODELS_AXIS
-    assert lines[2][1].points[:, 0].tolist() == [2, 4]  # FedAvg: half of the clients take part, one model each way
+    # FedAvg: half of the clients take part, one model each way
+    assert lines[2][1].points[:, 0].tolist() == [2, 4]
     assert len(comparison_figure(both[1:], ["fedavg"], LIGHT).panels) == 2

@@ -1,4 +1,6 @@
-"""The table of the worst clients: from clients.csv alone, and nothing where the number of test samples is not known."""
+"""The table of the worst clients: from clients.csv alone, and nothing where the number
+of test samples is not known.
+"""
 
 import json
 
@@ -41,8 +43,12 @@ def test_a_client_that_stands_apart_does_so_in_the_table(write_run):
     (row,) = section.rows
     found = of_clients(read_run(run).clients, 0)
     assert row[0] == "fedavg"
-    assert [cell.split("\n")[0] for cell in row[1:4]] == ["70.0", "50.0", "40.0"]  # a tenth of twelve are two
-    assert row[2].split("\n")[1] == f"{100 * found['worst'].low:.1f}\N{EN DASH}{100 * found['worst'].high:.1f}"
+    # a tenth of twelve are two
+    assert [cell.split("\n")[0] for cell in row[1:4]] == ["70.0", "50.0", "40.0"]
+    assert (
+        row[2].split("\n")[1]
+        == f"{100 * found['worst'].low:.1f}\N{EN DASH}{100 * found['worst'].high:.1f}"
+    )
     assert found["worst"].low < 0.5 < found["worst"].high
     assert row[5:] == ("0.001", "1.050", "1.100")
     assert 5 < float(row[4]) < 15
@@ -84,25 +90,39 @@ def test_without_numbers_of_samples_there_is_no_table(rows, write_run):
 
 
 def test_the_summary_of_a_run_has_the_intervals_of_its_clients(tmp_path):
-    settings = read_settings({"task": "tabular", "num-clients": 5, "clients-per-round": 0, "num-rounds": 2, "seed": 3})
+    settings = read_settings(
+        {"task": "tabular", "num-clients": 5, "clients-per-round": 0, "num-rounds": 2, "seed": 3}
+    )
     settings = with_folder(settings, tmp_path / "run")
     summary = execute(settings, InlineGrid(app, 5, settings.flat()))
     clients = read_run(tmp_path / "run").clients
     expected = as_numbers(of_clients(clients, 3))
     keys = {
-        f"{key}-{end}" for key in ("accuracy-mean", "accuracy-worst", "accuracy-worst10", "parity-gap") for end in ("low", "high")
+        f"{key}-{end}"
+        for key in ("accuracy-mean", "accuracy-worst", "accuracy-worst10", "parity-gap")
+        for end in ("low", "high")
     }
-    assert set(expected) == keys | {f"{key}-chance" for key in ("accuracy-worst", "accuracy-worst10", "parity-gap")} | {
-        "parity-gap-p"
-    }
+    assert set(expected) == keys | {
+        f"{key}-chance" for key in ("accuracy-worst", "accuracy-worst10", "parity-gap")
+    } | {"parity-gap-p"}
     assert {key: summary[key] for key in expected} == expected
-    assert {key: json.loads((tmp_path / "run" / "summary.json").read_text())[key] for key in expected} == expected
+    assert {
+        key: json.loads((tmp_path / "run" / "summary.json").read_text())[key] for key in expected
+    } == expected
     assert summary["accuracy-mean-low"] < summary["accuracy-mean"] < summary["accuracy-mean-high"]
 
 
 def test_text_has_no_intervals(tmp_path):
     """Its accuracy is one of characters, which depend on each other."""
-    settings = read_settings({"task": "text", "num-clients": 3, "clients-per-round": 0, "num-rounds": 1, "train.local-epochs": 1})
+    settings = read_settings(
+        {
+            "task": "text",
+            "num-clients": 3,
+            "clients-per-round": 0,
+            "num-rounds": 1,
+            "train.local-epochs": 1,
+        }
+    )
     settings = with_folder(settings, tmp_path / "run")
     summary = execute(settings, InlineGrid(app, 3, settings.flat()))
     assert "accuracy-worst" in summary

@@ -1,4 +1,6 @@
-"""Runs of a pool: finished ones are left alone, broken ones go on, failed ones are reported beside the others."""
+"""Runs of a pool: finished ones are left alone, broken ones go on, failed ones are
+reported beside the others.
+"""
 
 import json
 from pathlib import Path
@@ -12,8 +14,13 @@ from fedapps.sweeps.pool import PlannedRun, finished, run_all, run_missing, run_
 from strategies.base.rounds import Round
 
 LASSO: dict[str, Any] = {
-    "method": "fedfw", "task": "lasso", "num-clients": 3, "clients-per-round": 0, "evaluate-every": 0, "checkpoint-every": 2,
-}  # fmt: skip
+    "method": "fedfw",
+    "task": "lasso",
+    "num-clients": 3,
+    "clients-per-round": 0,
+    "evaluate-every": 0,
+    "checkpoint-every": 2,
+}
 
 
 def leave_note(run: PlannedRun) -> None:
@@ -21,7 +28,9 @@ def leave_note(run: PlannedRun) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_run_does_not_stop_the_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_does_not_stop_the_other(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     good = PlannedRun({**LASSO, "num-rounds": 3}, tmp_path / "good")
     bad = PlannedRun({**LASSO, "num-rounds": 3, "lasso.sparsity": 0}, tmp_path / "bad")
     with pytest.raises(RunFailed, match="1 of 2 runs failed"):
@@ -43,8 +52,12 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     assert (run.folder / "summary.json").stat().st_mtime_ns == before
 
 
-def test_a_broken_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, broken = (PlannedRun({**LASSO, "num-rounds": 6}, tmp_path / name) for name in ("whole", "broken"))
+def test_a_broken_run_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = (
+        PlannedRun({**LASSO, "num-rounds": 6}, tmp_path / name) for name in ("whole", "broken")
+    )
     run_one(whole)
 
     class Dies(run_module.Recorder):
@@ -59,9 +72,14 @@ def test_a_broken_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: p
             run_one(broken)
     assert not finished(broken.folder)
     assert run_one(broken)["rounds-completed"] == 6
-    ends = [json.loads((run.folder / "rounds.jsonl").read_text().splitlines()[-1]) for run in (whole, broken)]
+    ends = [
+        json.loads((run.folder / "rounds.jsonl").read_text().splitlines()[-1])
+        for run in (whole, broken)
+    ]
     assert ends[0]["train"] == ends[1]["train"]
-    assert (whole.folder / "model.safetensors").read_bytes() == (broken.folder / "model.safetensors").read_bytes()
+    assert (whole.folder / "model.safetensors").read_bytes() == (
+        broken.folder / "model.safetensors"
+    ).read_bytes()
 
 
 def test_no_runs_need_no_processes() -> None:

@@ -1,4 +1,6 @@
-"""What a study asks of a sweep: scales, data by name, a folder of sweeps, pruning, differences by seed, printed numbers, plots."""
+"""What a study asks of a sweep: scales, data by name, a folder of sweeps, pruning,
+differences by seed, printed numbers, plots.
+"""
 
 import json
 import math
@@ -18,17 +20,24 @@ from fedapps.sweeps.pool import Ended, run_one
 from fedapps.sweeps.tables import Results
 from fedapps.sweeps.texts import difference
 
-LASSO = 'task = "lasso"\nmethod = "fedfw"\nnum-clients = 3\nclients-per-round = 0\nnum-rounds = 4\nevaluate-every = 2\n'
+LASSO = (
+    'task = "lasso"\nmethod = "fedfw"\nnum-clients = 3\nclients-per-round = 0\nnum-rounds = '
+    "4\nevaluate-every = 2\n"
+)
 
 
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch):
-    monkeypatch.setattr(sweep_module, "run_all", lambda runs, processes: (Ended(run, run_one(run)) for run in runs))
+    monkeypatch.setattr(
+        sweep_module, "run_all", lambda runs, processes: (Ended(run, run_one(run)) for run in runs)
+    )
 
 
 @pytest.fixture
 def results_of(tmp_path, write_run):
-    """`results_of(text, accuracy)` are the results of a sweep whose run NAME ended with `accuracy[NAME]`."""
+    """`results_of(text, accuracy)` are the results of a sweep whose run NAME ended with
+    `accuracy[NAME]`.
+    """
 
     def results(text, accuracy, **more):
         (tmp_path / "grid.toml").write_text(text)
@@ -36,20 +45,26 @@ def results_of(tmp_path, write_run):
         assert sorted(point.name for point in plan.points) == sorted(accuracy)
         runs = {}
         for name, value in accuracy.items():
-            runs[name] = read_run(write_run(f"out/cells/{name}", last={"accuracy-mean": value, "level": 0.25}, **more))
+            runs[name] = read_run(
+                write_run(f"out/cells/{name}", last={"accuracy-mean": value, "level": 0.25}, **more)
+            )
         return Results(plan, runs)
 
     return results
 
 
-# --- scales, data, folders -----------------------------------------------------------------------------------------------
+# --- scales, data, folders ------------------------------------------------------------
 
 
 def test_full_is_the_file_as_it_stands_unless_it_says_otherwise(tmp_path):
     path = tmp_path / "grid.toml"
     path.write_text("num-rounds = 9\n[sweep]\ntitle = 'T'\n[scale.small]\nnum-rounds = 3\n")
     full, small = read_plan(path, scale="full"), read_plan(path, scale="small")
-    assert (full.points[0].run.config["num-rounds"], full.grid.scale, full.title) == (9, "full", "T")
+    assert (full.points[0].run.config["num-rounds"], full.grid.scale, full.title) == (
+        9,
+        "full",
+        "T",
+    )
     assert (small.grid.scale, small.title) == ("small", "T (scale small)")
     path.write_text("num-rounds = 9\n[scale.full]\nnum-rounds = 99\n")
     assert read_plan(path, scale="full").points[0].run.config["num-rounds"] == 99
@@ -59,8 +74,18 @@ def test_full_is_the_file_as_it_stands_unless_it_says_otherwise(tmp_path):
 
 
 def test_a_record_says_how_the_results_were_made(tmp_path, capsys):
-    (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1]\n[scale.small]\nnum-rounds = 2\nsweep.minutes = 1.5\n")
-    command = ["sweep", str(tmp_path / "grid.toml"), "--scale", "small", "fedfw.offset=3", "--out", str(tmp_path / "out")]
+    (tmp_path / "grid.toml").write_text(
+        LASSO + "seed = [0, 1]\n[scale.small]\nnum-rounds = 2\nsweep.minutes = 1.5\n"
+    )
+    command = [
+        "sweep",
+        str(tmp_path / "grid.toml"),
+        "--scale",
+        "small",
+        "fedfw.offset=3",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main([*command, "--dry-run"]) == 0
     assert "about 1 min 30 s on two cores" in capsys.readouterr().out
     assert main(command) == 0
@@ -74,9 +99,14 @@ def test_a_record_says_how_the_results_were_made(tmp_path, capsys):
 def test_data_are_found_by_the_last_name_of_their_source(tmp_path):
     (tmp_path / "sets" / "mnist").mkdir(parents=True)
     path = tmp_path / "grid.toml"
-    path.write_text("[axis.of]\nhub = { data.source = 'ylecun/mnist' }\nother = { data.source = 'digits' }\n")
+    path.write_text(
+        "[axis.of]\nhub = { data.source = 'ylecun/mnist' }\nother = { data.source = 'digits' }\n"
+    )
     points = read_plan(path, data=tmp_path / "sets").points
-    assert [point.run.config["data.source"] for point in points] == [str(tmp_path / "sets" / "mnist"), "digits"]
+    assert [point.run.config["data.source"] for point in points] == [
+        str(tmp_path / "sets" / "mnist"),
+        "digits",
+    ]
 
 
 def test_a_folder_is_all_sweeps_in_it(tmp_path, capsys):
@@ -97,11 +127,14 @@ def test_a_folder_is_all_sweeps_in_it(tmp_path, capsys):
     assert "holds no file with a table [sweep]" in capsys.readouterr().err
 
 
-# --- what is kept --------------------------------------------------------------------------------------------------------
+# --- what is kept ---------------------------------------------------------------------
 
 
 def test_a_finished_run_keeps_what_the_file_says(tmp_path):
-    text = 'method = "local"\nnum-clients = 4\nclients-per-round = 2\nnum-rounds = 2\ntrain.local-epochs = 1\n'
+    text = (
+        'method = "local"\nnum-clients = 4\nclients-per-round = 2\nnum-rounds = '
+        "2\ntrain.local-epochs = 1\n"
+    )
     text += "checkpoint-every = 1\n[sweep]\nkeep = "
     for keep, kept in (
         ('["clients"]', {"clients"}),
@@ -115,7 +148,8 @@ def test_a_finished_run_keeps_what_the_file_says(tmp_path):
         assert there & {"clients", "model.safetensors", "checkpoint"} == kept
         assert {"summary.json", "rounds.jsonl", "clients.csv", "settings.toml"} <= there
         before = (out / "cells" / "run" / "summary.json").stat().st_mtime_ns
-        assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(out)]) == 0  # still a finished run
+        # still a finished run
+        assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(out)]) == 0
         assert (out / "cells" / "run" / "summary.json").stat().st_mtime_ns == before
 
 
@@ -126,7 +160,7 @@ def test_an_unfinished_run_loses_nothing(write_run):
     assert (folder / "checkpoint").exists()
 
 
-# --- tables --------------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------
 
 
 def test_differences_by_seed_and_printed_numbers_stand_beside(results_of):
@@ -140,11 +174,16 @@ def test_differences_by_seed_and_printed_numbers_stand_beside(results_of):
         fedavg = "95.69"
     """
     values = {"fedavg": (0.5, 0.6, 0.7), "local": (0.53, 0.62, 0.71)}
-    accuracy = {f"{method}_seed-{seed}": found[seed] for method, found in values.items() for seed in range(3)}
+    accuracy = {
+        f"{method}_seed-{seed}": found[seed]
+        for method, found in values.items()
+        for seed in range(3)
+    }
     ((_, header, rows),) = results_of(text, accuracy).tables(str)
     assert header == ["method", "Accuracy, mean, %", "printed", "Accuracy, mean, %, by seed"]
     assert rows[0] == ["fedavg", "60.00 ± 10.00", "95.69", ""]
-    # 3, 2 and 1: 2 ± 4.303 / sqrt(3); both rows reach from 50 to 71, but all seeds say which is better
+    # 3, 2 and 1: 2 ± 4.303 / sqrt(3); both rows reach from 50 to 71, but all seeds say
+    # which is better
     assert rows[1] == ["local", "62.00 ± 9.00", "", "+2.00 [\N{MINUS SIGN}0.48, +4.48], 3 of 3"]
     assert 2 - 4.302653 / math.sqrt(3) == pytest.approx(-0.48, abs=0.005)
 
@@ -162,10 +201,25 @@ def test_rows_have_partners_of_their_own_and_columns_their_printed_numbers(resul
         [sweep.printed.accuracy-mean]
         a = { "num-clients = 9" = "70" }
     """
-    names = {"num-clients-5_a": 0.5, "num-clients-9_a": 0.75, "num-clients-5_a-fair": 0.25, "num-clients-9_a-fair": 1.0}
+    names = {
+        "num-clients-5_a": 0.5,
+        "num-clients-9_a": 0.75,
+        "num-clients-5_a-fair": 0.25,
+        "num-clients-9_a-fair": 1.0,
+    }
     ((_, header, rows),) = results_of(text, names).tables(str)
-    assert header == ["setting", "num-clients = 5", "by seed", "num-clients = 9", "printed", "by seed"]
-    assert rows == [["a", "50.00", "", "75.00", "70", ""], ["a, fair", "25.00", "\N{MINUS SIGN}25.00", "100.00", "", "+25.00"]]
+    assert header == [
+        "setting",
+        "num-clients = 5",
+        "by seed",
+        "num-clients = 9",
+        "printed",
+        "by seed",
+    ]
+    assert rows == [
+        ["a", "50.00", "", "75.00", "70", ""],
+        ["a, fair", "25.00", "\N{MINUS SIGN}25.00", "100.00", "", "+25.00"],
+    ]
 
 
 def test_how_differences_are_written():
@@ -183,7 +237,7 @@ def test_one_seed_makes_nothing_bold(results_of):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("keep = ['models']", "sweep.keep = ['models']: choose of model, clients, checkpoint, synthetic, plots"),
+        ("keep = ['models']", "sweep.keep = ['models']: choose of model, clients, checkpoint, synthetic, " "plots"),
         ("minutes = -1", "sweep.minutes = -1: must be a number from 0"),
         ("measures = ['best(']", "sweep.'best(': write NAME, NAME@ROUND"),
         ("against = 3", "sweep.against = 3: must name a row"),
@@ -203,12 +257,14 @@ def test_mistakes_in_the_table_sweep(text, message, tmp_path):
     assert message in str(error.value)
 
 
-# --- plots ---------------------------------------------------------------------------------------------------------------
+# --- plots ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path, write_run):
-    measure = {"clients": 'measures = "accuracy"', "curve": 'measures = "lambda-accuracy"'}.get(kind, "")
+    measure = {"clients": 'measures = "accuracy"', "curve": 'measures = "lambda-accuracy"'}.get(
+        kind, ""
+    )
     x = 'x = "num-clients"' if kind == "parameter" else ""
     text = f"""
         method = ["fedavg", "superfed-mm"]
@@ -219,13 +275,26 @@ def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path,
         {measure}
         {x}
     """
-    accuracy = {f"{m}_num-clients-{n}_seed-{s}": 0.5 + 0.1 * s for m in ("fedavg", "superfed-mm") for n in (5, 9) for s in (0, 1)}
+    accuracy = {
+        f"{m}_num-clients-{n}_seed-{s}": 0.5 + 0.1 * s
+        for m in ("fedavg", "superfed-mm")
+        for n in (5, 9)
+        for s in (0, 1)
+    }
     curves = {"lambda": [0.0, 0.5, 1.0], "lambda-accuracy": [0.25, 0.5, 0.75]}
     results = results_of(text, accuracy, curves=curves)
     for run in results.runs:
-        (run.path / "weights.csv").write_text("round,client,weight\n1,0,0.5\n1,1,0.5\n2,0,0.25\n2,1,0.75\n")
+        (run.path / "weights.csv").write_text(
+            "round,client,weight\n1,0,0.5\n1,1,0.5\n2,0,0.25\n2,1,0.75\n"
+        )
         for record in run.rounds:
-            record |= {"models-up": 1, "models-down": 1, "seconds": 0.5, "bytes-up": 100, "bytes-down": 50}
+            record |= {
+                "models-up": 1,
+                "models-down": 1,
+                "seconds": 0.5,
+                "bytes-up": 100,
+                "bytes-down": 50,
+            }
     drawn = figures(results, LIGHT)
     assert list(drawn) == [kind]
     lines = {name for panel in drawn[kind].panels for name, _ in panel.legend}
@@ -233,7 +302,10 @@ def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path,
         assert lines == {"fedavg", "superfed-mm"}
     if kind in ("bytes", "seconds"):
         last = drawn[kind].panels[0].legend[0][1][0].points[-1]
-        assert tuple(last) == (pytest.approx(4 * {"bytes": 150 / 1e6, "seconds": 0.5}[kind]), pytest.approx(0.55))
+        assert tuple(last) == (
+            pytest.approx(4 * {"bytes": 150 / 1e6, "seconds": 0.5}[kind]),
+            pytest.approx(0.55),
+        )
 
 
 def test_lines_levels_and_differences_say_what_was_measured(results_of):
@@ -254,7 +326,9 @@ def test_lines_levels_and_differences_say_what_was_measured(results_of):
         slope = -0.5
     """
     drawn = figures(results_of(text, {"fedavg": 0.5, "local": 0.75}), LIGHT)
-    plain, relative, logarithmic = (drawn[name].panels[0] for name in ("plain", "relative", "logarithmic"))
+    plain, relative, logarithmic = (
+        drawn[name].panels[0] for name in ("plain", "relative", "logarithmic")
+    )
 
     def last(panel, label):
         (shapes,) = [shapes for name, shapes in panel.legend if name == label]
@@ -267,7 +341,8 @@ def test_lines_levels_and_differences_say_what_was_measured(results_of):
     assert last(relative, "fedavg") == (4.0, -0.125)
     assert last(logarithmic, "local") == pytest.approx((math.log10(4), math.log10(0.75)))
     assert list(zip(*logarithmic.x.ticks, strict=True)) == [(math.log10(x), f"{x}") for x in (2,)]
-    assert logarithmic.y.ticks == ([pytest.approx(math.log10(0.5))], ["50"])  # a fraction, in per cent
+    # a fraction, in per cent
+    assert logarithmic.y.ticks == ([pytest.approx(math.log10(0.5))], ["50"])
     (slope,) = [shapes[0].points for name, shapes in logarithmic.legend if name == "t^-0.5"]
     assert (slope[-1, 1] - slope[0, 1]) / (slope[-1, 0] - slope[0, 0]) == pytest.approx(-0.5)
 
@@ -278,4 +353,6 @@ def test_a_plot_of_nothing_is_left_out(results_of):
 
 
 def test_a_single_name_needs_no_list():
-    assert read_plot({"kind": "rounds", "measures": "loss-mean", "rows": ["a"]}).measures == ("loss-mean",)
+    assert read_plot({"kind": "rounds", "measures": "loss-mean", "rows": ["a"]}).measures == (
+        "loss-mean",
+    )

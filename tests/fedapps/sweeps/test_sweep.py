@@ -1,4 +1,6 @@
-"""A sweep: which runs a file means, what is said of a wrong one, what the tables hold, what a second start does."""
+"""A sweep: which runs a file means, what is said of a wrong one, what the tables hold,
+what a second start does.
+"""
 
 import csv
 import json
@@ -49,7 +51,9 @@ def plan_of(tmp_path):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Runs go one after the other in this process; those that are named in the returned dictionary fail with its text."""
+    """Runs go one after the other in this process; those that are named in the returned
+    dictionary fail with its text.
+    """
     broken = {}
 
     def run_all(runs, processes):
@@ -67,11 +71,13 @@ def names(plan):
     return [point.name for point in plan.points]
 
 
-# --- points and runs ---------------------------------------------------------------------------------------------------
+# --- points and runs ------------------------------------------------------------------
 
 
 def test_lists_are_axes_and_a_methods_own_table_is_none_for_others(plan_of):
-    plan = plan_of('method = ["fedavg", "superfed-mm"]\nseed = [0, 1]\n[superfed]\nnu = [0.5, 2]\nmu = 0.25\n')
+    plan = plan_of(
+        'method = ["fedavg", "superfed-mm"]\nseed = [0, 1]\n[superfed]\nnu = [0.5, 2]\nmu = 0.25\n'
+    )
     assert names(plan) == [
         "fedavg_seed-0",
         "fedavg_seed-1",
@@ -81,13 +87,21 @@ def test_lists_are_axes_and_a_methods_own_table_is_none_for_others(plan_of):
         "superfed-mm_seed-1_nu-2",
     ]
     last = plan.points[-1].run.config
-    assert (last["method"], last["seed"], last["superfed.nu"], last["superfed.mu"]) == ("superfed-mm", 1, 2.0, 0.25)
+    assert (last["method"], last["seed"], last["superfed.nu"], last["superfed.mu"]) == (
+        "superfed-mm",
+        1,
+        2.0,
+        0.25,
+    )
     assert not any(key.startswith("superfed") for key in plan.points[0].run.config)
 
 
 def test_the_options_of_a_wrapped_method_count(plan_of):
     """aaggff-s around FedProx has mu, around FedAvg it has none."""
-    text = 'method = "aaggff-s"\nclients-per-round = 0\n[aaggff]\nbase = ["fedavg", "fedprox"]\n[fedprox]\nmu = [0.1, 1.0]\n'
+    text = (
+        'method = "aaggff-s"\nclients-per-round = 0\n[aaggff]\nbase = ["fedavg", '
+        '"fedprox"]\n[fedprox]\nmu = [0.1, 1.0]\n'
+    )
     assert len(plan_of(text).points) == 3
 
 
@@ -106,7 +120,10 @@ def test_cases_set_several_settings_and_can_be_picked(plan_of):
     """
     configs = {point.name: point.run.config for point in plan_of(text).points}
     assert list(configs) == ["plain", "two-classes"]
-    told = {name: (c["data.partition"], c["num-clients"], c["superfed.nu"]) for name, c in configs.items()}
+    told = {
+        name: (c["data.partition"], c["num-clients"], c["superfed.nu"])
+        for name, c in configs.items()
+    }
     assert told == {"plain": ("iid", 7, 3.0), "two-classes": ("pathological", 0, 1.0)}
     assert names(plan_of(text, scale="one")) == ["two-classes"]
     assert names(plan_of(text, 'axis.kind=["plain"]')) == ["plain"]
@@ -126,7 +143,10 @@ def test_rules_give_some_runs_settings_of_their_own(plan_of):
         num-clients = 9
         set.superfed.start = 0.125
     """
-    told = {point.name: (point.run.config["superfed.nu"], point.run.config["superfed.start"]) for point in plan_of(text).points}
+    told = {
+        point.name: (point.run.config["superfed.nu"], point.run.config["superfed.start"])
+        for point in plan_of(text).points
+    }
     assert told == {
         "superfed-mm_num-clients-5": (1.5, 0.4),
         "superfed-mm_num-clients-9": (1.5, 0.125),
@@ -136,10 +156,15 @@ def test_rules_give_some_runs_settings_of_their_own(plan_of):
 
 
 def test_scale_and_command_line_replace_what_the_file_says(plan_of):
-    text = "num-rounds = 100\nseed = [0, 1, 2]\n[scale.small]\nnum-rounds = 5\ntrain.local-epochs = 3\nseed = 7\n"
+    text = (
+        "num-rounds = 100\nseed = [0, 1, 2]\n[scale.small]\nnum-rounds = 5\ntrain.local-epochs "
+        "= 3\nseed = 7\n"
+    )
     small = plan_of(text, scale="small")
     assert names(small) == ["run"]
-    assert [small.points[0].run.config[key] for key in ("num-rounds", "train.local-epochs", "seed")] == [5, 3, 7]
+    assert [
+        small.points[0].run.config[key] for key in ("num-rounds", "train.local-epochs", "seed")
+    ] == [5, 3, 7]
     assert small.grid.name == "grid-small"
     assert names(plan_of(text, "seed=[4,5]", "num-rounds=1", scale="small")) == ["seed-4", "seed-5"]
     assert {point.run.config["num-rounds"] for point in plan_of(text, "num-rounds=1").points} == {1}
@@ -148,12 +173,16 @@ def test_scale_and_command_line_replace_what_the_file_says(plan_of):
 def test_a_folder_of_data_does_not_depend_on_the_directory(plan_of, tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert plan_of("[data]\nsource = './images'\n").points[0].run.config["data.source"] == str(tmp_path / "images")
+    assert plan_of("[data]\nsource = './images'\n").points[0].run.config["data.source"] == str(
+        tmp_path / "images"
+    )
 
 
 def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
     cases = ["a/b ../c", "a b .. c", "A", "a"]
-    text = "[axis.x]\n" + "".join(f'"{case}" = {{ num-rounds = {3 + index} }}\n' for index, case in enumerate(cases))
+    text = "[axis.x]\n" + "".join(
+        f'"{case}" = {{ num-rounds = {3 + index} }}\n' for index, case in enumerate(cases)
+    )
     found = names(plan_of(text))
     assert len({name.lower() for name in found}) == 4
     assert all(re.fullmatch(r"[\w][\w.+=-]*", name) for name in found)
@@ -164,11 +193,19 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
     ("text", "arguments", "message"),
     [
         ("num-round = 3", [], "unknown setting 'num-round': did you mean 'num-rounds'?"),
-        ("[superfed]\nnou = [1, 2]", [], "unknown setting 'superfed.nou': did you mean 'superfed.nu'?"),
+        (
+            "[superfed]\nnou = [1, 2]",
+            [],
+            "unknown setting 'superfed.nou': did you mean 'superfed.nu'?",
+        ),
         ("seed = []", [], "seed = []: a list without values leaves no runs"),
         ("seed = [0, 1, 0]", [], "seed = [0, 1, 0]: 0 is given twice"),
         ("train.momentum = [1, 1.0]", [], "train.momentum = [1, 1.0]: 1.0 is given twice"),
-        ("num-rounds = [1, 'two']", [], "num-rounds = two: num-rounds = 'two': must be a whole number"),
+        (
+            "num-rounds = [1, 'two']",
+            [],
+            "num-rounds = two: num-rounds = 'two': must be a whole number",
+        ),
         ("method = ['fedavg', 'fedpro']", [], "method = 'fedpro': did you mean 'fedprox'?"),
         (
             "method = 'fedavg'\nsuperfed.nu = [1, 2]",
@@ -177,30 +214,63 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
         ),
         ("seed = [1]\naxis.a.x.seed = 2", [], "seed: is decided by two axes, seed and a"),
         ("num-rounds = 2\naxis.a.x.num-rounds = 3", [], "num-rounds = 2: axis.a decides it, too"),
-        ("axis.a.x.num-rounds = 3\naxis.a.y.seed = 1", ["num-rounds=5"], "num-rounds = 5: axis.a decides it, too"),
-        ("axis.a.x.num-rounds = 3\naxis.a.y.num-rounds = 3", [], "the runs x and y have the same settings"),
+        (
+            "axis.a.x.num-rounds = 3\naxis.a.y.seed = 1",
+            ["num-rounds=5"],
+            "num-rounds = 5: axis.a decides it, too",
+        ),
+        (
+            "axis.a.x.num-rounds = 3\naxis.a.y.num-rounds = 3",
+            [],
+            "the runs x and y have the same settings",
+        ),
         ("axis.a.x = {}\naxis.a.y.num-rounds = 50", [], "the runs x and y have the same settings"),
         ("axis.a.x.seed = [1, 2]", [], "axis.a.x: seed is a list"),
         ("axis.a = 3", [], "axis.a: must be a table of cases"),
         ("axis = 3", [], "axis = 3: must be a table"),
         ("axis.noise.x.seed = 1", ["axis.nose=['x']"], "axis.nose: did you mean 'noise'?"),
-        ("axis.noise.pair.seed = 1", ["axis.noise=['pear']"], "axis.noise = ['pear']: did you mean 'pair'?"),
+        (
+            "axis.noise.pair.seed = 1",
+            ["axis.noise=['pear']"],
+            "axis.noise = ['pear']: did you mean 'pair'?",
+        ),
         ("out = 'x'", [], "out: the folders of the runs are the sweep's: choose --out"),
         ("resume = true", [], "resume: a sweep always goes on"),
-        ("[scale.small]\nseed = 1", ["--scale", "smal"], "--scale smal: did you mean 'small'? it has small, full"),
+        (
+            "[scale.small]\nseed = 1",
+            ["--scale", "smal"],
+            "--scale smal: did you mean 'small'? it has small, full",
+        ),
         ("seed = 1", ["--scale", "small"], "--scale small: it has full"),
         ("scale = 3", [], "scale: must hold tables"),
         ("[scale.a.scale.b]\nseed = 1", ["--scale", "a"], "scale: belongs to the top of the file"),
         ("[sweep]\nmeasure = 'x'", [], "[sweep] = 'measure': did you mean 'measures'?"),
         ("[sweep]\nmeasures = [1]", [], "sweep.measures = (1,): must be a list of different names"),
-        ("method = ['fedavg', 'local']\n[sweep]\nrows = 'metod'", [], "sweep.rows = 'metod': did you mean 'method'?"),
+        (
+            "method = ['fedavg', 'local']\n[sweep]\nrows = 'metod'",
+            [],
+            "sweep.rows = 'metod': did you mean 'method'?",
+        ),
         ("[[when]]\nmethod = 'local'", [], "when: needs conditions and a table of settings"),
         ("[[when]]\nmethod = 'locl'\nset.seed = 1", [], "method = 'locl': did you mean 'local'?"),
-        ("[[when]]\nmethod = 'local'\nset.sed = 1", [], "unknown setting 'sed': did you mean 'seed'?"),
-        ("seed = [1]\n[[when]]\nmethod = 'local'\nset.seed = 1", [], "seed: is decided by the axis seed and by a [[when]]"),
-        ("[[when]]\nmethod = 'local'\nset.num-rounds = 1", ["num-rounds=2"], "num-rounds: is decided by the command line"),
         (
-            "[[when]]\nseed = 0\nset.num-rounds = 1\n[[when]]\nmethod = 'fedavg'\nset.num-rounds = 2",
+            "[[when]]\nmethod = 'local'\nset.sed = 1",
+            [],
+            "unknown setting 'sed': did you mean 'seed'?",
+        ),
+        (
+            "seed = [1]\n[[when]]\nmethod = 'local'\nset.seed = 1",
+            [],
+            "seed: is decided by the axis seed and by a [[when]]",
+        ),
+        (
+            "[[when]]\nmethod = 'local'\nset.num-rounds = 1",
+            ["num-rounds=2"],
+            "num-rounds: is decided by the command line",
+        ),
+        (
+            "[[when]]\nseed = 0\nset.num-rounds = 1\n[[when]]\nmethod = 'fedavg'\nset.num-rounds = "
+            "2",
             [],
             "num-rounds: one [[when]] says 1, another 2",
         ),
@@ -214,10 +284,16 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
         ("seed = 0", ["--jobs", "-1"], "--jobs -1: choose 1 or more"),
         ("seed = 0", ["--engine", "ray", "--jobs", "2"], "--jobs is for --engine inline"),
         ("seed = 0", ["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
-        (f"seed = {list(range(200))}\nnum-rounds = {list(range(1, 200))}", [], "39800 combinations of settings"),
+        (
+            f"seed = {list(range(200))}\nnum-rounds = {list(range(1, 200))}",
+            [],
+            "39800 combinations of settings",
+        ),
     ],
 )
-def test_mistakes_are_told_in_one_line_before_anything_runs(text, arguments, message, tmp_path, capsys, in_process):
+def test_mistakes_are_told_in_one_line_before_anything_runs(
+    text, arguments, message, tmp_path, capsys, in_process
+):
     path = tmp_path / "grid.toml"
     path.write_text(text)
     assert main(["sweep", str(path), *arguments, "--out", str(tmp_path / "out")]) == 2
@@ -237,21 +313,36 @@ SWEEPS = [
 
 @pytest.mark.parametrize("path", SWEEPS)
 def test_the_sweeps_of_the_project_plan_at_every_scale(path):
-    """Small is a fifth of the whole at most and says what it takes; every row that a file names exists at its full scale."""
-    scales = {name.split(".")[1] for name in re.findall(r"^\[(scale\.[\w.-]+)\]", path.read_text(), re.M)}
+    """Small is a fifth of the whole at most and says what it takes; every row that a
+    file names exists at its full scale.
+    """
+    scales = {
+        name.split(".")[1] for name in re.findall(r"^\[(scale\.[\w.-]+)\]", path.read_text(), re.M)
+    }
     assert "small" in scales
     plans = {scale: read_plan(path, scale=scale) for scale in {*scales, "full"}}
-    work = {scale: sum(point.run.config["num-rounds"] for point in plan.points) for scale, plan in plans.items()}
+    work = {
+        scale: sum(point.run.config["num-rounds"] for point in plan.points)
+        for scale, plan in plans.items()
+    }
     assert work["small"] <= work["full"] / 5 or "data.max-samples" in path.read_text()
     options = plans["small"].grid.options
     assert 0 < options.minutes <= 25
     results = Results(plans["full"], {})
     full = plans["full"].grid.options
     named = {row for table in (full.printed or {}).values() for row in table}
-    named |= {full.against} if isinstance(full.against, str) else {row for pair in full.against.items() for row in pair}
+    named |= (
+        {full.against}
+        if isinstance(full.against, str)
+        else {row for pair in full.against.items() for row in pair}
+    )
     named |= {row for plot in full.plot for row in plot.rows}
     columns = {
-        c for table in (full.printed or {}).values() for beside in table.values() if isinstance(beside, dict) for c in beside
+        c
+        for table in (full.printed or {}).values()
+        for beside in table.values()
+        if isinstance(beside, dict)
+        for c in beside
     }
     assert named <= {*map(results.row_name, results.rows), ""}
     assert columns <= set(map(results.column_name, results.columns))
@@ -264,12 +355,14 @@ def test_the_pages_example_makes_as_many_runs_as_it_says(plan_of):
     assert (len(plan_of(text).points), len(plan_of(text, scale="small").points)) == (whole, small)
 
 
-# --- tables ------------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def results_of(plan_of, write_run):
-    """`results_of(text, accuracy)` are the results of a sweep whose run NAME ended with `accuracy[NAME]`; None: it failed."""
+    """`results_of(text, accuracy)` are the results of a sweep whose run NAME ended with
+    `accuracy[NAME]`; None: it failed.
+    """
 
     def results(text, accuracy):
         plan = plan_of(text)
@@ -305,31 +398,54 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
         ["fedavg", f"61.67 ± {sample[50, 60, 75]:.2f}", "90.00 ± 0.00"],
         ["local", f"*82.00 ± {sample[70, 80, 96]:.2f}*", f"37.50 ± {sample[25, 50]:.2f} (2 of 3)"],
     ]
-    assert errors[1][1] == f"*0.180 ± {sample[70, 80, 96] / 100:.3f}*"  # of errors the least is best
+    # of errors the least is best
+    assert errors[1][1] == f"*0.180 ± {sample[70, 80, 96] / 100:.3f}*"
     results.write_csv(tmp_path / "table.csv")
     with (tmp_path / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [(line["method"], line["num-clients"], line["seeds"], line["of"]) for line in lines] == [
-        ("fedavg", "5", "3", "3"), ("fedavg", "9", "3", "3"), ("local", "5", "3", "3"), ("local", "9", "2", "3"),
-    ]  # fmt: skip
+        ("fedavg", "5", "3", "3"),
+        ("fedavg", "9", "3", "3"),
+        ("local", "5", "3", "3"),
+        ("local", "9", "2", "3"),
+    ]
     assert float(lines[0]["accuracy-mean"]) == pytest.approx((0.5 + 0.6 + 0.75) / 3, abs=1e-15)
-    assert float(lines[0]["accuracy-mean-over-seeds-std"]) == pytest.approx(sample[50, 60, 75] / 100, abs=1e-15)
+    assert float(lines[0]["accuracy-mean-over-seeds-std"]) == pytest.approx(
+        sample[50, 60, 75] / 100, abs=1e-15
+    )
     assert "| local  | **82.00 ± 13.11** | 37.50 ± 17.68 (2 of 3) |" in results.markdown()
 
 
 def test_an_axis_that_some_methods_lack_tells_rows_apart(results_of):
     text = (
-        'method = ["fedavg", "superfed-mm"]\nsuperfed.nu = [0.0, 1.0]\nnum-clients = [5]\n[sweep]\nmeasures = "accuracy-mean"\n'
+        'method = ["fedavg", "superfed-mm"]\nsuperfed.nu = [0.0, 1.0]\nnum-clients = '
+        '[5]\n[sweep]\nmeasures = "accuracy-mean"\n'
     )
-    accuracy = {"fedavg_num-clients-5": 0.5, "superfed-mm_nu-0.0_num-clients-5": 0.75, "superfed-mm_nu-1.0_num-clients-5": 0.75}
+    accuracy = {
+        "fedavg_num-clients-5": 0.5,
+        "superfed-mm_nu-0.0_num-clients-5": 0.75,
+        "superfed-mm_nu-1.0_num-clients-5": 0.75,
+    }
     ((heading, header, rows),) = results_of(text, accuracy).tables(lambda text: f"*{text}*")
     assert (heading, header) == ("", ["method", "Accuracy, mean, %"])
-    assert rows == [["fedavg", "50.00"], ["superfed-mm, nu = 0.0", "75.00"], ["superfed-mm, nu = 1.0", "75.00"]]
+    assert rows == [
+        ["fedavg", "50.00"],
+        ["superfed-mm, nu = 0.0", "75.00"],
+        ["superfed-mm, nu = 1.0", "75.00"],
+    ]
 
 
 def test_rows_can_be_chosen(results_of):
-    text = 'method = ["superfed-mm", "superfed-lm"]\nsuperfed.nu = [0.0, 1.0]\n[sweep]\nrows = "superfed.nu"\n'
-    accuracy = {"superfed-mm_nu-0.0": 0.5, "superfed-mm_nu-1.0": 0.75, "superfed-lm_nu-0.0": 0.5, "superfed-lm_nu-1.0": None}
+    text = (
+        'method = ["superfed-mm", "superfed-lm"]\nsuperfed.nu = [0.0, 1.0]\n[sweep]\nrows = '
+        '"superfed.nu"\n'
+    )
+    accuracy = {
+        "superfed-mm_nu-0.0": 0.5,
+        "superfed-mm_nu-1.0": 0.75,
+        "superfed-lm_nu-0.0": 0.5,
+        "superfed-lm_nu-1.0": None,
+    }
     (_, header, rows), _ = results_of(text, accuracy).tables(lambda text: f"*{text}*")
     assert header == ["superfed.nu", "superfed-mm", "superfed-lm"]
     assert rows == [["0.0", "50.00", "50.00"], ["1.0", "75.00", "missing"]]
@@ -343,8 +459,25 @@ def test_a_measure_that_no_run_has_is_left_out_and_said(results_of, others):
 
 
 def test_which_end_of_a_measure_is_best():
-    high = ("accuracy-mean", "accuracy-worst10", "global-accuracy-mean", "half-accuracy-mean", "auroc-worst", "accuracy-weighted")
-    low = ("accuracy-std", "parity-gap", "ece-mean", "mce-mean", "half-loss-mean", "bytes-up", "seconds", "gini", "auroc-gini")
+    high = (
+        "accuracy-mean",
+        "accuracy-worst10",
+        "global-accuracy-mean",
+        "half-accuracy-mean",
+        "auroc-worst",
+        "accuracy-weighted",
+    )
+    low = (
+        "accuracy-std",
+        "parity-gap",
+        "ece-mean",
+        "mce-mean",
+        "half-loss-mean",
+        "bytes-up",
+        "seconds",
+        "gini",
+        "auroc-gini",
+    )
     assert [best_of(key) for key in high] == [max] * len(high)
     assert [best_of(key) for key in low] == [min] * len(low)
     assert best_of("lambda-mean") is best_of("rounds-completed") is None
@@ -352,11 +485,17 @@ def test_which_end_of_a_measure_is_best():
 
 def test_the_page_stands_alone_and_escapes_names(results_of, tmp_path):
     text = (
-        'superfed.nu = [0.0, 1.0, 2.0]\nsuperfed.mu = [0.0, 0.1, 0.2]\nmethod = "superfed-mm"\n[sweep]\n'
-        'title = "<i>nu</i> & mu"\nrows = ["kind", "superfed.nu"]\n[axis.kind]\n"<script>" = { num-rounds = 4 }\n'
+        "superfed.nu = [0.0, 1.0, 2.0]\nsuperfed.mu = [0.0, 0.1, 0.2]\nmethod = "
+        '"superfed-mm"\n[sweep]\n'
+        'title = "<i>nu</i> & mu"\nrows = ["kind", "superfed.nu"]\n[axis.kind]\n"<script>" = { '
+        "num-rounds = 4 }\n"
     )
-    runs = [f"nu-{nu}_mu-{mu}_-script" for nu in ("0.0", "1.0", "2.0") for mu in ("0.0", "0.1", "0.2")]
-    results = results_of(text, {name: (None if index == 4 else 0.1 * index) for index, name in enumerate(runs)})
+    runs = [
+        f"nu-{nu}_mu-{mu}_-script" for nu in ("0.0", "1.0", "2.0") for mu in ("0.0", "0.1", "0.2")
+    ]
+    results = results_of(
+        text, {name: (None if index == 4 else 0.1 * index) for index, name in enumerate(runs)}
+    )
     page = write_page(results, tmp_path, {runs[4]: "it <b>died</b>"}).read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -364,14 +503,20 @@ def test_the_page_stands_alone_and_escapes_names(results_of, tmp_path):
     assert "it &lt;b&gt;died&lt;/b&gt;" in page
     assert not re.search(r'(?:src|href|srcset)="(?!data:)', page)
     assert "http" not in page.replace("http-equiv", "")
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["curves.png", "grid.png", "values.png"]
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
+        "curves.png",
+        "grid.png",
+        "values.png",
+    ]
     assert "8 of 9 runs finished, 1 failed" in page
 
 
-# --- the command -------------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------
 
 
-def test_a_failed_run_stops_no_other_and_a_second_start_does_only_what_is_missing(tmp_path, in_process, capsys):
+def test_a_failed_run_stops_no_other_and_a_second_start_does_only_what_is_missing(
+    tmp_path, in_process, capsys
+):
     path, out = tmp_path / "grid.toml", tmp_path / "out"
     path.write_text(LASSO + "seed = [0, 1, 2]\n")
     command = ["sweep", str(path), "--out", str(out)]
@@ -389,7 +534,10 @@ def test_a_failed_run_stops_no_other_and_a_second_start_does_only_what_is_missin
     assert lines[3].startswith("fedapps: the run failed: 1 of 3 runs")
     assert "(2 of 3)" in (out / "table.md").read_text()
     assert "RuntimeError: no luck" in (out / "report.html").read_text()
-    before = {seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns for seed in (0, 2)}
+    before = {
+        seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns
+        for seed in (0, 2)
+    }
 
     in_process.clear()
     assert main(command) == 0
@@ -397,16 +545,25 @@ def test_a_failed_run_stops_no_other_and_a_second_start_does_only_what_is_missin
     assert said.err.splitlines()[0] == "2 of 3 runs are finished"
     assert said.err.splitlines()[1].startswith("[3/3] seed-1: 4 rounds in ")
     assert "(2 of 3)" not in (out / "table.md").read_text()
-    assert {seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns for seed in (0, 2)} == before
+    assert {
+        seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns
+        for seed in (0, 2)
+    } == before
     measure = next(csv.reader((out / "table.csv").open()))[2]
-    values = [json.loads((out / "cells" / f"seed-{seed}" / "summary.json").read_text())[measure] for seed in (0, 1, 2)]
+    values = [
+        json.loads((out / "cells" / f"seed-{seed}" / "summary.json").read_text())[measure]
+        for seed in (0, 1, 2)
+    ]
     with (out / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert float(line[measure]) == pytest.approx(statistics.mean(values), rel=1e-12)
 
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 5") + "seed = [0, 1, 2]\n")
     assert main(command) == 2
-    assert "was run with num-rounds = 4, now it is 5: choose another --out, or delete that folder" in capsys.readouterr().err
+    assert (
+        "was run with num-rounds = 4, now it is 5: choose another --out, or delete that folder"
+        in capsys.readouterr().err
+    )
 
 
 def test_results_never_land_in_the_folder_of_a_run(tmp_path, capsys, write_run):
@@ -428,22 +585,33 @@ def test_a_second_sweep_keeps_out_of_the_folder(tmp_path, in_process, capsys):
 
 
 def test_ray_goes_through_the_runs_one_by_one(tmp_path, monkeypatch, capsys):
-    """Flower's simulation is told the run's settings; a run that it loses is a failed one."""
+    """Flower's simulation is told the run's settings; a run that it loses is a failed
+    one.
+    """
     from fedapps.engines import flower
 
     asked = []
 
-    def run_simulation(app, config, *, num_nodes, gpus_per_client, log_path, ended, written, walled, cluster):
+    def run_simulation(
+        app, config, *, num_nodes, gpus_per_client, log_path, ended, written, walled, cluster
+    ):
         asked.append((config["seed"], num_nodes, gpus_per_client))
         if config["seed"] == 1:
             return flower.Outcome("failed", "Ray died", None)
         from fedapps.sweeps.pool import PlannedRun
 
-        run_one(PlannedRun({key: value for key, value in config.items() if key not in ("out", "resume")}, Path(config["out"])))
+        run_one(
+            PlannedRun(
+                {key: value for key, value in config.items() if key not in ("out", "resume")},
+                Path(config["out"]),
+            )
+        )
         return flower.Outcome("completed", "", None)
 
     monkeypatch.setattr(flower, "run_simulation", run_simulation)
-    monkeypatch.setattr(flower, "nodes_for", lambda clients, cpus, gpus, *_: clients if gpus == 0.25 else 0)
+    monkeypatch.setattr(
+        flower, "nodes_for", lambda clients, cpus, gpus, *_: clients if gpus == 0.25 else 0
+    )
     (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1, 2]\n")
     command = [
         "sweep",
@@ -482,14 +650,31 @@ def test_in_a_terminal_the_rounds_of_current_runs_count(plan_of, write_run):
 
 @pytest.mark.slow
 def test_two_processes_and_an_interrupt(tmp_path):
-    """Ctrl-C ends the processes of the runs at once, and the next start goes on from their checkpoints."""
+    """Ctrl-C ends the processes of the runs at once, and the next start goes on from
+    their checkpoints.
+    """
     path, out = tmp_path / "grid.toml", tmp_path / "out"
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 1000000") + "seed = [0, 1, 2]\n")
-    command = [sys.executable, "-m", "fedapps", "sweep", str(path), "--jobs", "2", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "fedapps",
+        "sweep",
+        str(path),
+        "--jobs",
+        "2",
+        "--out",
+        str(out),
+    ]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     deadline = time.monotonic() + 100
-    while len({found.parents[1] for found in out.glob("cells/*/checkpoint/[0-9]*")}) < 2 and time.monotonic() < deadline:
+    while (
+        len({found.parents[1] for found in out.glob("cells/*/checkpoint/[0-9]*")}) < 2
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, error = process.communicate(timeout=60)

@@ -1,4 +1,6 @@
-"""Weak learners of a run: trees against scikit-learn's own, the oracle that options name, functions that come back from a folder."""
+"""Weak learners of a run: trees against scikit-learn's own, the oracle that options
+name, functions that come back from a folder.
+"""
 
 import itertools
 
@@ -28,7 +30,10 @@ def table(n=200, features=5, outputs=3, seed=0):
 
 
 def side_by_side(learners):
-    return {name: torch.tensor(np.stack([learner[name] for learner in learners])) for name in learners[0]}
+    return {
+        name: torch.tensor(np.stack([learner[name] for learner in learners]))
+        for name in learners[0]
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +45,16 @@ def no_report(monkeypatch):
 @pytest.mark.parametrize("depth", [1, 3, 5])
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_a_tree_predicts_what_scikit_learns_does(depth, outputs):
-    x, y = table(n=2000, outputs=outputs)  # nodes of many samples: no two splits of them are equally good
+    # nodes of many samples: no two splits of them are equally good
+    x, y = table(n=2000, outputs=outputs)
     feature, threshold, value = fit_tree(x, y, depth)
     assert feature.shape == threshold.shape == (2**depth - 1,)
     reference = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(x, y)
     unseen = np.concatenate([x, table(seed=1)[0], (x[:1] + x[1:]) / 2])
     found = walk(*(a[None] for a in (feature, threshold, value)), unseen)
-    np.testing.assert_allclose(found[0], reference.predict(unseen).reshape(len(unseen), -1), atol=1e-12)
+    np.testing.assert_allclose(
+        found[0], reference.predict(unseen).reshape(len(unseen), -1), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("least", [7, 60])
@@ -77,7 +85,9 @@ def test_trees_of_a_run_have_leaves_that_expose_nobody_and_short_steps_unless_to
 
 
 def test_a_split_is_the_best_of_all():
-    """Brute force over features and thresholds; the tie between two equal features goes to the first."""
+    """Brute force over features and thresholds; the tie between two equal features goes
+    to the first.
+    """
     x, y = table(n=30)
     x = np.concatenate([x, x[:, :1]], 1)
 
@@ -86,7 +96,11 @@ def test_a_split_is_the_best_of_all():
         return sum(np.square(side - side.mean(0)).sum() for side in sides if len(side))
 
     (feature,), (threshold,), _ = fit_tree(x, y, 1)
-    candidates = [(k, (low + high) / 2) for k in range(6) for low, high in itertools.pairwise(np.unique(x[:, k]))]
+    candidates = [
+        (k, (low + high) / 2)
+        for k in range(6)
+        for low, high in itertools.pairwise(np.unique(x[:, k]))
+    ]
     assert error(feature, threshold) == pytest.approx(min(error(*one) for one in candidates))
     (feature,), (threshold,), _ = fit_tree(x[:, [0, 5]], x[:, :1].astype(float), 1)
     assert feature == 0
@@ -95,13 +109,19 @@ def test_a_split_is_the_best_of_all():
 def test_trees_on_arrays_are_trees_on_tensors():
     x, y = table()
     oracle, rng = TreeOracle(3, 3, 0.5), np.random.default_rng(0)
-    one, other = oracle.fit(x, Target(y), rng), oracle.fit(torch.tensor(x), Target(torch.tensor(y)), rng)
+    one, other = (
+        oracle.fit(x, Target(y), rng),
+        oracle.fit(torch.tensor(x), Target(torch.tensor(y)), rng),
+    )
     for name, array in one.items():
         np.testing.assert_array_equal(array, other[name])
     stacked = {name: np.stack([array, array]) for name, array in one.items()}
     found = oracle.predict(stacked, x)
     assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, oracle.predict({name: torch.tensor(a) for name, a in stacked.items()}, torch.tensor(x)))
+    np.testing.assert_array_equal(
+        found,
+        oracle.predict({name: torch.tensor(a) for name, a in stacked.items()}, torch.tensor(x)),
+    )
 
 
 def test_a_tree_that_stops_early_fills_its_layout():
@@ -116,7 +136,12 @@ def test_a_tree_that_stops_early_fills_its_layout():
 def test_boosted_trees_are_scikit_learns_gradient_boosting():
     x, y = table(outputs=1)
     reference = GradientBoostingRegressor(
-        n_estimators=8, max_depth=3, learning_rate=0.4, init="zero", criterion="squared_error", random_state=0
+        n_estimators=8,
+        max_depth=3,
+        learning_rate=0.4,
+        init="zero",
+        criterion="squared_error",
+        random_state=0,
     ).fit(x, y[:, 0])
     oracle = TreeOracle(trees=8, depth=3, rate=0.4)
     learner = oracle.fit(torch.tensor(x), Target(torch.tensor(y)), np.random.default_rng(0))
@@ -127,7 +152,9 @@ def test_boosted_trees_are_scikit_learns_gradient_boosting():
 
 
 def test_one_client_with_trees_is_gradient_boosting():
-    """K trees, no regulariser, constant steps: what a library of boosted trees calls a learning rate."""
+    """K trees, no regulariser, constant steps: what a library of boosted trees calls a
+    learning rate.
+    """
     from algorithms.boosting.functional import Plan, boost
 
     x, y = table(outputs=1)
@@ -138,7 +165,12 @@ def test_one_client_with_trees_is_gradient_boosting():
         learner = oracle.fit(torch.tensor(x), Target(target), np.random.default_rng(0))
         return learner, oracle.predict(side_by_side([learner]), torch.tensor(x))[0]
 
-    _, values, _ = boost(torch.zeros(len(x), 1), lambda g: loss.gradient(g, labels), fit, Plan([0.5] * 20, 0.0, residual=False))
+    _, values, _ = boost(
+        torch.zeros(len(x), 1),
+        lambda g: loss.gradient(g, labels),
+        fit,
+        Plan([0.5] * 20, 0.0, residual=False),
+    )
     f = np.zeros(len(x))
     for _ in range(20):
         gradient = 1 / (1 + np.exp(-f)) - labels.numpy()
@@ -174,8 +206,16 @@ def test_the_oracle_that_the_options_name(method, task, settings, kind, oracle):
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("ffgb", ["ffgb.oracle=lipschitz"], "oracle = 'lipschitz': needs the target as a function, which ffgb has not"),
-        ("ffgb-l", ["ffgb.oracle=linf", "ffgb.learner=trees"], "only nets have it, choose oracle = 'l2'"),
+        (
+            "ffgb",
+            ["ffgb.oracle=lipschitz"],
+            "oracle = 'lipschitz': needs the target as a function, which ffgb has not",
+        ),
+        (
+            "ffgb-l",
+            ["ffgb.oracle=linf", "ffgb.learner=trees"],
+            "only nets have it, choose oracle = 'l2'",
+        ),
     ],
 )
 def test_oracles_that_do_not_fit(method, settings, message):
@@ -197,7 +237,10 @@ def test_rounds_at_once_need_one_round(tmp_path, capsys):
         "clients-per-round=0",
     ]
     assert main([*arguments, "num-rounds=5", "--out", str(tmp_path / "a")]) == 2
-    assert "ffgb.at-once = 9, num-rounds = 5: there is one round, set num-rounds = 1" in capsys.readouterr().err
+    assert (
+        "ffgb.at-once = 9, num-rounds = 5: there is one round, set num-rounds = 1"
+        in capsys.readouterr().err
+    )
     assert main([*arguments, "num-rounds=1", "--out", str(tmp_path / "b")]) == 0
 
 
@@ -205,7 +248,20 @@ def test_rounds_at_once_need_one_round(tmp_path, capsys):
 def test_a_learnt_function_comes_back_from_its_folder(method, tmp_path):
     out = tmp_path / "run"
     assert (
-        main(["run", "--engine", "inline", f"method={method}", "task=tabular", "num-rounds=4", "--nodes", "5", "--out", str(out)])
+        main(
+            [
+                "run",
+                "--engine",
+                "inline",
+                f"method={method}",
+                "task=tabular",
+                "num-rounds=4",
+                "--nodes",
+                "5",
+                "--out",
+                str(out),
+            ]
+        )
         == 0
     )
     settings = read_settings(read_toml(out / "settings.toml"))

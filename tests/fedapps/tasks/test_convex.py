@@ -1,4 +1,6 @@
-"""Tasks with a constraint: what clients hold adds up to the problem, known optima, bad input, short runs of every one."""
+"""Tasks with a constraint: what clients hold adds up to the problem, known optima, bad
+input, short runs of every one.
+"""
 
 import json
 
@@ -28,7 +30,9 @@ def whole(task, x, n):
     gradients = [p.gradient(x) for p in problems]
     total = np.zeros(task.domain.shape)
     for gradient in gradients:
-        gradient.add_to(total, 1.0) if hasattr(gradient, "add_to") else np.add(total, gradient, out=total)
+        gradient.add_to(total, 1.0) if hasattr(gradient, "add_to") else np.add(
+            total, gradient, out=total
+        )
     return sum(p.value(x) for p in problems), total
 
 
@@ -41,7 +45,9 @@ def test_gradients_fit_values_and_starts_lie_in_the_domain(name):
     x = np.asarray(start, float) + 0.01 * rng.normal(size=start.shape)
     direction = rng.normal(size=start.shape)
     direction /= np.linalg.norm(direction)
-    slope = (whole(task, x + 1e-3 * direction, 6)[0] - whole(task, x - 1e-3 * direction, 6)[0]) / 2e-3
+    slope = (
+        whole(task, x + 1e-3 * direction, 6)[0] - whole(task, x - 1e-3 * direction, 6)[0]
+    ) / 2e-3
     assert slope == pytest.approx(np.vdot(whole(task, x, 6)[1], direction), rel=2e-3, abs=1e-3)
 
 
@@ -58,7 +64,9 @@ def test_the_clients_of_lasso_share_one_problem_whose_optimum_is_0():
     assert whole(task, task.solution, 10)[0] == pytest.approx(0, abs=1e-20)
     measured = task.measure(task.solution, {"objective": 0.0}, 10)
     assert measured == {"non-zeros": 20, "support-found": 1, "solution-distance": 0, "residual": 0}
-    assert "residual" not in task_of("lasso", lasso__radius=1.0).measure(task.solution, {"objective": 0.0}, 10)
+    assert "residual" not in task_of("lasso", lasso__radius=1.0).measure(
+        task.solution, {"objective": 0.0}, 10
+    )
 
 
 def test_the_parts_of_a_quadratic_assignment_sum_to_its_cost():
@@ -68,7 +76,8 @@ def test_the_parts_of_a_quadratic_assignment_sum_to_its_cost():
     for n in (1, 6, 72):
         assert whole(task, x, n)[0] == pytest.approx(np.trace(a @ x @ b.T @ x.T))
     best = np.zeros((12, 12))
-    best[np.arange(12), np.array([7, 5, 12, 2, 1, 3, 9, 11, 10, 6, 8, 4]) - 1] = 1  # published with the instance
+    # published with the instance
+    best[np.arange(12), np.array([7, 5, 12, 2, 1, 3, 9, 11, 10, 6, 8, 4]) - 1] = 1
     assert QuadraticAssignment(a, b).value(best) == 9552
     rounded = [task.problem(k, 72).score(0.9 * best + 0.1 / 12) for k in range(72)]
     assert sum(score["rounded-loss"] for score in rounded) == 9552
@@ -85,13 +94,22 @@ def test_observations_are_dealt_once_and_test_ones_never_trained_on():
         everything = task.observed.rows * task.domain.shape[1] + task.observed.columns
         assert len(np.unique(everything)) == len(everything)
     assert task.domain.shape == (1797, 64)
-    for center, radius in (("none", task.observed.norm), ("bias", 0.7 * np.sqrt(round(0.8 * len(task.observed.values))))):
-        task = task_of("matrix-completion", matrix_completion__source="digits", matrix_completion__center=center)
+    for center, radius in (
+        ("none", task.observed.norm),
+        ("bias", 0.7 * np.sqrt(round(0.8 * len(task.observed.values)))),
+    ):
+        task = task_of(
+            "matrix-completion",
+            matrix_completion__source="digits",
+            matrix_completion__center=center,
+        )
         assert task.domain.radius == pytest.approx(radius)
 
 
 def test_generated_ratings_look_like_those_of_films():
-    """Few users and items have most of the ratings; a mean leaves 1.07, biases 0.92 of them, as in the largest public tables."""
+    """Few users and items have most of the ratings; a mean leaves 1.07, biases 0.92 of
+    them, as in the largest public tables.
+    """
     task = task_of("matrix-completion", matrix_completion__source="ratings")
     o = task.observed
     assert o.shape == (943, 1682)
@@ -104,7 +122,9 @@ def test_generated_ratings_look_like_those_of_films():
 
 
 def test_large_matrices_are_single_precision():
-    task = task_of("matrix-completion", matrix_completion__rows=943, matrix_completion__columns=1682)
+    task = task_of(
+        "matrix-completion", matrix_completion__rows=943, matrix_completion__columns=1682
+    )
     assert task.initial_arrays()["x"].dtype == np.float32
 
 
@@ -115,20 +135,28 @@ def test_samples_of_sparse_logistic_are_dealt_once():
     assert task.domain.shape == (64, 10)
 
 
-# --- ratings ---------------------------------------------------------------------------------------------------------
+# --- ratings --------------------------------------------------------------------------
 
 
 def ratings(folder, **columns):
     rng = np.random.default_rng(0)
     places = rng.permutation(30 * 20)[:300]
-    table = {"user_id": places // 20 + 1, "movie_id": places % 20 + 1, "rating": rng.integers(1, 6, 300)} | columns
+    table = {
+        "user_id": places // 20 + 1,
+        "movie_id": places % 20 + 1,
+        "rating": rng.integers(1, 6, 300),
+    } | columns
     folder.mkdir(exist_ok=True)
     pd.DataFrame(table).to_csv(folder / "train.csv", index=False)
     return str(folder)
 
 
 def test_ratings_of_a_folder(tmp_path):
-    task = task_of("matrix-completion", matrix_completion__source=ratings(tmp_path / "r"), matrix_completion__radius=50.0)
+    task = task_of(
+        "matrix-completion",
+        matrix_completion__source=ratings(tmp_path / "r"),
+        matrix_completion__radius=50.0,
+    )
     assert task.domain.shape == (30, 20)
     assert sorted(np.unique(task.observed.values)) == [1, 2, 3, 4, 5]
     assert sum(task.problem(k, 4).num_examples for k in range(4)) == 240
@@ -141,21 +169,43 @@ def prepared(**settings):
 @pytest.mark.parametrize(
     ("columns", "settings", "message"),
     [
-        ({"user_id": 1, "movie_id": 1}, {}, "299 ratings repeat a pair of user and item, the first one numbers 0 and 0"),
+        (
+            {"user_id": 1, "movie_id": 1},
+            {},
+            "299 ratings repeat a pair of user and item, the first one numbers 0 and 0",
+        ),
         ({}, {"rows": 20}, "matrix-completion.rows = 20, but 'user_id' goes up to 30: set it to 0"),
         ({}, {"columns": 10}, "matrix-completion.columns = 10, but 'movie_id' goes up to 20"),
-        ({"user_id": -1}, {}, "matrix-completion.user = 'user_id': holds other values than whole numbers"),
-        ({"movie_id": "a"}, {}, "matrix-completion.item = 'movie_id': holds other values than whole numbers"),
-        ({"rating": float("nan")}, {}, "matrix-completion.rating = 'rating': holds other values than finite numbers"),
+        (
+            {"user_id": -1},
+            {},
+            "matrix-completion.user = 'user_id': holds other values than whole numbers",
+        ),
+        (
+            {"movie_id": "a"},
+            {},
+            "matrix-completion.item = 'movie_id': holds other values than whole numbers",
+        ),
+        (
+            {"rating": float("nan")},
+            {},
+            "matrix-completion.rating = 'rating': holds other values than finite numbers",
+        ),
         ({}, {"user": "reader"}, "matrix-completion.user = 'reader'"),
-        ({}, {"radius": 0.0, "center": "none"}, "matrix-completion.radius = 0: the norm of a table of ratings is not known"),
+        (
+            {},
+            {"radius": 0.0, "center": "none"},
+            "matrix-completion.radius = 0: the norm of a table of ratings is not known",
+        ),
         ({}, {"center": "median"}, "matrix-completion.center = 'median'"),
         ({}, {"radius": -1.0}, "matrix-completion.radius = -1"),
     ],
 )
 def test_bad_ratings_say_in_one_line_what_is_wrong(columns, settings, message, tmp_path):
     source = ratings(tmp_path / "r", **columns)
-    given = {f"matrix_completion__{key}": value for key, value in ({"radius": 50.0} | settings).items()}
+    given = {
+        f"matrix_completion__{key}": value for key, value in ({"radius": 50.0} | settings).items()
+    }
     with pytest.raises(UserError) as error:
         prepared(matrix_completion__source=source, **given)
     assert message in str(error.value)
@@ -167,17 +217,31 @@ def test_bad_ratings_say_in_one_line_what_is_wrong(columns, settings, message, t
     [
         (["task=lasso", "lasso.radius=-1"], "lasso.radius = -1"),
         (["task=lasso", "lasso.sparsity=500"], "lasso.sparsity = 500: choose a value in [1, 400]"),
-        (["task=lasso", "--nodes", "201"], "num-clients = 201, but task 'lasso' has 200 rows to deal: choose 1..200"),
+        (
+            ["task=lasso", "--nodes", "201"],
+            "num-clients = 201, but task 'lasso' has 200 rows to deal: choose 1..200",
+        ),
         (["task=sparse-logistic", "sparse-logistic.radius=0"], "sparse-logistic.radius = 0"),
         (["task=qap", "qap.source=/no/such.dat"], "qap.source = '/no/such.dat': cannot be read"),
         (["task=constrained-classification", "constraint.ball=l3"], "constraint.ball = 'l3'"),
         (["fedfw.schedule=convexe"], "fedfw.schedule = 'convexe': did you mean 'convex'"),
-        (["method=projected-fedavg", "task=qap"], "Birkhoff has no projection: choose method = 'fedfw' or 'fedfw-plus'"),
-        (["task=digits"], "task = 'digits': this method runs on lasso, sparse-logistic, matrix-completion, qap"),
+        (
+            ["method=projected-fedavg", "task=qap"],
+            "Birkhoff has no projection: choose method = 'fedfw' or 'fedfw-plus'",
+        ),
+        (
+            ["task=digits"],
+            "task = 'digits': this method runs on lasso, sparse-logistic, matrix-completion, qap",
+        ),
     ],
 )
 def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
-    assert main(["run", "--engine", "inline", "method=fedfw", *arguments, "--out", str(tmp_path / "r")]) == 2
+    assert (
+        main(
+            ["run", "--engine", "inline", "method=fedfw", *arguments, "--out", str(tmp_path / "r")]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -191,7 +255,7 @@ def test_a_file_that_is_no_qap(text, tmp_path):
     assert "\n" not in str(error.value)
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -201,8 +265,16 @@ def test_every_method_on_every_task(name, tmp_path, monkeypatch):
         if (method, name) == ("projected-fedavg", "qap"):
             continue
         out = tmp_path / method
-        settings = [f"method={method}", f"task={name}", "num-rounds=6", "evaluate-every=3", "checkpoint-every=0"]
-        assert main(["run", "--engine", "inline", *settings, "--nodes", "6", "--out", str(out)]) == 0
+        settings = [
+            f"method={method}",
+            f"task={name}",
+            "num-rounds=6",
+            "evaluate-every=3",
+            "checkpoint-every=0",
+        ]
+        assert (
+            main(["run", "--engine", "inline", *settings, "--nodes", "6", "--out", str(out)]) == 0
+        )
         summary = json.loads((out / "summary.json").read_text())
         assert summary["failures"] == 0
         assert {"objective", "gap", "consensus", "distance-mean", "loss-mean"} <= set(summary)

@@ -18,19 +18,30 @@ from fedapps.tasks.predictor_library import Library
 
 
 def point_mass(num_clients=100, **options):
-    return build_task(Settings(task="point-mass", num_clients=num_clients, problem=PointMassOptions(**options)))
+    return build_task(
+        Settings(task="point-mass", num_clients=num_clients, problem=PointMassOptions(**options))
+    )
 
 
 def unigram(source="", num_clients=0, **options):
-    return build_task(Settings(task="unigram", num_clients=num_clients, problem=UnigramOptions(source=str(source), **options)))
+    return build_task(
+        Settings(
+            task="unigram",
+            num_clients=num_clients,
+            problem=UnigramOptions(source=str(source), **options),
+        )
+    )
 
 
-# --- point-mass ------------------------------------------------------------------------------------------------------
+# --- point-mass -----------------------------------------------------------------------
 
 
 def whole_loss(task, num_clients, alpha):
     clients = [task.client_data(i, num_clients) for i in range(num_clients)]
-    total, tables = sum(c.num_examples for c in clients), task.library().take(np.arange(task.library().q))
+    total, tables = (
+        sum(c.num_examples for c in clients),
+        task.library().take(np.arange(task.library().q)),
+    )
     return sum(c.num_examples / total * c.loss_and_gradient(tables, alpha)[0] for c in clients)
 
 
@@ -38,7 +49,8 @@ def test_the_paper_s_synthetic_study_has_its_optimum():
     task = point_mass()
     assert task.optimum() == pytest.approx(3.681, abs=5e-4)
     share = 1 / np.arange(1, 101) / np.sum(1 / np.arange(1, 101))
-    # Smoothing takes its uniform share from every weight: the best alpha makes up for it.
+    # Smoothing takes its uniform share from every weight: the best alpha makes up for
+    # it.
     alpha = (share - 0.01 / 100) / 0.99
     assert whole_loss(task, 100, alpha) == pytest.approx(task.optimum(), abs=1e-6)
     assert whole_loss(task, 100, np.full(100, 0.01)) == pytest.approx(np.log(100))
@@ -78,11 +90,18 @@ def test_more_clients_than_outcomes_are_refused():
         point_mass().client_data("a", 3)
 
 
-# --- unigram ---------------------------------------------------------------------------------------------------------
+# --- unigram --------------------------------------------------------------------------
 
 
 def test_words_follow_the_paper_s_rule():
-    assert words("Four-score! sav'd,\n[Enter] THE_END  no--yes 9th") == ["fourscore", "savd", "enter", "theend", "noyes", "9th"]
+    assert words("Four-score! sav'd,\n[Enter] THE_END  no--yes 9th") == [
+        "fourscore",
+        "savd",
+        "enter",
+        "theend",
+        "noyes",
+        "9th",
+    ]
     assert words(" -- ... ") == []
 
 
@@ -108,7 +127,9 @@ def test_a_folder_becomes_unigram_models_over_the_training_words(play):
     task = unigram(play)
     assert task.corpus.vocabulary == ("be", "no", "not", "or", "sleep", "to", "yes", "<unk>")
     assert task.library().names == ["A", "B"]  # C says no word, D nothing in training
-    expected = np.array([[0, 2 / 3, 0, 0, 0, 0, 1 / 3, 0], [2 / 8, 0, 1 / 8, 1 / 8, 1 / 8, 3 / 8, 0, 0]])
+    expected = np.array(
+        [[0, 2 / 3, 0, 0, 0, 0, 1 / 3, 0], [2 / 8, 0, 1 / 8, 1 / 8, 1 / 8, 3 / 8, 0, 0]]
+    )
     np.testing.assert_allclose(task.library().take([0, 1])["table"], expected, rtol=1e-6)
     first = task.client_data(0, 2)
     assert (first.num_examples, first.num_test) == (3, 5)
@@ -136,9 +157,13 @@ def test_fewer_clients_use_the_first_roles_and_their_words_only(play):
 
 
 def test_texts_that_cannot_be_read_are_named(play, tmp_path):
-    with pytest.raises(UserError, match=r"num-clients = 3, but .* has 2 roles with text: choose 1\.\.2"):
+    with pytest.raises(
+        UserError, match=r"num-clients = 3, but .* has 2 roles with text: choose 1\.\.2"
+    ):
         unigram(play, num_clients=3).check(3)
-    with pytest.raises(UserError, match=r"unigram\.role = 'speaker': .* has the columns character_id, text"):
+    with pytest.raises(
+        UserError, match=r"unigram\.role = 'speaker': .* has the columns character_id, text"
+    ):
         unigram(play, role="speaker").check(2)
     with pytest.raises(UserError, match=r"unigram\.source = .*no such folder"):
         unigram(tmp_path / "missing").check(2)
@@ -162,14 +187,17 @@ def test_the_generated_corpus_needs_nothing_and_grows_with_the_clients():
     assert isinstance(task.client_data(3, 40), DensityData)
     assert unigram(num_clients=60).library().q == 60
     small, large = generate(3), generate(8)
-    assert all(large[part][role] == counts for part in (0, 1) for role, counts in small[part].items())
+    assert all(
+        large[part][role] == counts for part in (0, 1) for role, counts in small[part].items()
+    )
     references = unigram(num_clients=12).references(12)
     assert references["optimum-loss"] < references["uniform-loss"] < references["best-single-loss"]
     assert references["train-optimum-loss"] <= references["train-uniform-loss"]
 
 
 def test_the_optimum_on_the_training_text_is_near_the_share_of_each_role():
-    # Mixing the roles' models by their numbers of words gives the distribution of the whole text, whose loss is its entropy.
+    # Mixing the roles' models by their numbers of words gives the distribution of the
+    # whole text, whose loss is its entropy.
     task = unigram(num_clients=10)
     clients = [task.client_data(i, 10) for i in range(10)]
     total = sum(c.num_examples for c in clients)
@@ -181,7 +209,10 @@ def test_the_optimum_on_the_training_text_is_near_the_share_of_each_role():
 def test_counting_is_kept_for_the_process():
     read_corpus.cache_clear()
     assert unigram(num_clients=5).corpus is unigram(num_clients=5).corpus
-    assert count_words([("A", "x y"), ("B", "x"), ("A", "x")]) == {"A": Counter(x=2, y=1), "B": Counter(x=1)}
+    assert count_words([("A", "x y"), ("B", "x"), ("A", "x")]) == {
+        "A": Counter(x=2, y=1),
+        "B": Counter(x=1),
+    }
 
 
 def test_a_library_from_elsewhere_must_fit_the_task():
@@ -196,7 +227,9 @@ def test_a_library_from_elsewhere_must_fit_the_task():
 SHAKESPEARE = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing") / "shakespeare"
 
 
-@pytest.mark.skipif(not SHAKESPEARE.is_dir(), reason="FEDAPPS_TEST_DATA names no folder with shakespeare")
+@pytest.mark.skipif(
+    not SHAKESPEARE.is_dir(), reason="FEDAPPS_TEST_DATA names no folder with shakespeare"
+)
 def test_shakespeare_has_its_715_roles():
     task = unigram(SHAKESPEARE.resolve())
     assert len(task.corpus.roles) == 715
@@ -205,13 +238,21 @@ def test_shakespeare_has_its_715_roles():
     task.library().check_densities()
 
 
-# --- ensemble-classification -----------------------------------------------------------------------------------------
+# --- ensemble-classification ----------------------------------------------------------
 
 
 def ensemble(seed=0, num_clients=4, **options):
     problem = EnsembleOptions(**({"predictors": 5, "epochs": 5} | options))
     data = DataOptions(partition="iid")
-    return build_task(Settings(task="ensemble-classification", seed=seed, num_clients=num_clients, data=data, problem=problem))
+    return build_task(
+        Settings(
+            task="ensemble-classification",
+            seed=seed,
+            num_clients=num_clients,
+            data=data,
+            problem=problem,
+        )
+    )
 
 
 def test_no_client_holds_a_sample_that_a_net_was_trained_on():
@@ -223,7 +264,8 @@ def test_no_client_holds_a_sample_that_a_net_was_trained_on():
     def rows(part):
         return Counter(zip((p.tobytes() for p in part.pixels), part.labels.tolist(), strict=True))
 
-    assert rows(mine) + rows(rest) == rows(images)  # together exactly the whole set, so nothing lies in both
+    # together exactly the whole set, so nothing lies in both
+    assert rows(mine) + rows(rest) == rows(images)
     np.testing.assert_array_equal(np.unique(mine.labels), np.arange(10))
 
 
@@ -233,12 +275,16 @@ def test_labels_are_covered_evenly():
         counts = np.bincount(np.concatenate(sets), minlength=10)
         assert counts.max() - counts.min() <= 1
         assert all(len(set(labels)) == 3 for labels in sets)
-    with pytest.raises(UserError, match=r"ensemble\.labels-each = 11, but the data has 10 classes: choose 1\.\.10"):
+    with pytest.raises(
+        UserError, match=r"ensemble\.labels-each = 11, but the data has 10 classes: choose 1\.\.10"
+    ):
         ensemble(labels_each=11).check(4)
 
 
 def test_libraries_as_one_finds_them():
-    """Who knows what: a third know much and the others one label; copies of the first one; half are wrong."""
+    """Who knows what: a third know much and the others one label; copies of the first
+    one; half are wrong.
+    """
     unequal = recipes("unequal", 10, 3, 10, 0)
     assert [len(labels) for labels, _ in unequal] == [6] * 4 + [1] * 6
     overlapping = recipes("overlapping", 10, 3, 10, 0)
@@ -247,13 +293,18 @@ def test_libraries_as_one_finds_them():
     assert [shift for _, shift in recipes("flawed", 10, 3, 5, 0)] == [0, 0, 0, 1, 1]
     for kind in ("even", "unequal", "overlapping"):
         assert not any(shift for _, shift in recipes(kind, 10, 3, 10, 0))
-        assert set(np.concatenate([labels for labels, _ in recipes(kind, 10, 3, 10, 0)])) == set(range(10))
+        assert set(np.concatenate([labels for labels, _ in recipes(kind, 10, 3, 10, 0)])) == set(
+            range(10)
+        )
 
 
 def test_a_flawed_net_answers_with_the_next_class():
     task = ensemble(kind="flawed")
     library, data = task.library(), task.client_data(0, 4)
-    probabilities, labels = data.probabilities(library.take(range(5)), data.test), data.test.y.numpy()
+    probabilities, labels = (
+        data.probabilities(library.take(range(5)), data.test),
+        data.test.y.numpy(),
+    )
     sets = recipes("flawed", 10, 3, 5, 0)
     for own, (known, shift), name in zip(probabilities, sets, library.names, strict=True):
         mine = np.isin(labels, known)
@@ -266,10 +317,15 @@ def test_nets_know_their_own_labels_and_are_the_same_for_a_seed():
     library = task.library()
     assert library.q == 5
     again = ensemble().library()
-    assert [library.hash_of(k) for k in range(library.q)] == [again.hash_of(k) for k in range(again.q)]
+    assert [library.hash_of(k) for k in range(library.q)] == [
+        again.hash_of(k) for k in range(again.q)
+    ]
     assert library.hash_of(0) != ensemble(seed=1).library().hash_of(0)
     data = task.client_data(0, 4)
-    probabilities, labels = data.probabilities(library.take(range(5)), data.test), data.test.y.numpy()
+    probabilities, labels = (
+        data.probabilities(library.take(range(5)), data.test),
+        data.test.y.numpy(),
+    )
     for name, own in zip(library.names, probabilities, strict=True):
         known = np.isin(labels, [int(label) for label in name.partition(":")[2].split(",")])
         hit = own.argmax(1) == labels
@@ -279,7 +335,9 @@ def test_nets_know_their_own_labels_and_are_the_same_for_a_seed():
 
 def test_the_uniform_ensemble_beats_every_single_net():
     references = ensemble().references(4)
-    assert set(references) == {f"{who}-{what}" for who in ("uniform", "best-single") for what in ("loss", "accuracy")}
+    assert set(references) == {
+        f"{who}-{what}" for who in ("uniform", "best-single") for what in ("loss", "accuracy")
+    }
     assert references["uniform-loss"] < references["best-single-loss"]
     assert references["uniform-accuracy"] > references["best-single-accuracy"]
 

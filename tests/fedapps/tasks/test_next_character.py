@@ -20,7 +20,9 @@ from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, seq
 
 def text(num_clients=0, model="auto", **options):
     config = {f"text.{key.replace('_', '-')}": value for key, value in options.items()}
-    return build_task(read_settings({"task": "text", "num-clients": num_clients, "model.name": model} | config))
+    return build_task(
+        read_settings({"task": "text", "num-clients": num_clients, "model.name": model} | config)
+    )
 
 
 def write_play(folder, train, test, columns=("character_id", "text")):
@@ -36,10 +38,12 @@ def write_play(folder, train, test, columns=("character_id", "text")):
 @pytest.fixture
 def play(tmp_path):
     train = [("B", "To be,"), ("A", "No. No? Yes"), ("C", "..."), ("B", "or not"), ("E", "x")]
-    return write_play(tmp_path / "play", train, [("A", "yes"), ("B", "to be"), ("C", "?"), ("D", "nobody")])
+    return write_play(
+        tmp_path / "play", train, [("A", "yes"), ("B", "to be"), ("C", "?"), ("D", "nobody")]
+    )
 
 
-# --- tokens ------------------------------------------------------------------------------------------------------------
+# --- tokens ---------------------------------------------------------------------------
 
 
 def test_the_vocabulary_is_printable_ascii_and_three_more():
@@ -60,7 +64,7 @@ def test_targets_are_one_character_ahead_and_cover_the_text_once(n):
     assert bool((x[y == 0] == 0).all())
 
 
-# --- the objective -------------------------------------------------------------------------------------------------------
+# --- the objective --------------------------------------------------------------------
 
 
 class Given(torch.nn.Module):
@@ -107,8 +111,13 @@ def test_padding_changes_nothing():
     other = logits.clone()
     other[3, 2:] = 100 * torch.randn(4, 5, dtype=torch.float64)
     assert NEXT_TOKEN.loss(logits, y) == NEXT_TOKEN.loss(other, y)
-    assert NEXT_TOKEN.score(Given(logits), Split(x, y)) == NEXT_TOKEN.score(Given(other), Split(x, y))
-    model, tokens = build_lstm(VOCABULARY, 4, 6, 1, seed=0), np.random.default_rng(0).integers(3, VOCABULARY, 12).astype(np.uint8)
+    assert NEXT_TOKEN.score(Given(logits), Split(x, y)) == NEXT_TOKEN.score(
+        Given(other), Split(x, y)
+    )
+    model, tokens = (
+        build_lstm(VOCABULARY, 4, 6, 1, seed=0),
+        np.random.default_rng(0).integers(3, VOCABULARY, 12).astype(np.uint8),
+    )
     short, long = ([t.clone() for t in sequences(tokens, length)] for length in (11, 40))
     padded, plain = (NEXT_TOKEN.loss(model(x), y).item() for x, y in (long, short))
     assert padded == pytest.approx(plain)
@@ -116,7 +125,7 @@ def test_padding_changes_nothing():
         NEXT_TOKEN.score(Given(logits), Split(x, torch.zeros_like(y)))
 
 
-# --- the nets ------------------------------------------------------------------------------------------------------------
+# --- the nets -------------------------------------------------------------------------
 
 
 def lstm_parameters(vocabulary, embedding, hidden, layers):
@@ -156,13 +165,14 @@ def test_the_seed_decides_the_weights_and_nothing_else_does():
     assert not any(torch.equal(first[key], other[key]) for key in first)
 
 
-# --- the task ------------------------------------------------------------------------------------------------------------
+# --- the task -------------------------------------------------------------------------
 
 
 def test_a_folder_becomes_sequences_of_each_role(play):
     task = text(source=play, length=4)
     task.check(2)
-    assert task.play(2).roles == ("A", "B")  # C has one character of test text, D no training text, E one character
+    # C has one character of test text, D no training text, E one character
+    assert task.play(2).roles == ("A", "B")
     assert task.play(2).passed_over == 3
     data = task.client_data(1, 2)
     said = "".join(chr(int(t) + 29) if t > 2 else "|" for t in data.train.y.flatten() if t)
@@ -174,7 +184,8 @@ def test_a_folder_becomes_sequences_of_each_role(play):
 
 def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on(play):
     plain, chosen = (
-        text(source=play, length=4, validation=0.3, score_on=part).client_data(1, 2) for part in ("test", "validation")
+        text(source=play, length=4, validation=0.3, score_on=part).client_data(1, 2)
+        for part in ("test", "validation")
     )
     assert torch.equal(chosen.test.x, plain.validation.x)
     assert torch.equal(chosen.test.y, plain.validation.y)
@@ -185,7 +196,9 @@ def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on
 
 
 def test_the_end_of_a_role_is_kept_for_validation(play):
-    whole, split = (text(source=play, length=4, validation=share).client_data(1, 2) for share in (0.0, 0.3))
+    whole, split = (
+        text(source=play, length=4, validation=share).client_data(1, 2) for share in (0.0, 0.3)
+    )
     assert [len(part) for part in (split.train, split.validation, split.test)] == [2, 1, 1]
     for part in ("x", "y"):
         joined = torch.cat([getattr(split.train, part), getattr(split.validation, part)])
@@ -200,15 +213,23 @@ def test_the_end_of_a_role_is_kept_for_validation(play):
 
 
 def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
-    with pytest.raises(UserError, match=r"num-clients = 3, but .* has 2 roles .*\(3 have fewer\): choose at most 2"):
+    with pytest.raises(
+        UserError, match=r"num-clients = 3, but .* has 2 roles .*\(3 have fewer\): choose at most 2"
+    ):
         text(source=play).check(3)
-    with pytest.raises(UserError, match=r"num-clients = 2, but .* has 1 roles with at least 12 characters"):
+    with pytest.raises(
+        UserError, match=r"num-clients = 2, but .* has 1 roles with at least 12 characters"
+    ):
         text(source=play, min_characters=12).check(2)
-    with pytest.raises(UserError, match=r"text\.role = 'speaker': .* has the columns character_id, text"):
+    with pytest.raises(
+        UserError, match=r"text\.role = 'speaker': .* has the columns character_id, text"
+    ):
         text(source=play, role="speaker").check(2)
     with pytest.raises(UserError, match=r"text\.source = .*no such folder"):
         text(source=str(tmp_path / "missing")).check(2)
-    with pytest.raises(UserError, match=r"model\.name = 'char-lst': did you mean 'char-lstm'\? task 'text' has"):
+    with pytest.raises(
+        UserError, match=r"model\.name = 'char-lst': did you mean 'char-lstm'\? task 'text' has"
+    ):
         text(model="char-lst")
     with pytest.raises(UserError, match=r"text\.length = 0: choose a value"):
         text(length=0)
@@ -229,8 +250,17 @@ def test_the_generated_play_is_that_of_the_unigram_task():
 
 @pytest.mark.slow
 def test_a_run_improves_over_the_start(tmp_path):
-    config = {"task": "text", "num-clients": 5, "clients-per-round": 3, "num-rounds": 6, "evaluate-every": 1, "text.length": 20}
-    settings = read_settings(config | {"train.local-epochs": 1, "train.learning-rate": 1.0, "train.momentum": 0.0})
+    config = {
+        "task": "text",
+        "num-clients": 5,
+        "clients-per-round": 3,
+        "num-rounds": 6,
+        "evaluate-every": 1,
+        "text.length": 20,
+    }
+    settings = read_settings(
+        config | {"train.local-epochs": 1, "train.learning-rate": 1.0, "train.momentum": 0.0}
+    )
     settings = with_folder(settings, tmp_path / "r")
     execute(settings, InlineGrid(app, 5, settings.flat()))
     rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()]
@@ -243,7 +273,9 @@ def test_a_run_improves_over_the_start(tmp_path):
 SHAKESPEARE = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing") / "shakespeare"
 
 
-@pytest.mark.skipif(not SHAKESPEARE.is_dir(), reason="FEDAPPS_TEST_DATA names no folder with shakespeare")
+@pytest.mark.skipif(
+    not SHAKESPEARE.is_dir(), reason="FEDAPPS_TEST_DATA names no folder with shakespeare"
+)
 def test_shakespeare_has_689_roles_with_text_in_both_parts():
     task = text(source=str(SHAKESPEARE.resolve()))
     task.check(689)

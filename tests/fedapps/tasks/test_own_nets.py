@@ -1,4 +1,6 @@
-"""A user's own frozen nets as FedBoost's library: a module with the class, a folder of weights, one line for each mistake."""
+"""A user's own frozen nets as FedBoost's library: a module with the class, a folder of
+weights, one line for each mistake.
+"""
 
 import importlib
 import json
@@ -42,7 +44,9 @@ class Wide(Net):
 
 @pytest.fixture
 def zoo(tmp_path, monkeypatch):
-    """A file with nets, and a folder with the weights of four: the third can read digits, the others were never trained."""
+    """A file with nets, and a folder with the weights of four: the third can read
+    digits, the others were never trained.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zoo_net.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -63,7 +67,13 @@ def zoo(tmp_path, monkeypatch):
     return tmp_path
 
 
-JOB = ["method=fedboost", "task=ensemble-classification", "ensemble.share=0", "num-clients=5", "fedboost.budget=2"]
+JOB = [
+    "method=fedboost",
+    "task=ensemble-classification",
+    "ensemble.share=0",
+    "num-clients=5",
+    "fedboost.budget=2",
+]
 OWN = [*JOB, "model.name=zoo_net:Net", "fedboost.library=zoo"]
 
 
@@ -79,7 +89,8 @@ def test_the_net_that_can_read_gets_the_weight(zoo):
     assert found["loss-weighted"] < 0.6 * found["uniform-loss-weighted"]
     assert found["pooled-single"] == 2.0
     assert found["pooled-single-accuracy"] > 0.9
-    assert f'library = "{zoo}/zoo"' in (zoo / "r" / "settings.toml").read_text()  # whatever directory the server runs in
+    # whatever directory the server runs in
+    assert f'library = "{zoo}/zoo"' in (zoo / "r" / "settings.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -88,10 +99,14 @@ def test_the_net_that_can_read_gets_the_weight(zoo):
         (["model.name=zoo_net:Nte"], "model.name = 'zoo_net:Nte'"),
         (
             ["model.name=zoo_net:Wide"],
-            "model.name = 'zoo_net:Wide' wants (32, 64): choose the model that the predictors were trained",
+            "model.name = 'zoo_net:Wide' wants (32, 64): choose the model that the predictors were "
+            "trained",
         ),
         (["model.name=mlp"], "but model.name = 'mlp' wants"),
-        (["fedboost.library=task"], "library = 'task', but with ensemble.share = 0.0 there are no samples to train nets on"),
+        (
+            ["fedboost.library=task"],
+            "library = 'task', but with ensemble.share = 0.0 there are no samples to train nets on",
+        ),
         (["fedboost.library=zoo2"], "there is no such folder"),
         (["fedboost.library=torn"], "torn/hospital-0.safetensors cannot be read as safetensors"),
         (["fedboost.budget=5"], "budget = 5, but the library holds 4 predictors: choose 1..4"),
@@ -99,7 +114,9 @@ def test_the_net_that_can_read_gets_the_weight(zoo):
 )
 def test_mistakes_are_one_line(zoo, settings, message, capsys):
     (zoo / "torn").mkdir()
-    (zoo / "torn" / "hospital-0.safetensors").write_bytes((zoo / "zoo" / "hospital-0.safetensors").read_bytes()[:-9])
+    (zoo / "torn" / "hospital-0.safetensors").write_bytes(
+        (zoo / "zoo" / "hospital-0.safetensors").read_bytes()[:-9]
+    )
     assert run(*OWN, *settings, "--out", zoo / "r") == 2
     said = capsys.readouterr().err.strip()
     assert message in said
@@ -121,7 +138,11 @@ def test_with_a_share_of_0_every_sample_is_dealt(zoo):
 def test_the_page_is_right(tmp_path, monkeypatch):
     """Its file makes a folder of weights, and its command runs with them."""
     page = (Path(__file__).parents[3] / "docs" / "fedboost.md").read_text(encoding="utf-8")
-    (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "class Net(nn.Module)" in code)
+    (code,) = (
+        code
+        for code in re.findall(r"```python\n(.*?)```", page, re.S)
+        if "class Net(nn.Module)" in code
+    )
     (command,) = re.findall(r"```sh\nfedapps (run [^`]*zoo_net:Net[^`]*)\n```", page)
     (tmp_path / "zoo_net.py").write_text(code)
     monkeypatch.chdir(tmp_path)
@@ -129,5 +150,15 @@ def test_the_page_is_right(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "zoo_net", raising=False)
     runpy.run_path("zoo_net.py", run_name="__main__")
     _, *settings = command.replace("\\\n", " ").split()
-    assert run(*settings, "num-rounds=2", "evaluate-every=2", "checkpoint-every=0", "--out", tmp_path / "r") == 0
+    assert (
+        run(
+            *settings,
+            "num-rounds=2",
+            "evaluate-every=2",
+            "checkpoint-every=0",
+            "--out",
+            tmp_path / "r",
+        )
+        == 0
+    )
     assert load_file(tmp_path / "r" / "model.safetensors")["alpha"].shape == (3,)

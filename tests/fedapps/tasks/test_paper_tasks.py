@@ -1,4 +1,6 @@
-"""AAggFF's data sets that must be brought along, on tiny sets made here: sound, pairs of texts, words, and options for images."""
+"""AAggFF's data sets that must be brought along, on tiny sets made here: sound, pairs
+of texts, words, and options for images.
+"""
 
 import io
 import json
@@ -55,7 +57,12 @@ NETS = {SpeechOptions: "m5", TextPairsOptions: "distilbert", WordsOptions: "stac
 def settings(source, options, natural="", model="", pretrained=False, **values):
     partition = {"partition": "natural", "natural_id": natural} if natural else {"partition": "iid"}
     data = DataOptions(source=source, **(partition | values))
-    return Settings(data=data, model=ModelOptions(model or NETS[type(options)], pretrained), problem=options, device="cpu")
+    return Settings(
+        data=data,
+        model=ModelOptions(model or NETS[type(options)], pretrained),
+        problem=options,
+        device="cpu",
+    )
 
 
 def made(kind, settings):
@@ -64,7 +71,14 @@ def made(kind, settings):
 
 def train_one_round(task, client, num_clients):
     """Train and score as a run does; return the scores."""
-    worker = FedAvgClient(task.model_fn, task.client_data(client, num_clients), client, None, task.work_model(), task.objective)
+    worker = FedAvgClient(
+        task.model_fn,
+        task.client_data(client, num_clients),
+        client,
+        None,
+        task.work_model(),
+        task.objective,
+    )
     arrays = list(task.initial_arrays().values())
     config = {"local-epochs": 1, "batch-size": 4, "loss-before": True}
     trained, count, metrics = worker.fit(arrays, config)
@@ -82,19 +96,40 @@ def test_resize_takes_the_middle_square(write):
     wide[:, 2:6] = 200  # the middle; the sides are black
     tall = np.full((6, 3, 3), 50, np.uint8)
     features = datasets.Features(
-        {"image": datasets.Image(), "Smiling": datasets.Value("bool"), "celeb_id": datasets.Value("int64")}
+        {
+            "image": datasets.Image(),
+            "Smiling": datasets.Value("bool"),
+            "celeb_id": datasets.Value("int64"),
+        }
     )
-    cells = {"image": [Image.fromarray(wide), Image.fromarray(tall)], "Smiling": [True, False], "celeb_id": [7, 3]}
+    cells = {
+        "image": [Image.fromarray(wide), Image.fromarray(tall)],
+        "Smiling": [True, False],
+        "celeb_id": [7, 3],
+    }
     source = write(cells, features)
-    images = load_images(DataOptions(source=source, resize=2, label="Smiling", partition="natural", natural_id="celeb_id"))
+    images = load_images(
+        DataOptions(
+            source=source, resize=2, label="Smiling", partition="natural", natural_id="celeb_id"
+        )
+    )
     assert images.pixels.shape == (2, 3, 2, 2)
     small = np.asarray(Image.fromarray(wide).resize((4, 2), Image.Resampling.BILINEAR))[:, 1:3]
     assert np.array_equal(images.pixels[0], small.transpose(2, 0, 1))
     assert np.unique(images.pixels[1]).tolist() == [50]
-    assert (images.labels.tolist(), images.names, images.natural.tolist()) == ([1, 0], ("3", "7"), [1, 0])
+    assert (images.labels.tolist(), images.names, images.natural.tolist()) == (
+        [1, 0],
+        ("3", "7"),
+        [1, 0],
+    )
     with pytest.raises(UserError, match=r"images differ in size .*: set data.resize"):
         load_images(DataOptions(source=source, label="Smiling"))
-    assert load_images(DataOptions(source=source, resize=3, label="Smiling")).pixels.shape == (2, 3, 3, 3), "another entry"
+    assert load_images(DataOptions(source=source, resize=3, label="Smiling")).pixels.shape == (
+        2,
+        3,
+        3,
+        3,
+    ), "another entry"
     with pytest.raises(UserError, match=r"data.resize = 4: the digits stay 8 x 8"):
         load_images(DataOptions(resize=4))
     with pytest.raises(ValueError, match=r"resize = -1: choose a value in \[0, inf\)"):
@@ -102,13 +137,22 @@ def test_resize_takes_the_middle_square(write):
 
 
 def test_class_weights_weigh_training_only():
-    task = made(Classification, Settings(data=DataOptions(class_weights=True, partition="iid", max_samples=100), device="cpu"))
+    task = made(
+        Classification,
+        Settings(
+            data=DataOptions(class_weights=True, partition="iid", max_samples=100), device="cpu"
+        ),
+    )
     counts = np.bincount(task.images.labels, minlength=10)
     outputs, y = torch.randn(20, 10), torch.arange(20) % 10
     losses = functional.cross_entropy(outputs, y, reduction="none").double().numpy()
     weights = (100 / (counts + 1))[y.numpy()]
-    assert float(task.objective.loss(outputs, y)) == pytest.approx((weights * losses).sum() / weights.sum(), rel=1e-5)
-    plain = made(Classification, Settings(data=DataOptions(partition="iid", max_samples=100), device="cpu"))
+    assert float(task.objective.loss(outputs, y)) == pytest.approx(
+        (weights * losses).sum() / weights.sum(), rel=1e-5
+    )
+    plain = made(
+        Classification, Settings(data=DataOptions(partition="iid", max_samples=100), device="cpu")
+    )
     assert plain.objective.loss is functional.cross_entropy
     assert task.objective.score is plain.objective.score
 
@@ -140,7 +184,10 @@ def test_every_way_to_write_a_sound_reads_alike(tmp_path):
     for cell in cells:
         assert waveform(cell).tolist() == samples
         assert waveform(cell).dtype == np.int16
-    for cell, problem in (({"bytes": wav([1], bits=8), "path": None}, "8 bits"), ("hello", "not a list of numbers but str")):
+    for cell, problem in (
+        ({"bytes": wav([1], bits=8), "path": None}, "8 bits"),
+        ("hello", "not a list of numbers but str"),
+    ):
         with pytest.raises(ValueError, match=problem):
             waveform(cell)
     with pytest.raises(ValueError, match="NaN or infinity"):
@@ -152,7 +199,9 @@ def sounds(count=24, length=1200):
 
 
 def speech_columns():
-    """24 sounds: 18 of two speakers, 6 of background noise without a speaker, as SpeechCommands has."""
+    """24 sounds: 18 of two speakers, 6 of background noise without a speaker, as
+    SpeechCommands has.
+    """
     labels = [i % 3 for i in range(18)] + [4] * 6
     return {
         "audio": [{"bytes": wav(s), "path": None} for s in sounds()],
@@ -164,7 +213,13 @@ def speech_columns():
 def speech_features():
     names = ["yes", "no", "up", "down", "_silence_"]
     audio = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
-    return datasets.Features({"audio": audio, "label": datasets.ClassLabel(names=names), "speaker_id": datasets.Value("string")})
+    return datasets.Features(
+        {
+            "audio": audio,
+            "label": datasets.ClassLabel(names=names),
+            "speaker_id": datasets.Value("string"),
+        }
+    )
 
 
 @pytest.mark.parametrize("stored", ["audio", "struct"])
@@ -174,7 +229,9 @@ def test_speech(write, stored):
     assert task.images.pixels.shape == (18, 1, 1, 1300)
     assert np.array_equal(task.images.pixels[:, 0, 0, :1200], sounds()[:18])
     assert not task.images.pixels[..., 1200:].any()
-    assert (task.images.num_classes, task.images.names) == (3, ("s0", "s1")), "silence and unheard words are no classes"
+    assert (task.images.num_classes, task.images.names) == (3, ("s0", "s1")), (
+        "silence and unheard words are no classes"
+    )
     task.check(2)
     data = task.client_data(1, 2)
     assert [len(data.train), len(data.validation), len(data.test)] == [5, 2, 2]
@@ -189,12 +246,22 @@ def test_speech(write, stored):
 def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
     columns = speech_columns()
     source = write(columns, speech_features())
-    assert made(Speech, settings(source, SpeechOptions(length=100))).images.pixels.shape == (24, 1, 1, 100)
-    with pytest.raises(UserError, match=r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id"):
+    assert made(Speech, settings(source, SpeechOptions(length=100))).images.pixels.shape == (
+        24,
+        1,
+        1,
+        100,
+    )
+    with pytest.raises(
+        UserError, match=r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id"
+    ):
         _ = made(Speech, settings(source, SpeechOptions(audio="sound"))).images
     columns["audio"][3] = {"bytes": b"fLaC", "path": None}
     source = write(columns, speech_features(), "damaged")
-    with pytest.raises(UserError, match=r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV"):
+    with pytest.raises(
+        UserError,
+        match=r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV",
+    ):
         _ = made(Speech, settings(source, SpeechOptions())).images
     with pytest.raises(UserError, match=r"data.source = 'digits': this task cannot use them"):
         _ = made(Speech, settings("digits", SpeechOptions())).images
@@ -243,20 +310,33 @@ def test_words(write):
     with torch.no_grad():
         logits = model(test.x)
     asked = test.y >= 4
-    assert scores["accuracy"] == pytest.approx(float((logits.argmax(2) == test.y)[asked].float().mean()))
-    assert scores["loss"] == pytest.approx(float(functional.cross_entropy(logits[asked], test.y[asked])), rel=1e-5)
+    assert scores["accuracy"] == pytest.approx(
+        float((logits.argmax(2) == test.y)[asked].float().mean())
+    )
+    assert scores["loss"] == pytest.approx(
+        float(functional.cross_entropy(logits[asked], test.y[asked])), rel=1e-5
+    )
 
 
 def test_words_as_lists_and_what_is_no_text(write):
     options = WordsOptions(vocabulary=8, length=4)
-    as_text = made(Words, settings(write({"text": ["a b c", "b c"]}, name="text"), options)).texts.pixels
-    as_list = made(Words, settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)).texts.pixels
+    as_text = made(
+        Words, settings(write({"text": ["a b c", "b c"]}, name="text"), options)
+    ).texts.pixels
+    as_list = made(
+        Words, settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)
+    ).texts.pixels
     assert as_text.tolist() == as_list.tolist()
-    with pytest.raises(UserError, match=r"^words.text = 'text': holds int, neither a text nor a list of words"):
+    with pytest.raises(
+        UserError, match=r"^words.text = 'text': holds int, neither a text nor a list of words"
+    ):
         _ = made(Words, settings(write({"text": [1, 2]}, name="number"), options)).texts
     with pytest.raises(UserError, match=r"has no words in it"):
         _ = made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).texts
-    with pytest.raises(UserError, match=r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid"):
+    with pytest.raises(
+        UserError,
+        match=r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
+    ):
         made(Words, settings("x", options, partition="dirichlet"))
 
 
@@ -267,7 +347,22 @@ def test_the_papers_lstm_for_reddit(write):
 
 # Pairs of texts
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "do", "i", "have", "##s", "fever", "?", "is", "it", "cold"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "do",
+    "i",
+    "have",
+    "##s",
+    "fever",
+    "?",
+    "is",
+    "it",
+    "cold",
+]
 
 
 @pytest.fixture
@@ -276,8 +371,17 @@ def checkpoint(tmp_path):
     folder = tmp_path / "tiny-bert"
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join(WORDS))
-    sizes = {"vocab_size": len(WORDS), "dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 16, "max_position_embeddings": 32}
-    (folder / "config.json").write_text(json.dumps({"model_type": "distilbert", "pad_token_id": 0, **sizes}))
+    sizes = {
+        "vocab_size": len(WORDS),
+        "dim": 8,
+        "n_heads": 2,
+        "n_layers": 1,
+        "hidden_dim": 16,
+        "max_position_embeddings": 32,
+    }
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "distilbert", "pad_token_id": 0, **sizes})
+    )
     return folder
 
 
@@ -287,7 +391,12 @@ def pairs(write):
     features |= {"label": datasets.ClassLabel(num_classes=2), "dr_id": datasets.Value("int32")}
     first = ["do i have fever?", "is it cold"] * 10
     second = ["is it fever", "have i fever", "do i", "cold?"] * 5
-    columns = {"question_1": first, "question_2": second, "label": [0, 1] * 10, "dr_id": [1] * 10 + [5] * 10}
+    columns = {
+        "question_1": first,
+        "question_2": second,
+        "label": [0, 1] * 10,
+        "dr_id": [1] * 10 + [5] * 10,
+    }
     return write(columns, datasets.Features(features))
 
 
@@ -295,7 +404,22 @@ def test_pairs_are_joined_with_marks_and_filled(checkpoint):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
     tokens, padding = tokenise(checkpoint, ["Do I have fevers?"], ["is it zzz"], 14)
     words = [WORDS[number] for number in tokens[0]]
-    assert words == ["[CLS]", "do", "i", "have", "fever", "##s", "?", "[SEP]", "is", "it", "[UNK]", "[SEP]", "[PAD]", "[PAD]"]
+    assert words == [
+        "[CLS]",
+        "do",
+        "i",
+        "have",
+        "fever",
+        "##s",
+        "?",
+        "[SEP]",
+        "is",
+        "it",
+        "[UNK]",
+        "[SEP]",
+        "[PAD]",
+        "[PAD]",
+    ]
     assert (tokens.dtype, padding) == (np.int64, 0)
     assert tokenise(checkpoint, ["fever " * 50], ["is it"], 8)[0].shape == (1, 8)
 
@@ -314,7 +438,10 @@ def test_text_pairs(checkpoint, pairs):
     one, two, other = (task.model_fn(seed).state_dict() for seed in (3, 3, 4))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(one[key], two[key]) for key in one)
-    assert not torch.equal(one["body.embeddings.word_embeddings.weight"], other["body.embeddings.word_embeddings.weight"])
+    assert not torch.equal(
+        one["body.embeddings.word_embeddings.weight"],
+        other["body.embeddings.word_embeddings.weight"],
+    )
 
 
 def test_padding_is_not_read(checkpoint):
@@ -328,47 +455,79 @@ def test_padding_is_not_read(checkpoint):
 def test_pretrained_distilbert_is_never_drawn_anew(checkpoint, pairs):
     transformers = pytest.importorskip("transformers", reason="needs the extra 'text'")
     torch.manual_seed(0)
-    published = transformers.DistilBertModel(transformers.DistilBertConfig.from_pretrained(checkpoint))
+    published = transformers.DistilBertModel(
+        transformers.DistilBertConfig.from_pretrained(checkpoint)
+    )
     published.save_pretrained(checkpoint)
     options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
     task = made(TextPairs, settings(pairs, options, pretrained=True))
     nets = [task.model_fn(seed) for seed in (0, 1)]
     for net in nets:
-        assert all(torch.equal(value, published.state_dict()[key]) for key, value in net.body.state_dict().items())
-    assert not torch.equal(nets[0].classifier[0].weight, nets[1].classifier[0].weight), "the head is new, from the seed"
+        assert all(
+            torch.equal(value, published.state_dict()[key])
+            for key, value in net.body.state_dict().items()
+        )
+    assert not torch.equal(nets[0].classifier[0].weight, nets[1].classifier[0].weight), (
+        "the head is new, from the seed"
+    )
 
 
 def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
     hub = TextPairsOptions()
     with pytest.raises(
-        UserError, match=r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without model.pretrained nothing"
+        UserError,
+        match=r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without "
+        r"model.pretrained nothing",
     ):
         made(TextPairs, settings(pairs, hub)).check(2)
 
     def no_network(*_, **values):
-        raise FileNotFoundError("not in the cache" if values.get("local_files_only") else "no route to host")
+        raise FileNotFoundError(
+            "not in the cache" if values.get("local_files_only") else "no route to host"
+        )
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
-    with pytest.raises(UserError, match=r"no such folder, and the hub does not give it \(no route to host\): check the network"):
+    with pytest.raises(
+        UserError,
+        match=r"no such folder, and the hub does not give it \(no route to host\): check the "
+        r"network",
+    ):
         made(TextPairs, settings(pairs, hub, pretrained=True)).check(2)
     tiny = TextPairsOptions(length=16, checkpoint=str(checkpoint))
-    with pytest.raises(UserError, match=r"^text-pairs.checkpoint: .* holds no DistilBERT that can be read"):
+    with pytest.raises(
+        UserError, match=r"^text-pairs.checkpoint: .* holds no DistilBERT that can be read"
+    ):
         made(TextPairs, settings(pairs, tiny, pretrained=True)).check(2)  # no weights in the folder
-    with pytest.raises(UserError, match=r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32"):
-        made(TextPairs, settings(pairs, TextPairsOptions(length=64, checkpoint=str(checkpoint)))).check(2)
+    with pytest.raises(
+        UserError,
+        match=r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32",
+    ):
+        made(
+            TextPairs, settings(pairs, TextPairsOptions(length=64, checkpoint=str(checkpoint)))
+        ).check(2)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"cannot be read or used"):
-        made(TextPairs, settings(pairs, TextPairsOptions(checkpoint=str(tmp_path / "empty")))).check(2)
+        made(
+            TextPairs, settings(pairs, TextPairsOptions(checkpoint=str(tmp_path / "empty")))
+        ).check(2)
 
 
 def test_transformers_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$"):
+    with pytest.raises(
+        UserError, match=r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$"
+    ):
         made(TextPairs, settings("anything", TextPairsOptions()))
-    with pytest.raises(UserError, match=r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto"):
+    with pytest.raises(
+        UserError,
+        match=r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto",
+    ):
         made(TextPairs, settings("anything", TextPairsOptions(), model="mlp"))
-    with pytest.raises(UserError, match=r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto"):
+    with pytest.raises(
+        UserError,
+        match=r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto",
+    ):
         made(Words, settings("anything", WordsOptions(), model="mlp"))
 
 
@@ -383,15 +542,27 @@ def test_the_papers_settings_are_accepted(name):
     for method in ("fedavg", "q-fedavg", "term", "propfair", "fedmgda", config["method"]):
         chosen = read_settings(config | {"method": method})
         build_strategy(chosen, None)
-    assert (chosen.train.local_epochs, chosen.train.batch_size, chosen.train.momentum, chosen.data.validation) == (1, 20, 0, 0)
+    assert (
+        chosen.train.local_epochs,
+        chosen.train.batch_size,
+        chosen.train.momentum,
+        chosen.data.validation,
+    ) == (1, 20, 0, 0)
     assert chosen.clients_per_round == (0 if config["method"] == "aaggff-s" else 5)
 
 
 @pytest.mark.parametrize("name", ["heart", "berka", "shakespeare"])
 def test_the_settings_of_the_studies_that_run_here_are_accepted(name):
     configs = [point.run.config for point in read_plan(EXPERIMENTS / f"{name}.toml").points]
-    others = [{**configs[0], "method": method} for method in ("q-fedavg", "term", "propfair", "fedmgda", "afl")]
+    others = [
+        {**configs[0], "method": method}
+        for method in ("q-fedavg", "term", "propfair", "fedmgda", "afl")
+    ]
     for config in configs + others:
         chosen = read_settings(config)
         build_strategy(chosen, None)
-        assert (chosen.train.local_epochs, chosen.train.batch_size, chosen.train.momentum) == (1, 20, 0)
+        assert (chosen.train.local_epochs, chosen.train.batch_size, chosen.train.momentum) == (
+            1,
+            20,
+            0,
+        )

@@ -14,7 +14,10 @@ def tables(q=5, size=4, seed=0):
 
 def nets(q=3, seed=0):
     rng = np.random.default_rng(seed)
-    return {"w": rng.normal(size=(q, 2, 3)).astype(np.float32), "b": rng.normal(size=(q, 2)).astype(np.float32)}
+    return {
+        "w": rng.normal(size=(q, 2, 3)).astype(np.float32),
+        "b": rng.normal(size=(q, 2)).astype(np.float32),
+    }
 
 
 def test_taken_predictors_are_stacked_in_the_order_asked_for():
@@ -39,7 +42,9 @@ def test_a_saved_library_comes_back_the_same(tmp_path, arrays):
     library.save(tmp_path / "lib")
     opened = Library.open(tmp_path / "lib")
     assert (opened.names, opened.spec) == (library.names, dict(sorted(library.spec.items())))
-    assert [opened.hash_of(k) for k in range(opened.q)] == [library.hash_of(k) for k in range(library.q)]
+    assert [opened.hash_of(k) for k in range(opened.q)] == [
+        library.hash_of(k) for k in range(library.q)
+    ]
     for name, array in opened.take([2, 0]).items():
         np.testing.assert_array_equal(array, arrays[name][[2, 0]])
     with pytest.raises(UserError, match="choose an empty folder"):
@@ -97,7 +102,7 @@ def test_arrays_of_different_numbers_of_predictors_are_refused():
         Library.from_arrays({"table": tables()}, ["a", "b", "c"])
 
 
-# --- folders that are not as they should be --------------------------------------------------------------------------
+# --- folders that are not as they should be -------------------------------------------
 
 
 def folder_of(path, **files):
@@ -107,7 +112,9 @@ def folder_of(path, **files):
 
 
 def test_predictors_of_different_shapes_are_both_named(tmp_path):
-    folder_of(tmp_path, first={"table": np.ones(4, np.float32)}, second={"table": np.ones(5, np.float32)})
+    folder_of(
+        tmp_path, first={"table": np.ones(4, np.float32)}, second={"table": np.ones(5, np.float32)}
+    )
     with pytest.raises(UserError) as error:
         Library.open(tmp_path)
     assert "second.safetensors holds table [5] float32" in str(error.value)
@@ -145,9 +152,15 @@ def test_a_broken_file_is_named_when_the_library_is_opened(tmp_path, damage):
 
 
 def test_values_that_are_not_finite_or_a_file_that_went_away_are_named(tmp_path):
-    folder_of(tmp_path, a={"table": np.array([1, np.nan], np.float32)}, b={"table": np.ones(2, np.float32)})
+    folder_of(
+        tmp_path,
+        a={"table": np.array([1, np.nan], np.float32)},
+        b={"table": np.ones(2, np.float32)},
+    )
     library = Library.open(tmp_path)
-    with pytest.raises(UserError, match=r"a\.safetensors: array 'table' holds values that are not finite"):
+    with pytest.raises(
+        UserError, match=r"a\.safetensors: array 'table' holds values that are not finite"
+    ):
         library.take([0])
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(UserError, match=r"b\.safetensors cannot be read any more"):
@@ -164,7 +177,9 @@ def test_a_folder_without_predictors_is_refused(tmp_path):
 def test_opening_reads_no_values(tmp_path, monkeypatch):
     Library.from_arrays({"table": tables(6)}).save(tmp_path)
     read = []
-    monkeypatch.setattr("fedapps.tasks.predictor_library._fill", lambda path, spec, out, row: read.append(path.name))
+    monkeypatch.setattr(
+        "fedapps.tasks.predictor_library._fill", lambda path, spec, out, row: read.append(path.name)
+    )
     library = Library.open(tmp_path)
     assert read == []
     library.take([4, 1])

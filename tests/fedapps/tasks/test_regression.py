@@ -1,4 +1,6 @@
-"""Numbers to predict: from reading to scoring. Oracles are closed forms and the union of the test rows."""
+"""Numbers to predict: from reading to scoring. Oracles are closed forms and the union
+of the test rows.
+"""
 
 import csv
 import json
@@ -27,18 +29,27 @@ HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
 
 def task_of(num_clients=3, **settings):
     settings = {key.replace("__", "."): value for key, value in settings.items()}
-    return build_task(completed({"task": "regression", "num-clients": num_clients, "device": "cpu", **settings}))
+    return build_task(
+        completed({"task": "regression", "num-clients": num_clients, "device": "cpu", **settings})
+    )
 
 
 def houses(folder, rows=30, **changed):
-    """A csv of houses in three towns, in each of which a square metre has another price."""
+    """A csv of houses in three towns, in each of which a square metre has another
+    price.
+    """
     rng = np.random.default_rng(0)
     lines = []
     for town, price in HOUSES.items():
         for _ in range(rows):
             area, old = rng.uniform(30, 150), rng.choice(["yes", "no"])
             lines.append(
-                {"town": town, "area": area, "old": old, "price": 1000 * (price * area - 20 * (old == "yes")) + rng.normal()}
+                {
+                    "town": town,
+                    "area": area,
+                    "old": old,
+                    "price": 1000 * (price * area - 20 * (old == "yes")) + rng.normal(),
+                }
             )
     for name, values in changed.items():
         for line, value in zip(lines, values, strict=False):
@@ -67,19 +78,30 @@ def arguments(settings):
 
 def run(out, **settings):
     settings = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    assert main(["run", "--engine", "inline", "device=cpu", *arguments(settings), "--out", str(out)]) == 0
+    assert (
+        main(["run", "--engine", "inline", "device=cpu", *arguments(settings), "--out", str(out)])
+        == 0
+    )
     return json.loads((out / "summary.json").read_text())
 
 
-# --- mathematics -------------------------------------------------------------------------------------------------------
+# --- mathematics ----------------------------------------------------------------------
 
 
 def test_fedavg_with_one_client_and_full_batches_is_gradient_descent_on_least_squares(tmp_path):
     rounds, rate = 7, 0.05
     settings = {
-        "task": "regression", "regression.source": "diabetes", "num-clients": 1, "num-rounds": rounds, "train.local-epochs": 1,
-        "train.batch-size": 442, "train.learning-rate": rate, "train.lr-decay": 1.0, "train.momentum": 0.0, "train.weight-decay": 0.0,
-    }  # fmt: skip
+        "task": "regression",
+        "regression.source": "diabetes",
+        "num-clients": 1,
+        "num-rounds": rounds,
+        "train.local-epochs": 1,
+        "train.batch-size": 442,
+        "train.learning-rate": rate,
+        "train.lr-decay": 1.0,
+        "train.momentum": 0.0,
+        "train.weight-decay": 0.0,
+    }
     run(tmp_path / "run", **settings)
     task = build_task(completed(settings))
     data = task.client_data(0, 1)
@@ -90,25 +112,35 @@ def test_fedavg_with_one_client_and_full_batches_is_gradient_descent_on_least_sq
     best = np.linalg.lstsq(x, y, rcond=None)[0]
     step = np.eye(x.shape[1]) - rate * 2 / len(x) * x.T @ x  # of the mean of squares
     start = task.initial_arrays()
-    flat = lambda arrays: np.append(*(arrays[name].ravel() for name in sorted(arrays, key=lambda n: n.endswith("bias"))))  # noqa: E731
+    flat = lambda arrays: np.append(
+        *(arrays[name].ravel() for name in sorted(arrays, key=lambda n: n.endswith("bias")))
+    )
     wanted = best[:, 0] + np.linalg.matrix_power(step, rounds) @ (flat(start) - best[:, 0])
-    np.testing.assert_allclose(flat(load_file(tmp_path / "run" / "model.safetensors")), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        flat(load_file(tmp_path / "run" / "model.safetensors")), wanted, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("name", "of"), [("squared", np.square), ("absolute", np.abs)])
 def test_losses_are_means_over_samples_and_targets(name, of):
     outputs, y = torch.randn(9, 2), torch.randn(9, 2)
-    assert float(regression(name).loss(outputs, y)) == pytest.approx(float(of((outputs - y).numpy()).mean()), rel=1e-6)
+    assert float(regression(name).loss(outputs, y)) == pytest.approx(
+        float(of((outputs - y).numpy()).mean()), rel=1e-6
+    )
 
 
 def test_huber_is_squared_near_the_target_and_absolute_beyond_1():
     y = torch.zeros(2, 1)
-    assert float(regression("huber").loss(torch.tensor([[0.5], [3.0]]), y)) == pytest.approx((0.5**2 / 2 + (3 - 0.5)) / 2)
+    assert float(regression("huber").loss(torch.tensor([[0.5], [3.0]]), y)) == pytest.approx(
+        (0.5**2 / 2 + (3 - 0.5)) / 2
+    )
 
 
 def test_a_net_with_one_output_without_an_axis_is_no_table_of_all_pairs():
     y, outputs = torch.randn(5, 1), torch.randn(5)
-    assert float(regression().loss(outputs, y)) == pytest.approx(float(functional.mse_loss(outputs, y[:, 0])))
+    assert float(regression().loss(outputs, y)) == pytest.approx(
+        float(functional.mse_loss(outputs, y[:, 0]))
+    )
     with pytest.raises(RuntimeError):
         regression().loss(torch.randn(5, 2), y)
 
@@ -123,31 +155,47 @@ def test_scores_are_in_the_units_of_the_targets_and_the_loss_is_not():
 
 
 def test_pooled_scores_of_a_run_are_those_of_the_union_of_its_test_rows(tmp_path):
-    summary = run(tmp_path / "run", task="regression", num_clients=5, num_rounds=2, evaluate_every=2, seed=1)
-    settings = read_settings({"task": "regression", "num-clients": 5, "seed": 1, "model.name": "linear"})
+    summary = run(
+        tmp_path / "run", task="regression", num_clients=5, num_rounds=2, evaluate_every=2, seed=1
+    )
+    settings = read_settings(
+        {"task": "regression", "num-clients": 5, "seed": 1, "model.name": "linear"}
+    )
     task = build_task(settings)
     model = load_file(tmp_path / "run" / "model.safetensors")
-    weight, bias = (next(model[name].astype(float) for name in model if name.endswith(end)) for end in ("weight", "bias"))
+    weight, bias = (
+        next(model[name].astype(float) for name in model if name.endswith(end))
+        for end in ("weight", "bias")
+    )
     of, guesses, targets, own = task.target_scale, [], [], []
     for client in range(5):
         part = task.arrays(client, 5).test
-        guesses.append(of.center + of.scale * (part.x.astype(float).reshape(len(part), -1) @ weight.T + bias))
+        guesses.append(
+            of.center + of.scale * (part.x.astype(float).reshape(len(part), -1) @ weight.T + bias)
+        )
         targets.append(part.y)
         own.append(float(np.sqrt(np.mean((guesses[-1] - part.y) ** 2))))
     errors, y = np.concatenate(guesses) - np.concatenate(targets), np.concatenate(targets)
     assert summary["rmse-pooled"] == pytest.approx(float(np.sqrt(np.mean(errors**2))), rel=1e-4)
     assert summary["mae-pooled"] == pytest.approx(float(np.abs(errors).mean()), rel=1e-4)
-    assert summary["r2-pooled"] == pytest.approx(float(1 - (errors**2).sum() / ((y - y.mean()) ** 2).sum()), rel=1e-4)
+    assert summary["r2-pooled"] == pytest.approx(
+        float(1 - (errors**2).sum() / ((y - y.mean()) ** 2).sum()), rel=1e-4
+    )
     assert summary["rmse-mean"] == pytest.approx(np.mean(own), rel=1e-4)
     assert summary["rmse-worst"] == pytest.approx(max(own), rel=1e-4)
-    assert summary["rmse-worst"] >= summary["rmse-worst10"] >= summary["rmse-mean"] >= summary["rmse-best10"]
+    assert (
+        summary["rmse-worst"]
+        >= summary["rmse-worst10"]
+        >= summary["rmse-mean"]
+        >= summary["rmse-best10"]
+    )
     assert not [key for key in summary if "accuracy" in key or "parity" in key or "gini" in key]
     sizes = [len(task.arrays(client, 5).test) for client in range(5)]
     assert summary["loss-weighted"] == pytest.approx(np.mean((errors / of.scale) ** 2), rel=1e-4)
     assert len(set(sizes)) > 1, "the weights of the samples would not matter"
 
 
-# --- the scale of the targets ------------------------------------------------------------------------------------------
+# --- the scale of the targets ---------------------------------------------------------
 
 
 def test_one_scale_serves_all_clients_and_is_that_of_all_training_targets():
@@ -157,7 +205,9 @@ def test_one_scale_serves_all_clients_and_is_that_of_all_training_targets():
     np.testing.assert_allclose(task.target_scale.scale, y.std(0), rtol=1e-12)
     for client in range(6):
         wanted = (task.arrays(client, 6).test.y - y.mean(0)) / y.std(0)
-        np.testing.assert_allclose(task.client_data(client, 6).test.y.numpy(), wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            task.client_data(client, 6).test.y.numpy(), wanted, rtol=1e-5, atol=1e-6
+        )
     assert "from sums over the clients" in task.from_clients
 
 
@@ -171,7 +221,9 @@ def test_inputs_are_scaled_alike_at_all_clients_unless_each_is_to_use_its_own():
     together = np.concatenate(parts["sums"])
     np.testing.assert_allclose(together.mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(together.std(0), 1, rtol=1e-6)
-    assert max(np.abs(part.mean(0)).max() for part in parts["sums"]) > 0.3, "clients differ, and that is to be seen"
+    assert max(np.abs(part.mean(0)).max() for part in parts["sums"]) > 0.3, (
+        "clients differ, and that is to be seen"
+    )
     for part in parts["client"]:
         np.testing.assert_allclose(part.mean(0), 0, atol=1e-6)
 
@@ -183,17 +235,24 @@ def test_fedapps_data_shows_the_targets_and_what_is_to_be_beaten(capsys):
     parts = [task.target_parts(client, 4) for client in range(4)]
     mean = np.concatenate([train for train, *_ in parts]).mean()
     own = [np.sqrt(np.mean((test - mean) ** 2)) for *_, test in parts]
-    assert f"all clients' training targets: RMSE {np.mean(own):.4g} (mean over clients), {max(own):.4g} (worst)" in shown
+    assert (
+        f"all clients' training targets: RMSE {np.mean(own):.4g} (mean over clients), "
+        f"{max(own):.4g} (worst)" in shown
+    )
     own = [np.sqrt(np.mean((test - train.mean()) ** 2)) for train, _, test in parts]
     assert f"each client's own training targets: RMSE {np.mean(own):.4g}" in shown
     assert "one class only" not in shown
 
 
 def test_a_scale_in_the_settings_needs_nothing_of_the_clients():
-    task = task_of(4, regression__center="200", regression__scale="50", regression__standardise="client")
+    task = task_of(
+        4, regression__center="200", regression__scale="50", regression__standardise="client"
+    )
     assert task.from_clients == ""
     np.testing.assert_array_equal(task.target_scale.center, [200.0])
-    np.testing.assert_allclose(task.client_data(2, 4).test.y.numpy(), (task.arrays(2, 4).test.y - 200) / 50, rtol=1e-5)
+    np.testing.assert_allclose(
+        task.client_data(2, 4).test.y.numpy(), (task.arrays(2, 4).test.y - 200) / 50, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +261,10 @@ def test_a_scale_in_the_settings_needs_nothing_of_the_clients():
         ({"regression.scale": "0"}, r"scale = '0': must be sums, or numbers above 0"),
         ({"regression.center": "much"}, r"center = 'much': must be sums, or numbers with commas"),
         ({"regression.center": "1,2"}, r"has 2 numbers for 1 targets: give one or as many"),
-        ({"dp.noise-multiplier": 1.0}, r"center and scale of the targets .*: epsilon would be false"),
+        (
+            {"dp.noise-multiplier": 1.0},
+            r"center and scale of the targets .*: epsilon would be false",
+        ),
         ({"data.group": "kind"}, r"data.group"),
         ({"method": "fedevg"}, r"task = 'regression': this method needs classes"),
         ({"method": "fedrod"}, r"task = 'regression': this method needs classes"),
@@ -216,12 +278,17 @@ def test_what_does_not_fit_is_refused_in_one_line(settings, message):
     assert "\n" not in str(error.value)
 
 
-# --- a csv of one's own ------------------------------------------------------------------------------------------------
+# --- a csv of one's own ---------------------------------------------------------------
 
 
 def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp_path, capsys):
     path = houses(tmp_path)
-    own = {"num-rounds": 6, "train.local-epochs": 10, "train.learning-rate": 0.05, "client-store": "disk"}
+    own = {
+        "num-rounds": 6,
+        "train.local-epochs": 10,
+        "train.learning-rate": 0.05,
+        "client-store": "disk",
+    }
     for method in ("fedavg", "local", "finetune"):
         run(tmp_path / method, method=method, **table(path), **own)
     capsys.readouterr()
@@ -233,10 +300,16 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     with (tmp_path / "c" / "gains.csv").open() as file:
         gains = list(csv.DictReader(file))
     assert gains
-    assert all(float(row["gain"]) == pytest.approx(float(row["reference"]) - float(row["value"])) for row in gains)
+    assert all(
+        float(row["gain"]) == pytest.approx(float(row["reference"]) - float(row["value"]))
+        for row in gains
+    )
 
     # The prices differ by town, so that no one model serves all.
-    scores = {method: json.loads((tmp_path / method / "summary.json").read_text()) for method in ("fedavg", "local", "finetune")}
+    scores = {
+        method: json.loads((tmp_path / method / "summary.json").read_text())
+        for method in ("fedavg", "local", "finetune")
+    }
     assert scores["local"]["rmse-mean"] < 0.5 * scores["fedavg"]["rmse-mean"]
     assert scores["finetune"]["rmse-mean"] < scores["fedavg"]["rmse-mean"]
     report = (tmp_path / "fedavg" / "report.html").read_text()
@@ -251,9 +324,14 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
         told = file.metadata()
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     net = torch.nn.Linear(2, 1)
-    net.load_state_dict({name.rpartition(".")[2]: torch.from_numpy(array) for name, array in arrays.items()})
+    net.load_state_dict(
+        {name.rpartition(".")[2]: torch.from_numpy(array) for name, array in arrays.items()}
+    )
     task = build_task(completed(table(path) | {"num-clients": 3, "device": "cpu"}))
-    part, inputs = task.arrays(0, 3, scale=False).test, {name: np.array(json.loads(told[name])) for name in ("mean", "deviation")}
+    part, inputs = (
+        task.arrays(0, 3, scale=False).test,
+        {name: np.array(json.loads(told[name])) for name in ("mean", "deviation")},
+    )
     assert json.loads(told["features"]) == ["area", "old=yes"]
     x = torch.from_numpy(((part.x - inputs["mean"]) / inputs["deviation"]).astype(np.float32))
     (center,), (scale,) = json.loads(told["target-center"]), json.loads(told["target-scale"])
@@ -266,12 +344,24 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"price": ["dear"]}, r"regression.label = 'price': holds a str value, and regression predicts numbers"),
+        (
+            {"price": ["dear"]},
+            r"regression.label = 'price': holds a str value, and regression predicts numbers",
+        ),
         ({"price": ["", ""]}, r"regression.label = 'price': 2 of 90 rows have no value to predict"),
         ({"price": ["inf"]}, r"1 of 90 rows hold an infinite number"),
-        ({"price": ["7"] * 90}, r"has one and the same value in every row: there is nothing to predict"),
-        ({"area": ["large"]}, r"regression: column 'area' holds a str value, .* name it in regression.categorical"),
-        ({"town": ["alone"]}, r"client 'alone' has 1 rows, but each of the 2 parts .* regression.drop-clients"),
+        (
+            {"price": ["7"] * 90},
+            r"has one and the same value in every row: there is nothing to predict",
+        ),
+        (
+            {"area": ["large"]},
+            r"regression: column 'area' holds a str value, .* name it in regression.categorical",
+        ),
+        (
+            {"town": ["alone"]},
+            r"client 'alone' has 1 rows, but each of the 2 parts .* regression.drop-clients",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_learned_is_refused_in_one_line(changed, message, tmp_path):
@@ -282,22 +372,41 @@ def test_a_table_that_cannot_be_learned_is_refused_in_one_line(changed, message,
 
 def test_a_class_task_pointed_at_numbers_names_this_one(tmp_path):
     path = houses(tmp_path)
-    binary = {key.replace("regression", "tabular"): value for key, value in table(path).items() if key != "task"}
+    binary = {
+        key.replace("regression", "tabular"): value
+        for key, value in table(path).items()
+        if key != "task"
+    }
     with pytest.raises(UserError, match="to predict a number: task = 'regression'"):
         checked(completed(binary | {"task": "tabular", "device": "cpu"}))
     with pytest.raises(UserError, match="or predict numbers: task = 'regression'"):
-        checked(completed({"data.source": str(path), "data.label": "price", "device": "cpu", "task": "classification"}))
+        checked(
+            completed(
+                {
+                    "data.source": str(path),
+                    "data.label": "price",
+                    "device": "cpu",
+                    "task": "classification",
+                }
+            )
+        )
 
 
 def test_several_columns_are_predicted_together(tmp_path):
     path = houses(tmp_path, rent=[float(number % 17) for number in range(90)])
-    summary = run(tmp_path / "run", **(table(path) | {"regression.label": "price,rent", "num-rounds": 2}))
+    summary = run(
+        tmp_path / "run", **(table(path) | {"regression.label": "price,rent", "num-rounds": 2})
+    )
     assert {"rmse-pooled-1", "rmse-pooled-2", "r2-pooled-2"} <= set(summary)
-    assert summary["rmse-pooled"] ** 2 == pytest.approx((summary["rmse-pooled-1"] ** 2 + summary["rmse-pooled-2"] ** 2) / 2)
-    assert summary["r2-pooled"] == pytest.approx((summary["r2-pooled-1"] + summary["r2-pooled-2"]) / 2)
+    assert summary["rmse-pooled"] ** 2 == pytest.approx(
+        (summary["rmse-pooled-1"] ** 2 + summary["rmse-pooled-2"] ** 2) / 2
+    )
+    assert summary["r2-pooled"] == pytest.approx(
+        (summary["r2-pooled-1"] + summary["r2-pooled-2"]) / 2
+    )
 
 
-# --- arrays ------------------------------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------
 
 
 def embeddings(path, targets=0, n=60, **changed):
@@ -306,7 +415,12 @@ def embeddings(path, targets=0, n=60, **changed):
     y = x @ rng.normal(size=(5, max(targets, 1))) * 30 + 100
     arrays = {"x": x, "y": y if targets else y[:, 0], "who": np.arange(n) % 4}
     np.savez(path, **(arrays | changed))
-    return {"task": "regression", "data.source": str(path), "data.natural-id": "who", "device": "cpu"}
+    return {
+        "task": "regression",
+        "data.source": str(path),
+        "data.natural-id": "who",
+        "device": "cpu",
+    }
 
 
 @pytest.mark.parametrize("targets", [0, 3])
@@ -319,28 +433,47 @@ def test_an_npz_with_targets_of_any_number(targets, tmp_path):
     y = np.load(tmp_path / "set.npz")["y"].reshape(60, -1)
     rows = task.split(1, 4)[2]
     np.testing.assert_allclose(
-        task.client_data(1, 4).test.y * task.target_scale.scale + task.target_scale.center, y[rows], rtol=1e-5
+        task.client_data(1, 4).test.y * task.target_scale.scale + task.target_scale.center,
+        y[rows],
+        rtol=1e-5,
     )
 
 
 @pytest.mark.parametrize(
     ("changed", "settings", "message"),
     [
-        ({"y": np.array(["a", "b"] * 30)}, {}, r"data.label = 'y': holds text in .*, and regression predicts numbers"),
-        ({"y": np.r_[np.nan, np.arange(59.0)]}, {}, r"data.label = 'y': 1 of 60 samples .* \(first: row 0\)"),
+        (
+            {"y": np.array(["a", "b"] * 30)},
+            {},
+            r"data.label = 'y': holds text in .*, and regression predicts numbers",
+        ),
+        (
+            {"y": np.r_[np.nan, np.arange(59.0)]},
+            {},
+            r"data.label = 'y': 1 of 60 samples .* \(first: row 0\)",
+        ),
         ({"y": np.r_[np.arange(59.0), np.inf]}, {}, r"\(first: row 59\)"),
         ({"y": np.full(60, 3.0)}, {}, r"one and the same value in every sample"),
-        ({}, {"data.partition": "dirichlet"}, r"data.partition = 'dirichlet': deals samples by class"),
         (
             {},
-            {"data.partition": "flwr:DirichletPartitioner", "data.partition-arguments": "alpha = 1.0"},
+            {"data.partition": "dirichlet"},
+            r"data.partition = 'dirichlet': deals samples by class",
+        ),
+        (
+            {},
+            {
+                "data.partition": "flwr:DirichletPartitioner",
+                "data.partition-arguments": "alpha = 1.0",
+            },
             r"deals samples by class",
         ),
         ({}, {"data.noise": "pair"}, r"data.noise = 'pair': is for samples with a class"),
         ({}, {"model.name": "two-cnn"}, r"model.name = 'two-cnn': does not take"),
     ],
 )
-def test_arrays_that_cannot_be_learned_are_refused_in_one_line(changed, settings, message, tmp_path):
+def test_arrays_that_cannot_be_learned_are_refused_in_one_line(
+    changed, settings, message, tmp_path
+):
     given = embeddings(tmp_path / "set.npz", **changed)
     with pytest.raises((UserError, ValueError), match=message) as error:
         checked(completed(given | {"num-clients": 4} | settings))
@@ -363,16 +496,26 @@ def test_a_file_a_client(tmp_path):
     assert [len(np.concatenate(task.split(client, 3))) for client in range(3)] == [20, 21, 22]
 
 
-# --- sites -------------------------------------------------------------------------------------------------------------
+# --- sites ----------------------------------------------------------------------------
 
 AT_SITES = {
-    "task": "regression", "sites.columns": "area, old=yes|no", "regression.label": "price", "regression.standardise": "client",
-    "regression.center": "250000", "regression.scale": "200000",
-}  # fmt: skip
+    "task": "regression",
+    "sites.columns": "area, old=yes|no",
+    "regression.label": "price",
+    "regression.standardise": "client",
+    "regression.center": "250000",
+    "regression.scale": "200000",
+}
 
 
 def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp_path):
-    job = AT_SITES | {"sites.client": "town", "num-clients": 3, "num-rounds": 2, "clients-per-round": 0, "device": "cpu"}
+    job = AT_SITES | {
+        "sites.client": "town",
+        "num-clients": 3,
+        "num-rounds": 2,
+        "clients-per-round": 0,
+        "device": "cpu",
+    }
     settings = with_folder(checked(completed(job))[0], tmp_path / "run")
     source = str(houses(tmp_path))
     grid = InlineGrid(app, 1, settings.flat())
@@ -382,14 +525,21 @@ def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp
     summary = execute(settings, GatewayGrid(grid))
     assert summary["status"] == "completed"
     task, model = build_task(settings, source), load_file(tmp_path / "run" / "model.safetensors")
-    weight, bias = (next(model[name].astype(float) for name in model if name.endswith(end)) for end in ("weight", "bias"))
+    weight, bias = (
+        next(model[name].astype(float) for name in model if name.endswith(end))
+        for end in ("weight", "bias")
+    )
     errors = []
     for name in task.names():
         part = task.arrays(f"estate:{name}", 3).test
         errors.append(250000 + 200000 * (part.x.astype(float) @ weight.T + bias) - part.y)
     assert len(errors) == 3
-    assert summary["rmse-pooled"] == pytest.approx(float(np.sqrt(np.mean(np.concatenate(errors) ** 2))), rel=1e-4)
-    assert summary["rmse-worst"] == pytest.approx(max(float(np.sqrt(np.mean(e**2))) for e in errors), rel=1e-4)
+    assert summary["rmse-pooled"] == pytest.approx(
+        float(np.sqrt(np.mean(np.concatenate(errors) ** 2))), rel=1e-4
+    )
+    assert summary["rmse-worst"] == pytest.approx(
+        max(float(np.sqrt(np.mean(e**2))) for e in errors), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -397,22 +547,35 @@ def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp
     [
         (
             {"regression.center": "sums"},
-            r"regression.center = 'sums': sites with data of their own send no sums .*: give a number",
+            r"regression.center = 'sums': sites with data of their own send no sums .*: give a "
+            r"number",
         ),
-        ({"regression.standardise": "sums"}, r"regression.standardise = 'sums': sites .*: choose 'client'"),
-        ({"regression.label": "old"}, r"label 'old': holds a str value, and regression predicts numbers"),
+        (
+            {"regression.standardise": "sums"},
+            r"regression.standardise = 'sums': sites .*: choose 'client'",
+        ),
+        (
+            {"regression.label": "old"},
+            r"label 'old': holds a str value, and regression predicts numbers",
+        ),
         ({"regression.label": "rent"}, r"no column 'rent' \(sites.columns, regression.label\)"),
     ],
 )
 def test_a_site_that_does_not_fit_says_so_in_one_line(settings, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
-        build_task(read_settings(AT_SITES | settings), str(houses(tmp_path))).client_data("estate", 1)
+        build_task(read_settings(AT_SITES | settings), str(houses(tmp_path))).client_data(
+            "estate", 1
+        )
     assert "\n" not in str(error.value)
 
 
-# --- methods -----------------------------------------------------------------------------------------------------------
+# --- methods --------------------------------------------------------------------------
 
-ON_NUMBERS = sorted(name for name, method in METHODS.items() if "regression" in method.tasks and name != "warm-start")
+ON_NUMBERS = sorted(
+    name
+    for name, method in METHODS.items()
+    if "regression" in method.tasks and name != "warm-start"
+)
 
 
 @pytest.mark.parametrize("method", ON_NUMBERS)
@@ -452,13 +615,23 @@ def test_histogram_boosting_learns_what_no_line_can_and_takes_missing_values_as_
     n = 400
     area, age = rng.uniform(30, 150, n), rng.uniform(0, 100, n)
     price = np.where((area > 90) == (age > 50), 300.0, 100.0) + rng.normal(size=n)
-    lines = [f"{a:.3f},{b:.3f},{p:.3f},{'abcd'[i % 4]}" for i, (a, b, p) in enumerate(zip(area, age, price, strict=True))]
+    lines = [
+        f"{a:.3f},{b:.3f},{p:.3f},{'abcd'[i % 4]}"
+        for i, (a, b, p) in enumerate(zip(area, age, price, strict=True))
+    ]
     lines[3] = f",{age[3]:.3f},{price[3]:.3f},d"
     (tmp_path / "flats.csv").write_text("\n".join(["area,age,price,town", *lines]))
     settings = table(tmp_path / "flats.csv") | {"regression.categorical": ""}
-    trees = {"method": "histogram-boosting", "num-rounds": 32, "evaluate-every": 32, "histogram-boosting.learning-rate": 0.5}
+    trees = {
+        "method": "histogram-boosting",
+        "num-rounds": 32,
+        "evaluate-every": 32,
+        "histogram-boosting.learning-rate": 0.5,
+    }
     boosted = run(tmp_path / "trees", **settings, **trees)
     line = run(tmp_path / "line", **settings, **{"num-rounds": 20, "evaluate-every": 20})
     assert boosted["r2-pooled"] > 0.9
     assert line["r2-pooled"] < 0.3
-    assert boosted["loss-weighted"] == pytest.approx(1 - boosted["r2-pooled"], rel=0.3), "in standardised units"
+    assert boosted["loss-weighted"] == pytest.approx(1 - boosted["r2-pooled"], rel=0.3), (
+        "in standardised units"
+    )

@@ -1,4 +1,6 @@
-"""The classifier that evaluates a set, sets on disk and runs that start from them, pictures, and mistakes about all of these."""
+"""The classifier that evaluates a set, sets on disk and runs that start from them,
+pictures, and mistakes about all of these.
+"""
 
 import json
 
@@ -22,14 +24,27 @@ CLIENTS = 4
 
 
 def task_with(**keys):
-    config = {"task": "digits", "num-clients": CLIENTS, "model.name": "small-cnn", "data.partition": "iid"}
-    return build_task(read_settings(config | {key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}))
+    config = {
+        "task": "digits",
+        "num-clients": CLIENTS,
+        "model.name": "small-cnn",
+        "data.partition": "iid",
+    }
+    return build_task(
+        read_settings(
+            config
+            | {key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}
+        )
+    )
 
 
 def real_digits(task, each=10):
     """Return as many real digits of each class, from the clients' training samples."""
     parts = [task.client_data(client, CLIENTS).train for client in range(CLIENTS)]
-    x, y = torch.cat([part.x for part in parts]).numpy(), torch.cat([part.y for part in parts]).numpy()
+    x, y = (
+        torch.cat([part.x for part in parts]).numpy(),
+        torch.cat([part.y for part in parts]).numpy(),
+    )
     rows = np.concatenate([np.flatnonzero(y == label)[:each] for label in range(10)])
     return x[rows], y[rows]
 
@@ -89,11 +104,15 @@ def test_a_saved_set_is_read_again(saved):
 
 @pytest.mark.slow
 def test_a_run_starts_from_a_set(saved):
-    """Pre-trained on it the model starts well above chance; mixed in, the clients hold its samples for training only."""
+    """Pre-trained on it the model starts well above chance; mixed in, the clients hold
+    its samples for training only.
+    """
     folder, x, _ = saved
     task = task_with(data__synthetic=str(folder))
     model = task.model_fn(0)
-    for tensor, array in zip(model.state_dict().values(), task.initial_arrays().values(), strict=True):
+    for tensor, array in zip(
+        model.state_dict().values(), task.initial_arrays().values(), strict=True
+    ):
         tensor.copy_(torch.tensor(array))
     assert accuracy(model, task.client_data(0, CLIENTS).test) > 0.8
     plain = task_with()
@@ -109,19 +128,31 @@ def test_a_run_starts_from_a_set(saved):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["method=fedevg", "synthetic.samples=105"], "synthetic.samples = 105, but there are 10 classes"),
+        (
+            ["method=fedevg", "synthetic.samples=105"],
+            "synthetic.samples = 105, but there are 10 classes",
+        ),
         (["method=fedevg", "fedevg.net=resnet"], "fedevg.net = 'resnet'"),
         (["method=fedevg", "fedevg.net=energy-cnn,mlp"], "fedevg.net = 'mlp'"),
-        (["method=fedevg", "fedevg.low=0.5"], "fedevg.low = 0.5: images have values in [0, 1] or [-1, 1]"),
+        (
+            ["method=fedevg", "fedevg.low=0.5"],
+            "fedevg.low = 0.5: images have values in [0, 1] or [-1, 1]",
+        ),
         (["method=fedcvae", "synthetic.reference=tests"], "synthetic.reference = 'tests'"),
         (["method=fedcgan", "fedcgan.hidden=0"], "fedcgan.hidden = 0"),
-        (["method=fedavg", "data.synthetic=/no/such/folder"], "data.synthetic = '/no/such/folder': there is no such folder"),
+        (
+            ["method=fedavg", "data.synthetic=/no/such/folder"],
+            "data.synthetic = '/no/such/folder': there is no such folder",
+        ),
         (["method=fedavg", "data.synthetic-use=train"], "data.synthetic-use = 'train'"),
         (
             ["method=fedevg", "synthetic.reference=test"],
             "synthetic.reference = 'test': the digits have one split: choose 'clients'",
         ),
-        (["method=fedavg", "task=tabular", "data.synthetic=."], "task 'tabular' does not start from a set of images"),
+        (
+            ["method=fedavg", "task=tabular", "data.synthetic=."],
+            "task 'tabular' does not start from a set of images",
+        ),
     ],
 )
 def test_mistakes_are_said_before_a_run(settings, message, tmp_path, capsys):
@@ -132,12 +163,29 @@ def test_mistakes_are_said_before_a_run(settings, message, tmp_path, capsys):
 
 
 def test_colour_and_grey_do_not_mix(tmp_path, capsys):
-    save_set(tmp_path / "set", np.random.default_rng(0).random((20, 3, 8, 8)), np.arange(20) % 10, 10)
-    assert main(["run", "--engine", "inline", f"data.synthetic={tmp_path / 'set'}", "--out", str(tmp_path / "r")]) == 2
-    assert "its images are 8 x 8 with 3 channels, the task's 8 x 8 with 1 channel" in capsys.readouterr().err
+    save_set(
+        tmp_path / "set", np.random.default_rng(0).random((20, 3, 8, 8)), np.arange(20) % 10, 10
+    )
+    assert (
+        main(
+            [
+                "run",
+                "--engine",
+                "inline",
+                f"data.synthetic={tmp_path / 'set'}",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
+        == 2
+    )
+    assert (
+        "its images are 8 x 8 with 3 channels, the task's 8 x 8 with 1 channel"
+        in capsys.readouterr().err
+    )
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+# --- pictures -------------------------------------------------------------------------
 
 
 def test_a_grid_has_a_row_a_class():
@@ -177,25 +225,68 @@ def test_the_image_grids_of_a_run_and_of_its_continuation(tmp_path):
 @pytest.mark.slow
 def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
     out = tmp_path / "r"
-    options = ["num-rounds=3", "synthetic.every=1", "synthetic.samples=20", "synthetic.steps=20", "synthetic.reference=clients"]
-    assert main(["run", "--engine", "inline", "method=fedevg", "--nodes", "3", *options, "--out", str(out)]) == 0
+    options = [
+        "num-rounds=3",
+        "synthetic.every=1",
+        "synthetic.samples=20",
+        "synthetic.steps=20",
+        "synthetic.reference=clients",
+    ]
+    assert (
+        main(
+            [
+                "run",
+                "--engine",
+                "inline",
+                "method=fedevg",
+                "--nodes",
+                "3",
+                *options,
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     report = (out / "report.html").read_text()
     assert report.count("Synthetic images") == 3  # heading, grid, animation
     summary = json.loads((out / "summary.json").read_text())
     assert {"test-accuracy", "frechet", "accuracy-mean"} <= set(summary)
     assert summary["bytes-up"] < 3 * 3 * (4 * 20 * 65 + 700)
     source = f"data.source={out / 'synthetic' / 'set'}"
-    assert main(["run", "--engine", "inline", source, "data.partition=iid", "--nodes", "2", "num-rounds=1", "clients-per-round=0",
-                 "--out", str(tmp_path / "on-it")]) == 0  # fmt: skip
-    with_set = task_with(data__synthetic=str(out / "synthetic" / "set"), data__synthetic_use="mix").client_data(0, CLIENTS)
+    assert (
+        main(
+            [
+                "run",
+                "--engine",
+                "inline",
+                source,
+                "data.partition=iid",
+                "--nodes",
+                "2",
+                "num-rounds=1",
+                "clients-per-round=0",
+                "--out",
+                str(tmp_path / "on-it"),
+            ]
+        )
+        == 0
+    )
+    with_set = task_with(
+        data__synthetic=str(out / "synthetic" / "set"), data__synthetic_use="mix"
+    ).client_data(0, CLIENTS)
     assert len(with_set.train) == len(task_with().client_data(0, CLIENTS).train) + 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedevg", "fedcgan", "fedcvae"])
 def test_a_server_that_has_no_image_starts_all_the_same(method):
-    """Where the sites have data of their own, shape and classes are those of the settings."""
-    settings = read_settings({"method": method, "sites.labels": "a,b,c,d", "sites.shape": "3,8,8", "num-clients": 2})
+    """Where the sites have data of their own, shape and classes are those of the
+    settings.
+    """
+    settings = read_settings(
+        {"method": method, "sites.labels": "a,b,c,d", "sites.shape": "3,8,8", "num-clients": 2}
+    )
     task = build_task(settings)
     strategy = build_strategy(settings, task)
     x, y = strategy.samples(to_record(strategy.first_arrays()))

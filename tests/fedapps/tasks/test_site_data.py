@@ -1,4 +1,6 @@
-"""Sites with data of their own: the same features everywhere, the server's model without data, and every fault said by name."""
+"""Sites with data of their own: the same features everywhere, the server's model
+without data, and every fault said by name.
+"""
 
 import io
 
@@ -30,7 +32,9 @@ def valid_rows(n=20, kinds="ab"):
 def picture_folder(path, labels, size=4, names=None):
     def picture(seed):
         buffer = io.BytesIO()
-        Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size, size), dtype=np.uint8)).save(buffer, "PNG")
+        Image.fromarray(
+            np.random.default_rng(seed).integers(0, 255, (size, size), dtype=np.uint8)
+        ).save(buffer, "PNG")
         return {"bytes": buffer.getvalue(), "path": None}
 
     label = datasets.ClassLabel(names=names) if names else datasets.Value("string")
@@ -47,12 +51,15 @@ def site(config, source, name="oslo"):
 def test_a_table_has_the_features_of_the_settings_whatever_values_a_site_has_seen(tmp_path):
     settings = read_settings(TABLE)
     arrays = build_task(settings).initial_arrays()  # the server's: no source
-    assert sorted(array.shape for array in arrays.values()) == [(1,), (1, 5)]  # age, three kinds, sex=1
-    rows = ["40,b,1,1,x", "60,b,0,0,x", ",b,1,1,x", "50,,0,0,x"] * 5  # this site has seen one kind only
+    # age, three kinds, sex=1
+    assert sorted(array.shape for array in arrays.values()) == [(1,), (1, 5)]
+    # this site has seen one kind only
+    rows = ["40,b,1,1,x", "60,b,0,0,x", ",b,1,1,x", "50,,0,0,x"] * 5
     task = build_task(settings, csv_file(tmp_path / "a.csv", rows))
     assert task.rows.features == ("age", "kind=a", "kind=b", "kind=c", "sex=1")
     np.testing.assert_array_equal(
-        task.rows.x[0][:4], [[40, 0, 1, 0, 1], [60, 0, 1, 0, 0], [np.nan, 0, 1, 0, 1], [50, *[np.nan] * 3, 0]]
+        task.rows.x[0][:4],
+        [[40, 0, 1, 0, 1], [60, 0, 1, 0, 0], [np.nan, 0, 1, 0, 1], [50, *[np.nan] * 3, 0]],
     )
     assert task.rows.scaled.tolist() == [True, False, False, False, False]
     data = task.client_data("oslo", 3)
@@ -79,19 +86,37 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
     assert sorted(set(classes.train.y.tolist()) | set(classes.test.y.tolist())) == [0, 1]
     assert strings.train.x.shape == (6, 1, 4, 4)
     assert {
-        array.shape[0] for name, array in build_task(read_settings(IMAGES)).initial_arrays().items() if "classifier" in name
+        array.shape[0]
+        for name, array in build_task(read_settings(IMAGES)).initial_arrays().items()
+        if "classifier" in name
     } == {2}
 
 
 @pytest.mark.parametrize(
     ("rows", "header", "message"),
     [
-        (["1,x,0,1,z", *valid_rows()], None, r"a\.csv: column 'kind' holds 'x', but sites\.columns names a, b, c for it"),
-        (["old,a,0,1,z", *valid_rows()], None, r"a\.csv: column 'age' holds a str value, which is no number: write"),
-        (["1,a,0,2,z", *valid_rows()], None, r"a\.csv: label 'label' holds 0, 1, 2: it must be 0 or 1"),
+        (
+            ["1,x,0,1,z", *valid_rows()],
+            None,
+            r"a\.csv: column 'kind' holds 'x', but sites\.columns names a, b, c for it",
+        ),
+        (
+            ["old,a,0,1,z", *valid_rows()],
+            None,
+            r"a\.csv: column 'age' holds a str value, which is no number: write",
+        ),
+        (
+            ["1,a,0,2,z", *valid_rows()],
+            None,
+            r"a\.csv: label 'label' holds 0, 1, 2: it must be 0 or 1",
+        ),
         (["1,a,0,,z", *valid_rows()], None, r"a\.csv: label 'label' holds 0, 1, None"),
         (["1,a,0,1", *valid_rows()], None, r"a\.csv: not every row has as many cells"),
-        (valid_rows(), "age,sort,sex,label,unused", r"a\.csv: no column 'kind' .*: it has age, sort, sex"),
+        (
+            valid_rows(),
+            "age,sort,sex,label,unused",
+            r"a\.csv: no column 'kind' .*: it has age, sort, sex",
+        ),
         ([], None, r"a\.csv: no rows"),
         (["1,a,0,1,z"] * 9, None, r"has 0 rows of label 0 and 9 of label 1"),
     ],
@@ -105,7 +130,9 @@ def test_what_is_wrong_with_a_sites_table_is_said(tmp_path, rows, header, messag
 def test_what_is_wrong_with_a_sites_images_is_said(tmp_path):
     with pytest.raises(UserError, match=r"label 'cow' is none of sites\.labels = 'dog,cat'"):
         site(IMAGES, picture_folder(tmp_path / "a", ["cat", "cow"] * 5))
-    with pytest.raises(UserError, match=r"images are 1,5,5, but sites\.shape = '1,4,4': set data\.resize"):
+    with pytest.raises(
+        UserError, match=r"images are 1,5,5, but sites\.shape = '1,4,4': set data\.resize"
+    ):
         site(IMAGES, picture_folder(tmp_path / "b", ["cat"] * 9, size=5))
     with pytest.raises(UserError, match=r"3 samples, a client needs 5"):
         site(IMAGES, picture_folder(tmp_path / "c", ["cat"] * 3))
@@ -118,7 +145,10 @@ def test_what_is_wrong_with_a_sites_images_is_said(tmp_path):
     [
         ({"sites.labels": "a,b"}, "labels and shape go together"),
         ({"sites.labels": "a,a", "sites.shape": "1,4,4"}, "must be at least two different names"),
-        ({"sites.labels": "a,b", "sites.shape": "4,4"}, r"sites\.shape = '4,4': must be channels,height,width"),
+        (
+            {"sites.labels": "a,b", "sites.shape": "4,4"},
+            r"sites\.shape = '4,4': must be channels,height,width",
+        ),
         ({"sites.labels": "a,b", "sites.shape": "1,4,4", "sites.columns": "x"}, "give one of them"),
         ({"task": "tabular", "sites.columns": "x,kind=a"}, r"write name or name=value\|value"),
     ],
@@ -136,7 +166,10 @@ def test_settings_and_sites_must_agree(tmp_path):
 
 
 def run_on(sites, config, out):
-    settings = read_settings(config | {"out": str(out), "num-clients": len(sites), "clients-per-round": 0, "num-rounds": 2})
+    settings = read_settings(
+        config
+        | {"out": str(out), "num-clients": len(sites), "clients-per-round": 0, "num-rounds": 2}
+    )
     grid = InlineGrid(app, len(sites), settings.flat())
     for context, (name, source) in zip(grid.contexts.values(), sites.items(), strict=True):
         context.node_config = {"client-id": name} | ({"data": source} if source else {})
@@ -144,7 +177,10 @@ def run_on(sites, config, out):
 
 
 def test_a_run_over_named_sites(tmp_path, caplog):
-    sites = {name: csv_file(tmp_path / f"{name}.csv", valid_rows(20 + i)) for i, name in enumerate(["rome", "oslo"])}
+    sites = {
+        name: csv_file(tmp_path / f"{name}.csv", valid_rows(20 + i))
+        for i, name in enumerate(["rome", "oslo"])
+    }
     summary = run_on(sites, TABLE, tmp_path / "good")
     assert (summary["status"], summary["failures"]) == ("completed", 0)
     table = (tmp_path / "good" / "clients.csv").read_text()
@@ -153,14 +189,21 @@ def test_a_run_over_named_sites(tmp_path, caplog):
 
 @pytest.mark.parametrize("kind", ["images", "numbers"])
 def test_a_run_on_samples_of_sites(tmp_path, kind):
-    """The server, which sees none, asks nothing of them either; numbers have the scale of their site."""
+    """The server, which sees none, asks nothing of them either; numbers have the scale
+    of their site.
+    """
     if kind == "images":
         config = IMAGES
-        sites = {name: picture_folder(tmp_path / name, ["cat", "dog"] * 10) for name in ("rome", "oslo")}
+        sites = {
+            name: picture_folder(tmp_path / name, ["cat", "dog"] * 10) for name in ("rome", "oslo")
+        }
     else:
         config = {"sites.labels": "0,1", "sites.shape": "1,1,2"}
         rows = [f"{i}.5,{i % 7},{i % 2},rome" for i in range(20)]
-        sites = {name: csv_file(tmp_path / f"{name}.csv", rows, "age,pulse,label,ward") for name in ("rome", "oslo")}
+        sites = {
+            name: csv_file(tmp_path / f"{name}.csv", rows, "age,pulse,label,ward")
+            for name in ("rome", "oslo")
+        }
     summary = run_on(sites, config, tmp_path / "out")
     assert (summary["status"], summary["failures"]) == ("completed", 0)
     lines = (tmp_path / "out" / "clients.csv").read_text().splitlines()
@@ -174,4 +217,7 @@ def test_a_site_that_cannot_take_part_ends_the_run_before_round_one(tmp_path, fa
     said = "column 'kind' holds 'z'" if faulty == "data" else "this site names none: add data="
     with pytest.raises(ValueError, match=f"^client 'oslo' cannot take part: .*{said}"):
         run_on(sites, TABLE, tmp_path / "out")
-    assert not (tmp_path / "out" / "rounds.jsonl").exists() or not (tmp_path / "out" / "rounds.jsonl").read_text()
+    assert (
+        not (tmp_path / "out" / "rounds.jsonl").exists()
+        or not (tmp_path / "out" / "rounds.jsonl").read_text()
+    )

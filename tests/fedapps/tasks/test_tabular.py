@@ -26,7 +26,9 @@ from fedapps.tasks.tabular import encode, generate, read_table, standardised
 
 def tabular(num_clients=0, seed=0, **options):
     config = {f"tabular.{key.replace('_', '-')}": value for key, value in options.items()}
-    return build_task(read_settings({"task": "tabular", "num-clients": num_clients, "seed": seed} | config))
+    return build_task(
+        read_settings({"task": "tabular", "num-clients": num_clients, "seed": seed} | config)
+    )
 
 
 def write(folder, columns):
@@ -38,7 +40,9 @@ def write(folder, columns):
 
 
 def small(n=20, clients=("b", "a")):
-    """A table by hand: two clients, a number, a category with three values, one with two."""
+    """A table by hand: two clients, a number, a category with three values, one with
+    two.
+    """
     rng = np.random.default_rng(0)
     return {
         "client": [name for name in clients for _ in range(n)],
@@ -49,7 +53,7 @@ def small(n=20, clients=("b", "a")):
     }
 
 
-# --- split, filling, scaling -------------------------------------------------------------------------------------------
+# --- split, filling, scaling ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (40, 10), (53, 7), (3, 90)])
@@ -62,7 +66,9 @@ def test_every_class_is_split_alike_and_every_sample_is_used_once(counts):
         held = (labels[test] == label).sum()
         assert abs(held - 0.2 * count) <= 0.5 or held == 1
         assert 1 <= held < count
-    assert [len(part) for part in stratified(np.ones(50, int), np.random.default_rng(0), 0.2, 0.1)] == [35, 5, 10]
+    assert [
+        len(part) for part in stratified(np.ones(50, int), np.random.default_rng(0), 0.2, 0.1)
+    ] == [35, 5, 10]
 
 
 def test_a_class_that_cannot_be_in_every_part_is_refused():
@@ -91,7 +97,14 @@ def test_filling_and_scaling_are_those_of_the_client_s_training_rows():
 
 
 def test_a_column_that_is_missing_or_constant_in_training_is_zero():
-    x = np.array([[np.nan, 5.0, 0.1, 1.0], [np.nan, 5.0, np.nan, 1.0], [np.nan, np.nan, 0.1, 1.0], [300.0, 900.0, 7.0, 0.0]])
+    x = np.array(
+        [
+            [np.nan, 5.0, 0.1, 1.0],
+            [np.nan, 5.0, np.nan, 1.0],
+            [np.nan, np.nan, 0.1, 1.0],
+            [300.0, 900.0, 7.0, 0.0],
+        ]
+    )
     out = standardised(x, np.array([True, True, True, False]), np.arange(3))
     np.testing.assert_array_equal(out, np.zeros((4, 4)))
 
@@ -102,7 +115,8 @@ def test_another_client_s_rows_change_nothing(tmp_path):
     other["age"][3] = None
     other["label"][:20] = [1 - label for label in other["label"][:20]]
     a, b = (
-        tabular(source=write(tmp_path / name, table), categorical="kind,sex") for name, table in (("one", one), ("other", other))
+        tabular(source=write(tmp_path / name, table), categorical="kind,sex")
+        for name, table in (("one", one), ("other", other))
     )
     for part in ("train", "test"):
         first, second = (getattr(task.client_data(0, 2), part) for task in (a, b))
@@ -112,11 +126,16 @@ def test_another_client_s_rows_change_nothing(tmp_path):
 
 
 def test_layout_of_a_table_by_hand():
-    table = encode({name: np.array(values) for name, values in small().items()}, TabularOptions(categorical="kind, sex"))
+    table = encode(
+        {name: np.array(values) for name, values in small().items()},
+        TabularOptions(categorical="kind, sex"),
+    )
     assert table.clients == ("a", "b")
     assert table.features == ("age", "kind=x", "kind=y", "kind=z", "sex=m")
     np.testing.assert_array_equal(table.scaled, [True, False, False, False, False])
-    np.testing.assert_array_equal(table.x[0][:4, 1:], [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0]])
+    np.testing.assert_array_equal(
+        table.x[0][:4, 1:], [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0]]
+    )
     np.testing.assert_array_equal(table.y[1][:4], [0, 1, 1, 0])
 
 
@@ -141,14 +160,19 @@ def test_a_client_s_rows_are_split_by_its_seed(tmp_path):
     assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [28, 4, 8]
 
 
-# --- the objective -------------------------------------------------------------------------------------------------------
+# --- the objective --------------------------------------------------------------------
 
 
 def test_one_logit_is_a_softmax_over_the_difference_of_two():
     rng = torch.Generator().manual_seed(0)
-    logits, y = torch.randn(50, 2, generator=rng, dtype=torch.float64), torch.randint(2, (50,), generator=rng)
+    logits, y = (
+        torch.randn(50, 2, generator=rng, dtype=torch.float64),
+        torch.randint(2, (50,), generator=rng),
+    )
     difference = logits[:, 1:] - logits[:, :1]
-    assert float(BINARY.loss(difference, y)) == pytest.approx(float(functional.cross_entropy(logits, y)), rel=1e-12)
+    assert float(BINARY.loss(difference, y)) == pytest.approx(
+        float(functional.cross_entropy(logits, y)), rel=1e-12
+    )
 
 
 class Given(torch.nn.Module):
@@ -162,7 +186,8 @@ def test_scores_of_a_client():
     x, y = torch.tensor([[2.0], [-1.0], [0.5], [0.0], [-3.0]]), torch.tensor([1, 0, 0, 0, 1])
     scores = BINARY.score(Given(), Split(x, y))
     assert scores["accuracy"] == pytest.approx(3 / 5)
-    assert scores["auroc"] == pytest.approx(3 / 6)  # the 1 at 2 is above all three zeros, the 1 at -3 above none
+    # the 1 at 2 is above all three zeros, the 1 at -3 above none
+    assert scores["auroc"] == pytest.approx(3 / 6)
     probabilities = torch.sigmoid(x[:, 0])
     expected = -(y * probabilities.log() + (1 - y) * (1 - probabilities).log()).mean()
     assert scores["loss"] == pytest.approx(float(expected))
@@ -170,13 +195,17 @@ def test_scores_of_a_client():
 
 def test_auroc_is_left_out_where_it_is_undefined():
     x = torch.tensor([[2.0], [-1.0]])
-    assert set(BINARY.score(Given(), Split(x, torch.tensor([1, 1])))) == {"accuracy", "loss", "test-samples"}
+    assert set(BINARY.score(Given(), Split(x, torch.tensor([1, 1])))) == {
+        "accuracy",
+        "loss",
+        "test-samples",
+    }
     scores = BINARY.score(Given(), Split(torch.tensor([[np.nan], [-1.0]]), torch.tensor([0, 0])))
     assert "auroc" not in scores
     assert scores["accuracy"] == 0.5
 
 
-# --- the task ------------------------------------------------------------------------------------------------------------
+# --- the task -------------------------------------------------------------------------
 
 
 def test_the_generated_table_has_clients_that_differ():
@@ -189,7 +218,10 @@ def test_the_generated_table_has_clients_that_differ():
     assert np.ptp(means) > 0.5
     few, many = generate(2), generate(6)
     n = len(few["label"])
-    assert all(np.array_equal(few[name], many[name][:n], equal_nan=few[name].dtype.kind == "f") for name in few)
+    assert all(
+        np.array_equal(few[name], many[name][:n], equal_nan=few[name].dtype.kind == "f")
+        for name in few
+    )
 
 
 def test_heart_and_berka_are_recognised_by_their_columns():
@@ -208,25 +240,43 @@ def test_heart_and_berka_are_recognised_by_their_columns():
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"client": "hospital"}, r"tabular\.client: no column 'hospital' in .*: it has client, age, kind, sex, label"),
+        (
+            {},
+            {"client": "hospital"},
+            r"tabular\.client: no column 'hospital' in .*: it has client, age, kind, sex, label",
+        ),
         ({}, {"label": "num"}, r"tabular\.label: no column 'num'"),
         ({}, {"features": "age, size"}, r"tabular\.features: no column 'size'"),
         ({}, {"drop": "size"}, r"tabular\.drop: no column 'size'"),
         ({}, {"drop": "age,kind,sex"}, r"tabular\.features: no column is left"),
-        ({}, {}, r"column 'kind' holds a str value, which is no number: name it in tabular\.categorical or in tabular\.drop"),
-        ({}, {"categorical": "kind,sex", "drop_clients": "c"}, r"tabular\.drop-clients: no client 'c': there are a, b"),
+        (
+            {},
+            {},
+            r"column 'kind' holds a str value, which is no number: name it in tabular\.categorical "
+            r"or in tabular\.drop",
+        ),
+        (
+            {},
+            {"categorical": "kind,sex", "drop_clients": "c"},
+            r"tabular\.drop-clients: no client 'c': there are a, b",
+        ),
         (
             {"label": [1, 2, 2, 1] * 10},
             {"drop": "kind,sex"},
             r"tabular\.label = 'label': the column holds 1, 2: a label is 0 or 1",
         ),
         ({"label": [0, None, 1, 1] * 10}, {"drop": "kind,sex"}, r"a label is 0 or 1, in every row"),
-        ({"client": ["a"] * 39 + [None]}, {"drop": "kind,sex"}, r"tabular\.client = 'client': 1 rows have no client"),
+        (
+            {"client": ["a"] * 39 + [None]},
+            {"drop": "kind,sex"},
+            r"tabular\.client = 'client': 1 rows have no client",
+        ),
         ({"age": [np.inf] * 40}, {"drop": "kind,sex"}, "column 'age' holds infinite numbers"),
         (
             {"label": [0] * 20 + [0, 1] * 10},
             {"drop": "kind,sex"},
-            r"client 'b' has 20 rows of label 0 and 0 of label 1, .* name it in tabular\.drop-clients",
+            r"client 'b' has 20 rows of label 0 and 0 of label 1, .* name it in "
+            r"tabular\.drop-clients",
         ),
     ],
 )
@@ -239,7 +289,9 @@ def test_what_is_wrong_with_a_table_is_said(change, options, message, tmp_path):
 
 def test_more_clients_than_there_are_and_folders_that_are_not_there(tmp_path):
     source = write(tmp_path / "t", small())
-    with pytest.raises(UserError, match=r"num-clients = 3, but .* has 2 clients \(a, b\): choose at most 2"):
+    with pytest.raises(
+        UserError, match=r"num-clients = 3, but .* has 2 clients \(a, b\): choose at most 2"
+    ):
         tabular(source=source, drop="kind,sex").check(3)
     with pytest.raises(UserError, match=r"tabular\.source = .*no such folder"):
         tabular(source=str(tmp_path / "none")).check(2)
@@ -258,16 +310,33 @@ def test_clients_that_are_left_out(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "superfed-mm", "local"])
 def test_a_run_improves_over_the_start_and_says_how_even_it_is(method, tmp_path):
-    config = {"method": method, "task": "tabular", "num-clients": 6, "clients-per-round": 0, "num-rounds": 15}
-    settings = read_settings(config | {"train.local-epochs": 1, "train.learning-rate": 0.02, "evaluate-every": 1})
+    config = {
+        "method": method,
+        "task": "tabular",
+        "num-clients": 6,
+        "clients-per-round": 0,
+        "num-rounds": 15,
+    }
+    settings = read_settings(
+        config | {"train.local-epochs": 1, "train.learning-rate": 0.02, "evaluate-every": 1}
+    )
     settings = with_folder(settings, tmp_path / "r")
     summary = execute(settings, InlineGrid(app, 6, settings.flat()))
-    first, *_, last = [json.loads(line)["evaluate"] for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()]
+    first, *_, last = [
+        json.loads(line)["evaluate"]
+        for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()
+    ]
     assert last["loss-weighted"] < 0.9 * first["loss-weighted"]
     ends = ("mean", "std", "worst10", "best10", "worst", "weighted")
     wanted = {f"{name}-{end}" for name in ("accuracy", "auroc") for end in ends}
     assert wanted | {"gini", "parity-gap", "auroc-gini", "auroc-parity-gap"} <= set(summary)
-    assert summary["auroc-worst"] <= summary["auroc-worst10"] <= summary["auroc-mean"] <= summary["auroc-best10"] <= 1
+    assert (
+        summary["auroc-worst"]
+        <= summary["auroc-worst10"]
+        <= summary["auroc-mean"]
+        <= summary["auroc-best10"]
+        <= 1
+    )
     assert "auroc" in (tmp_path / "r" / "clients.csv").read_text().splitlines()[0].split(",")
 
 
@@ -288,20 +357,30 @@ def test_clients_without_an_auroc_are_left_out_of_it():
 def test_the_loss_of_the_worst_clients_stands_beside_their_accuracy():
     metrics = {k: {"num-examples": 5, "accuracy": 0.9, "loss": float(k)} for k in range(20)}
     summary = summarise(metrics)
-    assert [summary[f"loss-{end}"] for end in ("mean", "worst10", "worst", "best10")] == [9.5, 18.5, 19.0, 0.5]
-    # Where a client names its test loss, ``loss`` is that of its training samples; without an accuracy there is no test.
+    assert [summary[f"loss-{end}"] for end in ("mean", "worst10", "worst", "best10")] == [
+        9.5,
+        18.5,
+        19.0,
+        0.5,
+    ]
+    # Where a client names its test loss, ``loss`` is that of its training samples;
+    # without an accuracy there is no test.
     both = summarise({k: {**values, "test-loss": 1.0 + k} for k, values in metrics.items()})
     assert (both["test-loss-worst10"], both["test-loss-worst"]) == (19.5, 20.0)
     assert "loss-worst10" not in both
-    assert [name for name in summarise({0: {"loss": 1.0}, 1: {"loss": 2.0}}) if "worst" in name] == []
+    assert [
+        name for name in summarise({0: {"loss": 1.0}, 1: {"loss": 2.0}}) if "worst" in name
+    ] == []
 
 
-# --- the real tables -----------------------------------------------------------------------------------------------------
+# --- the real tables ------------------------------------------------------------------
 
 REAL = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing")
 
 
-@pytest.mark.skipif(not (REAL / "heart").is_dir(), reason="FEDAPPS_TEST_DATA names no folder with heart")
+@pytest.mark.skipif(
+    not (REAL / "heart").is_dir(), reason="FEDAPPS_TEST_DATA names no folder with heart"
+)
 def test_heart_has_four_hospitals_and_fifteen_features():
     task = tabular(source=str((REAL / "heart").resolve()))
     task.check(4)
@@ -315,7 +394,9 @@ def test_heart_has_four_hospitals_and_fifteen_features():
     assert bool(torch.isfinite(torch.cat([task.client_data(i, 4).test.x for i in range(4)])).all())
 
 
-@pytest.mark.skipif(not (REAL / "berka").is_dir(), reason="FEDAPPS_TEST_DATA names no folder with berka")
+@pytest.mark.skipif(
+    not (REAL / "berka").is_dir(), reason="FEDAPPS_TEST_DATA names no folder with berka"
+)
 def test_berka_has_seven_regions_and_fifteen_features():
     source = str((REAL / "berka").resolve())
     task = tabular(source=source)
@@ -326,14 +407,23 @@ def test_berka_has_seven_regions_and_fifteen_features():
     assert sizes.mean() == pytest.approx(88.71, abs=5e-3)  # Table 3.5
     assert (len(table.features), int(table.scaled.sum())) == (15, 13)
     assert sum(array.size for array in task.initial_arrays().values()) == 16
-    assert "north Bohemia" in read_table(TabularOptions(source=source, drop_clients="Prague")).clients
-    with pytest.raises(UserError, match=r"client 'north Bohemia' has 60 rows of label 0 and 1 of label 1"):
+    assert (
+        "north Bohemia" in read_table(TabularOptions(source=source, drop_clients="Prague")).clients
+    )
+    with pytest.raises(
+        UserError, match=r"client 'north Bohemia' has 60 rows of label 0 and 1 of label 1"
+    ):
         tabular(source=source, drop_clients="Prague").check(7)
 
 
 @pytest.mark.slow
 def test_a_run_has_as_many_clients_as_the_table(tmp_path):
     source = write(tmp_path / "table", small(40, ("a", "b", "c")))
-    settings = ["task=tabular", f"tabular.source={source}", "tabular.categorical=kind,sex", "num-rounds=1"]
+    settings = [
+        "task=tabular",
+        f"tabular.source={source}",
+        "tabular.categorical=kind,sex",
+        "num-rounds=1",
+    ]
     assert main(["run", "--engine", "inline", *settings, "--out", str(tmp_path / "run")]) == 0
     assert tomllib.loads((tmp_path / "run" / "settings.toml").read_text())["num-clients"] == 3

@@ -1,4 +1,6 @@
-"""The exams offered to others: our methods pass, and each exam fails for a method that does what it forbids."""
+"""The exams offered to others: our methods pass, and each exam fails for a method that
+does what it forbids.
+"""
 
 import itertools
 
@@ -20,13 +22,30 @@ def of(strategy=FedAvg, client=FedAvgClient):
     return exams.Pair(
         lambda problem: strategy(),
         lambda problem, i, n, store: client(
-            problem.model_fn, problem.client_data(i, n), i, store, problem.work_model(), problem.objective
+            problem.model_fn,
+            problem.client_data(i, n),
+            i,
+            store,
+            problem.work_model(),
+            problem.objective,
         ),
     )
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedadam", "scaffold", "feddyn", "fedprox", "fedper", "superfed-mm", "ditto", "term", "propfair"]
+    "method",
+    [
+        "fedavg",
+        "fedadam",
+        "scaffold",
+        "feddyn",
+        "fedprox",
+        "fedper",
+        "superfed-mm",
+        "ditto",
+        "term",
+        "propfair",
+    ],
 )
 def test_our_methods_repeat_resume_and_survive(method):
     exams.every(exams.pair(method))
@@ -34,7 +53,11 @@ def test_our_methods_repeat_resume_and_survive(method):
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("fedprox", FedProxOptions(mu=0.0)), ("term", TERMOptions(lambda_=0.0, prior="samples")), ("fedavg", None)],
+    [
+        ("fedprox", FedProxOptions(mu=0.0)),
+        ("term", TERMOptions(lambda_=0.0, prior="samples")),
+        ("fedavg", None),
+    ],
 )
 def test_with_neutral_options_they_are_fedavg(method, options):
     exams.reduces(exams.pair(method, options), of(), tolerance=1e-4)
@@ -45,7 +68,13 @@ def test_they_find_the_known_points():
         exams.finds(FEDAVG, Quadratics().averaged(0.02, steps), local_epochs=steps, num_rounds=100)
     pull = [h / (h + 0.5) for h in (1.0, 10.0)]  # the proximal problems' solutions
     at = (pull[0] * 0.0 + pull[1] * 1.0) / sum(pull)
-    exams.finds(exams.pair("fedprox", FedProxOptions(mu=0.5)), at, num_rounds=30, local_epochs=60, learning_rate=0.1)
+    exams.finds(
+        exams.pair("fedprox", FedProxOptions(mu=0.5)),
+        at,
+        num_rounds=30,
+        local_epochs=60,
+        learning_rate=0.1,
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedadam", "scaffold", "feddyn", "fedprox", "term"])
@@ -57,7 +86,7 @@ def test_halves_from_elsewhere_are_examined_alike():
     exams.every(of(lambda: Ditto(DittoOptions()), DittoClient))
 
 
-# --- each exam fails where it must -------------------------------------------------------------------------------------------
+# --- each exam fails where it must ----------------------------------------------------
 
 
 class Forgetful(FedAvg):
@@ -76,7 +105,10 @@ class Forgetful(FedAvg):
     def aggregate_train(self, server_round, replies):
         arrays, metrics = super().aggregate_train(server_round, replies)
         self.calls += 1
-        mixed = {name: old.numpy() + (arrays[name].numpy() - old.numpy()) / self.calls for name, old in self.sent.items()}
+        mixed = {
+            name: old.numpy() + (arrays[name].numpy() - old.numpy()) / self.calls
+            for name, old in self.sent.items()
+        }
         return exams._record(mixed), metrics
 
 
@@ -94,11 +126,15 @@ class Hasty(FedAvg):
 
     def aggregate_train(self, server_round, replies):
         replies = list(replies)
-        return super().aggregate_train(server_round, [*replies, min(replies, key=lambda reply: reply.metadata.created_at)])
+        return super().aggregate_train(
+            server_round, [*replies, min(replies, key=lambda reply: reply.metadata.created_at)]
+        )
 
 
 class Trusting(FedAvg):
-    """Takes replies of any form, so that nobody checks theirs, and cuts what is too long."""
+    """Takes replies of any form, so that nobody checks theirs, and cuts what is too
+    long.
+    """
 
     capabilities = Capabilities("other", "single replies")
 
@@ -111,7 +147,10 @@ class Trusting(FedAvg):
         mean = {}
         for name, old in self.sent.items():
             size, shape = old.numpy().size, old.numpy().shape
-            mean[name] = np.mean([content[name].numpy().ravel()[:size].reshape(shape) for content in contents], axis=0)
+            mean[name] = np.mean(
+                [content[name].numpy().ravel()[:size].reshape(shape) for content in contents],
+                axis=0,
+            )
         return exams._record(mean), None
 
 
@@ -124,7 +163,9 @@ class Drifting(FedAvgClient):
 
 
 def test_a_strategy_that_saves_nothing_does_not_resume():
-    with pytest.raises(AssertionError, match=r"a run that was resumed after round 2 ends with another '1\.weight'"):
+    with pytest.raises(
+        AssertionError, match=r"a run that was resumed after round 2 ends with another '1\.weight'"
+    ):
         exams.resumes(of(Forgetful))
 
 
@@ -150,12 +191,16 @@ def test_who_replies_first_may_not_matter():
 
 
 def test_a_strategy_that_takes_every_reply_does_not_survive():
-    with pytest.raises(AssertionError, match="a client's reply was of another shape, instead of missing"):
+    with pytest.raises(
+        AssertionError, match="a client's reply was of another shape, instead of missing"
+    ):
         exams.survives(of(Trusting), lies=["of another shape"])
 
 
 def test_a_decay_is_no_fixed_point_and_no_fedavg():
-    with pytest.raises(AssertionError, match=r"from the optimum of all clients, 2, it moves to 1\.9"):
+    with pytest.raises(
+        AssertionError, match=r"from the optimum of all clients, 2, it moves to 1\.9"
+    ):
         exams.stays(of(client=Drifting))
     with pytest.raises(AssertionError, match="differs"):
         exams.reduces(of(client=Drifting), FEDAVG)

@@ -1,4 +1,6 @@
-"""The page for Prometheus: what is scraped is what the run has recorded, while it goes on; nobody else's port is taken."""
+"""The page for Prometheus: what is scraped is what the run has recorded, while it goes
+on; nobody else's port is taken.
+"""
 
 import json
 import math
@@ -29,7 +31,9 @@ SAMPLE = re.compile(r'^(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+)$')
 
 
 def scraped(port, path="/metrics"):
-    """Return what a scraper makes of the page: by name and labels other than those of the run, and the names' types."""
+    """Return what a scraper makes of the page: by name and labels other than those of
+    the run, and the names' types.
+    """
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as page:
         assert page.headers["Content-Type"] == TYPE
         lines = page.read().decode().splitlines()
@@ -56,9 +60,13 @@ def test_what_is_scraped_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
         assert values["fedapps_rounds_planned",] == 3
         assert values["fedapps_replies_total",] == 4 * done
         assert values["fedapps_failures_total",] == 0
-        assert values["fedapps_round_seconds_total",] == pytest.approx(math.fsum(row["seconds"] for row in rows[:done]))
+        assert values["fedapps_round_seconds_total",] == pytest.approx(
+            math.fsum(row["seconds"] for row in rows[:done])
+        )
         for (way, phase), key in BYTES.items():
-            assert values["fedapps_bytes_total", way, phase] == sum(row.get(key, 0) for row in rows[:done])
+            assert values["fedapps_bytes_total", way, phase] == sum(
+                row.get(key, 0) for row in rows[:done]
+            )
     assert ("fedapps_measure", "accuracy-mean") not in seen[0]
     assert seen[2]["fedapps_measure", "accuracy-mean"] == rows[2]["evaluate"]["accuracy-mean"]
     with pytest.raises(urllib.error.URLError):  # with the run the page is gone
@@ -66,7 +74,14 @@ def test_what_is_scraped_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
 
 
 def record(number, failures=0, **more):
-    row = {"round": number, "seconds": 0.5, "clients": [1, 2], "failures": [{}] * failures, "bytes-up": 10, "bytes-down": 20}
+    row = {
+        "round": number,
+        "seconds": 0.5,
+        "clients": [1, 2],
+        "failures": [{}] * failures,
+        "bytes-up": 10,
+        "bytes-down": 20,
+    }
     return json.dumps(row | more) + "\n"
 
 
@@ -100,11 +115,20 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         wanted = rf"^metrics-port = {port}: 127.0.0.1 cannot be listened on there: "
-        with pytest.raises(UserError, match=wanted) as caught, served(Counts(tmp_path, {}, 1), port):
+        with (
+            pytest.raises(UserError, match=wanted) as caught,
+            served(Counts(tmp_path, {}, 1), port),
+        ):
             pass
     assert "\n" not in str(caught.value)
 
 
 def test_labels_and_numbers_are_written_as_the_format_wants():
     assert escaped('a\\b"c\nd') == 'a\\\\b\\"c\\nd'
-    assert [number(value) for value in (1, 0.5, math.inf, -math.inf, math.nan)] == ["1", "0.5", "+Inf", "-Inf", "NaN"]
+    assert [number(value) for value in (1, 0.5, math.inf, -math.inf, math.nan)] == [
+        "1",
+        "0.5",
+        "+Inf",
+        "-Inf",
+        "NaN",
+    ]

@@ -1,4 +1,6 @@
-"""Trackers: what each is told of a run, read back with its own library; a failing one ends no run; none is imported unasked."""
+"""Trackers: what each is told of a run, read back with its own library; a failing one
+ends no run; none is imported unasked.
+"""
 
 import importlib.util
 import json
@@ -18,9 +20,16 @@ from fedapps.tracking.callback import Tracked, columns_of, measures_of
 from fedapps.tracking.names import TRACKERS, check_installed
 
 JOB = [
-    "run", "--engine", "inline", "num-clients=4", "clients-per-round=0", "evaluate-every=2", "train.local-epochs=1", "device=cpu",
+    "run",
+    "--engine",
+    "inline",
+    "num-clients=4",
+    "clients-per-round=0",
+    "evaluate-every=2",
+    "train.local-epochs=1",
+    "device=cpu",
     "checkpoint-every=1",
-]  # fmt: skip
+]
 
 
 def run(out, *more, rounds=3):
@@ -43,7 +52,10 @@ def stopped_and_resumed(out, *more):
 
 
 def has(package):
-    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed (extra {package})")
+    return pytest.mark.skipif(
+        importlib.util.find_spec(package) is None,
+        reason=f"{package} is not installed (extra {package})",
+    )
 
 
 class Told:
@@ -104,19 +116,41 @@ def test_a_tracker_that_fails_ends_no_run(told, tmp_path, monkeypatch, where):
     rows = run(tmp_path / "run", "track=wandb")
     assert len(rows) == 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
-    lines = [line for line in (tmp_path / "run" / "run.log").read_text().splitlines() if "track = " in line]
+    lines = [
+        line
+        for line in (tmp_path / "run" / "run.log").read_text().splitlines()
+        if "track = " in line
+    ]
     assert len(lines) == 1, "it is told once, then left alone"
-    assert "track = 'wandb': OSError: no room. Nothing more goes there; the run goes on." in lines[0]
+    assert (
+        "track = 'wandb': OSError: no room. Nothing more goes there; the run goes on." in lines[0]
+    )
 
 
 def test_a_failed_run_is_told(told, tmp_path):
-    assert main([*JOB, "num-rounds=2", "track=wandb", "max-update-norm=1e-9", "--out", str(tmp_path / "run")]) == 1
+    assert (
+        main(
+            [
+                *JOB,
+                "num-rounds=2",
+                "track=wandb",
+                "max-update-norm=1e-9",
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 1
+    )
     assert told.last.ended[0] == "failed"
 
 
 def test_runs_of_a_sweep_know_its_name(tmp_path):
     cell = Tracked(tmp_path / "sweep-alpha" / "cells" / "alpha=1", {})
-    assert (cell.name, cell.sweep, cell.home) == ("alpha=1", "sweep-alpha", tmp_path / "sweep-alpha")
+    assert (cell.name, cell.sweep, cell.home) == (
+        "alpha=1",
+        "sweep-alpha",
+        tmp_path / "sweep-alpha",
+    )
     single = Tracked(tmp_path / "run", {})
     assert (single.name, single.sweep, single.home) == ("run", "", tmp_path / "run")
 
@@ -129,18 +163,26 @@ def test_measures_are_the_numbers_of_a_record():
         "train": {"loss": 1, "curve": [1, 2]},
         "capped": [3],
     }
-    assert measures_of(row | {"counts-models": True}) == {"replies": 2, "failures": 1, "train/loss": 1.0}
+    assert measures_of(row | {"counts-models": True}) == {
+        "replies": 2,
+        "failures": 1,
+        "train/loss": 1.0,
+    }
 
 
 def test_names_are_checked_before_anything_starts(monkeypatch):
     with pytest.raises(
-        UserError, match=r"^track = 'mlfow': did you mean 'mlflow'\? choose among tensorboard, mlflow, wandb, with commas"
+        UserError,
+        match=r"^track = 'mlfow': did you mean 'mlflow'\? choose among tensorboard, mlflow, "
+        r"wandb, with commas",
     ):
         read_settings({"track": "mlfow"})
     assert read_settings({"track": "wandb, mlflow"}).track == "wandb, mlflow"
     monkeypatch.setitem(TRACKERS, "mlflow", "no_such_package_here")
     with pytest.raises(
-        UserError, match=r"^track = 'mlflow': no_such_package_here is not installed: pip install 'fedapps\[mlflow\]'$"
+        UserError,
+        match=r"^track = 'mlflow': no_such_package_here is not installed: pip install "
+        r"'fedapps\[mlflow\]'$",
     ):
         check_installed("mlflow")
 
@@ -148,11 +190,15 @@ def test_names_are_checked_before_anything_starts(monkeypatch):
 @pytest.mark.slow
 def test_nothing_is_imported_unasked(tmp_path):
     program = (
-        f"import sys; from fedapps.cli import main; main({[*JOB, 'num-rounds=1', '--out', str(tmp_path / 'run')]!r}); "
-        f"print(sorted({set(TRACKERS)!r} & set(sys.modules)), [name for name in sys.modules if name.startswith('fedapps.tracking.')])"
+        "import sys; from fedapps.cli import main; "
+        f"main({[*JOB, 'num-rounds=1', '--out', str(tmp_path / 'run')]!r}); "
+        f"print(sorted({set(TRACKERS)!r} & set(sys.modules)), [name for name in sys.modules if "
+        "name.startswith('fedapps.tracking.')])"
     )
     root = Path(__file__).parents[3]
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=120)
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=120
+    )
     ours = [f"fedapps.tracking.{name}" for name in ("names", "callback", "prometheus")]
     assert out.stdout.splitlines()[-1] == f"[] {ours}", out.stderr
 
@@ -167,17 +213,26 @@ def test_tensorboard(tmp_path):
 
     out = tmp_path / "run"
     rows = stopped_and_resumed(out, "track=tensorboard")
-    events = EventAccumulator(str(out / "tensorboard"), {"tensors": 0, "images": 0, "scalars": 0, "histograms": 0}).Reload()
+    events = EventAccumulator(
+        str(out / "tensorboard"), {"tensors": 0, "images": 0, "scalars": 0, "histograms": 0}
+    ).Reload()
     losses = events.Scalars("train/loss")
     assert [event.step for event in losses] == [1, 2, 3]
-    assert [event.value for event in losses] == pytest.approx([row["train"]["loss"] for row in rows])
+    assert [event.value for event in losses] == pytest.approx(
+        [row["train"]["loss"] for row in rows]
+    )
     accuracies = events.Scalars("evaluate/accuracy-mean")
     assert [(event.step, event.value) for event in accuracies] == [
-        (row["round"], pytest.approx(row["evaluate"]["accuracy-mean"])) for row in rows if "evaluate" in row
+        (row["round"], pytest.approx(row["evaluate"]["accuracy-mean"]))
+        for row in rows
+        if "evaluate" in row
     ]
     assert events.Histograms("clients/accuracy")[-1].histogram_value.num == 4
     assert "plots/accuracy" in events.Tags()["images"]
-    texts = {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
+    texts = {
+        tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode()
+        for tag in events.Tags()["tensors"]
+    }
     assert "| num-clients | 4 |" in texts["settings/text_summary"]
     assert texts["clients/text_summary"].startswith("| client | ")
     assert texts["status/text_summary"] == "completed"
@@ -195,25 +250,43 @@ def test_mlflow(tmp_path, monkeypatch):
     run(sweep / "cells" / "seed=1", "track=mlflow", "seed=1", rounds=1)
     client = MlflowClient(f"sqlite:///{sweep}/mlflow/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("sweep-seeds").experiment_id])
-    assert sorted(found.info.run_name for found in runs) == ["seed=0", "seed=1"], "a resumed run is the same one"
+    assert sorted(found.info.run_name for found in runs) == ["seed=0", "seed=1"], (
+        "a resumed run is the same one"
+    )
     (first,) = (found for found in runs if found.info.run_name == "seed=0")
     assert first.info.status == "FINISHED"
-    assert (first.data.params["num-clients"], first.data.params["method"], first.data.tags["sweep"]) == (
+    assert (
+        first.data.params["num-clients"],
+        first.data.params["method"],
+        first.data.tags["sweep"],
+    ) == (
         "4",
         "fedavg",
         "sweep-seeds",
     )
-    history = sorted(client.get_metric_history(first.info.run_id, "train/loss"), key=lambda metric: metric.step)
-    assert [(metric.step, metric.value) for metric in history] == [(row["round"], row["train"]["loss"]) for row in rows]
+    history = sorted(
+        client.get_metric_history(first.info.run_id, "train/loss"), key=lambda metric: metric.step
+    )
+    assert [(metric.step, metric.value) for metric in history] == [
+        (row["round"], row["train"]["loss"]) for row in rows
+    ]
     names = {item.path for item in client.list_artifacts(first.info.run_id)}
     assert {"report.html", "settings.toml", "summary.json", "clients", "plots"} <= names
-    table = json.loads(Path(client.download_artifacts(first.info.run_id, "clients/round-00003.json", str(tmp_path))).read_text())
+    table = json.loads(
+        Path(
+            client.download_artifacts(first.info.run_id, "clients/round-00003.json", str(tmp_path))
+        ).read_text()
+    )
     place = table["columns"].index("accuracy")
-    assert math.fsum(row[place] for row in table["data"]) / 4 == pytest.approx(rows[-1]["evaluate"]["accuracy-mean"])
+    assert math.fsum(row[place] for row in table["data"]) / 4 == pytest.approx(
+        rows[-1]["evaluate"]["accuracy-mean"]
+    )
 
 
 def kept_records(content):
-    """Yield the records of a file of Weights & Biases: a log of LevelDB's form, in blocks of 32 KiB, after a head of 7 bytes."""
+    """Yield the records of a file of Weights & Biases: a log of LevelDB's form, in
+    blocks of 32 KiB, after a head of 7 bytes.
+    """
     place, record = 7, b""
     while place + 7 <= len(content):
         if (left := 32768 - place % 32768) < 7:
@@ -248,12 +321,23 @@ def test_wandb_offline(tmp_path, monkeypatch):
         if kind == "run":
             started = record.run
         elif kind == "history":
-            items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            items = {
+                "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+                for item in record.history.item
+            }
             history.setdefault(record.history.step.num or items.get("_step"), {}).update(items)
-        elif kind == "artifact" or (kind == "request" and record.request.WhichOneof("request_type") == "log_artifact"):
-            artifact = record.artifact if kind == "artifact" else record.request.log_artifact.artifact
+        elif kind == "artifact" or (
+            kind == "request" and record.request.WhichOneof("request_type") == "log_artifact"
+        ):
+            artifact = (
+                record.artifact if kind == "artifact" else record.request.log_artifact.artifact
+            )
             artifacts += [entry.path for entry in artifact.manifest.contents]
-    assert (started.run_group, started.display_name, started.project) == ("sweep-seeds", "seed=0", "fedapps")
+    assert (started.run_group, started.display_name, started.project) == (
+        "sweep-seeds",
+        "seed=0",
+        "fedapps",
+    )
     config = {item.key: json.loads(item.value_json) for item in started.config.update}
     assert (config["num-clients"], config["method"]) == (4, "fedavg")
     for row in rows:

@@ -1,4 +1,6 @@
-"""Capabilities are closed by default: who overrides ``aggregate_train`` says what it does, or nothing composes with it."""
+"""Capabilities are closed by default: who overrides ``aggregate_train`` says what it
+does, or nothing composes with it.
+"""
 
 import importlib
 import inspect
@@ -11,7 +13,16 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
 import strategies
-from strategies import TERM, FedAvg, FedProx, PrivacyOptions, Private, Scaffold, TERMOptions, WarmStart
+from strategies import (
+    TERM,
+    FedAvg,
+    FedProx,
+    PrivacyOptions,
+    Private,
+    Scaffold,
+    TERMOptions,
+    WarmStart,
+)
 from strategies.base.capabilities import Capabilities, declared, replies_of, sends_updates
 from tests.helpers import LossyClient, arrays_of, simulate
 
@@ -21,7 +32,9 @@ DP = PrivacyOptions(noise_multiplier=1.0)
 
 
 class SilentFedNova(FedAvg):
-    """FedNova as a stranger would write it: the mean of ``(w_k - w) / steps_k``, rescaled by the mean number of steps."""
+    """FedNova as a stranger would write it: the mean of ``(w_k - w) / steps_k``,
+    rescaled by the mean number of steps.
+    """
 
     def configure_train(self, server_round, arrays, config, grid):
         self._sent = arrays
@@ -34,8 +47,12 @@ class SilentFedNova(FedAvg):
             metrics = reply.content["metrics"]
             weight = float(metrics["num-examples"])
             total, steps = total + weight, steps + weight * metrics["steps"]
-            scaled = scaled + weight * (reply.content["arrays"]["w"].numpy() - sent) / metrics["steps"]
-        return ArrayRecord({"w": Array(sent + (scaled / total) * (steps / total))}), MetricRecord({"steps": steps / total})
+            scaled = (
+                scaled + weight * (reply.content["arrays"]["w"].numpy() - sent) / metrics["steps"]
+            )
+        return ArrayRecord({"w": Array(sent + (scaled / total) * (steps / total))}), MetricRecord(
+            {"steps": steps / total}
+        )
 
 
 class HonestFedNova(SilentFedNova):
@@ -45,7 +62,9 @@ class HonestFedNova(SilentFedNova):
 
 
 class SummedFedNova(FedAvg):
-    """FedNova whose clients send ``(w_k - w) / steps_k``: it needs no more than weighted averages of arrays and metrics."""
+    """FedNova whose clients send ``(w_k - w) / steps_k``: it needs no more than
+    weighted averages of arrays and metrics.
+    """
 
     capabilities = Capabilities(replies="update", aggregation="weighted average")
 
@@ -70,7 +89,9 @@ class NovaClient(LossyClient):
     def fit(self, parameters, config):
         arrays, count, metrics = super().fit(parameters, config)
         if self.update:
-            arrays = [(new - old) / STEPS[self.i] for new, old in zip(arrays, parameters, strict=True)]
+            arrays = [
+                (new - old) / STEPS[self.i] for new, old in zip(arrays, parameters, strict=True)
+            ]
         return arrays, count, metrics
 
 
@@ -87,7 +108,10 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_without_a_declaration_fednova_composes_with_nothing(name):
-    with pytest.raises(ValueError, match=rf"{name}: SilentFedNova overrides aggregate_train and does not say .*: declare"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name}: SilentFedNova overrides aggregate_train and does not say .*: declare",
+    ):
         WRAPPERS[name](SilentFedNova())
 
 
@@ -101,14 +125,21 @@ def test_with_an_honest_declaration_it_is_refused_for_what_it_does(name):
 def test_alone_both_forms_are_fednova():
     mean_of_normalised = np.mean([s / k for s, k in zip(SHIFTS, STEPS, strict=True)])
     expected = mean_of_normalised * np.mean(STEPS)
-    for strategy, update in ((SilentFedNova(), False), (HonestFedNova(), False), (SummedFedNova(), True)):
+    for strategy, update in (
+        (SilentFedNova(), False),
+        (HonestFedNova(), False),
+        (SummedFedNova(), True),
+    ):
         np.testing.assert_allclose(nova(strategy, update), expected, rtol=1e-6)
 
 
 def test_a_weighted_sum_takes_other_weights():
     tilt = np.exp(LOSSES) / np.exp(LOSSES).sum()
-    expected = (tilt @ (np.array(SHIFTS) / STEPS)) * np.mean(STEPS)  # metrics stay those of the samples
-    np.testing.assert_allclose(nova(WRAPPERS["TERM"](SummedFedNova()), update=True), expected, rtol=1e-6)
+    # metrics stay those of the samples
+    expected = (tilt @ (np.array(SHIFTS) / STEPS)) * np.mean(STEPS)
+    np.testing.assert_allclose(
+        nova(WRAPPERS["TERM"](SummedFedNova()), update=True), expected, rtol=1e-6
+    )
 
 
 def every_strategy():
@@ -143,8 +174,14 @@ def test_a_subclass_that_leaves_the_aggregation_alone_is_covered():
 
 
 def test_what_is_asked_of_replies_follows_the_declaration():
-    assert replies_of(SilentFedNova()) == "model"  # a FedAvg that says nothing is held to FedAvg's contract
+    # a FedAvg that says nothing is held to FedAvg's contract
+    assert replies_of(SilentFedNova()) == "model"
     assert replies_of(SummedFedNova()) == "update"
-    assert replies_of(Private(FedAvg(), DP)) == replies_of(TERM(FedAvg())) == replies_of(Scaffold()) == "model"
+    assert (
+        replies_of(Private(FedAvg(), DP))
+        == replies_of(TERM(FedAvg()))
+        == replies_of(Scaffold())
+        == "model"
+    )
     assert sends_updates(SummedFedNova())
     assert not sends_updates(strategies.Local())

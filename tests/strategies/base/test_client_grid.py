@@ -40,7 +40,11 @@ FAULTS = {
     "the disk of site 1 is full": boom,
     "array 'w' holds values that are not finite": lambda a, n, m: ([a[0] * np.nan], n, m),
     "metric 'loss' is not finite": lambda a, n, m: (a, n, {"loss": float("inf")}),
-    "array 'w' has shape (3,), but (2,) was sent": lambda a, n, m: ([np.zeros(3, np.float32)], n, m),
+    "array 'w' has shape (3,), but (2,) was sent": lambda a, n, m: (
+        [np.zeros(3, np.float32)],
+        n,
+        m,
+    ),
     "arrays ['0', '1'] in the reply, but ['w'] were sent": lambda a, n, m: (a + a, n, m),
     "num-examples = 0: must be a number above 0": lambda a, n, m: (a, 0, m),
     "metric 'x' is a dict": lambda a, n, m: (a, n, {"x": {}}),
@@ -50,8 +54,12 @@ FAULTS = {
 @pytest.mark.parametrize("reason", FAULTS)
 def test_a_bad_reply_is_left_out_and_named(reason):
     rounds = []
-    app = to_client_app(lambda context: Saboteur(context.node_config["partition-id"], FAULTS[reason]))
-    result = simulate(FedAvg(), None, 3, START, 3, grid=ClientGrid(InlineGrid(app, 3)), callbacks=[rounds.append])
+    app = to_client_app(
+        lambda context: Saboteur(context.node_config["partition-id"], FAULTS[reason])
+    )
+    result = simulate(
+        FedAvg(), None, 3, START, 3, grid=ClientGrid(InlineGrid(app, 3)), callbacks=[rounds.append]
+    )
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)  # the others' replies made every round
     assert [r.trained.clients for r in rounds] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     (failure,) = [f for r in rounds for f in r.failures]
@@ -91,18 +99,33 @@ def test_min_replies():
 
 
 class Mute(InlineGrid):
-    """A grid on which node 1 never answers training, as a hung client in a simulation."""
+    """A grid on which node 1 never answers training, as a hung client in a
+    simulation.
+    """
 
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
         replies = super().send_and_receive(messages, timeout=timeout)
-        return [r for r in replies if not (r.metadata.src_node_id == 1001 and r.metadata.message_type == "train")]
+        return [
+            r
+            for r in replies
+            if not (r.metadata.src_node_id == 1001 and r.metadata.message_type == "train")
+        ]
 
 
 def test_a_client_that_never_answers():
     rounds = []
     app = to_client_app(lambda context: EchoClient(1.0))
-    simulate(FedAvg(), None, 3, START, 1, grid=ClientGrid(Mute(app, 3)), callbacks=[rounds.append], timeout=7)
+    simulate(
+        FedAvg(),
+        None,
+        3,
+        START,
+        1,
+        grid=ClientGrid(Mute(app, 3)),
+        callbacks=[rounds.append],
+        timeout=7,
+    )
     assert [(f.client, f.reason) for f in rounds[0].failures] == [(1, "no answer within 7 s")]
 
 
@@ -112,7 +135,9 @@ def test_a_dead_worker_ends_the_run():
 
         def send_and_receive(self, messages, *, timeout=None):
             replies = super().send_and_receive(messages, timeout=timeout)
-            gone = Error(code=ErrorCode.UNKNOWN, reason="ActorDiedError: the actor died unexpectedly")
+            gone = Error(
+                code=ErrorCode.UNKNOWN, reason="ActorDiedError: the actor died unexpectedly"
+            )
             return [
                 Message(gone, reply_to=m) if m.metadata.message_type == "train" else r
                 for m, r in zip(messages, replies, strict=True)
@@ -134,44 +159,84 @@ def test_a_client_that_says_so_is_not_a_dead_worker():
 
 HUGE = np.float32(1e30)
 POISON = {
-    "array 'w' holds 1e+30: a number beyond 1e+15 counts as broken": lambda a, n, m: ([a[0] * 0 + HUGE], n, m),
+    "array 'w' holds 1e+30: a number beyond 1e+15 counts as broken": lambda a, n, m: (
+        [a[0] * 0 + HUGE],
+        n,
+        m,
+    ),
     "metric 'loss' holds 1e+300: a number beyond 1e+15": lambda a, n, m: (a, n, {"loss": -1e300}),
     "num-examples' holds 1e+18: a number beyond 1e+15": lambda a, n, m: (a, 10**18, m),
-    "array 'w' is of type complex64, but float32 was sent": lambda a, n, m: ([a[0] * np.complex64(1j)], n, m),
-    "array 'w' is of type int64, but float32 was sent": lambda a, n, m: ([a[0].astype(np.int64)], n, m),
+    "array 'w' is of type complex64, but float32 was sent": lambda a, n, m: (
+        [a[0] * np.complex64(1j)],
+        n,
+        m,
+    ),
+    "array 'w' is of type int64, but float32 was sent": lambda a, n, m: (
+        [a[0].astype(np.int64)],
+        n,
+        m,
+    ),
     "arrays [] in the reply, but ['w'] were sent": lambda a, n, m: ([], n, m),
-    "array 'w' has shape (50000000,), but (2,) was sent": lambda a, n, m: ([np.zeros(50_000_000, np.float32)], n, m),
+    "array 'w' has shape (50000000,), but (2,) was sent": lambda a, n, m: (
+        [np.zeros(50_000_000, np.float32)],
+        n,
+        m,
+    ),
 }
 
 
 @pytest.mark.parametrize("reason", POISON)
 def test_a_poisoned_update_is_left_out_and_named(reason):
     rounds = []
-    app = to_client_app(lambda context: Saboteur(context.node_config["partition-id"], POISON[reason]))
+    app = to_client_app(
+        lambda context: Saboteur(context.node_config["partition-id"], POISON[reason])
+    )
     with np.errstate(all="raise"):
-        result = simulate(FedAvg(), None, 3, START, 3, grid=ClientGrid(InlineGrid(app, 3)), callbacks=[rounds.append])
+        result = simulate(
+            FedAvg(),
+            None,
+            3,
+            START,
+            3,
+            grid=ClientGrid(InlineGrid(app, 3)),
+            callbacks=[rounds.append],
+        )
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
     (failure,) = [f for r in rounds for f in r.failures]
     assert (failure.client, reason in failure.reason) == (1, True), failure.reason
 
 
 def test_a_wide_array_is_cast_to_the_models_type():
-    result = simulate(FedAvg(), lambda i, _: Saboteur(1, lambda a, n, m: ([a[0].astype(np.float64)], n, m)), 1, START, 3)
+    result = simulate(
+        FedAvg(),
+        lambda i, _: Saboteur(1, lambda a, n, m: ([a[0].astype(np.float64)], n, m)),
+        1,
+        START,
+        3,
+    )
     assert arrays_of(result)["w"].dtype == np.float32
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
 
 
-@pytest.mark.parametrize(("action", "expected"), [("reject", 1.0), ("clip", (1 + 2 / np.sqrt(2)) / 2)])
+@pytest.mark.parametrize(
+    ("action", "expected"), [("reject", 1.0), ("clip", (1 + 2 / np.sqrt(2)) / 2)]
+)
 def test_a_bound_on_the_norm_of_an_update(action, expected):
-    """Client 0 moves both weights by 1, a norm of 1.41; client 1 by 1000, which clipped to 2 is 2 / sqrt(2) each."""
+    """Client 0 moves both weights by 1, a norm of 1.41; client 1 by 1000, which clipped
+    to 2 is 2 / sqrt(2) each.
+    """
     rounds = []
-    app = to_client_app(lambda context: EchoClient(1.0 if context.node_config["partition-id"] == 0 else 1000.0))
+    app = to_client_app(
+        lambda context: EchoClient(1.0 if context.node_config["partition-id"] == 0 else 1000.0)
+    )
     start = {**START, "steps": np.array(3)}  # a counter has no part in the norm
     grid = ClientGrid(InlineGrid(app, 2), bound=UpdateBound(2.0, action))
     result = simulate(FedAvg(), None, 2, start, 1, grid=grid, callbacks=[rounds.append])
     np.testing.assert_allclose(arrays_of(result)["w"], expected, rtol=1e-6)
     reasons = [f.reason for f in rounds[0].failures]
-    assert reasons == (["the update has the norm 1414.21, above max-update-norm = 2"] if action == "reject" else [])
+    assert reasons == (
+        ["the update has the norm 1414.21, above max-update-norm = 2"] if action == "reject" else []
+    )
 
 
 def test_the_bound_holds_under_a_wrapper_and_for_fedboosts_gradient():
@@ -183,11 +248,17 @@ def test_the_bound_holds_under_a_wrapper_and_for_fedboosts_gradient():
     rules = Rules(bound=UpdateBound(1.0))
     rules.follow(DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 1.0, 2))
     assert (rules.like_model, rules.weight) == (True, "num-examples")
-    rules.follow(FedBoost(lambda arrays: arrays))  # no predictors yet: what comes are these, not gradients
+    # no predictors yet: what comes are these, not gradients
+    rules.follow(FedBoost(lambda arrays: arrays))
     assert (rules.like_model, rules.updates) == (False, False)
     rules.updates = True
-    for norm, fault in ((0.9, None), (1.1, "the update has the norm 1.1, above max-update-norm = 1")):
-        content = RecordDict({"a": ArrayRecord([np.array([0.0, norm])]), "m": MetricRecord({"num-examples": 1})})
+    for norm, fault in (
+        (0.9, None),
+        (1.1, "the update has the norm 1.1, above max-update-norm = 1"),
+    ):
+        content = RecordDict(
+            {"a": ArrayRecord([np.array([0.0, norm])]), "m": MetricRecord({"num-examples": 1})}
+        )
         InlineGrid(to_client_app(lambda c: EchoClient(0)), 1)
         sent = Message(RecordDict(), dst_node_id=1, message_type="train")
         assert rules.fault(sent, Message(content, dst_node_id=1, message_type="train")) == fault
@@ -207,8 +278,16 @@ class Shuffled(InlineGrid):
 
 def test_order_of_arrival_does_not_matter():
     def run():
-        app = to_client_app(lambda c: EchoClient(0.1 * (1 + c.node_config["partition-id"]), 1 + c.node_config["partition-id"]))
-        return arrays_of(simulate(FedAvg(), None, 9, START, 4, grid=ClientGrid(Shuffled(app, 9), clients_per_round=4)))["w"]
+        app = to_client_app(
+            lambda c: EchoClient(
+                0.1 * (1 + c.node_config["partition-id"]), 1 + c.node_config["partition-id"]
+            )
+        )
+        return arrays_of(
+            simulate(
+                FedAvg(), None, 9, START, 4, grid=ClientGrid(Shuffled(app, 9), clients_per_round=4)
+            )
+        )["w"]
 
     np.testing.assert_array_equal(run(), run())
 
@@ -221,14 +300,22 @@ def test_bytes_are_those_of_the_contents():
         def send_and_receive(self, messages, *, timeout=None):
             messages = list(messages)
             replies = super().send_and_receive(messages, timeout=timeout)
-            seen.append((sum(content_bytes(m.content) for m in messages), sum(content_bytes(r.content) for r in replies)))
+            seen.append(
+                (
+                    sum(content_bytes(m.content) for m in messages),
+                    sum(content_bytes(r.content) for r in replies),
+                )
+            )
             return replies
 
     rounds = []
     big = {"w": np.zeros(1000, np.float32)}
     simulate(FedAvg(), None, 3, big, 1, grid=ClientGrid(Spy(app, 3)), callbacks=[rounds.append])
     train, evaluate = rounds[0].trained, rounds[0].evaluated
-    assert seen[-2:] == [(train.bytes_down, train.bytes_up), (evaluate.bytes_down, evaluate.bytes_up)]
+    assert seen[-2:] == [
+        (train.bytes_down, train.bytes_up),
+        (evaluate.bytes_down, evaluate.bytes_up),
+    ]
     assert 3 * 4000 < train.bytes_up < 3 * 4300
     assert evaluate.bytes_up < 300
 
@@ -246,24 +333,33 @@ def test_a_strangers_app_without_identity_still_runs():
     def train(message, context):
         arrays = ArrayRecord([a.numpy() + 1 for a in message.content["arrays"].values()])
         arrays = ArrayRecord(dict(zip(message.content["arrays"], arrays.values(), strict=True)))
-        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}),
+            reply_to=message,
+        )
 
     rounds = []
     grid = ClientGrid(InlineGrid(app, 3))
-    result = simulate(FedAvg(fraction_evaluate=0), None, 3, START, 2, grid=grid, callbacks=[rounds.append])
+    result = simulate(
+        FedAvg(fraction_evaluate=0), None, 3, START, 2, grid=grid, callbacks=[rounds.append]
+    )
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
     assert rounds[0].trained.clients == [1000, 1001, 1002]  # known by node id
 
 
 class Asked(InlineGrid):
-    """A grid that counts the questions and logs failures as Flower's simulation does, with their tracebacks."""
+    """A grid that counts the questions and logs failures as Flower's simulation does,
+    with their tracebacks.
+    """
 
     questions = 0
 
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
         replies = super().send_and_receive(messages, timeout=timeout)
-        self.questions += sum(message.metadata.message_type == "query.identity" for message in messages)
+        self.questions += sum(
+            message.metadata.message_type == "query.identity" for message in messages
+        )
         for reply in replies:
             if reply.has_error():
                 log(logging.ERROR, reply.error.reason)
@@ -276,13 +372,18 @@ def strangers_app():
     @app.train()
     def train(message, context):
         return Message(
-            RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}), reply_to=message
+            RecordDict(
+                {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}
+            ),
+            reply_to=message,
         )
 
     return app
 
 
-@pytest.mark.parametrize("app", [strangers_app(), ClientApp(client_fn=lambda context: EchoClient(1.0).to_client())])
+@pytest.mark.parametrize(
+    "app", [strangers_app(), ClientApp(client_fn=lambda context: EchoClient(1.0).to_client())]
+)
 def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
     grid = Asked(app, 40)
     client_grid = ClientGrid(grid)
@@ -298,8 +399,12 @@ def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
 def test_one_line_makes_it_repeatable():
     def run(seed):
         rounds = []
-        grid = ClientGrid(Asked(answer_identity(strangers_app()), 20), seed=seed, clients_per_round=5)
-        simulate(FedAvg(fraction_evaluate=0), None, 20, START, 2, grid=grid, callbacks=[rounds.append])
+        grid = ClientGrid(
+            Asked(answer_identity(strangers_app()), 20), seed=seed, clients_per_round=5
+        )
+        simulate(
+            FedAvg(fraction_evaluate=0), None, 20, START, 2, grid=grid, callbacks=[rounds.append]
+        )
         return [now.trained.clients for now in rounds]
 
     assert run(1) == run(1) != run(2)
@@ -309,8 +414,14 @@ def test_one_line_makes_it_repeatable():
 def test_a_node_that_fails_first_does_not_speak_for_the_app(caplog):
     class Broken(Asked):
         def _answer(self, message):
-            if message.metadata.dst_node_id == 1000 and message.metadata.message_type == "query.identity":
-                return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="the disk is full"), reply_to=message)
+            if (
+                message.metadata.dst_node_id == 1000
+                and message.metadata.message_type == "query.identity"
+            ):
+                return Message(
+                    Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="the disk is full"),
+                    reply_to=message,
+                )
             return super()._answer(message)
 
     client_grid = ClientGrid(Broken(to_client_app(lambda context: EchoClient(0)), 3))
@@ -324,14 +435,18 @@ def test_two_nodes_with_one_name_are_refused():
 
     @app.query("identity")
     def identity(message, context):
-        return Message(RecordDict({"config": ConfigRecord({"client-id": "site-a"})}), reply_to=message)
+        return Message(
+            RecordDict({"config": ConfigRecord({"client-id": "site-a"})}), reply_to=message
+        )
 
     with pytest.raises(ValueError, match="two nodes say that they are client 'site-a'"):
         ClientGrid(InlineGrid(app, 2)).wait()
 
 
 class Changing(InlineGrid):
-    """A grid whose nodes the test switches on and off; nodes in ``names`` say that they are another client."""
+    """A grid whose nodes the test switches on and off; nodes in ``names`` say that they
+    are another client.
+    """
 
     def __init__(self, app, num_clients):
         super().__init__(app, num_clients)
@@ -343,15 +458,21 @@ class Changing(InlineGrid):
         return list(self.on)
 
     def send_and_receive(self, messages, *, timeout=None):
-        replies = [r for r in super().send_and_receive(messages) if r.metadata.src_node_id not in self.mute]
+        replies = [
+            r for r in super().send_and_receive(messages) if r.metadata.src_node_id not in self.mute
+        ]
         for reply in replies:
             if reply.metadata.src_node_id in self.names:
-                next(iter(reply.content.config_records.values()))["client-id"] = self.names[reply.metadata.src_node_id]
+                next(iter(reply.content.config_records.values()))["client-id"] = self.names[
+                    reply.metadata.src_node_id
+                ]
         return replies
 
 
 def test_a_site_that_comes_back_under_a_new_node_id_waits_until_the_old_one_is_gone():
-    """The SuperLink lists a killed SuperNode for up to a minute; without authentication its successor has another id."""
+    """The SuperLink lists a killed SuperNode for up to a minute; without authentication
+    its successor has another id.
+    """
     grid = Changing(to_client_app(lambda context: EchoClient(0)), 3)
     grid.on, grid.names = [1000, 1001], {1002: 1}
     client_grid = ClientGrid(grid, num_clients=2)

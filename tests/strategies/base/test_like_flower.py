@@ -1,4 +1,6 @@
-"""A stranger changes one import: our FedAvg and Flower's, side by side on the same grid, say and return the same."""
+"""A stranger changes one import: our FedAvg and Flower's, side by side on the same
+grid, say and return the same.
+"""
 
 import logging
 import re
@@ -35,7 +37,9 @@ class Uneven(EchoClient):
 
 
 def run(strategy, caplog, evaluate_fn=None, rounds=3, **options):
-    """Return the Result and the facts of the log: no durations, no empty lines, no branches of Flower's tree."""
+    """Return the Result and the facts of the log: no durations, no empty lines, no
+    branches of Flower's tree.
+    """
     app = to_client_app(lambda context: Uneven(int(context.node_config["partition-id"])))
     start = ArrayRecord({name: Array(value) for name, value in START.items()})
     caplog.clear()
@@ -50,7 +54,9 @@ def run(strategy, caplog, evaluate_fn=None, rounds=3, **options):
             **options,
         )
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
-    lines = (re.sub(r"\d+\.\d+s$", "... s", re.sub(r"^[\s│├└─>]+", "", line)).strip() for line in said)
+    lines = (
+        re.sub(r"\d+\.\d+s$", "... s", re.sub(r"^[\s│├└─>]+", "", line)).strip() for line in said
+    )
     return result, [line for line in lines if line]
 
 
@@ -74,7 +80,11 @@ def test_the_result_is_flowers(evaluate_fn, fraction_evaluate, caplog):
     theirs, _ = run(FlowerFedAvg(**options), caplog, evaluate_fn)
     ours, _ = run(FedAvg(**options), caplog, evaluate_fn)
     np.testing.assert_allclose(arrays_of(ours)["w"], arrays_of(theirs)["w"], rtol=1e-6)
-    for part in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+    for part in (
+        "train_metrics_clientapp",
+        "evaluate_metrics_clientapp",
+        "evaluate_metrics_serverapp",
+    ):
         same_records(getattr(ours, part), getattr(theirs, part))
     assert list(ours.evaluate_metrics_serverapp) == ([0, 1, 3] if evaluate_fn else [])
 
@@ -85,7 +95,9 @@ NUMBER = re.compile(r"\d+\.\d+(?:e[+-]\d+)?")
 def alike(line, other):
     """Compare two lines, their decimal fractions to rounding."""
     numbers = [[float(number) for number in NUMBER.findall(text)] for text in (line, other)]
-    return NUMBER.sub("#", line) == NUMBER.sub("#", other) and numbers[0] == pytest.approx(numbers[1])
+    return NUMBER.sub("#", line) == NUMBER.sub("#", other) and numbers[0] == pytest.approx(
+        numbers[1]
+    )
 
 
 def test_the_log_says_what_flowers_says_in_its_order(caplog):
@@ -93,8 +105,11 @@ def test_the_log_says_what_flowers_says_in_its_order(caplog):
     _, ours = run(FedAvg(**MINIMA), caplog, score)
     rest = iter(ours)
     for line in theirs:
-        if not line.startswith("Received error in reply"):  # ours names the client beside the reason, as a warning
-            assert any(alike(line, own) for own in rest), f"{line!r} is missing, or not in its place, among {ours}"
+        # ours names the client beside the reason, as a warning
+        if not line.startswith("Received error in reply"):
+            assert any(alike(line, own) for own in rest), (
+                f"{line!r} is missing, or not in its place, among {ours}"
+            )
     assert sum("results and" in line for line in ours) == 6
     assert "aggregate_train: Received 2 results and 1 failures" in ours
 
@@ -115,7 +130,9 @@ def test_a_resumed_run_does_not_evaluate_its_start_again():
 
 
 def test_what_a_strategy_changes_in_the_configuration_stays_as_in_flowers_loop():
-    """Flower's documentation halves a learning rate in ``configure_train`` every few rounds."""
+    """Flower's documentation halves a learning rate in ``configure_train`` every few
+    rounds.
+    """
 
     class Halving(FlowerFedAvg):
         def configure_train(self, server_round, arrays, config, grid):
@@ -132,10 +149,20 @@ def test_what_a_strategy_changes_in_the_configuration_stays_as_in_flowers_loop()
 
         app = to_client_app(lambda context: Spy(1.0))
         start = ArrayRecord({name: Array(value) for name, value in START.items()})
-        loop(Halving(**dict.fromkeys(MINIMA, 1)), InlineGrid(app, 1), start, 3, train_config=ConfigRecord({"rate": 1.0}))
+        loop(
+            Halving(**dict.fromkeys(MINIMA, 1)),
+            InlineGrid(app, 1),
+            start,
+            3,
+            train_config=ConfigRecord({"rate": 1.0}),
+        )
         return seen
 
-    assert rates(run_rounds) == rates(lambda strategy, *args, **kwargs: strategy.start(*args, **kwargs)) == [0.5, 0.25, 0.125]
+    assert (
+        rates(run_rounds)
+        == rates(lambda strategy, *args, **kwargs: strategy.start(*args, **kwargs))
+        == [0.5, 0.25, 0.125]
+    )
 
 
 def test_the_second_half_of_a_warm_start_is_not_sent_the_firsts_options():
@@ -150,7 +177,7 @@ def test_the_second_half_of_a_warm_start_is_not_sent_the_firsts_options():
     assert seen == [True, True, False, False]
 
 
-# --- which nodes, how many, how weighted ------------------------------------------------------------------------------
+# --- which nodes, how many, how weighted ----------------------------------------------
 
 
 class Gathering(InlineGrid):
@@ -165,22 +192,32 @@ class Gathering(InlineGrid):
 
 
 def stranger(weight="num-examples", arrays="arrays", config="config"):
-    """Return a message-API app that knows nothing of this project; client i adds i + 1 and counts i + 1 times."""
+    """Return a message-API app that knows nothing of this project; client i adds i + 1
+    and counts i + 1 times.
+    """
     app = ClientApp()
 
     @app.train()
     def train(message, context):
         size = context.node_config["partition-id"] + 1
         assert message.content[config]["server-round"] > 0
-        new = {name: Array(array.numpy() + np.float32(size)) for name, array in message.content[arrays].items()}
-        content = {"my-model": ArrayRecord(new), "my-metrics": MetricRecord({weight: size, "size": float(size)})}
+        new = {
+            name: Array(array.numpy() + np.float32(size))
+            for name, array in message.content[arrays].items()
+        }
+        content = {
+            "my-model": ArrayRecord(new),
+            "my-metrics": MetricRecord({weight: size, "size": float(size)}),
+        }
         return Message(RecordDict(content), reply_to=message)
 
     @app.evaluate()
     def evaluate(message, context):
         size = context.node_config["partition-id"] + 1
         assert message.content[config]["server-round"] > 0
-        return Message(RecordDict({"m": MetricRecord({weight: size, "size": float(size)})}), reply_to=message)
+        return Message(
+            RecordDict({"m": MetricRecord({weight: size, "size": float(size)})}), reply_to=message
+        )
 
     return app
 
@@ -195,22 +232,30 @@ def test_a_run_that_asks_for_eight_hospitals_waits_for_eight(minimum):
 
 @pytest.mark.parametrize("kind", [Scaffold, FedDyn])
 def test_who_is_waited_for_is_counted_in_the_first_round(kind):
-    """These two ask how many clients there are before they sample: the server steps by the share that answers."""
+    """These two ask how many clients there are before they sample: the server steps by
+    the share that answers.
+    """
     strategy = kind(min_available_nodes=8, fraction_evaluate=0)
-    simulate(strategy, None, 8, START, 1, grid=ClientGrid(Gathering(stranger(), 8), start_timeout=30))
+    simulate(
+        strategy, None, 8, START, 1, grid=ClientGrid(Gathering(stranger(), 8), start_timeout=30)
+    )
     assert strategy._num_clients == 8
 
 
 def test_a_run_that_asks_for_more_evaluating_clients_than_it_trains_waits_for_them():
     rounds = []
     grid = ClientGrid(Gathering(stranger(), 20), start_timeout=30)
-    simulate(FedAvg(min_evaluate_nodes=20), None, 20, START, 1, grid=grid, callbacks=[rounds.append])
+    simulate(
+        FedAvg(min_evaluate_nodes=20), None, 20, START, 1, grid=grid, callbacks=[rounds.append]
+    )
     assert len(rounds[0].evaluated.clients) == 20
 
 
 def test_waiting_for_nodes_that_never_come_ends_with_their_name():
     grid = ClientGrid(InlineGrid(stranger(), 3), start_timeout=0.1)
-    with pytest.raises(TimeoutError, match=r"3 of 8 clients connected within 0\.1 s: .* min_available_nodes"):
+    with pytest.raises(
+        TimeoutError, match=r"3 of 8 clients connected within 0\.1 s: .* min_available_nodes"
+    ):
         simulate(FedAvg(min_available_nodes=8), None, 3, START, 2, grid=grid)
 
 
@@ -234,7 +279,13 @@ def test_flowers_strategy_that_would_wait_for_ever_is_refused():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"fraction_train": 1.5}, {"fraction_evaluate": -0.1}, {"min_train_nodes": -1}, {"min_available_nodes": 2.5}]
+    "wrong",
+    [
+        {"fraction_train": 1.5},
+        {"fraction_evaluate": -0.1},
+        {"min_train_nodes": -1},
+        {"min_available_nodes": 2.5},
+    ],
 )
 def test_impossible_numbers_are_refused(wrong):
     ((name, value),) = wrong.items()
@@ -245,7 +296,12 @@ def test_impossible_numbers_are_refused(wrong):
 def test_training_and_evaluation_are_different_draws():
     rounds = []
     simulate(
-        FedAvg(fraction_train=0.5, fraction_evaluate=0.5), lambda i, _: EchoClient(1.0), 10, START, 6, callbacks=[rounds.append]
+        FedAvg(fraction_train=0.5, fraction_evaluate=0.5),
+        lambda i, _: EchoClient(1.0),
+        10,
+        START,
+        6,
+        callbacks=[rounds.append],
     )
     assert all(len(now.trained.clients) == len(now.evaluated.clients) == 5 for now in rounds)
     assert sum(now.trained.clients == now.evaluated.clients for now in rounds) <= 1
@@ -253,7 +309,14 @@ def test_training_and_evaluation_are_different_draws():
 
 def test_no_training_means_no_training():
     rounds = []
-    result = simulate(FedAvg(fraction_train=0.0), lambda i, _: EchoClient(1.0), 4, START, 2, callbacks=[rounds.append])
+    result = simulate(
+        FedAvg(fraction_train=0.0),
+        lambda i, _: EchoClient(1.0),
+        4,
+        START,
+        2,
+        callbacks=[rounds.append],
+    )
     assert [now.trained.clients for now in rounds] == [[], []]
     assert list(result.evaluate_metrics_clientapp) == [1, 2]
     np.testing.assert_allclose(arrays_of(result)["w"], 0.0)
@@ -269,8 +332,12 @@ def test_under_flowers_own_loop_the_fraction_counts_too():
             asked.append(len(messages))
             return super().send_and_receive(messages)
 
-    wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_train=0.5, fraction_evaluate=0.25), 0.0, 1e9, 4)
-    simulate(wrapped, None, 8, START, 1, grid=Counting(to_client_app(lambda context: EchoClient(1.0)), 8))
+    wrapped = DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(fraction_train=0.5, fraction_evaluate=0.25), 0.0, 1e9, 4
+    )
+    simulate(
+        wrapped, None, 8, START, 1, grid=Counting(to_client_app(lambda context: EchoClient(1.0)), 8)
+    )
     assert asked == [4, 2]
 
 
@@ -305,10 +372,18 @@ def test_arrays_in_another_order_are_matched_by_name(kind):
         @app.train()
         def train(message, context):
             sent = message.content["arrays"]
-            new = {name: Array(sent[name].numpy() + np.float32(name[-1] == "a")) for name in order(list(sent))}
-            return Message(RecordDict({"arrays": ArrayRecord(new), "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+            new = {
+                name: Array(sent[name].numpy() + np.float32(name[-1] == "a"))
+                for name in order(list(sent))
+            }
+            return Message(
+                RecordDict({"arrays": ArrayRecord(new), "m": MetricRecord({"num-examples": 1})}),
+                reply_to=message,
+            )
 
-        start = ArrayRecord({"a": Array(np.zeros(2, np.float32)), "b": Array(np.full(2, 5, np.float32))})
+        start = ArrayRecord(
+            {"a": Array(np.zeros(2, np.float32)), "b": Array(np.full(2, 5, np.float32))}
+        )
         return arrays_of(run_rounds(kind(fraction_evaluate=0), InlineGrid(app, 2), start, 2))
 
     straight, reversed_ = moved(list), moved(lambda names: names[::-1])

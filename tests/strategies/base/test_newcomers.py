@@ -15,7 +15,9 @@ START = {"w": np.zeros(2, np.float32)}
 
 
 class Guest(EchoClient):
-    """Moves the model by its number; as a new client it tells the model's value, and the number of epochs."""
+    """Moves the model by its number; as a new client it tells the model's value, and
+    the number of epochs.
+    """
 
     def __init__(self, number):
         super().__init__(float(number), num_examples=number + 1)
@@ -36,7 +38,9 @@ class Meeting(FedAvg):
 
     def configure_train(self, server_round, arrays, config, grid):
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self.met |= {message.metadata.dst_node_id - FIRST_NODE for message in messages} | set(grid.clients.values())
+        self.met |= {message.metadata.dst_node_id - FIRST_NODE for message in messages} | set(
+            grid.clients.values()
+        )
         return messages
 
 
@@ -57,7 +61,9 @@ class Asking(InlineGrid):
 def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
     rounds, strategy = [], Meeting()
     grid = ClientGrid(kind(to_client_app(client_fn), 5), seed=1, num_new=2)
-    result = simulate(strategy, None, 5, START, 3, grid=grid, evaluate_every=2, callbacks=[rounds.append])
+    result = simulate(
+        strategy, None, 5, START, 3, grid=grid, evaluate_every=2, callbacks=[rounds.append]
+    )
     new = sorted(grid.new_clients)
     others = [client for client in range(5) if client not in new]
     assert len(new) == 2
@@ -105,7 +111,9 @@ def test_an_accuracy_that_is_none_is_left_out():
             return 0.0, 7, {"accuracy": -0.5 if epochs else 0.5, "loss": 1.0}
 
     rounds = []
-    grid = ClientGrid(InlineGrid(to_client_app(lambda context: Boaster(1)), 4, numbered=True), num_new=1)
+    grid = ClientGrid(
+        InlineGrid(to_client_app(lambda context: Boaster(1)), 4, numbered=True), num_new=1
+    )
     simulate(FedAvg(), None, 4, START, 1, grid=grid, callbacks=[rounds.append])
     assert "new-accuracy-1" in rounds[-1].failures[0].reason
 

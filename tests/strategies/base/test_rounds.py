@@ -10,7 +10,11 @@ def test_evaluation_every_k_rounds_and_at_the_end():
     result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=3)
     assert list(result.evaluate_metrics_clientapp) == [3, 6, 7]
     assert result.evaluate_metrics_clientapp[3]["loss"] == 3.0  # of the model after that round
-    assert list(simulate(FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=0).evaluate_metrics_clientapp) == [7]
+    assert list(
+        simulate(
+            FedAvg(), lambda i, _: EchoClient(1.0), 2, START, 7, evaluate_every=0
+        ).evaluate_metrics_clientapp
+    ) == [7]
 
 
 def test_rounds_may_start_late():
@@ -36,6 +40,14 @@ def test_a_callback_may_stop_the_run_and_all_callbacks_run():
 def test_server_evaluation():
     from flwr.app import MetricRecord
 
-    score = {"evaluate_fn": lambda number, arrays: MetricRecord({"w": float(arrays["w"].numpy()[0])})}
-    result = simulate(FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 4, evaluate_every=2, **score)
-    assert {n: m["w"] for n, m in result.evaluate_metrics_serverapp.items()} == {0: 0.0, 2: 2.0, 4: 4.0}
+    score = {
+        "evaluate_fn": lambda number, arrays: MetricRecord({"w": float(arrays["w"].numpy()[0])})
+    }
+    result = simulate(
+        FedAvg(), lambda i, _: EchoClient(1.0), 1, START, 4, evaluate_every=2, **score
+    )
+    assert {n: m["w"] for n, m in result.evaluate_metrics_serverapp.items()} == {
+        0: 0.0,
+        2: 2.0,
+        4: 4.0,
+    }

@@ -13,7 +13,13 @@ from strategies.base.roster import Numbered
 from strategies.base.slots import Slots, pack_ids, unpack_ids
 from tests.helpers import LossyClient
 
-KINDS = {"numbers": range(6), "a list": [3, 1, 2], "names": ["b", "a", 3, "3"], "none": [], "from 4": range(4, 9)}
+KINDS = {
+    "numbers": range(6),
+    "a list": [3, 1, 2],
+    "names": ["b", "a", 3, "3"],
+    "none": [],
+    "from 4": range(4, 9),
+}
 
 
 @pytest.mark.parametrize("clients", KINDS.values(), ids=KINDS)
@@ -52,10 +58,18 @@ def lossy(count, **options):
 
 def run(grid, rounds=4):
     strategy, seen = AAggFFD(FedAvg(fraction_evaluate=0.0)), []
-    note = lambda now: seen.append((now.trained.clients, dict(strategy.last_weights)))  # noqa: E731
+    note = lambda now: seen.append((now.trained.clients, dict(strategy.last_weights)))
     start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     client_grid = ClientGrid(grid, seed=4, clients_per_round=10)
-    run_rounds(strategy, client_grid, start, rounds, train_config=ConfigRecord(), callbacks=[note], log_result=False)
+    run_rounds(
+        strategy,
+        client_grid,
+        start,
+        rounds,
+        train_config=ConfigRecord(),
+        callbacks=[note],
+        log_result=False,
+    )
     return strategy, seen
 
 

@@ -1,4 +1,6 @@
-"""A cap on a client's weight, limits on arrays that are not the model, and both together with the bound on updates."""
+"""A cap on a client's weight, limits on arrays that are not the model, and both
+together with the bound on updates.
+"""
 
 import json
 import logging
@@ -18,23 +20,34 @@ START = {"w": np.zeros(2, np.float32)}
 
 
 def run(shifts, weights, bound=None, strategy=None, rounds=1, **options):
-    app = to_client_app(lambda c: EchoClient(shifts[c.node_config["partition-id"]], weights[c.node_config["partition-id"]]))
+    app = to_client_app(
+        lambda c: EchoClient(
+            shifts[c.node_config["partition-id"]], weights[c.node_config["partition-id"]]
+        )
+    )
     grid = ClientGrid(InlineGrid(app, len(shifts)), bound=bound)
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     seen = []
-    result = run_rounds(strategy or FedAvg(), grid, arrays, rounds, callbacks=[seen.append], **options)
+    result = run_rounds(
+        strategy or FedAvg(), grid, arrays, rounds, callbacks=[seen.append], **options
+    )
     return float(result.arrays["w"].numpy()[0]), seen, result
 
 
 @pytest.mark.parametrize("weight", [10**6, 10**15, 1e15, 1e8])
 def test_a_giant_weight_counts_as_ten_medians(weight, caplog):
     with caplog.at_level(logging.WARNING, "flwr"):
-        got, rounds, _ = run([1.0, 1.0, 1.0, 5.0], [10, 20, 30, weight], UpdateBound(max_weight=10.0))
-    assert got == pytest.approx((10 + 20 + 30 + 5 * 200) / (10 + 20 + 30 + 200))  # the lower median is 20
+        got, rounds, _ = run(
+            [1.0, 1.0, 1.0, 5.0], [10, 20, 30, weight], UpdateBound(max_weight=10.0)
+        )
+    # the lower median is 20
+    assert got == pytest.approx((10 + 20 + 30 + 5 * 200) / (10 + 20 + 30 + 200))
     assert rounds[0].trained.capped == [3]
     assert rounds[0].trained.metrics[3]["num-examples"] == 200
     (line,) = [
-        r.message for r in caplog.records if "train" not in r.message and "capped" in r.message and "client 3" in r.message
+        r.message
+        for r in caplog.records
+        if "train" not in r.message and "capped" in r.message and "client 3" in r.message
     ][:1]
     assert "is capped to 200, 10 times the median of the round (max-weight)" in line
 
@@ -56,7 +69,9 @@ def test_two_clients_and_weights_within_ten_medians():
 
 
 def test_a_short_update_with_a_giant_weight_mutes_nobody():
-    """Bound and cap together: the attacker moves the model at most by its share of the bound."""
+    """Bound and cap together: the attacker moves the model at most by its share of the
+    bound.
+    """
     bound = UpdateBound(2.0, "clip", max_weight=10.0)
     got, _, _ = run([1.0] * 20 + [-1e6], [10] * 20 + [10**15], bound)
     assert got == pytest.approx((20 * 10 - 100 * np.sqrt(2)) / 300, rel=1e-5)
@@ -66,11 +81,21 @@ def test_a_short_update_with_a_giant_weight_mutes_nobody():
 
 def test_the_run_says_how_often(tmp_path):
     recorder = Recorder(tmp_path, Settings(num_rounds=3).flat(), "digits", strategy=FedAvg())
-    app = to_client_app(lambda c: EchoClient(1.0, 10 ** (1 + 8 * (c.node_config["partition-id"] == 1))))
+    app = to_client_app(
+        lambda c: EchoClient(1.0, 10 ** (1 + 8 * (c.node_config["partition-id"] == 1)))
+    )
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    run_rounds(FedAvg(), ClientGrid(InlineGrid(app, 3), bound=UpdateBound(max_weight=10.0)), arrays, 3, callbacks=[recorder])
+    run_rounds(
+        FedAvg(),
+        ClientGrid(InlineGrid(app, 3), bound=UpdateBound(max_weight=10.0)),
+        arrays,
+        3,
+        callbacks=[recorder],
+    )
     assert recorder.finish("completed")["capped-weights"] == 3
-    assert [json.loads(line)["capped"] for line in (tmp_path / "rounds.jsonl").read_text().splitlines()] == [[1]] * 3
+    assert [
+        json.loads(line)["capped"] for line in (tmp_path / "rounds.jsonl").read_text().splitlines()
+    ] == [[1]] * 3
 
 
 def test_the_default_is_off_in_simulations_and_ten_on_supernodes_or_with_a_bound():
@@ -78,15 +103,22 @@ def test_the_default_is_off_in_simulations_and_ten_on_supernodes_or_with_a_bound
     assert read_settings({}).deployed().bound.max_weight == 10
     assert read_settings({"max-update-norm": 2.0}).bound.max_weight == 10
     for chosen in (0.0, 3.0):
-        assert read_settings({"max-weight": chosen, "max-update-norm": 2.0}).deployed().bound.max_weight == chosen
+        assert (
+            read_settings({"max-weight": chosen, "max-update-norm": 2.0})
+            .deployed()
+            .bound.max_weight
+            == chosen
+        )
     assert read_settings({}).bound.max_array_value == 1e6
 
 
-# --- arrays that are not the model -----------------------------------------------------------------------------------
+# --- arrays that are not the model ----------------------------------------------------
 
 
 class Variates(EchoClient):
-    """SCAFFOLD's client on one step of length ``rate``: y = x - rate g with the gradient g, and the variate of that step."""
+    """SCAFFOLD's client on one step of length ``rate``: y = x - rate g with the
+    gradient g, and the variate of that step.
+    """
 
     def __init__(self, gradient, variate=None):
         super().__init__(0.0)
@@ -101,24 +133,33 @@ class Variates(EchoClient):
 
 
 def scaffold(variate, config, rounds=2, bound=None):
-    app = to_client_app(lambda c: Variates(1.0, variate if c.node_config["partition-id"] == 2 else None))
+    app = to_client_app(
+        lambda c: Variates(1.0, variate if c.node_config["partition-id"] == 2 else None)
+    )
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     strategy, seen = Scaffold(), []
     from flwr.app import ConfigRecord
 
     grid = ClientGrid(InlineGrid(app, 3), bound=bound)
-    run_rounds(strategy, grid, arrays, rounds, train_config=ConfigRecord(config), callbacks=[seen.append])
+    run_rounds(
+        strategy, grid, arrays, rounds, train_config=ConfigRecord(config), callbacks=[seen.append]
+    )
     return strategy.c["w"], seen
 
 
 def test_control_variates_beyond_any_gradient_are_left_out():
     c, rounds = scaffold(1e14, {"learning-rate": 0.1})
     np.testing.assert_allclose(c, 8 / 9, rtol=1e-5)  # twice, two of three clients move it to 1
-    assert all("array 'control.w' holds 1e+14: a number beyond 1e+06" in r.trained.failures[0].reason for r in rounds)
+    assert all(
+        "array 'control.w' holds 1e+14: a number beyond 1e+06" in r.trained.failures[0].reason
+        for r in rounds
+    )
 
 
 def test_control_variates_are_bounded_by_the_move_of_the_model(caplog):
-    """|c + c_i+ - c_i| <= |x - y_i| / eta + |c|, here 1 + |c| in every coordinate, with 1 % for rounding."""
+    """|c + c_i+ - c_i| <= |x - y_i| / eta + |c|, here 1 + |c| in every coordinate, with
+    1 % for rounding.
+    """
     with caplog.at_level(logging.WARNING, "flwr"):
         c, rounds = scaffold(1e5, {"learning-rate": 0.1}, rounds=1)
     np.testing.assert_allclose(c, (1 + 1 + 1.01) / 3, rtol=1e-4)
@@ -137,7 +178,9 @@ def test_honest_variates_are_as_they_are(caplog):
 
 def test_the_limit_can_be_set():
     bound = UpdateBound(max_array_value=0.5)
-    _, rounds = scaffold(0.7, {"learning-rate": 0.1}, rounds=1, bound=UpdateBound(max_array_value=2.0))
+    _, rounds = scaffold(
+        0.7, {"learning-rate": 0.1}, rounds=1, bound=UpdateBound(max_array_value=2.0)
+    )
     assert not rounds[0].failures
     with pytest.raises(RuntimeError, match=r"a number beyond 0\.5 counts as broken"):
         scaffold(0.7, {"learning-rate": 0.1}, rounds=1, bound=bound)

@@ -1,4 +1,6 @@
-"""FFGB-distill and FedAvg-distill on linear nets, whose ensembles are linear nets known in closed form, and the weak learners."""
+"""FFGB-distill and FedAvg-distill on linear nets, whose ensembles are linear nets known
+in closed form, and the weak learners.
+"""
 
 import numpy as np
 import pytest
@@ -28,7 +30,11 @@ class Learner(NumPyClient):
 
     def fit(self, parameters, config):
         rng = np.random.default_rng(self.i)
-        return [rng.normal(size=p.shape).astype(np.float32) for p in parameters], self.i + 1, {"loss": 1.0}
+        return (
+            [rng.normal(size=p.shape).astype(np.float32) for p in parameters],
+            self.i + 1,
+            {"loss": 1.0},
+        )
 
     def evaluate(self, parameters, config):
         return 0.0, 1, {}
@@ -47,7 +53,8 @@ def test_a_round_of_ffgb_distill_is_the_papers_equation():
     strategy = FFGBDistill(distiller(), options)
     result = simulate(strategy, lambda i, _: Learner(i), 4, START, 1)
     for position, (name, array) in enumerate(arrays_of(result).items()):
-        want = (1 - 2.0 * 0.1) * START[name] - 2.0 * mean_learner(position, array.shape)  # uniform, whatever num-examples
+        # uniform, whatever num-examples
+        want = (1 - 2.0 * 0.1) * START[name] - 2.0 * mean_learner(position, array.shape)
         np.testing.assert_allclose(array, want, atol=1e-3)
     assert strategy.models_sent == {"models-up": 4, "models-down": 4}
     assert result.train_metrics_clientapp[1]["distill-loss"] < 1e-6
@@ -56,7 +63,9 @@ def test_a_round_of_ffgb_distill_is_the_papers_equation():
 @pytest.mark.parametrize("start", ["server", "average"])
 def test_fedavg_distill_of_linear_nets_is_uniform_fedavg(start):
     options = FedAvgDistillOptions(start=start, **EXACT)
-    ours = arrays_of(simulate(FedAvgDistill(distiller(), options), lambda i, _: Learner(i), 4, START, 1))
+    ours = arrays_of(
+        simulate(FedAvgDistill(distiller(), options), lambda i, _: Learner(i), 4, START, 1)
+    )
     want = arrays_of(simulate(FedAvg(weights="uniform"), lambda i, _: Learner(i), 4, START, 1))
     for name in START:
         np.testing.assert_allclose(ours[name], want[name], atol=1e-3)
@@ -66,13 +75,23 @@ def test_the_fit_starts_where_it_is_told_to():
     """With a rate of nearly 0 the student stays what it was."""
     for start, want in (("server", START["bias"]), ("average", START["bias"] + np.float32(0.75))):
         options = FedAvgDistillOptions(start=start, distill_epochs=1, distill_learning_rate=1e-12)
-        result = simulate(FedAvgDistill(distiller(), options), lambda i, _: EchoClient(i, 1 + 2 * (i == 0)), 2, START, 1)
-        np.testing.assert_allclose(arrays_of(result)["bias"], want - (0.5 if start == "average" else 0), atol=1e-6)
+        result = simulate(
+            FedAvgDistill(distiller(), options),
+            lambda i, _: EchoClient(i, 1 + 2 * (i == 0)),
+            2,
+            START,
+            1,
+        )
+        np.testing.assert_allclose(
+            arrays_of(result)["bias"], want - (0.5 if start == "average" else 0), atol=1e-6
+        )
 
 
 def test_the_same_seed_distils_the_same_and_another_seed_another():
     runs = [
-        arrays_of(simulate(FFGBDistill(distiller(), seed=seed), lambda i, _: Learner(i), 3, START, 2))["weight"]
+        arrays_of(
+            simulate(FFGBDistill(distiller(), seed=seed), lambda i, _: Learner(i), 3, START, 2)
+        )["weight"]
         for seed in (1, 1, 2)
     ]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -80,17 +99,21 @@ def test_the_same_seed_distils_the_same_and_another_seed_another():
 
 
 def test_a_product_of_step_and_mu_above_one_is_refused():
-    with pytest.raises(ValueError, match=r"step = 10, mu = 0\.2: f shrinks by their product, at most 1"):
+    with pytest.raises(
+        ValueError, match=r"step = 10, mu = 0\.2: f shrinks by their product, at most 1"
+    ):
         FFGBDistillOptions(step=10.0, mu=0.2)
 
 
-# --- the client --------------------------------------------------------------------------------------------------------
+# --- the client -----------------------------------------------------------------------
 
 CONFIG = {"oracle-epochs": 1500, "oracle-batch-size": 100, "oracle-learning-rate": 0.02}
 
 
 def separate_points(n=12, classes=3):
-    """Return samples that are unit vectors: a linear net without bias takes any value at each of them, so the oracle is perfect."""
+    """Return samples that are unit vectors: a linear net without bias takes any value
+    at each of them, so the oracle is perfect.
+    """
     part = Split(torch.eye(n), torch.arange(n) % classes)
     return ClientData(part, part, part)
 
@@ -106,17 +129,22 @@ def test_a_perfect_oracle_makes_gradient_descent_on_the_values():
     f = unit_net(7).weight.detach().numpy()
     (h,), num_examples, metrics = FFGBDistillClient(unit_net, data).fit([f], CONFIG)
     p = np.exp(f.T) / np.exp(f.T).sum(1, keepdims=True)
-    np.testing.assert_allclose(h.T, p - np.eye(3)[np.arange(12) % 3], atol=2e-3)  # softmax - onehot at each point
+    # softmax - onehot at each point
+    np.testing.assert_allclose(h.T, p - np.eye(3)[np.arange(12) % 3], atol=2e-3)
     assert num_examples == 12
     assert metrics["oracle-error"] < 2e-3
-    assert metrics["loss"] == pytest.approx(-np.log(p[np.arange(12), np.arange(12) % 3]).mean(), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(
+        -np.log(p[np.arange(12), np.arange(12) % 3]).mean(), rel=1e-5
+    )
 
 
 def test_every_client_and_round_draws_its_own_learner_from_the_seed():
     def learner(client, server_round, seed=0):
         config = {"oracle-epochs": 1, "oracle-batch-size": 12, "oracle-learning-rate": 1e-9}
         config |= {"server-round": server_round, "seed": seed}
-        return FFGBDistillClient(unit_net, separate_points(), client).fit([np.zeros((3, 12), np.float32)], config)[0][0]
+        return FFGBDistillClient(unit_net, separate_points(), client).fit(
+            [np.zeros((3, 12), np.float32)], config
+        )[0][0]
 
     np.testing.assert_array_equal(learner(0, 1), learner(0, 1))
     for other in (learner(1, 1), learner(0, 2), learner(0, 1, 1)):
@@ -152,7 +180,9 @@ def test_a_learner_that_diverged_is_left_out_by_its_clients_name():
 
 
 def test_boosting_learns_what_no_client_could():
-    """Each client lacks one class of three; distilled on their unlabelled points, two rounds tell all three apart."""
+    """Each client lacks one class of three; distilled on their unlabelled points, two
+    rounds tell all three apart.
+    """
     whole = blobs(0, n=300)
 
     def client(i, _):
@@ -161,10 +191,16 @@ def test_boosting_learns_what_no_client_could():
         return FFGBDistillClient(small_net, ClientData(part, part, whole.test), i)
 
     options = FFGBDistillOptions(
-        step=3.0, oracle_epochs=60, oracle_learning_rate=0.01, distill_epochs=30, distill_learning_rate=0.01
+        step=3.0,
+        oracle_epochs=60,
+        oracle_learning_rate=0.01,
+        distill_epochs=30,
+        distill_learning_rate=0.01,
     )
     start = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
-    result = simulate(FFGBDistill(Distiller(small_net(0), whole.train.x), options), client, 3, start, 2)
+    result = simulate(
+        FFGBDistill(Distiller(small_net(0), whole.train.x), options), client, 3, start, 2
+    )
     assert result.evaluate_metrics_clientapp[2]["accuracy"] > 0.9
 
 
@@ -177,7 +213,15 @@ def test_the_options_of_the_fit_reach_it(monkeypatch):
 
     monkeypatch.setattr("clients.ffgb_distill.fit_network", fit)
     monkeypatch.setattr("algorithms.boosting.distillation.fit_network", fit)
-    options = FFGBDistillOptions(2, 3, 0.25, "kl", oracle_epochs=4, oracle_batch_size=5, oracle_learning_rate=0.5)
+    options = FFGBDistillOptions(
+        2, 3, 0.25, "kl", oracle_epochs=4, oracle_batch_size=5, oracle_learning_rate=0.5
+    )
     start = {k: v.numpy() for k, v in small_net(0).state_dict().items()}
-    simulate(FFGBDistill(blob_distiller(), options), lambda i, _: FFGBDistillClient(small_net, blobs(i), i), 1, start, 1)
+    simulate(
+        FFGBDistill(blob_distiller(), options),
+        lambda i, _: FFGBDistillClient(small_net, blobs(i), i),
+        1,
+        start,
+        1,
+    )
     assert list(seen.values()) == [FitOptions(4, 5, 0.5), FitOptions(2, 3, 0.25, loss="kl")]

@@ -1,4 +1,6 @@
-"""The wrapper: what it hands on, what it refuses, whom the weights belong to, and what faults cost."""
+"""The wrapper: what it hands on, what it refuses, whom the weights belong to, and what
+faults cost.
+"""
 
 import logging
 
@@ -48,7 +50,9 @@ def tilted(strategy):
 
 
 class Recording(FedAvg):
-    """A stranger's subclass that hands on to ``super``, keeps what it was given, and says so."""
+    """A stranger's subclass that hands on to ``super``, keeps what it was given, and
+    says so.
+    """
 
     capabilities = FedAvg.capabilities
 
@@ -66,7 +70,9 @@ class FromScratch(flower.FedAvg):
     def aggregate_train(self, server_round, replies):
         contents = [reply.content for reply in replies]
         weights = [content["metrics"]["num-examples"] for content in contents]
-        (mean,) = weighted_average([[content["arrays"]["w"].numpy()] for content in contents], weights)
+        (mean,) = weighted_average(
+            [[content["arrays"]["w"].numpy()] for content in contents], weights
+        )
         return ArrayRecord({"w": Array(mean)}), None
 
 
@@ -83,7 +89,9 @@ class OwnMedian(flower.FedAvg):
     capabilities = Capabilities("model", "single replies")
 
     def aggregate_train(self, server_round, replies):
-        values = [reply.content["arrays"].to_numpy_ndarrays(keep_input=False)[0] for reply in replies]
+        values = [
+            reply.content["arrays"].to_numpy_ndarrays(keep_input=False)[0] for reply in replies
+        ]
         return ArrayRecord({"w": Array(np.median(values, axis=0))}), None
 
 
@@ -105,7 +113,9 @@ def test_metrics_stay_those_of_the_samples_and_what_the_wrapped_strategy_adds_st
     assert metrics["own"] == 7.0
     assert metrics["weight-max"] == pytest.approx(TILTED[2])
     assert metrics["objective"] == pytest.approx(TILTED @ LOSSES)
-    assert [r.content["metrics"]["num-examples"] for r in strategy.strategy.replies] == pytest.approx(TILTED)
+    assert [
+        r.content["metrics"]["num-examples"] for r in strategy.strategy.replies
+    ] == pytest.approx(TILTED)
     assert strategy.last_weights == pytest.approx(dict(enumerate(TILTED)))
 
 
@@ -140,12 +150,18 @@ def test_a_server_optimiser_behind_the_wrapper_is_that_optimiser_fed_with_reweig
     ],
 )
 def test_what_does_not_average_by_weight_is_refused_at_once(strategy):
-    with pytest.raises(ValueError, match=r"AAggFFD decides the weights of an average, but \w+ does not average by the weights"):
+    with pytest.raises(
+        ValueError,
+        match=r"AAggFFD decides the weights of an average, but \w+ does not average by the weights",
+    ):
         AAggFFD(strategy())
 
 
 def test_a_stranger_who_says_nothing_is_refused_with_the_line_to_add():
-    with pytest.raises(ValueError, match=r"TERM: HandsOn overrides aggregate_train .*: declare capabilities = Capabilities\("):
+    with pytest.raises(
+        ValueError,
+        match=r"TERM: HandsOn overrides aggregate_train .*: declare capabilities = Capabilities\(",
+    ):
         tilted(HandsOn(**FREE))
     with pytest.raises(ValueError, match="HandsOn overrides aggregate_train"):
         tilted(flower.DifferentialPrivacyServerSideFixedClipping(HandsOn(**FREE), 0.0, 1.0, 3))
@@ -169,7 +185,9 @@ def test_under_flowers_own_start_nodes_are_their_ids():
 
 def test_replies_without_the_loss_are_an_error_that_names_a_client_and_the_remedy():
     with pytest.raises(
-        ValueError, match=r"client 0 \(node 1000\) has no number 'loss-before', nor has any other: return the mean"
+        ValueError,
+        match=r"client 0 \(node 1000\) has no number 'loss-before', nor has any other: return "
+        r"the mean",
     ):
         simulate(tilted(FedAvg()), lambda i, _: EchoClient(1.0), 3, START, 1)
 
@@ -184,7 +202,13 @@ def test_one_reply_without_the_loss_is_left_out():
 def test_a_client_with_an_impossible_loss_is_left_out(loss, caplog):
     strategy = tilted(FedAvg())
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        result = simulate(strategy, lambda i, _: LossyClient(SHIFTS[i], loss if i == 2 else LOSSES[i]), 3, START, 1)
+        result = simulate(
+            strategy,
+            lambda i, _: LossyClient(SHIFTS[i], loss if i == 2 else LOSSES[i]),
+            3,
+            START,
+            1,
+        )
     share = TILTED[:2] / TILTED[:2].sum()
     np.testing.assert_allclose(arrays_of(result)["w"], share @ SHIFTS[:2], rtol=1e-6)
     assert strategy.last_weights == pytest.approx(dict(enumerate(share)))
@@ -192,12 +216,20 @@ def test_a_client_with_an_impossible_loss_is_left_out(loss, caplog):
 
 
 def test_a_round_without_a_sound_loss_keeps_the_model():
-    result = simulate(tilted(FedAvg()), lambda i, _: LossyClient(1.0, lambda t: -1.0 if t == 2 else 1.0), 2, START, 3)
+    result = simulate(
+        tilted(FedAvg()),
+        lambda i, _: LossyClient(1.0, lambda t: -1.0 if t == 2 else 1.0),
+        2,
+        START,
+        3,
+    )
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
 def test_a_weight_of_zero_breaks_no_average():
-    """The projection leaves the first two clients exactly 0, and one of them is alone in reporting a metric."""
+    """The projection leaves the first two clients exactly 0, and one of them is alone
+    in reporting a metric.
+    """
     clients = [client(i) for i in range(3)]
     clients[0].metrics = {"alone": 3.0}
     with np.errstate(all="raise"):
@@ -236,7 +268,11 @@ def test_without_a_cohort_the_order_of_replies_does_not_matter_either():
     shifts = np.random.default_rng(0).normal(size=(9, 200)).astype(np.float32)
 
     def run():
-        app = to_client_app(lambda c: LossyClient(shifts[c.node_config["partition-id"]], 1 / (1 + c.node_config["partition-id"])))
+        app = to_client_app(
+            lambda c: LossyClient(
+                shifts[c.node_config["partition-id"]], 1 / (1 + c.node_config["partition-id"])
+            )
+        )
         start = ArrayRecord({"w": Array(np.zeros(200, np.float32))})
         return arrays_of(Strategy.start(AAggFFS(FedAvg()), Shuffled(app, 9), start, 3))["w"]
 
@@ -246,9 +282,13 @@ def test_without_a_cohort_the_order_of_replies_does_not_matter_either():
 
 
 def weights_over_rounds(make, rounds=12, away=None, count=6):
-    """Return each round's weights by client, and the final p, with half of the clients sampled."""
+    """Return each round's weights by client, and the final p, with half of the clients
+    sampled.
+    """
     strategy, seen = make(), []
-    app = to_client_app(lambda c: LossyClient(0.1, lambda t: 1 + c.node_config["partition-id"] * (1 + t % 3)))
+    app = to_client_app(
+        lambda c: LossyClient(0.1, lambda t: 1 + c.node_config["partition-id"] * (1 + t % 3))
+    )
     grid = Shuffled(app, count)
 
     def note(now):
@@ -256,8 +296,12 @@ def weights_over_rounds(make, rounds=12, away=None, count=6):
         grid.away = (away or {}).get(now.number + 1, grid.away)
 
     grid.away = (away or {}).get(1, frozenset())
-    client_grid = ClientGrid(grid, seed=3, clients_per_round=count // 2, num_clients=count - len(grid.away))
-    simulate(strategy, None, count, START, rounds, grid=client_grid, evaluate_every=0, callbacks=[note])
+    client_grid = ClientGrid(
+        grid, seed=3, clients_per_round=count // 2, num_clients=count - len(grid.away)
+    )
+    simulate(
+        strategy, None, count, START, rounds, grid=client_grid, evaluate_every=0, callbacks=[note]
+    )
     return seen, dict(zip(strategy.clients, strategy.rule.p, strict=True))
 
 
@@ -297,17 +341,33 @@ def test_who_joins_starts_at_the_mean_and_who_stays_away_is_forgotten():
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD, AFL])
 @pytest.mark.parametrize("rounds_away", [1, 5])
 def test_a_client_that_is_away_for_some_rounds_has_its_weight_when_it_comes_back(kind, rounds_away):
-    """The worst-served client restarts; the others' rounds without it count as if its response were their mean."""
+    """The worst-served client restarts; the others' rounds without it count as if its
+    response were their mean.
+    """
     strategy, seen = kind(FedAvg()), []
-    app = to_client_app(lambda c: LossyClient(0.0, 5.0 if c.node_config["partition-id"] == 2 else 1.0))
+    app = to_client_app(
+        lambda c: LossyClient(0.0, 5.0 if c.node_config["partition-id"] == 2 else 1.0)
+    )
     grid = Shuffled(app, 6)
 
     def note(now):
         seen.append(dict(strategy.last_weights))
         grid.away = frozenset({2}) if 20 <= now.number + 1 < 20 + rounds_away else frozenset()
 
-    simulate(strategy, None, 6, START, 30, grid=ClientGrid(grid, num_clients=6), evaluate_every=0, callbacks=[note])
-    assert all(2 not in weights and sum(weights.values()) == pytest.approx(1) for weights in seen[19 : 19 + rounds_away])
+    simulate(
+        strategy,
+        None,
+        6,
+        START,
+        30,
+        grid=ClientGrid(grid, num_clients=6),
+        evaluate_every=0,
+        callbacks=[note],
+    )
+    assert all(
+        2 not in weights and sum(weights.values()) == pytest.approx(1)
+        for weights in seen[19 : 19 + rounds_away]
+    )
     before, after = seen[18], seen[19 + rounds_away]
     assert before[2] > 2 * before[0]  # there is something to lose
     assert after[2] > 0.9 * before[2]
@@ -316,8 +376,12 @@ def test_a_client_that_is_away_for_some_rounds_has_its_weight_when_it_comes_back
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD, lambda base: AFL(base, AFLOptions(0.01))])
 def test_a_client_that_is_away_in_every_second_round_gains_weight_all_the_same(kind):
-    """The worst-served of six; what it is not there for counts neither for nor against it."""
-    app = to_client_app(lambda c: LossyClient(0.0, 1.5 if c.node_config["partition-id"] == 2 else 1.0))
+    """The worst-served of six; what it is not there for counts neither for nor against
+    it.
+    """
+    app = to_client_app(
+        lambda c: LossyClient(0.0, 1.5 if c.node_config["partition-id"] == 2 else 1.0)
+    )
     last = []
     for every in (2, 1000):
         strategy, grid = kind(FedAvg()), Shuffled(app, 6)
@@ -325,7 +389,16 @@ def test_a_client_that_is_away_in_every_second_round_gains_weight_all_the_same(k
         def note(now, grid=grid, every=every):
             grid.away = frozenset({2}) if now.number % every == 1 else frozenset()
 
-        simulate(strategy, None, 6, START, 41, grid=ClientGrid(grid, num_clients=6), evaluate_every=0, callbacks=[note])
+        simulate(
+            strategy,
+            None,
+            6,
+            START,
+            41,
+            grid=ClientGrid(grid, num_clients=6),
+            evaluate_every=0,
+            callbacks=[note],
+        )
         last.append(strategy.last_weights[2])
     assert 1.1 / 6 < last[0] <= last[1] + 1e-9
 
@@ -344,11 +417,20 @@ def test_how_long_a_client_has_been_away_is_saved():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: AAggFFD(FedAdam()), lambda: AFL(FedYogi()), lambda: AAggFFS(FedAdam()), lambda: TERM(FedAvg())]
+    "make",
+    [
+        lambda: AAggFFD(FedAdam()),
+        lambda: AFL(FedYogi()),
+        lambda: AAggFFS(FedAdam()),
+        lambda: TERM(FedAvg()),
+    ],
 )
 def test_state_goes_on_where_it_was(make):
     app = to_client_app(
-        lambda c: LossyClient(0.1 * (1 + c.node_config["partition-id"]), lambda t: 1 + (c.node_config["partition-id"] + t) % 3)
+        lambda c: LossyClient(
+            0.1 * (1 + c.node_config["partition-id"]),
+            lambda t: 1 + (c.node_config["partition-id"] + t) % 3,
+        )
     )
     whole, first, second = make(), make(), make()
     sample = 0 if isinstance(whole, AAggFFS) else 3
@@ -356,10 +438,16 @@ def test_state_goes_on_where_it_was(make):
     for strategy, start, end in ((whole, 1, 6), (first, 1, 3), (second, 4, 6)):
         arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
         if strategy is second:
-            second.load_state_dict({name: np.array(value) for name, value in first.state_dict().items()})
+            second.load_state_dict(
+                {name: np.array(value) for name, value in first.state_dict().items()}
+            )
             arrays = ends[-1]
         client_grid = ClientGrid(InlineGrid(app, 6), seed=1, clients_per_round=sample)
-        ends.append(run_rounds(strategy, client_grid, arrays, end, first_round=start, evaluate_every=0).arrays)
+        ends.append(
+            run_rounds(
+                strategy, client_grid, arrays, end, first_round=start, evaluate_every=0
+            ).arrays
+        )
     np.testing.assert_array_equal(ends[0]["w"].numpy(), ends[2]["w"].numpy())
     for name, value in whole.state_dict().items():
         np.testing.assert_array_equal(value, second.state_dict()[name])
