@@ -71,11 +71,11 @@ test-lowest: $(LOWEST)/.installed
 	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(TOGETHER) $(ARGS)
 
 generate: $(VENV)/.installed
-	@$(BIN)/fedapps settings --write
+	@$(BIN)/python -m tools.generate
 
 # The tools of the site have an environment of their own: nothing that tests or runs use follows from them.
 docs: $(VENV)/.installed $(DOCS)/.installed
-	@$(BIN)/fedapps settings --check
+	@$(BIN)/python -m tools.generate --check
 	@$(DOCS)/bin/python docs/theme/prepare.py build/site
 	@$(DOCS)/bin/zensical build --strict --config-file build/site/site.yml
 	@echo "the site: build/site/html/index.html"

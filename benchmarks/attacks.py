@@ -38,10 +38,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from clients.base.adapter import to_client_app
 from clients.base.data import ClientData, Split
 from clients.base.store import MessageStore
-from fedapps.assembly import build_client, build_task
 from fedapps.engines.inline import InlineGrid
-from fedapps.execution import execute
-from fedapps.settings import Settings, read_settings
+from fedapps.runs.assembly import build_client, build_task
+from fedapps.runs.execution import execute
+from fedapps.settings.settings import Settings, read_settings
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},

@@ -35,7 +35,7 @@ JOB = [
 # As a ClientApp process does: Flower's program and what it needs, then the app.
 START = (
     "import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp; "
-    "import fedapps.client_app, fedapps.client_factory"
+    "import fedapps.runs.client_app, fedapps.runs.client_factory"
 )
 
 

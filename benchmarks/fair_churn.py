@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 from clients import MessageStore, to_client_app
-from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.engines.inline import InlineGrid
-from fedapps.prepare import completed
+from fedapps.runs.assembly import build_client, build_strategy, build_task
+from fedapps.runs.prepare import completed
 from strategies import ClientGrid, Round, run_rounds
 
 CLIENTS = 10

@@ -24,9 +24,9 @@ from rich.table import Table
 
 from algorithms.synthetic.mixture import mixture_gradient, server_step
 from clients import ClientData, FedEvgClient, Split
+from fedapps.formats import bytes_text
 from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net
 from fedapps.models.image_nets import build_model
-from fedapps.results.formats import bytes_text
 from strategies import FedEvg
 
 SHAPES = ((1, 28, 28), (1, 32, 32), (3, 32, 32))

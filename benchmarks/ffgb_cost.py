@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
-from fedapps.assembly import build_task
-from fedapps.results.writer import read_rounds
-from fedapps.settings import read_settings
+from fedapps.records.writer import read_rounds
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import read_settings
 from fedapps.sweeps.pool import PlannedRun, run_missing
 from fedapps.tasks.boosting_oracles import load_function, predictor
 from fedapps.toml_text import read_toml

@@ -46,11 +46,11 @@ from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall
 from algorithms.frank_wolfe.objectives import SparseGradient
 from algorithms.frank_wolfe.steps import Schedule, move
 from algorithms.frank_wolfe.vector_domains import KSparse, L1Ball, Simplex
-from fedapps.assembly import build_task
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
-from fedapps.execution import execute
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.settings.settings import read_settings
 from strategies.base.rounds import Round
 
 BUDGET = 1.0  # seconds that a cell may take, beyond one call

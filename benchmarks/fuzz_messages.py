@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from algorithms.common.wire import read
-from fedapps.results.writer import mean_curves, summarise
+from fedapps.records.writer import mean_curves, summarise
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import average_arrays, average_metrics, to_record
 from strategies.base.reply_validation import Rules, UpdateBound

@@ -12,9 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedapps.results.formats import is_percent, metric_name, three_digits
-from fedapps.results.theme import LIGHT as LIGHT  # figures take their colours from here, too
-from fedapps.results.theme import Theme
+from fedapps.charts.theme import LIGHT as LIGHT  # figures take their colours from here, too
+from fedapps.charts.theme import Theme
+from fedapps.formats import is_percent, metric_name, three_digits
 
 _DPI = 160
 

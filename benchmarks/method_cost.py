@@ -34,14 +34,14 @@ from rich.table import Table
 
 from clients import FedAvgClient
 from clients.base.store import MessageStore
-from fedapps.assembly import build_client, build_task
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.execution import execute
 from fedapps.methods import METHODS
-from fedapps.prepare import prepare_folder
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_client, build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.runs.prepare import prepare_folder
+from fedapps.settings.settings import read_settings
 
 JOB: dict[str, Any] = {
     "num-clients": 20,

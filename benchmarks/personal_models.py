@@ -37,8 +37,8 @@ from clients import APFLClient
 from clients.base.store import DiskStore
 from clients.base.training import trainable
 from clients.superfed import LAMBDAS
-from fedapps.assembly import build_client, build_task
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_client, build_task
+from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
 
 NAMES = {

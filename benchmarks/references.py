@@ -32,9 +32,9 @@ from torch import nn
 from algorithms.boosting.additive_values import advance
 from algorithms.common.seeds import generator
 from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
-from fedapps.assembly import build_strategy, build_task
 from fedapps.engines.inline import InlineGrid
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.boosting_oracles import oracle_of
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.toml_text import read_toml

@@ -48,18 +48,18 @@ from clients import ClientData, FedAvgClient, Split, SuPerFedClient
 from clients.base.blocks import Blocks
 from clients.base.compiled import Compiler
 from clients.base.training import get_arrays
-from fedapps.client_app import app
-from fedapps.client_factory import prepare
-from fedapps.compilation import compiler
 from fedapps.data import cache
 from fedapps.data.images import read_images
 from fedapps.data.options import DataOptions
 from fedapps.engines import flower
 from fedapps.engines.inline import InlineGrid
-from fedapps.execution import execute
 from fedapps.models.image_nets import build_model
-from fedapps.results.writer import read_rounds
-from fedapps.settings import Settings, read_settings
+from fedapps.records.writer import read_rounds
+from fedapps.runs.client_app import app
+from fedapps.runs.client_factory import prepare
+from fedapps.runs.compilation import compiler
+from fedapps.runs.execution import execute
+from fedapps.settings.settings import Settings, read_settings
 
 CLIENTS, PER_ROUND, TRAINED, BATCH = 100, 10, 600, 10
 STEPS = PER_ROUND * TRAINED // BATCH  # of a round

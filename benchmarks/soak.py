@@ -57,7 +57,7 @@ from algorithms.common.averaging import weighted_average
 from algorithms.common.wire import read
 from benchmarks.soak_faults import KINDS, fault, walk
 from fedapps.engines.inline import InlineGrid
-from fedapps.results.writer import read_rounds
+from fedapps.records.writer import read_rounds
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
 
@@ -170,8 +170,6 @@ class Soak:
 
     def inline(self) -> None:
         """Run in processes of this one."""
-        import fedapps.client_factory
-        import fedapps.run_command  # noqa: F401 - once, for all processes
 
         os.environ["SOAK_WORK"] = str(self.work)
         while True:
@@ -263,9 +261,9 @@ class Soak:
         """Return the model of rounds that ask only the clients which ``rows`` name as
         used.
         """
-        from fedapps.assembly import build_task
-        from fedapps.client_app import app
-        from fedapps.settings import read_settings
+        from fedapps.runs.assembly import build_task
+        from fedapps.runs.client_app import app
+        from fedapps.settings.settings import read_settings
         from fedapps.toml_text import read_toml
 
         stored = {
@@ -335,7 +333,7 @@ def command(engine: str, arguments: list[str]) -> None:
     says.
     """
     from benchmarks import soak_faults
-    from fedapps import cli
+    from fedapps.commands import parser as cli
     from fedapps.deployment import site_run
     from fedapps.engines import app_folder, inline
 

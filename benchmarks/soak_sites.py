@@ -14,7 +14,7 @@ from fedapps.deployment.certificates import CA, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.engines.processes import free_port, marked
 from fedapps.errors import RunFailed, UserError
-from fedapps.results.writer import read_rounds
+from fedapps.records.writer import read_rounds
 
 # how long a disk is full, and how long a duplicate at most stays
 FULL_SECONDS, DOUBLE_SECONDS = 12, 40

@@ -41,9 +41,9 @@ from algorithms.common.measures import auroc
 from algorithms.common.seeds import generator
 from clients.base.adapter import answer_identity
 from clients.base.data import ArrayData
-from fedapps.assembly import build_task
 from fedapps.engines.inline import InlineGrid
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import read_settings
 from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import run_rounds
 

@@ -43,7 +43,7 @@ from clients.base.data import ClientData, Split
 from fedapps.data.images import Images, read_images
 from fedapps.data.options import DataOptions
 from fedapps.engines.inline import InlineGrid
-from fedapps.settings import read_settings
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
 from strategies import FedAvg

@@ -1,5 +1,5 @@
 """Entry point of `python -m fedapps`, which is the same as the command `fedapps`."""
 
-from fedapps.cli import entry
+from fedapps.commands.parser import entry
 
 entry()

@@ -17,16 +17,16 @@ import numpy as np
 from rich.console import Console
 
 from algorithms.common.options import kebab
-from fedapps.data_command import deal_for
+from fedapps.commands.data import deal_for
+from fedapps.commands.run import carry_out
+from fedapps.commands.sweep import read_plans
 from fedapps.errors import RunFailed, UserError
 from fedapps.outcomes import Comparison, Partition, Run, Sweep
-from fedapps.prepare import completed
+from fedapps.records.reader import run_folder
+from fedapps.records.uncertainty import SHARE
 from fedapps.results.compare import compared, write_comparison
 from fedapps.results.notebook import in_notebook
-from fedapps.results.reader import run_folder
-from fedapps.results.uncertainty import SHARE
-from fedapps.run_command import carry_out
-from fedapps.sweeps.command import read_plans
+from fedapps.runs.prepare import completed
 from fedapps.sweeps.execution import Way, missing_of
 from fedapps.sweeps.execution import carry_out as carry_out_sweep
 from fedapps.sweeps.grid import Grid, grid_of

@@ -9,19 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedapps.data_command import MAX_CLIENTS, Deal, figure
+from fedapps.charts import html
+from fedapps.charts.html import Html
+from fedapps.charts.theme import DARK, LIGHT
+from fedapps.commands.data import MAX_CLIENTS, Deal, figure
+from fedapps.commands.export import exported, net_arrays, scale_of, settings_in
 from fedapps.errors import UserError
-from fedapps.export_command import exported, net_arrays, scale_of, settings_in
-from fedapps.results import html
+from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.compare import Compared, compared
 from fedapps.results.gains import records
-from fedapps.results.html import Html
 from fedapps.results.notebook import Plot, Plots
-from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.report import state_sentence
 from fedapps.results.run_plots import run_figures
-from fedapps.results.theme import DARK, LIGHT
-from fedapps.settings import Settings
+from fedapps.settings.settings import Settings
 from fedapps.sweeps.page import figures, tables_html
 from fedapps.sweeps.tables import Results
 
@@ -92,7 +92,7 @@ class Run:
         """Return the global model, to evaluate. Raises ``UserError`` if what the run
         trained is not the task's net.
         """
-        from fedapps.assembly import build_task
+        from fedapps.runs.assembly import build_task
 
         settings = settings_in(self.folder, own=True)
         task: Any = build_task(settings)
@@ -102,7 +102,7 @@ class Run:
         """Return the model that a client was scored with, to evaluate. Raises
         ``UserError`` if the folder does not keep it.
         """
-        from fedapps.assembly import build_task
+        from fedapps.runs.assembly import build_task
 
         _, _, tensors = exported(self.folder, client)
         return _loaded(build_task(settings_in(self.folder)), tensors)
@@ -114,7 +114,7 @@ class Run:
         ``client``: whose, where each has a scale of its own
         (``data.standardise=client``).
         """
-        from fedapps.assembly import build_task
+        from fedapps.runs.assembly import build_task
 
         settings = settings_in(self.folder, own=True)
         return scale_of(settings, build_task(settings), client)

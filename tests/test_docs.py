@@ -26,14 +26,14 @@ from flwr.proto.federation_config_pb2 import SimulationConfig
 from flwr.serverapp import ServerApp
 from typer.main import get_command
 
-from fedapps.assembly import build_strategy, build_task
-from fedapps.cli import main, parse
+from fedapps.commands.parser import main, parse
+from fedapps.commands.run import settings_of
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, checked_method
-from fedapps.prepare import check_sizes
-from fedapps.run_command import settings_of
-from fedapps.settings import default_config, read_settings
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.prepare import check_sizes
+from fedapps.settings.settings import default_config, read_settings
 from fedapps.sweeps import execution
 from fedapps.sweeps.plan import read_plan
 from fedapps.sweeps.pool import Ended, run_one

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from fedapps import __version__
-from fedapps.cli import parse
-from fedapps.run_command import settings_of
+from fedapps.commands.parser import parse
+from fedapps.commands.run import settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

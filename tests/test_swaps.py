@@ -15,12 +15,12 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 import strategies
-from fedapps.assembly import build_strategy, build_task
-from fedapps.contracts import contract_of, modules_of
 from fedapps.engines.inline import InlineGrid
-from fedapps.example_diffs import changed
 from fedapps.methods import METHODS
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.settings.settings import read_settings
+from tools.contracts import contract_of, modules_of
+from tools.example_diffs import changed
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "quickstart" / "quickstart"

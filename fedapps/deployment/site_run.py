@@ -9,7 +9,7 @@ from fedapps.engines.app_folder import copy_app
 from fedapps.engines.flower import Outcome, SubmittedRun
 from fedapps.engines.processes import signals_ignored
 from fedapps.errors import RunFailed
-from fedapps.own_code import own_files
+from fedapps.extensions.own_code import own_files
 from fedapps.toml_text import Value
 
 

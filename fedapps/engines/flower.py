@@ -25,7 +25,7 @@ from fedapps.engines.processes import checked_port, free_port
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
 from fedapps.engines.wall import choice
 from fedapps.errors import RunFailed, UserError
-from fedapps.own_code import own_files
+from fedapps.extensions.own_code import own_files
 from fedapps.toml_text import Value, quoted_toml
 
 LINGER_SECONDS = 15.0  # grace period for the simulation to end after its ServerApp has ended

@@ -7,6 +7,8 @@ A method of the user's own is an entry in a module of theirs, named in settings 
 
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
+from fedapps.extensions.own_code import check_options, load
+from fedapps.extensions.registered import reference_of, registered
 from fedapps.methods import (
     averaging,
     boosting,
@@ -20,8 +22,6 @@ from fedapps.methods import (
 )
 from fedapps.methods.method import Method
 from fedapps.methods.method import TorchClient as TorchClient
-from fedapps.own_code import check_options, load
-from fedapps.registered import reference_of, registered
 
 METHODS: dict[str, Method] = {
     **averaging.METHODS,

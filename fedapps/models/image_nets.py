@@ -26,11 +26,11 @@ from torch import nn
 from algorithms.common.checks import nearest
 from algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
+from fedapps.extensions.registered import reference_of
 from fedapps.models import aaggff_nets, superfed_nets
 from fedapps.models.base import Classifier, Shape, draw_weights
 from fedapps.models.options import PREFIX
 from fedapps.models.own_net import build_own
-from fedapps.registered import reference_of
 
 
 def logistic(shape: Shape, num_classes: int) -> Classifier:

@@ -17,11 +17,11 @@ from torch import nn
 
 from algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
+from fedapps.extensions.own_code import load
+from fedapps.extensions.registered import reference_of
 from fedapps.models.base import Shape
 from fedapps.models.options import PREFIX
 from fedapps.models.transformers_nets import image_classifier
-from fedapps.own_code import load
-from fedapps.registered import reference_of
 
 KEY = "model.name"
 

@@ -13,23 +13,24 @@ from typing import Any
 
 from rich.table import Table
 
+from fedapps.charts import html
+from fedapps.charts.charts import chart, palette
+from fedapps.charts.drawing import png
+from fedapps.charts.html import Html
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import DARK, LIGHT, Theme
 from fedapps.errors import UserError
-from fedapps.results import html
-from fedapps.results.charts import chart, palette
+from fedapps.formats import one_line
+from fedapps.records.reader import RunFolder, read_run
+from fedapps.records.uncertainty import SHARE
 from fedapps.results.comparison_cells import cell_texts, header, terminal_table, winners
 from fedapps.results.comparison_table import Column, Row, columns_of, has_result, rows_of
-from fedapps.results.drawing import png
 from fedapps.results.fair_plots import client_bars, fair_measure
-from fedapps.results.formats import one_line
 from fedapps.results.gains import Gains, gains_over, gains_section, reference_of, write_gains
 from fedapps.results.group_tables import gaps_section
-from fedapps.results.html import Html
-from fedapps.results.layout import Figure
-from fedapps.results.reader import RunFolder, read_run
 from fedapps.results.run_plots import comparison_figure
 from fedapps.results.sections import Section
-from fedapps.results.theme import DARK, LIGHT, Theme
-from fedapps.results.uncertainty import SHARE, worst_section
+from fedapps.results.worst_clients import worst_section
 
 
 @dataclass(frozen=True)

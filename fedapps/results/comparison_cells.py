@@ -4,8 +4,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedapps.formats import byte_scale, is_percent, metric_text, percent_text, three_digits
 from fedapps.results.comparison_table import Column, Row, best_value
-from fedapps.results.formats import byte_scale, is_percent, metric_text, percent_text, three_digits
 
 
 def header(rows: list[Row], column: Column) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from algorithms.common.measures import LEADING, lower_is_better
-from fedapps.results.formats import LEADING_MEANS, metric_name, one_line
+from fedapps.formats import LEADING_MEANS, metric_name, one_line
+from fedapps.records.reader import RunFolder, numbers
 from fedapps.results.newcomers import newcomer_means
-from fedapps.results.reader import RunFolder, numbers
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.measures import LEADING, lower_is_better
-from fedapps.results.axes import Panel, Reading
-from fedapps.results.drawing import (
+from fedapps.charts.axes import Panel, Reading
+from fedapps.charts.drawing import (
     heat,
     heat_key,
     label_rounds,
@@ -20,10 +20,10 @@ from fedapps.results.drawing import (
     panels,
     title,
 )
-from fedapps.results.formats import is_percent, metric_text
-from fedapps.results.layout import Figure
-from fedapps.results.reader import RunFolder
-from fedapps.results.theme import MOST, Theme
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import MOST, Theme
+from fedapps.formats import is_percent, metric_text
+from fedapps.records.reader import RunFolder
 
 #: So many rows and columns of a heat map can be told apart.
 _MAX_CLIENTS = 40

@@ -22,10 +22,10 @@ import numpy as np
 from algorithms.common.measures import lower_is_better
 from algorithms.common.seeds import generator
 from fedapps.errors import UserError
+from fedapps.formats import is_percent, metric_name, metric_text, one_line
+from fedapps.records.reader import RunFolder, is_number
 from fedapps.results.comparison_table import Row
 from fedapps.results.fair_plots import fair_measure
-from fedapps.results.formats import is_percent, metric_name, metric_text, one_line
-from fedapps.results.reader import RunFolder, is_number
 from fedapps.results.sections import Section
 from fedapps.results.seeds import ENOUGH, Interval, nested_bootstrap
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.measures import LEADING
-from fedapps.results.axes import Panel
-from fedapps.results.drawing import (
+from fedapps.charts.axes import Panel
+from fedapps.charts.drawing import (
     label_rounds,
     label_values,
     legend,
@@ -25,12 +25,12 @@ from fedapps.results.drawing import (
     panels,
     title,
 )
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import Theme
+from fedapps.formats import is_percent, metric_name
+from fedapps.records.reader import RunFolder
 from fedapps.results.fair_plots import client_bars, weights_figure, worst_first
-from fedapps.results.formats import is_percent, metric_name
-from fedapps.results.layout import Figure
-from fedapps.results.reader import RunFolder
 from fedapps.results.run_measures import Measure, curve_of, read_measure, value_of
-from fedapps.results.theme import Theme
 
 Runs = Sequence[RunFolder]
 #: A panel's heading, and the runs of each of its lines.

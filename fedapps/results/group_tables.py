@@ -9,9 +9,9 @@ import numpy as np
 
 from algorithms.common.seeds import generator
 from algorithms.fairness.resampling import uncertainty
+from fedapps.formats import metric_text, one_line, percent_text
+from fedapps.records.reader import RunFolder, is_number
 from fedapps.results.comparison_table import Row
-from fedapps.results.formats import metric_text, one_line, percent_text
-from fedapps.results.reader import RunFolder, is_number
 from fedapps.results.sections import Section
 
 #: A share of fewer samples than this is shown as the two counts.

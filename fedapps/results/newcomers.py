@@ -1,55 +1,15 @@
-"""The new clients of a run (``num-new-clients``): their measures over clients, their
-rows in clients.csv, and their table.
-"""
+"""The table of a run's new clients (``num-new-clients``)."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from algorithms.common.measures import describe_clients, lower_is_better
-from fedapps.results.formats import metric_text
-from fedapps.results.reader import RunFolder
+from fedapps.formats import metric_text
+from fedapps.records.newcomers import MARK
+from fedapps.records.reader import RunFolder
 from fedapps.results.sections import Section
 
-#: The column of clients.csv that marks them.
-MARK = "new"
-_NAME = re.compile(r"new-[a-z]+(?:-\d+)?")
 _MEAN = re.compile(r"new-(accuracy|auroc|rmse)((?:-\d+)?)-mean")
-
-Metrics = Mapping[int | str, Mapping[str, Any]]
-
-
-def newcomer_rows(metrics: Metrics) -> dict[int | str, dict[str, float]]:
-    """Return what clients.csv tells of new clients: their measures, by name
-    ``new-NAME`` or ``new-NAME-EPOCHS``, and the mark.
-    """
-    return {
-        client: {
-            MARK: 1,
-            **{k: v for k, v in values.items() if _NAME.fullmatch(k) and not isinstance(v, list)},
-        }
-        for client, values in metrics.items()
-    }
-
-
-def newcomer_measures(metrics: Metrics) -> dict[str, float]:
-    """Return the mean of every measure over the new clients, and of accuracy, auroc and
-    rmse the mean of the worst tenth.
-    """
-    found: dict[str, list[float]] = {}
-    for values in newcomer_rows(metrics).values():
-        for name, value in values.items():
-            if name != MARK:
-                found.setdefault(name, []).append(float(value))
-    out: dict[str, float] = {}
-    for name, listed in found.items():
-        tails = describe_clients(np.array(listed), name, loss=lower_is_better(name))
-        out[f"{name}-mean"] = tails[f"{name}-mean"]
-        if name.startswith(("new-accuracy", "new-auroc", "new-rmse")):
-            out[f"{name}-worst10"] = tails[f"{name}-worst10"]
-    return out
 
 
 def newcomer_means(keys: Mapping[str, Any]) -> dict[str, str]:

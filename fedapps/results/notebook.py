@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.common.checks import nearest
+from fedapps.charts.drawing import png, svg
+from fedapps.charts.html import Html
+from fedapps.charts.layout import Figure
 from fedapps.errors import UserError
-from fedapps.results.drawing import png, svg
-from fedapps.results.html import Html
-from fedapps.results.layout import Figure
 
 
 def in_notebook() -> bool:

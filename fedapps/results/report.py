@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from algorithms.common.measures import lower_is_better
-from fedapps.results import html
-from fedapps.results.charts import chart, palette
-from fedapps.results.comparison_table import rows_of
-from fedapps.results.fair_plots import fair_measure
-from fedapps.results.formats import (
+from fedapps.charts import html
+from fedapps.charts.charts import chart, palette
+from fedapps.charts.html import Html
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import DARK, LIGHT, MOST
+from fedapps.formats import (
     LEADING_MEANS,
     bytes_text,
     metric_name,
@@ -20,16 +21,15 @@ from fedapps.results.formats import (
     one_line,
     seconds_text,
 )
+from fedapps.records.reader import RunFolder, is_number, read_run
+from fedapps.results.comparison_table import rows_of
+from fedapps.results.fair_plots import fair_measure
 from fedapps.results.group_tables import groups_section
-from fedapps.results.html import Html
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
-from fedapps.results.layout import Figure
 from fedapps.results.newcomers import newcomers_section
-from fedapps.results.reader import RunFolder, is_number, read_run
 from fedapps.results.run_plots import run_figures, write_plots
 from fedapps.results.sections import Section
-from fedapps.results.theme import DARK, LIGHT, MOST
-from fedapps.results.uncertainty import worst_section
+from fedapps.results.worst_clients import worst_section
 
 LIMIT = 300_000  # bytes of a report
 _DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn

@@ -25,8 +25,8 @@ from itertools import accumulate
 from statistics import fmean
 
 from algorithms.common.measures import lower_is_better
-from fedapps.results.formats import metric_name
-from fedapps.results.reader import RunFolder
+from fedapps.formats import metric_name
+from fedapps.records.reader import RunFolder
 
 _OVER_CLIENTS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": fmean}
 _FORMS = re.compile(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from algorithms.common.measures import lower_is_better
-from fedapps.results.drawing import (
+from fedapps.charts.drawing import (
     label_rounds,
     label_values,
     legend,
@@ -24,11 +24,11 @@ from fedapps.results.drawing import (
     png,
     title,
 )
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import LIGHT, Theme
+from fedapps.formats import LEADING_MEANS, byte_scale, is_percent, metric_name, metric_text
+from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.fair_plots import fair_measure, weights_figure, worst_first
-from fedapps.results.formats import LEADING_MEANS, byte_scale, is_percent, metric_name, metric_text
-from fedapps.results.layout import Figure
-from fedapps.results.reader import RunFolder, read_run
-from fedapps.results.theme import LIGHT, Theme
 from fedapps.results.traffic_plots import draw_over_models, label_models, models_figure
 
 _MAX_PANELS = 24

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedapps.results import html
-from fedapps.results.html import Html
+from fedapps.charts import html
+from fedapps.charts.html import Html
 
 
 @dataclass(frozen=True)

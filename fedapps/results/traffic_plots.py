@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedapps.results.axes import Panel
-from fedapps.results.drawing import label_values, line, line_with_range, one_panel
-from fedapps.results.layout import Figure
-from fedapps.results.reader import RunFolder
-from fedapps.results.theme import Theme
+from fedapps.charts.axes import Panel
+from fedapps.charts.drawing import label_values, line, line_with_range, one_panel
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import Theme
+from fedapps.records.reader import RunFolder
 
 MODELS_AXIS = "models sent and received, per client"
 

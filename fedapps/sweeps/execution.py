@@ -19,10 +19,10 @@ from rich.console import Console
 
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.errors import RunFailed, UserError
-from fedapps.prepare import checked, data_paths, prepare_folder
-from fedapps.results.reader import read_run
-from fedapps.results.writer import FREE, all_written, set_status, status_of
-from fedapps.settings import Settings, default_config, read_settings
+from fedapps.records.reader import read_run
+from fedapps.records.writer import FREE, all_written, set_status, status_of
+from fedapps.runs.prepare import checked, data_paths, prepare_folder
+from fedapps.settings.settings import Settings, default_config, read_settings
 from fedapps.sweeps.grid import RESERVED
 from fedapps.sweeps.keep import prune
 from fedapps.sweeps.page import write_page

@@ -4,7 +4,7 @@ A setting whose value is a list is an axis; ``[axis.NAME]`` is an axis of named 
 each a small table of settings. ``[[when]]`` changes settings of some runs: its keys are
 conditions, its table ``set`` holds the settings of runs that satisfy them.
 ``[scale.NAME]`` replaces settings, axes and options, or selects cases (``axis.NAME =
-["one", "two"]``). ``[[claim]]`` is for the index of results (``fedapps.claims``) and
+["one", "two"]``). ``[[claim]]`` is for the index of results (``tools.claims``) and
 changes no run.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
-from fedapps.settings import OF_SWEEPS, default_config, read_settings, unknown
+from fedapps.settings.settings import OF_SWEEPS, default_config, read_settings, unknown
 from fedapps.sweeps.options import SweepOptions, read_options
 from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
 

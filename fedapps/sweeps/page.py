@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapps.results import html
-from fedapps.results.canvas import FORMS
-from fedapps.results.charts import chart, palette
-from fedapps.results.drawing import (
+from fedapps.charts import html
+from fedapps.charts.canvas import FORMS
+from fedapps.charts.charts import chart, palette
+from fedapps.charts.drawing import (
     heat,
     label_rounds,
     label_values,
@@ -20,13 +20,13 @@ from fedapps.results.drawing import (
     png,
     title,
 )
-from fedapps.results.formats import is_percent, one_line, seconds_text
+from fedapps.charts.html import Html
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import DARK, LIGHT, Theme
+from fedapps.formats import is_percent, one_line, seconds_text
+from fedapps.records.reader import RunFolder
 from fedapps.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, drawn, look
-from fedapps.results.html import Html
-from fedapps.results.layout import Figure
-from fedapps.results.reader import RunFolder
 from fedapps.results.run_measures import read_measure
-from fedapps.results.theme import DARK, LIGHT, Theme
 from fedapps.sweeps.grid import SEED
 from fedapps.sweeps.plan import Plan, short_label
 from fedapps.sweeps.tables import Labels, Results

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.errors import UserError
-from fedapps.prepare import completed
-from fedapps.settings import default_config, read_settings
+from fedapps.runs.prepare import completed
+from fedapps.settings.settings import default_config, read_settings
 from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import Value

@@ -140,7 +140,7 @@ def mark_interrupted(folders: Iterable[Path]) -> None:
     """Set the status of the current runs, whose processes were terminated, to
     "interrupted".
     """
-    from fedapps.results.writer import set_status
+    from fedapps.records.writer import set_status
 
     for folder in folders:
         path = folder / "summary.json"
@@ -177,11 +177,11 @@ def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) 
     """Start or resume one run in this process and return its summary."""
     import torch  # imported late: the main process needs none of these
 
-    from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
-    from fedapps.execution import execute
-    from fedapps.prepare import prepare_folder
-    from fedapps.settings import read_settings
+    from fedapps.runs.client_app import app
+    from fedapps.runs.execution import execute
+    from fedapps.runs.prepare import prepare_folder
+    from fedapps.settings.settings import read_settings
 
     torch.set_num_threads(1)
     resume = (run.folder / "checkpoint").exists()

@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 from fedapps import json_log
-from fedapps.progress import RoundReader
+from fedapps.live.progress import RoundReader
 from fedapps.results.notebook import Line, in_notebook
 from fedapps.sweeps.pool import Ended, PlannedRun
 

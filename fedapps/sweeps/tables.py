@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.common.checks import nearest
-from fedapps.results.formats import is_percent, one_line
-from fedapps.results.reader import RunFolder
+from fedapps.formats import is_percent, one_line
+from fedapps.records.reader import RunFolder
 from fedapps.results.run_measures import read_measure, value_of
 from fedapps.results.seeds import ENOUGH, paired, stands_out
 from fedapps.sweeps.grid import SEED

@@ -5,8 +5,8 @@ with their interval, tables as Markdown.
 import math
 from collections.abc import Callable, Sequence
 
+from fedapps.formats import bytes_text, is_percent
 from fedapps.results.comparison_table import AUROC_COLUMNS, COLUMNS
-from fedapps.results.formats import bytes_text, is_percent
 from fedapps.results.run_measures import read_measure
 from fedapps.results.seeds import t_interval
 

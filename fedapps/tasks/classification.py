@@ -26,8 +26,8 @@ from fedapps.data.images import Images
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
+from fedapps.extensions.registered import reference_of, registered
 from fedapps.models import image_nets
-from fedapps.registered import reference_of, registered
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.set_training import check_fits, fit, tensors

@@ -16,8 +16,8 @@ from algorithms.common.checks import nearest
 from algorithms.common.options import Options
 from fedapps import tasks
 from fedapps.errors import UserError
-from fedapps.own_code import check_options, guarded, load
-from fedapps.registered import reference_of, registered
+from fedapps.extensions.own_code import check_options, guarded, load
+from fedapps.extensions.registered import reference_of, registered
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import (
     ConstraintOptions,

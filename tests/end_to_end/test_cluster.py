@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fedapps.commands.run import run
 from fedapps.engines.cluster import Cluster, address_of, checked_cluster, lacks
 from fedapps.engines.flower import nodes_for
 from fedapps.errors import UserError
-from fedapps.results.reader import read_run
-from fedapps.run_command import run
+from fedapps.records.reader import read_run
 from fedapps.sweeps.cluster_pool import run_on_cluster
 from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import read_toml

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.deployment.certificates import make_certificates, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.engines.app_folder import copy_app
@@ -82,7 +82,7 @@ def rows(folder):
 
 @pytest.mark.parametrize("method", JOBS)
 def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
     job = [*JOBS[method], *SMALL]
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
     port = free_port()

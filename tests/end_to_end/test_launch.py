@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fedapps import cli, run_command
+from fedapps.commands import parser as cli
+from fedapps.commands import run as run_command
 from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import obstacle

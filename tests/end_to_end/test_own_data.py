@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from benchmarks.sensor_windows import windows, write
-from fedapps.cli import main
+from fedapps.commands.parser import main
 
 PEOPLE = (3, 5, 8, 11, 20, 27)
 SETTINGS = [

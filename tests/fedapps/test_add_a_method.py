@@ -58,7 +58,7 @@ def extended(tmp_path_factory):
     (copy / PAGE).write_text(
         "# FedNova\n\n<!-- settings: fednova -->\n<!-- /settings -->\n", encoding="utf-8"
     )
-    done = python(copy, "-m", "fedapps", "settings", "--write")  # make generate
+    done = python(copy, "-m", "tools.generate")  # make generate
     assert done.returncode == 0, done.stderr
     return copy
 

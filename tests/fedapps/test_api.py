@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 
 import fedapps
 from fedapps import api
-from fedapps.assembly import build_task
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.prepare import completed
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import completed
 
 JOB = {
     "num_rounds": 2,

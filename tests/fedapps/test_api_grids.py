@@ -16,12 +16,12 @@ from rich.console import Console
 
 import fedapps
 from fedapps import api
-from fedapps.cli import main
-from fedapps.data_command import deal_for
+from fedapps.commands.data import deal_for
+from fedapps.commands.parser import main
 from fedapps.errors import RunFailed, UserError
-from fedapps.prepare import completed
-from fedapps.progress import Progress
+from fedapps.live.progress import Progress
 from fedapps.results.notebook import Line, in_notebook
+from fedapps.runs.prepare import completed
 from fedapps.sweeps import execution
 from fedapps.sweeps.pool import Ended, PlannedRun, run_one
 from fedapps.sweeps.progress import SweepProgress

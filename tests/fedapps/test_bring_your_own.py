@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedapps.cli import main
-from fedapps.results.reader import read_run
+from fedapps.commands.parser import main
+from fedapps.records.reader import read_run
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from clients import MessageStore, to_client_app
 from clients.propfair import Proportional
-from fedapps.assembly import build_client, build_strategy, build_task
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
-from fedapps.prepare import check_strategy, completed
+from fedapps.runs.assembly import build_client, build_strategy, build_task
+from fedapps.runs.prepare import check_strategy, completed
 from strategies import ClientGrid, run_rounds
 from strategies.base.capabilities import declared
 
@@ -289,7 +289,7 @@ def test_propfair_takes_any_method_whose_clients_minimise_a_loss(base):
 
 def test_a_run_resumes_with_the_prior_and_the_wrapped_methods_settings():
     """What is written of a run is what reads as the same run."""
-    from fedapps.settings import read_settings
+    from fedapps.settings.settings import read_settings
 
     settings = settings_of(
         "afl",

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from fedapps.cli import main
-from fedapps.prepare import completed
+from fedapps.commands.parser import main
+from fedapps.runs.prepare import completed
 from fedapps.sweeps import execution
 from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import parse_assignment

@@ -19,10 +19,10 @@ from algorithms.common.wire import WireError, fields, read
 from algorithms.ensembles import sparse_tables
 from clients.base.store import DiskStore, MessageStore
 from fedapps.errors import UserError
-from fedapps.results.checkpoint import Checkpoints
-from fedapps.results.reader import STATES, read_run
-from fedapps.results.writer import Recorder, read_rounds
-from fedapps.settings import Settings
+from fedapps.records.checkpoint import Checkpoints
+from fedapps.records.reader import STATES, read_run
+from fedapps.records.writer import Recorder, read_rounds
+from fedapps.settings.settings import Settings
 from fedapps.tasks.predictor_library import Library
 from strategies import FedAdam, PrivacyOptions, Private
 from strategies.base.records import to_record

@@ -11,10 +11,10 @@ from flwr.serverapp import strategy as flower
 
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
+from fedapps.records.writer import Recorder
 from fedapps.results.compare import compare
 from fedapps.results.report import write_report
-from fedapps.results.writer import Recorder
-from fedapps.settings import Settings
+from fedapps.settings.settings import Settings
 from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
 from strategies.base.agreement import MOST_RARE, Agreement
 from tests.helpers import EchoClient, LossyClient

@@ -43,7 +43,7 @@ def imported(code):
 def test_who_a_client_is_can_be_asked_without_what_trains():
     code = """
 from flwr.app import RecordDict
-from fedapps.client_app import app
+from fedapps.runs.client_app import app
 from fedapps.engines.inline import InlineGrid
 grid = InlineGrid(app, 3)
 (answer,) = grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1002, "1")])
@@ -53,7 +53,7 @@ assert dict(answer.content["config"]) == {"client-id": 2, "num-clients": 3}
 
 
 def test_the_side_that_trains_imports_nothing_that_it_can_do_without():
-    assert LATE & imported("import fedapps.client_factory\n") == set()
+    assert LATE & imported("import fedapps.runs.client_factory\n") == set()
 
 
 def test_options_are_read_without_what_trains():

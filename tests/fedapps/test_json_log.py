@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from fedapps import json_log
-from fedapps.cli import main
+from fedapps.commands.parser import main
 
 JOB = [
     "run",

@@ -14,19 +14,19 @@ from safetensors.numpy import load_file
 from clients import to_client_app
 from clients.base.store import MessageStore
 from clients.base.training import get_arrays, set_arrays
-from fedapps.assembly import build_client, build_task
-from fedapps.client_app import app
-from fedapps.client_factory import client_of
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.errors import UserError
-from fedapps.execution import execute
 from fedapps.methods import METHODS
-from fedapps.prepare import checked, completed
+from fedapps.records.reader import read_run
 from fedapps.results.compare import summary_table
 from fedapps.results.newcomers import newcomers_section
-from fedapps.results.reader import read_run
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_client, build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.client_factory import client_of
+from fedapps.runs.execution import execute
+from fedapps.runs.prepare import checked, completed
+from fedapps.settings.settings import read_settings
 from tests.helpers import assert_same
 
 CLIENTS = 6

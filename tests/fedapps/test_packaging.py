@@ -21,7 +21,7 @@ import torch
 import fedapps
 from fedapps.engines.app_folder import PACKAGES, copy_app
 from fedapps.engines.processes import program
-from fedapps.settings import default_config
+from fedapps.settings.settings import default_config
 from fedapps.toml_text import flatten_toml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -338,7 +338,7 @@ def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
 def test_the_command_says_what_the_library_alone_lacks(tmp_path):
     code = (
         LIBRARY_ONLY % (APPLICATION - {"fedapps"})
-        + "from fedapps.cli import entry\nsys.argv[1:] = sys.argv[2:]\nentry()"
+        + "from fedapps.commands.parser import entry\nsys.argv[1:] = sys.argv[2:]\nentry()"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -10,12 +10,12 @@ import torch
 
 from clients.base.blocks import Blocks
 from clients.base.evaluation import Objective, score
-from fedapps import client_factory
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
-from fedapps.execution import execute
 from fedapps.methods import METHODS
-from fedapps.prepare import completed, prepare_folder
+from fedapps.runs import client_factory
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.runs.prepare import completed, prepare_folder
 from fedapps.tasks import base, classification
 from tests.pretended_device import CUDA, pretended_cuda
 
@@ -87,7 +87,7 @@ def test_compiled_steps_are_those_of_blocks_of_clients_there(method, tmp_path, m
     monkeypatch.setattr(classification, "CLASSIFICATION", Objective(loss, score, by_sample=True))
     wanted = run(method, "cpu", tmp_path / "cpu")
     blocks = Blocks()
-    monkeypatch.setattr("fedapps.assembly.blocks", lambda: blocks)
+    monkeypatch.setattr("fedapps.runs.assembly.blocks", lambda: blocks)
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pretended_cuda(monkeypatch):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedapps.assembly import build_strategy, build_task
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
-from fedapps.results.writer import mean_curves, summarise
-from fedapps.settings import read_settings
+from fedapps.records.writer import mean_curves, summarise
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.client_app import app
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.registry import TASKS
 from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import run_rounds

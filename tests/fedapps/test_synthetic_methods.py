@@ -8,10 +8,10 @@ import pytest
 from flwr.app import RecordDict
 
 from clients.base.store import MessageStore
-from fedapps.assembly import build_client, build_task
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.models.generative_nets import build_energy_net
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_client, build_task
+from fedapps.settings.settings import read_settings
 
 
 def test_each_site_has_the_next_of_the_named_nets():
@@ -50,7 +50,7 @@ def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path, monkeyp
     chance is 10 %.
     """
     # seconds of drawing, tested elsewhere
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
     settings = [
         f"method={method}",
         "task=digits",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 
 JOB = [
     "num-rounds=4",

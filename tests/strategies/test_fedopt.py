@@ -9,7 +9,7 @@ from flwr.serverapp import strategy as flower
 
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.results.checkpoint import Checkpoints
+from fedapps.records.checkpoint import Checkpoints
 from strategies import ClientGrid, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
 from tests.helpers import EchoClient, arrays_of, simulate
 

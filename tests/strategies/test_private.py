@@ -14,12 +14,12 @@ from flwr.serverapp import strategy as flower
 
 from algorithms.common.privacy import gaussian_epsilon
 from clients import to_client_app
-from fedapps.assembly import build_strategy, build_task
-from fedapps.assembly import private as with_privacy
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.assembly import private as with_privacy
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.predictor_library import Library as Folder
 from strategies import (
     AFL,
@@ -341,7 +341,7 @@ def test_a_task_that_does_not_say_is_refused():
 
 
 def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
     job = [
         "run",
         "--engine",
@@ -354,7 +354,7 @@ def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
         "6",
     ]
     job += ["dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", "--out", str(tmp_path / "r")]
-    from fedapps import execution as run_module
+    from fedapps.runs import execution as run_module
 
     class Dies(run_module.Recorder):
         def __call__(self, now):

@@ -8,10 +8,10 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from algorithms.common import robust
-from fedapps.assembly import build_strategy, build_task
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.settings.settings import read_settings
 from strategies import (
     AAggFFD,
     FedAdam,
@@ -133,9 +133,9 @@ def test_too_few_replies_keep_the_model(rule, f, least):
 
 
 def test_a_run_of_the_command_counts_such_rounds_as_failed(tmp_path):
-    from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
-    from fedapps.execution import execute
+    from fedapps.runs.client_app import app
+    from fedapps.runs.execution import execute
 
     given = {
         "num-clients": 4,

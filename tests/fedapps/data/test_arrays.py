@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fedapps.assembly import build_task
 from fedapps.data.local_files import arrow_array
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_images, partition
 from fedapps.errors import UserError
 from fedapps.models.image_nets import DENSE, NAMES, build_model, net_for
-from fedapps.prepare import checked
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import checked
+from fedapps.settings.settings import read_settings
 
 PEOPLE, CHANNELS, STEPS, CLASSES = 5, 3, 16, 4
 

@@ -6,12 +6,12 @@ import datasets
 import numpy as np
 import pytest
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.data import flower_partitioners
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_images, natural_clients, partition
 from fedapps.errors import UserError
-from fedapps.settings import read_settings
+from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
 
 

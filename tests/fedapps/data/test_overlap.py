@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.data.overlap import MOST, common_share, copies
 
 

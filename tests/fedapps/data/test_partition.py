@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fedapps.assembly import build_task
 from fedapps.data import cache, images, sources
 from fedapps.data.options import PARTITIONS, DataOptions
 from fedapps.data.partition import client_data, load_images, partition, split_rows
 from fedapps.errors import UserError
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import read_settings
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedapps.assembly import build_task
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_images, natural_clients, partition
 from fedapps.errors import UserError
-from fedapps.prepare import checked
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import checked
+from fedapps.settings.settings import read_settings
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.data.options import PublicOptions
 from fedapps.data.public import PATCHES, load_public
 from fedapps.errors import UserError
-from fedapps.settings import read_settings
+from fedapps.settings.settings import read_settings
 
 
 def load(source, shape=(1, 8, 8), task="classification", seed=0, **settings):
@@ -154,7 +154,7 @@ def test_no_public_set_for_other_images_ends_before_round_1(tmp_path, capsys):
 
 
 def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
     job = [
         "method=warm-start",
         "warm-start.first=ffgb-distill",

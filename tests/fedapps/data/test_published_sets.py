@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedapps.assembly import build_task
 from fedapps.errors import UserError
-from fedapps.prepare import checked
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import checked
+from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"

@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 from algorithms.fairness.groups import group_measures, group_sums
-from fedapps.assembly import build_task
-from fedapps.client_app import app
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_images
 from fedapps.data.sample_groups import MAX_GROUPS, Grouping
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.execution import execute, with_folder
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute, with_folder
+from fedapps.settings.settings import read_settings
 
 
 @pytest.fixture(autouse=True)

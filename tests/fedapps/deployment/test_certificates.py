@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.deployment import certificates
 from fedapps.deployment.certificates import (
     check_connection,
@@ -235,7 +235,7 @@ def test_status_and_runs_warn_and_up_renews(tmp_path, clock, capsys, monkeypatch
     assert warning in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(Deployment, "check", lambda self: None)
-        patch.setattr("fedapps.run_command.run_deployment", lambda *_: ("interrupted", ""))
+        patch.setattr("fedapps.commands.run.run_deployment", lambda *_: ("interrupted", ""))
         job = [
             "run",
             "task=lasso",

@@ -10,13 +10,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from clients import to_client_app
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid, deal, shared
 from fedapps.engines.packing import MANY, Part, pack, unpack
-from fedapps.execution import execute
-from fedapps.prepare import completed
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.runs.prepare import completed
 from strategies import ClientGrid, FedAvg
 from strategies.base.messages import content_bytes
 from tests.helpers import EchoClient, arrays_of, simulate

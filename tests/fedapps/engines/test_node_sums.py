@@ -9,15 +9,15 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from clients import to_client_app
-from fedapps.assembly import build_strategy, build_task
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid, summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
-from fedapps.execution import execute
-from fedapps.prepare import completed
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.runs.prepare import completed
 from strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
 from tests.helpers import EchoClient, arrays_of
 

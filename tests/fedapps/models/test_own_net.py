@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from clients import partial_sharing
-from fedapps.assembly import build_task
 from fedapps.engines.app_folder import copy_app
 from fedapps.errors import UserError
+from fedapps.extensions.own_code import own_files
 from fedapps.models.image_nets import build_model
-from fedapps.own_code import own_files
-from fedapps.prepare import checked, completed
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import checked, completed
 
 NETS = """
 from torch import nn
@@ -297,7 +297,7 @@ def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
             [
                 sys.executable,
                 "-c",
-                "from fedapps.cli import main; raise SystemExit(main())",
+                "from fedapps.commands.parser import main; raise SystemExit(main())",
                 "run",
                 *command,
             ],

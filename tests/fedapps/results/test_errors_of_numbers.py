@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from algorithms.common.target_errors import error_sums, errors_of
+from fedapps.charts.theme import LIGHT
+from fedapps.records.pooled_errors import pooled_errors
+from fedapps.records.reader import read_run
+from fedapps.records.writer import summarise
 from fedapps.results.comparison_table import best_value, columns_of, rows_of
 from fedapps.results.fair_plots import client_bars, fair_measure, worst_first
 from fedapps.results.gains import gains_over, gains_section, reference_of
-from fedapps.results.pooled_errors import pooled_errors
-from fedapps.results.reader import read_run
 from fedapps.results.run_measures import read_measure, value_of
-from fedapps.results.theme import LIGHT
-from fedapps.results.writer import summarise
 
 
 def reported(y, f):

@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedapps.client_app import app
+from fedapps.charts.canvas import Area, Text
+from fedapps.charts.drawing import png, svg
+from fedapps.charts.theme import DARK, LIGHT
 from fedapps.engines.inline import InlineGrid
-from fedapps.execution import execute
-from fedapps.results import fair_plots, writer
-from fedapps.results.canvas import Area, Text
+from fedapps.formats import metric_text
+from fedapps.records import writer
+from fedapps.records.reader import read_run
+from fedapps.results import fair_plots
 from fedapps.results.compare import compare
-from fedapps.results.drawing import png, svg
-from fedapps.results.formats import metric_text
-from fedapps.results.reader import read_run
 from fedapps.results.report import write_report
 from fedapps.results.run_plots import plot_run, run_figures
-from fedapps.results.theme import DARK, LIGHT
-from fedapps.settings import read_settings
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.settings.settings import read_settings
 from strategies.base.client_grid import Exchange
 from strategies.base.rounds import Round
 

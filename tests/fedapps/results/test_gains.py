@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.results.compare import compare
 

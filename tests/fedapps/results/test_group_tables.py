@@ -9,9 +9,9 @@ import re
 import pytest
 from rich.console import Console
 
+from fedapps.records.reader import read_run
 from fedapps.results.compare import compare
 from fedapps.results.group_tables import gaps_section, groups_section
-from fedapps.results.reader import read_run
 from fedapps.results.report import write_report
 
 TWO = "group,clients,samples,right,accuracy,selected,tpr,fpr,ece,tp,fp,fn,tn\n"

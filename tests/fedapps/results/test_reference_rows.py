@@ -4,8 +4,8 @@ of MEASURE.
 
 from pathlib import Path
 
+from fedapps.records.reader import RunFolder
 from fedapps.results.comparison_table import columns_of, rows_of
-from fedapps.results.reader import RunFolder
 
 
 def run(name, seed=0, **evaluation):

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from fedapps.errors import UserError
-from fedapps.results.formats import bytes_text, metric_text, one_line, percent_text, seconds_text
-from fedapps.results.reader import read_run
+from fedapps.formats import bytes_text, metric_text, one_line, percent_text, seconds_text
+from fedapps.records.reader import read_run
 from fedapps.results.report import write_report
 from fedapps.results.run_plots import plot_run
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from fedapps.results.reader import read_run
+from fedapps.records.reader import read_run
 from fedapps.results.run_measures import curve_of, read_measure, value_of
 
 

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from fedapps.cli import main
-from fedapps.results.canvas import Line
-from fedapps.results.reader import read_run
+from fedapps.charts.canvas import Line
+from fedapps.charts.theme import LIGHT
+from fedapps.commands.parser import main
+from fedapps.records.reader import read_run
 from fedapps.results.run_plots import comparison_figure, run_figures
-from fedapps.results.theme import LIGHT
 from fedapps.results.traffic_plots import MODELS_AXIS, over_models
 
 JOB = [
@@ -29,7 +29,7 @@ JOB = [
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
     for method in ("ffgb", "fedavg"):
         assert (
             main([*JOB, f"method={method}", "ffgb.local-steps=2", "--out", str(tmp_path / method)])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedapps import execution as run_module
 from fedapps.errors import RunFailed
+from fedapps.runs import execution as run_module
 from fedapps.sweeps.pool import PlannedRun, finished, run_all, run_missing, run_one
 from strategies.base.rounds import Round
 

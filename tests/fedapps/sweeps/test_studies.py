@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from fedapps.cli import main
+from fedapps.charts.theme import LIGHT
+from fedapps.commands.parser import main
 from fedapps.errors import UserError
+from fedapps.records.reader import read_run
 from fedapps.results.grid_plots import KINDS, read_plot
-from fedapps.results.reader import read_run
-from fedapps.results.theme import LIGHT
 from fedapps.sweeps import execution as sweep_module
 from fedapps.sweeps.keep import prune
 from fedapps.sweeps.page import figures

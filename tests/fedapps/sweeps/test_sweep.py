@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fedapps.cli import main
-from fedapps.results.reader import read_run
+from fedapps.commands.parser import main
+from fedapps.records.reader import read_run
 from fedapps.sweeps import execution as sweep_module
 from fedapps.sweeps.page import write_page
 from fedapps.sweeps.plan import read_plan

@@ -13,10 +13,10 @@ from sklearn.tree import DecisionTreeRegressor
 from algorithms.boosting.functional import LOSSES
 from algorithms.boosting.trees import TreeOracle, fit_tree, walk
 from algorithms.boosting.weak_learners import NetOracle, RidgeOracle, Target
-from fedapps.assembly import build_strategy, build_task
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor, save_function
 from fedapps.toml_text import read_toml
 from strategies import FFGB, FFGBOptions
@@ -39,7 +39,7 @@ def side_by_side(learners):
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """Leave out the seconds of drawing, which is tested elsewhere."""
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 5])

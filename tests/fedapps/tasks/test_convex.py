@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from algorithms.frank_wolfe.objectives import QuadraticAssignment
-from fedapps.assembly import build_task
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.convex import chr12a
 
 METHODS = ("fedfw", "fedfw-plus", "naive-fw", "projected-fedavg")
@@ -260,7 +260,7 @@ def test_a_file_that_is_no_qap(text, tmp_path):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_method_on_every_task(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
     for method in METHODS:
         if (method, name) == ("projected-fedavg", "qap"):
             continue
@@ -283,7 +283,7 @@ def test_every_method_on_every_task(name, tmp_path, monkeypatch):
 
 
 def test_a_gap_ends_a_run_from_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.run_command.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
     job = [
         "method=fedfw",
         "task=lasso",

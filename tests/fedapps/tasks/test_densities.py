@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from clients.families.ensemble_data import DensityData
-from fedapps.assembly import build_task
 from fedapps.data.corpus import count_words, generate, read_corpus, words
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_images
 from fedapps.errors import UserError
-from fedapps.settings import Settings
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import Settings
 from fedapps.tasks.base_predictors import divide, label_sets, recipes
 from fedapps.tasks.options import EnsembleOptions, PointMassOptions, UnigramOptions
 from fedapps.tasks.predictor_library import Library

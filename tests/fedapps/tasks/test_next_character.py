@@ -8,13 +8,13 @@ import torch
 
 from clients.base.data import Split
 from clients.base.evaluation import NEXT_TOKEN, next_token
-from fedapps.assembly import build_task
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.execution import execute, with_folder
 from fedapps.models.text_nets import SIZES, build_lstm
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute, with_folder
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 
 SOURCE = """
 import torch

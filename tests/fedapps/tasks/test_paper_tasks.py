@@ -17,12 +17,12 @@ from PIL import Image
 from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
-from fedapps.assembly import build_strategy
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_images
 from fedapps.errors import UserError
 from fedapps.models.options import ModelOptions
-from fedapps.settings import Settings, read_settings
+from fedapps.runs.assembly import build_strategy
+from fedapps.settings.settings import Settings, read_settings
 from fedapps.sweeps.plan import read_plan
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.next_word import Words, vocabulary, windows

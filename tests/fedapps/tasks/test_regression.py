@@ -13,16 +13,16 @@ from torch.nn import functional
 
 from clients.base.data import Split
 from clients.base.regression import regression
-from fedapps.assembly import build_task
-from fedapps.cli import main
-from fedapps.client_app import app
+from fedapps.commands.parser import main
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.execution import execute, with_folder
 from fedapps.methods import METHODS
-from fedapps.prepare import checked, completed
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute, with_folder
+from fedapps.runs.prepare import checked, completed
+from fedapps.settings.settings import read_settings
 
 HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
 

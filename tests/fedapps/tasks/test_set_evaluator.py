@@ -11,11 +11,11 @@ from flwr.app import Array, ArrayRecord
 from PIL import Image
 
 from clients.base.data import Split
-from fedapps.assembly import build_strategy, build_task
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.data.set_files import save_set
 from fedapps.results.image_grids import ImageGrids, grid, grids
-from fedapps.settings import read_settings
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.tasks.set_training import augmented, fit
 from strategies.base.rounds import Round

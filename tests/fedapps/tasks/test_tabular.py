@@ -12,14 +12,14 @@ from torch.nn import functional
 from algorithms.common.partitioners import stratified
 from clients.base.data import Split
 from clients.base.evaluation import BINARY
-from fedapps.assembly import build_task
-from fedapps.cli import main
-from fedapps.client_app import app
+from fedapps.commands.parser import main
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.execution import execute, with_folder
-from fedapps.results.writer import summarise
-from fedapps.settings import read_settings
+from fedapps.records.writer import summarise
+from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute, with_folder
+from fedapps.settings.settings import read_settings
 from fedapps.tasks.options import TabularOptions
 from fedapps.tasks.tabular import encode, generate, read_table, standardised
 

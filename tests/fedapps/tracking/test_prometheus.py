@@ -11,8 +11,8 @@ import urllib.request
 
 import pytest
 
-from fedapps import run_command
-from fedapps.cli import main
+from fedapps.commands import run as run_command
+from fedapps.commands.parser import main
 from fedapps.engines.processes import free_port
 from fedapps.errors import UserError
 from fedapps.tracking.prometheus import BYTES, TYPE, Counts, escaped, number, served

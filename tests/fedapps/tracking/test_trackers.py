@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fedapps.cli import main
+from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.settings import read_settings
+from fedapps.settings.settings import read_settings
 from fedapps.tracking import callback
 from fedapps.tracking.callback import Tracked, columns_of, measures_of
 from fedapps.tracking.names import TRACKERS, check_installed
@@ -45,7 +45,7 @@ def stopped_and_resumed(out, *more):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedapps.run_command.show", stop)
+        patch.setattr("fedapps.commands.run.show", stop)
         assert main([*JOB, "num-rounds=3", *more, "--out", str(out)]) == 130
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
     return run(out, "--resume")
@@ -190,7 +190,7 @@ def test_names_are_checked_before_anything_starts(monkeypatch):
 @pytest.mark.slow
 def test_nothing_is_imported_unasked(tmp_path):
     program = (
-        "import sys; from fedapps.cli import main; "
+        "import sys; from fedapps.commands.parser import main; "
         f"main({[*JOB, 'num-rounds=1', '--out', str(tmp_path / 'run')]!r}); "
         f"print(sorted({set(TRACKERS)!r} & set(sys.modules)), [name for name in sys.modules if "
         "name.startswith('fedapps.tracking.')])"

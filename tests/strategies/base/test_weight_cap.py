@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord
 
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.results.writer import Recorder
-from fedapps.settings import Settings, read_settings
+from fedapps.records.writer import Recorder
+from fedapps.settings.settings import Settings, read_settings
 from strategies import ClientGrid, FedAvg, Scaffold, UpdateBound, run_rounds
 from tests.helpers import EchoClient
 

@@ -1,0 +1,1 @@
+"""Charts as SVG in a page. Knows nothing about runs."""

@@ -1,0 +1,159 @@
+"""How every plot looks: axes, lines, legends.
+
+`plots.py` says what is drawn, here is how, and `canvas.py` makes the files.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapps.charts import canvas
+from fedapps.charts.axes import Axis, Panel, Style, Table, rectangle
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import Theme
+from fedapps.formats import is_percent, metric_name, three_digits
+
+_SHADES = 128
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
+    return canvas.png(figure.shapes(), figure.size, figure.panels[0].theme.surface)
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as an SVG file."""
+    return canvas.svg(figure.shapes(), figure.size, figure.panels[0].theme.surface)
+
+
+def one_panel(heading: str, theme: Theme) -> tuple[Figure, Panel]:
+    """A figure of the size every plot of a run has, with its heading."""
+    figure, axes = panels(1, 1, (6.2, 4.0), theme)
+    title(axes[0], heading)
+    return figure, axes[0]
+
+
+def panels(
+    rows: int, columns: int, size: tuple[float, float], theme: Theme
+) -> tuple[Figure, list[Panel]]:
+    """A figure with a grid of panels, row by row; `size` in inches."""
+    axes = [Panel(theme) for _ in range(rows * columns)]
+    return Figure((72 * size[0], 72 * size[1]), columns, axes), axes
+
+
+def title(axes: Panel, text: str, size: float = 12) -> None:
+    """The heading of one panel."""
+    axes.heading, axes.heading_size = text, size
+
+
+def line(
+    axes: Panel,
+    x: Any,
+    y: Any,
+    colour: str,
+    style: Style = "-",
+    label: str = "",
+    width: float = 2.0,
+) -> None:
+    """A line, with dots as long as they can be told apart."""
+    axes.line(x, y, colour, width, style, label, dots=4.6 if len(x) <= 30 else 0)
+
+
+def line_with_range(
+    axes: Panel, x: Any, stack: np.ndarray, colour: str, style: str, label: str
+) -> None:
+    """The mean of `stack` (runs x points) as a line, from lowest to highest run as a
+    band.
+    """
+    if len(stack) > 1:
+        axes.band(x, stack.min(axis=0), stack.max(axis=0), colour, series=label)
+    line(axes, x, stack.mean(axis=0), colour, style, label)
+
+
+def heat(
+    axes: Panel,
+    edges: tuple[Any, Any],
+    table: NDArray[np.float64],
+    ends: tuple[float, float],
+    colours: Sequence[str],
+) -> None:
+    """A table (rows, columns) in colours, NaN in none.
+
+    `edges` are the borders of columns (columns + 1) and rows (rows + 1), `ends` the
+    values that the outer two colours stand for.
+    """
+    low, high = ends
+    shades = gradient(colours, _SHADES)
+    share = np.nan_to_num(np.clip((table - low) / (high - low or 1), 0, 1)) * (_SHADES - 1)
+    index = np.where(np.isnan(table), -1, np.round(share)).astype(int)
+    rings: dict[int, list[canvas.Points]] = {}
+    for row, (top, bottom) in enumerate(pairwise(edges[1])):
+        cuts = [0, *(np.flatnonzero(np.diff(index[row])) + 1).tolist(), table.shape[1]]
+        for first, last in pairwise(cuts):  # neighbours of one colour are one rectangle
+            rings.setdefault(int(index[row, first]), []).append(
+                rectangle(edges[0][first], bottom, edges[0][last], top)
+            )
+    axes.shapes += [
+        canvas.Area(tuple(found), shades[shade], crisp=True)
+        for shade, found in rings.items()
+        if shade >= 0
+    ]
+    axes.table = Table(np.asarray(edges[0], float), np.asarray(edges[1], float), table)
+    axes.x.low, axes.x.high, axes.y.low, axes.y.high = (
+        edges[0][0],
+        edges[0][-1],
+        edges[1][0],
+        edges[1][-1],
+    )
+    axes.x.grid = axes.y.grid = False
+
+
+def heat_key(axes: Panel, ends: tuple[float, float], colours: Sequence[str], label: str) -> Panel:
+    """The panel beside `axes` that says what their colours mean; returns it."""
+    axes.key = Panel(axes.theme, x=Axis(size=0), y=Axis(label=label))
+    edges = np.linspace(
+        *(ends if ends[0] < ends[1] else (ends[0] - 0.5, ends[0] + 0.5)), _SHADES + 1
+    )
+    heat(axes.key, ([0, 1], edges), ((edges[1:] + edges[:-1]) / 2)[:, None], ends, colours)
+    return axes.key
+
+
+def gradient(colours: Sequence[str], number: int) -> list[str]:
+    """So many colours from the first to the last of `colours`, through those between
+    them.
+    """
+    parts = np.array(
+        [[int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in colours], float
+    )
+    at = np.linspace(0, len(colours) - 1, number)
+    mixed = np.stack(
+        [np.interp(at, np.arange(len(colours)), parts[:, channel]) for channel in range(3)], axis=1
+    )
+    return ["#" + "".join(f"{round(part):02x}" for part in colour) for colour in mixed]
+
+
+def label_rounds(axes: Panel) -> None:
+    """Labels the x axis with whole rounds."""
+    axes.x.label, axes.x.most, axes.x.whole = "round", 8, True
+
+
+def label_values(axes: Panel, key: str, of_what: str) -> None:
+    """Labels the y axis with the metric `key`, fractions in per cent."""
+    unit = ""
+    if is_percent(key):
+        unit, axes.y.tell, axes.y.percent = " (%)", percents, True
+    axes.y.label = ", ".join(filter(None, (metric_name(key), of_what))) + unit
+
+
+def percents(ticks: Sequence[float]) -> list[str]:
+    """Fractions in per cent, without decimals where all are whole."""
+    whole = all(abs(100 * tick - round(100 * tick)) < 1e-6 for tick in ticks)
+    return [f"{100 * tick:.0f}" if whole else three_digits(100 * tick) for tick in ticks]
+
+
+def legend(figure: Figure, axes: Panel) -> None:
+    """The legend of `axes` below the figure, if anything has a label."""
+    figure.legend = axes.legend

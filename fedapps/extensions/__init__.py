@@ -1,0 +1,1 @@
+"""What other projects bring: code named by a setting, installed packages."""

@@ -1,0 +1,1 @@
+"""Following a run or a sweep in the browser."""

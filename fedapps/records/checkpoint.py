@@ -1,0 +1,129 @@
+"""Checkpoints of a run: the model, the strategy's state and the round, so that a
+resumed run equals an uninterrupted one.
+
+A checkpoint is a folder of safetensors files, named by its round; the old one is
+deleted only after the new one has been written, so that there is a complete one at any
+time.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.common import log
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fedapps.errors import UserError
+from fedapps.records.files import Files
+from strategies.base.capabilities import Stateful
+from strategies.base.rounds import Round
+
+
+@dataclass
+class Checkpoints:
+    """Callback that writes a checkpoint every ``every`` rounds (0: never) into
+    ``folder``.
+
+    ``record``: of the rounds; while it waits for room on the disk there are no
+    checkpoints, or a resumed run would lack rounds in it.
+    """
+
+    folder: Path
+    strategy: Any
+    every: int
+    last: int = 0
+    latest: Round | None = None
+    record: Files | None = None
+
+    def __call__(self, now: Round) -> None:
+        """Write a checkpoint if this round is due; a failure to write is logged and
+        does not end the run.
+
+        None is written of a last round that has no sound end: a resumed run must repeat
+        it.
+        """
+        self.latest = None if now.fault else now
+        if not now.fault and self.every and now.number % self.every == 0:
+            self._try(now)
+
+    def keep_last(self) -> None:
+        """Write a checkpoint of the latest round even if it is not due, for a run that
+        ends early.
+        """
+        if self.every and self.latest and self.latest.number != self.last:
+            self._try(self.latest)
+
+    def _try(self, now: Round) -> None:
+        if self.record is not None and self.record.behind:
+            log(
+                WARNING,
+                "no checkpoint after round %d, which is not recorded. The run goes on.",
+                now.number,
+            )
+            return
+        try:
+            self.save(now.number, now.arrays)
+        except (OSError, SafetensorError) as error:
+            # it is useless, and the disk may be full
+            shutil.rmtree(self.folder / f"{now.number}.partial", ignore_errors=True)
+            log(WARNING, "no checkpoint after round %d: %s. The run goes on.", now.number, error)
+
+    def save(self, number: int, arrays: ArrayRecord) -> None:
+        """Write the checkpoint of a round, then delete older ones."""
+        partial, final = self.folder / f"{number}.partial", self.folder / str(number)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(
+            {name: _whole(array.numpy()) for name, array in arrays.items()},
+            partial / "model.safetensors",
+        )
+        # safetensors sorts them
+        (partial / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")
+        if isinstance(self.strategy, Stateful):
+            state = {name: _whole(value) for name, value in self.strategy.state_dict().items()}
+            save_file(state, partial / "strategy.safetensors")
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in _rounds(self.folder):
+            if old != number:
+                shutil.rmtree(self.folder / str(old), ignore_errors=True)
+        self.last = number
+
+    def load(self) -> tuple[int, ArrayRecord]:
+        """Restore the strategy from the newest checkpoint; return its round and model,
+        or (0, empty record) if there is none.
+        """
+        if not (found := _rounds(self.folder)):
+            return 0, ArrayRecord()
+        self.last = max(found)
+        path = self.folder / str(self.last)
+        try:
+            names = json.loads((path / "names.json").read_text(encoding="utf-8"))
+            arrays = load_file(path / "model.safetensors")
+            state = (
+                load_file(path / "strategy.safetensors")
+                if (path / "strategy.safetensors").exists()
+                else {}
+            )
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(
+                f"{path}: the checkpoint cannot be read ({error}): start again with --overwrite"
+            ) from error
+        if isinstance(self.strategy, Stateful):
+            self.strategy.load_state_dict(state)
+        return self.last, ArrayRecord({name: Array(arrays[name]) for name in names})
+
+
+def _whole(array: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(array, order="C")  # ascontiguousarray would turn a 0-d array into a 1-d one
+
+
+def _rounds(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.glob("*") if path.is_dir() and path.name.isdigit()]

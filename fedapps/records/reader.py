@@ -1,0 +1,376 @@
+"""Read a run folder in any state: complete, failed, or interrupted in the middle of a
+line.
+
+`read_run` reads the recorder's files (settings.toml, rounds.jsonl, clients.csv,
+weights.csv, curves.json, summary.json) into a `RunFolder`, which offers what every
+report needs: how the run ended, and its metrics. Missing or truncated files count as
+absent, since a killed run leaves such files; only a folder without any of them is an
+error.
+"""
+
+import csv
+import json
+import math
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import UserError
+from fedapps.formats import one_line
+
+STATES = ("running", "completed", "failed", "interrupted")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client reply that was not used: its round, its client and the reason."""
+
+    round: int
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The content of a run folder.
+
+    `settings` is flat with dotted keys; `rounds` has one record per round, sorted;
+    `clients` has one row per client of the last evaluation (numbers as int or float,
+    the client's id as str), `groups` one per group of samples; `summary` is empty if it
+    was not written.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    rounds: list[dict[str, Any]]
+    unreadable_lines: int
+    clients: list[dict[str, Any]]
+    curves: dict[str, list[float]]
+    summary: dict[str, Any]
+    groups: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def method(self) -> str:
+        """The name of the method, or `unknown method`."""
+        return one_line(str(self._setting("method", "unknown method")), 60)
+
+    @property
+    def task(self) -> str:
+        """The name of the task, or an empty string."""
+        return one_line(str(self._setting("task", "")), 60)
+
+    @property
+    def subject(self) -> str:
+        """What the run learns, for titles: the data set if the task is classification,
+        otherwise the task.
+        """
+        source = self.settings.get("data.source")
+        if self.task != "classification" or not isinstance(source, str):
+            return self.task
+        # For a folder the last component is enough; a hub name (`owner/name`) is kept
+        # in full.
+        is_folder = source.startswith((".", "/", "~")) or "\\" in source
+        return one_line(Path(source).name if is_folder else source, 60)
+
+    @property
+    def seed(self) -> Any:
+        """The run's seed, None if unknown."""
+        return self._setting("seed", None)
+
+    @property
+    def num_rounds(self) -> int | None:
+        """The planned number of rounds, None if unknown."""
+        value = self._setting("num-rounds", None)
+        return value if isinstance(value, int) else None
+
+    @property
+    def rounds_completed(self) -> int:
+        """The number of completed rounds."""
+        value = self.summary.get("rounds-completed")
+        return (
+            value if isinstance(value, int) else max((r["round"] for r in self.rounds), default=0)
+        )
+
+    @property
+    def state(self) -> str:
+        """The summary's status; if it has none: `completed`, `failed` (too few rounds)
+        or `interrupted` (no summary).
+
+        The status is also `running` if the run's process was killed.
+        """
+        if self.summary.get("status") in STATES:
+            return str(self.summary["status"])
+        if not self.summary:
+            return "interrupted"
+        planned = self.num_rounds
+        return "failed" if planned is not None and self.rounds_completed < planned else "completed"
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed, or an empty string."""
+        return one_line(str(self.summary.get("error", "")), 500)
+
+    @cached_property
+    def failures(self) -> list[Failure]:
+        """All replies that were not used, in order."""
+        found = []
+        for record in self.rounds:
+            entries = record.get("failures")
+            for entry in entries if isinstance(entries, list) else []:
+                if isinstance(entry, dict):
+                    client, reason = (
+                        str(entry.get("client", "?")),
+                        str(entry.get("reason", "no reason given")),
+                    )
+                    found.append(
+                        Failure(record["round"], one_line(client, 60), one_line(reason, 1000))
+                    )
+        return found
+
+    @cached_property
+    def left_out(self) -> list[str]:
+        """The clients of whose last evaluation some part could not be used."""
+        evaluated = [record for record in self.rounds if record.get("evaluate")]
+        entries = evaluated[-1].get("left-out") if evaluated else None
+        return (
+            [one_line(str(e.get("client", "?")), 60) for e in entries if isinstance(e, dict)]
+            if isinstance(entries, list)
+            else []
+        )
+
+    @cached_property
+    def evaluation(self) -> dict[str, float]:
+        """The metrics of the last evaluation."""
+        for record in reversed(self.rounds):
+            metrics = numbers(record.get("evaluate"))
+            if metrics:
+                return metrics
+        return {}
+
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        """The summary's numbers; those it lacks are computed from the rounds."""
+        derived: dict[str, float] = {
+            "failures": len(self.failures),
+            "rounds-completed": self.rounds_completed,
+            **{
+                key: sum(r[key] for r in self.rounds if is_number(r.get(key)))
+                for key in ("seconds", "bytes-up", "bytes-down")
+                if any(is_number(r.get(key)) for r in self.rounds)
+            },
+        }
+        return {**derived, **self.evaluation, **numbers(self.summary)}
+
+    @cached_property
+    def weights(self) -> list[tuple[int, str, float]]:
+        """The client weights chosen by the server, as (round, client, weight); empty
+        for most methods.
+        """
+        rows = [
+            row
+            for row in csv.reader(_text(self.path / "weights.csv").splitlines())
+            if len(row) == 3 and row[0].isdecimal()
+        ]
+        cells = [
+            (int(number), one_line(client, 60), _number_or_text(weight))
+            for number, client, weight in rows
+        ]
+        return [
+            (number, client, float(w))
+            for number, client, w in cells
+            if is_number(w) and math.isfinite(float(w))
+        ]
+
+    @cached_property
+    def counts_models(self) -> bool:
+        """Whether the method counts the models it sends itself, since its messages are
+        not one model each.
+        """
+        return any(record.get("counts-models") is True for record in self.rounds)
+
+    @cached_property
+    def models(self) -> dict[int, float]:
+        """Cumulative number of models sent in training, in both directions, per client,
+        by round; empty if they were not counted.
+        """
+        clients = self.settings.get("num-clients") or len(self.clients)
+        clients -= self.settings.get("num-new-clients") or 0
+        sums, total = {}, 0.0
+        for record in self.rounds:
+            total += sum(
+                record[key] for key in ("models-up", "models-down") if is_number(record.get(key))
+            )
+            sums[record["round"]] = total / clients if clients else 0.0
+        return sums if total and clients else {}
+
+    def series(self, part: str) -> dict[str, tuple[list[int], list[float]]]:
+        """Return every numeric metric in `part` (`train` or `evaluate`): key ->
+        (rounds, values).
+        """
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for record in self.rounds:
+            for key, value in numbers(record.get(part)).items():
+                xs, ys = found.setdefault(key, ([], []))
+                xs.append(record["round"])
+                ys.append(value)
+        return found
+
+    def column(self, name: str) -> list[float]:
+        """Return the finite values of one column of clients.csv, in its order."""
+        return [
+            row[name]
+            for row in self.clients
+            if is_number(row.get(name)) and math.isfinite(row[name])
+        ]
+
+    def _setting(self, key: str, default: Any) -> Any:
+        return self.summary.get(key, self.settings.get(key, default))
+
+
+def is_number(value: object) -> bool:
+    """Return whether a JSON value is a number (a bool is not)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def numbers(table: object) -> dict[str, float]:
+    """Return the numeric entries of a JSON object; empty for anything else."""
+    return {str(k): v for k, v in table.items() if is_number(v)} if isinstance(table, dict) else {}
+
+
+def parse_round(line: str | bytes) -> dict[str, Any] | None:
+    """Return the record in one line of rounds.jsonl, or None if it is not a round's
+    record (a truncated line).
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    number = record.get("round")
+    return record if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def run_folder(folder: Path) -> Path:
+    """Return ``folder`` if it is a run's. Raises ``UserError``, which names the runs of
+    a sweep.
+    """
+    if (folder / "settings.toml").is_file():
+        return folder
+    hint = (
+        f"; those of a sweep are {folder}/cells/*"
+        if next(folder.glob("cells/*/settings.toml"), None)
+        else ""
+    )
+    raise UserError(f"{folder} holds no run: it has no settings.toml{hint}")
+
+
+def read_run(run_dir: Path | str) -> RunFolder:
+    """Read a run folder; raises UserError if `run_dir` is not one."""
+    path = Path(run_dir)
+    if not path.is_dir():
+        raise UserError(f"{path} is no folder: give the results folder of a run")
+    if not any(
+        (path / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")
+    ):
+        raise UserError(
+            f"{path} is no run folder (no settings.toml, rounds.jsonl or summary.json in it)"
+        )
+    settings, versions = _read_settings(path / "settings.toml")
+    rounds, unreadable = _read_rounds(path / "rounds.jsonl")
+    curves = _read_json(path / "curves.json")
+    return RunFolder(
+        path=path,
+        settings=settings,
+        versions=versions,
+        rounds=rounds,
+        unreadable_lines=unreadable,
+        clients=read_table(path / "clients.csv", "client"),
+        groups=read_table(path / "groups.csv", "group"),
+        curves={
+            k: v for k, v in curves.items() if isinstance(v, list) and v and all(map(is_number, v))
+        },
+        summary=_read_json(path / "summary.json"),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(path) or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        table = tomllib.loads(_text(path))
+    except tomllib.TOMLDecodeError:
+        return {}, {}
+    versions = table.pop("versions", {})
+    flat: dict[str, Any] = {}
+
+    def flatten(prefix: str, values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                flatten(f"{prefix}{key}.", value)
+            else:
+                flat[prefix + key] = value
+
+    flatten("", table)
+    return flat, {k: str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
+
+
+def _read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the records sorted by round, and the number of unreadable lines; a
+    truncated last line is normal and not counted.
+    """
+    lines = _text(path).split("\n")
+    by_round: dict[int, dict[str, Any]] = {}
+    unreadable = 0
+    for index, line in enumerate(lines):
+        record = parse_round(line)
+        if record is not None:
+            # A run resumed from an older checkpoint repeats rounds: the later record is
+            # used.
+            by_round[record["round"]] = record
+        elif line.strip() and index < len(lines) - 1:
+            unreadable += 1
+    return [by_round[number] for number in sorted(by_round)], unreadable
+
+
+def read_table(path: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file that have a cell in the column `name`, which stays
+    text; other cells become numbers.
+    """
+    rows = []
+    for raw in csv.DictReader(_text(path).splitlines()):
+        row: dict[str, Any] = {}
+        for key, value in raw.items():
+            # DictReader puts cells beyond the header under the key None, and uses None
+            # for cells missing in a truncated line.
+            if key is None or value is None or value == "":
+                continue
+            row[key] = value if key == name else _number_or_text(value)
+        if name in row:
+            rows.append(row)
+    return rows
+
+
+def _number_or_text(value: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

@@ -1,0 +1,64 @@
+"""How much of a run's worst clients is due to chance
+(``algorithms.fairness.resampling``).
+
+Everything follows from clients.csv: a client's accuracy, the number of its test
+samples, its test loss.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from algorithms.common.seeds import generator
+from algorithms.fairness.resampling import Uncertain, uncertainty
+from fedapps.records.reader import is_number
+
+SHARE = 0.1
+#: Names of the statistics in summary.json; the tail is named by its share.
+_KEYS = {
+    "mean": "accuracy-mean",
+    "tail": "accuracy-worst10",
+    "worst": "accuracy-worst",
+    "gap": "parity-gap",
+}
+
+
+def of_clients(
+    clients: Sequence[Mapping[str, Any]], seed: object, share: float = SHARE
+) -> dict[str, Uncertain]:
+    """Return the statistics of the clients' accuracies; {} unless all have an accuracy
+    and tell of how many samples it is the mean.
+
+    The accuracy of text is a mean over its characters, which are no independent
+    samples: such clients tell no number.
+    """
+    scored = [client for client in clients if is_number(client.get("accuracy"))]
+    accuracies = np.array([client["accuracy"] for client in scored], float)
+    numbers = np.array(
+        [n if is_number(n := client.get("test-samples")) else 0 for client in scored], float
+    )
+    if (
+        not len(scored)
+        or not ((numbers >= 1) & (numbers < 2**53) & (accuracies >= 0) & (accuracies <= 1)).all()
+    ):
+        return {}
+    samples = numbers.astype(np.int64)
+    right = np.rint(accuracies * samples).astype(np.int64)
+    rng = generator(seed if isinstance(seed, int) and seed >= 0 else 0, "bootstrap of test samples")
+    return uncertainty(right, samples, rng, share)
+
+
+def as_numbers(found: Mapping[str, Uncertain]) -> dict[str, float]:
+    """Return the bounds of the intervals, what is due to chance, and the p-value of the
+    gap, for summary.json.
+    """
+    out: dict[str, float] = {}
+    for name, key in _KEYS.items():
+        if name in found:
+            out |= {f"{key}-low": found[name].low, f"{key}-high": found[name].high}
+            if (chance := found[name].chance) is not None:
+                out[f"{key}-chance"] = chance
+    if found and (p := found["gap"].p) is not None:
+        out["parity-gap-p"] = p
+    return out

@@ -1,0 +1,492 @@
+"""Write a run's folder during the run: settings.toml, rounds.jsonl, clients.csv,
+weights.csv, curves.json, summary.json, the model.
+
+Every file is complete after every round, so that an interrupted run can be read,
+reported and resumed. What finds no room on the disk waits for a later round, and a run
+that ends without it has not completed. ``bytes-up`` and ``bytes-down`` count the
+training phases (the method's cost); evaluation is counted separately. They are what
+clients with nodes of their own would send; where clients share nodes, ``travelled-up``
+and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
+"""
+
+import csv
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.common import log
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from algorithms.common.measures import LEADING, describe_clients, gini, parity_gap
+from algorithms.fairness.groups import Groups
+from fedapps import __version__
+from fedapps.errors import UserError
+from fedapps.records.files import Files, csv_text, replace, write_text
+from fedapps.records.group_writer import SUMS, group_table
+from fedapps.records.newcomers import newcomer_measures, newcomer_rows
+from fedapps.records.pooled_errors import pooled_errors
+from fedapps.records.reader import read_table
+from fedapps.records.uncertainty import as_numbers, of_clients
+from fedapps.toml_text import Value, read_toml, to_toml
+from strategies.base.capabilities import (
+    DecidingWeights,
+    SpendingPrivacy,
+    counted_models,
+    own_measures,
+    replies_of,
+)
+from strategies.base.client_grid import Exchange
+from strategies.base.records import most_common
+from strategies.base.rounds import Round
+
+# What a run writes; nothing else in a folder is ever deleted.
+FILES = (
+    "settings.toml",
+    "rounds.jsonl",
+    "clients.csv",
+    "groups.csv",
+    "weights.csv",
+    "curves.json",
+    "summary.json",
+    "report.html",
+    "model.safetensors",
+    "run.log",
+    "trackers.json",
+    "trackers.lock",
+)
+FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
+# Settings that may differ between a run and its continuation, since they do not affect
+# the results.
+FREE = (
+    "out",
+    "resume",
+    "timeout",
+    "checkpoint-every",
+    "min-replies",
+    "max-failed-rounds",
+    "train.compile",
+    "track",
+    "track-to",
+    "metrics-port",
+    "metrics-host",
+)
+# In the record of the first round: who never takes part.
+NEW_CLIENTS = "new-clients"
+# Approximate maximum number of rows of weights.csv: if a run would have more, it
+# records every second, third, ... round only.
+MAX_WEIGHTS = 100_000
+
+
+class Recorder:
+    """Callback that records rounds into ``folder``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Value],
+        task: str,
+        done: int = 0,
+        strategy: Any = None,
+        groups: Groups | None = None,
+    ) -> None:
+        """Open the folder; ``done``: number of rounds in the checkpoint being resumed
+        (records of later rounds are dropped).
+
+        Raises ``OSError`` if it cannot be written; what it holds is then as it was, or
+        dropped.
+
+        ``config``: the run's settings, with dotted keys.
+        ``strategy``: if it decides weights (``last_weights``), these are recorded.
+        ``groups``: of the test samples, if clients report sums for groups.
+        """
+        self.folder = folder
+        self.files = Files(folder)
+        self.strategy = strategy
+        self.groups = groups
+        #: What was recorded last: the line of rounds.jsonl, and clients.csv if the
+        #: round had an evaluation.
+        self.row: dict[str, Any] = {}
+        self.clients: list[list[Any]] = []
+        self.num_rounds = int(config["num-rounds"])
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        rows = [row for row in read_rounds(folder) if row["round"] <= done]
+        self.last_evaluation: dict[str, float] = {}
+        self.completed = self.failures = self.capped = 0
+        self.models: dict[str, int] = {}
+        self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
+        for row in rows:
+            self._count(row)
+        self.facts = {
+            "method": config["method"],
+            "task": task,
+            "seed": config["seed"],
+            "num-rounds": self.num_rounds,
+        }
+        stored = {k: v for k, v in config.items() if k not in ("out", "resume")}
+        self.files.replace(
+            "settings.toml", to_toml(stored | {f"versions.{k}": v for k, v in versions().items()})
+        )
+        self.files.replace("rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        self._keep_weights(done)
+        self.finish("running")
+
+    def __call__(self, now: Round) -> None:
+        """Record a round; a failure to write is logged and does not end the run."""
+        self.clients = []
+        row: dict[str, Any] = {
+            "round": now.number,
+            "clients": now.trained.clients,
+            "failures": [{"client": f.client, "reason": f.reason} for f in now.failures],
+            "train": {**(now.train_metrics or {})},
+            "bytes-up": now.trained.bytes_up,
+            "bytes-down": now.trained.bytes_down,
+            **_travelled("", now.trained),
+            "seconds": round(now.seconds, 4),
+            **self._models(now),
+            **({"capped": now.trained.capped} if now.trained.capped else {}),
+            **({NEW_CLIENTS: list(now.new_clients)} if now.number == 1 and now.new_clients else {}),
+        }
+        if now.evaluated is not None:
+            weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
+            of_clients = {name for values in now.evaluated.metrics.values() for name in values}
+            # also where a client sends the same name
+            own = own_measures(self.strategy) if self.strategy is not None else {}
+            row["evaluate"] = {
+                name: value
+                for name, value in weighted.items()
+                if name in own or name not in of_clients
+            }
+            row["evaluate"] |= summarise(now.evaluated.metrics) | pooled_errors(
+                now.evaluated.metrics
+            )
+            for name, value in weighted.items():
+                if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
+                    row["evaluate"][f"{name}-weighted"] = value
+            row["evaluate-bytes-up"], row["evaluate-bytes-down"] = (
+                now.evaluated.bytes_up,
+                now.evaluated.bytes_down,
+            )
+            row |= _travelled("evaluate-", now.evaluated)
+            newcomers = now.newcomers or Exchange()
+            row["evaluate"] |= newcomer_measures(newcomers.metrics)
+            row["evaluate-bytes-up"] += newcomers.bytes_up
+            row["evaluate-bytes-down"] += newcomers.bytes_down
+            self._write_clients(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
+            if self.groups is not None:
+                table, gaps, left_out = group_table(self.groups, now.evaluated.metrics)
+                if table:
+                    self.files.replace("groups.csv", csv_text(table))
+                row["evaluate"] |= gaps
+                row |= {"left-out": left_out} if left_out else {}
+        self.row = row
+        self._count(row)
+        self.files.append("rounds.jsonl", json.dumps(row) + "\n")
+        # without replies the strategy's weights are still those of an earlier round
+        if now.trained.clients:
+            self._write_weights(
+                now.number,
+                self.strategy.last_weights if isinstance(self.strategy, DecidingWeights) else {},
+            )
+        try:
+            self.finish("running")
+        except OSError as error:
+            log(WARNING, "round %d cannot be recorded yet: %s. The run goes on.", now.number, error)
+
+    def _models(self, now: Round) -> dict[str, int]:
+        """Return the number of models sent in training: counted by the method, or one
+        per message if messages are models.
+        """
+        if self.strategy is None:
+            return {}
+        if counted := counted_models(self.strategy):
+            return {**counted, "counts-models": True}
+        if replies_of(self.strategy) == "model":
+            return {
+                "models-up": len(now.trained.clients),
+                "models-down": len(now.trained.clients) + len(now.trained.failures),
+            }
+        return {}
+
+    def _count(self, row: Mapping[str, Any]) -> None:
+        # Running totals: a run of 100,000 rounds must not sum over all past rounds
+        # after each round.
+        self.completed = row["round"]
+        self.failures += len(row["failures"])
+        self.capped += len(row.get("capped", ()))
+        self.last_evaluation = row.get("evaluate", self.last_evaluation)
+        for key in self.totals:
+            self.totals[key] += row.get(key, 0)
+        for key in MODELS:
+            if key in row:
+                self.models[key] = self.models.get(key, 0) + row[key]
+
+    def finish(self, status: str, error: str = "") -> dict[str, Any]:
+        """Write summary.json with this status (running, completed, failed,
+        interrupted), and what waits to be written; return it.
+
+        Raises ``OSError`` if something could not be written.
+        """
+        if status != "running":
+            self.files.write()  # tables are read again below
+        summary = {
+            **self.facts,
+            "status": status,
+            "rounds-completed": self.completed,
+            "failures": self.failures,
+            **({"capped-weights": self.capped} if self.capped else {}),
+            "seconds": round(self.totals["seconds"], 3),
+            **{key: self.totals[key] for key in BYTES},
+            **self.models,
+            **self.last_evaluation,
+            **(self._uncertainty() if status != "running" else {}),
+            **(self.strategy.privacy_spent() if isinstance(self.strategy, SpendingPrivacy) else {}),
+            **({"error": error} if error else {}),
+        }
+        self.files.replace("summary.json", json.dumps(summary, indent=1))
+        self.files.write()
+        return summary
+
+    def _uncertainty(self) -> dict[str, float]:
+        return as_numbers(
+            of_clients(read_table(self.folder / "clients.csv", "client"), self.facts["seed"])
+        )
+
+    def save_model(self, arrays: ArrayRecord) -> None:
+        """Write the final global model. Raises ``OSError``."""
+        if not arrays:
+            return
+        model = {name: np.asarray(array.numpy(), order="C") for name, array in arrays.items()}
+        try:
+            replace(self.folder / "model.safetensors", lambda path: save_file(model, path))
+        except SafetensorError as error:  # as it calls an OSError
+            raise OSError(f"the model cannot be written: {error}") from error
+
+    def _write_clients(
+        self,
+        metrics: Mapping[int | str, Mapping[str, Any]],
+        newcomers: Mapping[int | str, Mapping[str, Any]],
+    ) -> None:
+        # A client may lack a metric that others have: AUROC, for example, if it has a
+        # single class.
+        everyone = [*metrics.items(), *newcomers.items()]
+        scalars = list(
+            dict.fromkeys(
+                n for _, values in everyone for n, v in values.items() if not isinstance(v, list)
+            )
+        )
+        rows = [
+            [client, *(values.get(name, "") for name in scalars)] for client, values in everyone
+        ]
+        self.clients = [["client", *scalars], *rows]
+        self.files.replace("clients.csv", csv_text(self.clients))
+        if curves := mean_curves(metrics):
+            self.files.replace("curves.json", json.dumps(curves))
+
+    def _write_weights(self, number: int, weights: Mapping[int | str, float]) -> None:
+        every = -(-self.num_rounds * len(weights) // MAX_WEIGHTS)  # the same after a resume
+        if not weights or (number - 1) % every:
+            return
+        rows: list[list[Any]] = (
+            [] if self.files.begun("weights.csv") else [["round", "client", "weight"]]
+        )
+        rows += [[number, client, f"{weight:.6g}"] for client, weight in weights.items()]
+        self.files.append("weights.csv", csv_text(rows))
+
+    def _keep_weights(self, done: int) -> None:
+        """Truncate weights.csv after round ``done``."""
+        path = self.folder / "weights.csv"
+        if not path.exists():
+            return
+        with path.open(newline="", encoding="utf-8") as file:
+            kept = [
+                row
+                for row in csv.reader(file)
+                if row and (row[0] == "round" or (row[0].isdigit() and int(row[0]) <= done))
+            ]
+        if len(kept) < 2:
+            path.unlink()
+            return
+        self.files.replace("weights.csv", csv_text(kept))
+
+
+def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
+    """Return what went to nodes and back in a phase, if it is not what the clients sent
+    and received.
+    """
+    if exchange.travel is None:
+        return {}
+    facts = {
+        "travelled-up": exchange.travel.up,
+        "travelled-down": exchange.travel.down,
+        "node-messages": exchange.travel.messages,
+    }
+    return {prefix + name: value for name, value in facts.items()}
+
+
+MODELS = ("models-up", "models-down")
+BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
+
+
+# What clients report that has no mean worth telling.
+COUNTS = ("num-examples", "test-samples", SUMS)
+# Metrics whose spread over the clients is reported, and the name prefix of their Gini
+# coefficient and parity gap.
+FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
+# Losses whose spread is reported beside that of the accuracy. A client that calls one
+# ``test-loss`` has its training loss in ``loss``.
+LOSSES = ("test-loss", "loss")
+
+
+def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of every scalar metric over the clients that report it, and
+    fairness metrics of accuracy and auroc.
+
+    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``;
+    those of auroc have the prefix ``auroc-``. Beside a leading score, the test loss has
+    ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too, and so has an rmse; their
+    worst values are the highest.
+    """
+    out: dict[str, float] = {}
+    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
+    usual = [
+        name
+        for name in LOSSES
+        if 2 * sum(name in values for values in metrics.values()) > len(metrics)
+    ]
+    spread_errors = {"rmse", *usual[:1]} if not set(LEADING).isdisjoint(names) else set()
+    for name in names:
+        listed = [
+            client[name]
+            for client in metrics.values()
+            if name in client and not isinstance(client[name], list)
+        ]
+        if name in COUNTS or not listed:
+            continue
+        values = np.array(listed, dtype=float)
+        if name in FAIRNESS and values.min() >= 0:  # client-reported values are untrusted
+            spread = {"gini": gini(values), "parity-gap": parity_gap(values)}
+            out |= describe_clients(values, name) | {
+                FAIRNESS[name] + key: value for key, value in spread.items()
+            }
+        elif name in spread_errors:
+            out |= describe_clients(values, name, loss=True)
+        else:
+            out[f"{name}-mean"] = float(np.mean(values))
+    return out
+
+
+def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return mean and std over clients of list metrics ``X-Y`` that have a grid
+    ``X-grid``, and the grid as ``X``.
+    """
+    lists: dict[str, list[list[float]]] = {}
+    for values in metrics.values():
+        for name, value in values.items():
+            if isinstance(value, list):
+                lists.setdefault(name, []).append(value)
+    tables = {}
+    for name, rows in lists.items():
+        length = most_common([len(row) for row in rows])
+        tables[name] = np.array([row for row in rows if len(row) == length], dtype=float)
+    curves: dict[str, list[float]] = {}
+    for grid in (name for name in tables if name.endswith("-grid")):
+        axis = grid.removesuffix("-grid")
+        # all clients have the same grid; one alone cannot move it
+        curves[axis] = np.median(tables[grid], axis=0).tolist()
+        for name in (name for name in tables if name.startswith(f"{axis}-") and name != grid):
+            curves[name], curves[f"{name}-std"] = (
+                tables[name].mean(0).tolist(),
+                tables[name].std(0).tolist(),
+            )
+    return curves
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that results may depend on."""
+    packages = {name: version(name) for name in ("flwr", "torch", "numpy")}
+    return {"python": platform.python_version(), "fedapps": __version__, **packages}
+
+
+def read_rounds(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of the complete lines of rounds.jsonl."""
+    path = folder / "rounds.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def new_clients_of(folder: Path) -> list[int | str]:
+    """Return the ids of the run's new clients, which the record of the first round
+    holds.
+    """
+    return next((row[NEW_CLIENTS] for row in read_rounds(folder) if NEW_CLIENTS in row), [])
+
+
+def status_of(folder: Path) -> str | None:
+    """Return the final status recorded in ``folder``; ``None`` while the run is
+    running.
+    """
+    path = folder / "summary.json"
+    status = (
+        str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else "running"
+    )
+    return None if status == "running" else status
+
+
+def all_written(folder: Path) -> bool:
+    """Return whether the report tells of the final summary: it is the last thing that a
+    run writes.
+    """
+    try:
+        return (folder / "report.html").stat().st_mtime_ns >= (
+            folder / "summary.json"
+        ).stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
+def set_status(folder: Path, status: str, error: str = "") -> None:
+    """Set a run's recorded status from outside: its process was ended before it could,
+    or is about to be restarted.
+    """
+    path = folder / "summary.json"
+    if path.exists():
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        write_text(
+            path,
+            json.dumps(
+                summary | {"status": status} | ({"error": error} if error else {}), indent=1
+            ),
+        )
+
+
+def check_resumable(
+    folder: Path, config: Mapping[str, Value], defaults: Mapping[str, Value]
+) -> None:
+    """Raise ``UserError`` unless ``folder`` holds a run made with the settings
+    ``config``; ``defaults``: those of every setting.
+    """
+    if not (folder / "settings.toml").exists():
+        raise UserError(
+            f"{folder} holds no run to resume: leave --resume out, or name the folder with --out"
+        )
+    before = {
+        k: v
+        for k, v in read_toml(folder / "settings.toml").items()
+        if not k.startswith("versions.")
+    }
+    # defaults of settings newer than the run
+    before = {key: value for key, value in defaults.items() if key in config} | before
+    for key in sorted(set(before) | set(config)):
+        if key not in FREE and before.get(key) != config.get(key):
+            raise UserError(
+                f"{folder} was run with {key} = {before.get(key)!r}, now it is "
+                f"{config.get(key)!r}: resume with the same settings, "
+                "or start a new run in another folder"
+            )

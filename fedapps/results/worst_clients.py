@@ -1,0 +1,85 @@
+"""The worst clients of runs, as a table, each number with its interval."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from algorithms.common.measures import describe_clients
+from algorithms.fairness.resampling import Uncertain
+from fedapps.formats import metric_text, percent_text
+from fedapps.records.reader import RunFolder
+from fedapps.records.uncertainty import SHARE, of_clients
+from fedapps.results.comparison_table import Row
+from fedapps.results.sections import Section
+
+
+def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
+    """Return worst clients and gap of runs, one setting a row: means over its seeds,
+    with the largest of their p-values.
+
+    ``None`` if no run has two clients that tell the number of their test samples.
+    """
+    table = []
+    for row in rows:
+        found = [
+            of_clients(run.clients, run.seed, share) for run in row.runs if len(run.clients) > 1
+        ]
+        losses = [tails for run in row.runs if (tails := _losses(run, share))]
+        if not found or not all(found):
+            continue
+        gap = [one["gap"] for one in found]
+        cells = [_with_interval([one[name] for one in found]) for name in ("tail", "worst", "gap")]
+        chance, p = _mean([one.chance or 0.0 for one in gap]), max(one.p or 0.0 for one in gap)
+        shown = [metric_text("loss", _mean(values)) for values in zip(*losses, strict=True)] or [
+            "-",
+            "-",
+        ]
+        table.append((row.label, *cells, percent_text(chance, unit=False), f"{p:.3f}", *shown))
+    if not table:
+        return None
+    tail = f"worst {100 * share:g} %"
+    header = (
+        "method",
+        tail,
+        "worst client %",
+        "gap %",
+        "by chance %",
+        "p",
+        f"loss, {tail}",
+        "loss, worst",
+    )
+    several = any(len(row.runs) > 1 for row in rows)
+    note = _NOTE + (" Of several seeds: means, and the largest p." if several else "")
+    return Section("Worst clients, on their test samples", note, header, tuple(table))
+
+
+_NOTE = (
+    "Accuracy, with the 95 % interval of other test samples of the same clients. By chance: the "
+    "gap that clients of one and the same "
+    "accuracy would show with so few samples; p: how often it would be as large as the one "
+    "measured. Where p is large, or a value lies "
+    "outside of its own interval, the clients differ by no more than that."
+)
+
+
+def _with_interval(found: Sequence[Uncertain]) -> str:
+    value, low, high = (
+        percent_text(_mean([getattr(one, name) for one in found]), unit=False)
+        for name in ("value", "low", "high")
+    )
+    return f"{value}\n{low}\N{EN DASH}{high}"
+
+
+def _losses(run: RunFolder, share: float) -> tuple[float, float] | None:
+    """Return the mean test loss of the worst ``share`` of the clients and of the worst
+    client.
+    """
+    for name in ("test-loss", "loss"):  # ``loss`` is the training loss where a client has both
+        if values := run.column(name):
+            tails = describe_clients(np.array(values), "loss", share, loss=True)
+            return tails[f"loss-worst{100 * share:g}"], tails["loss-worst"]
+    return None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

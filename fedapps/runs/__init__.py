@@ -1,0 +1,1 @@
+"""One run: from settings to its parts, and carrying it out."""

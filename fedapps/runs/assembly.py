@@ -1,0 +1,181 @@
+"""Construction of a run's parts from its settings: the task, the strategy, a client."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import Strategy
+
+from fedapps.engines.node_sums import plan_of
+from fedapps.errors import UserError
+from fedapps.extensions.own_code import guarded
+from fedapps.methods import METHODS
+from fedapps.methods.method import ClientFactory
+from fedapps.runs.compilation import blocks, compiler
+from fedapps.settings.settings import Settings
+from fedapps.tasks.registry import Task, make_task
+from strategies import Private, Robust, WarmStart
+from strategies.base.capabilities import sends_updates
+from strategies.base.reply_validation import Rules
+
+if TYPE_CHECKING:
+    from clients.base.store import Store
+
+
+def build_task(settings: Settings, site_data: str = "") -> Task:
+    """Return the task of a run. ``site_data``: location of the site's own data, or
+    "".
+    """
+    return make_task(settings.task, settings.problem, settings.context, site_data)
+
+
+def build_strategy(settings: Settings, task: Any) -> Strategy:
+    """Return the strategy. Raises ``UserError`` if the method does not support the
+    bound on updates or differential privacy.
+    """
+    strategy = _strategy(settings, task)
+    halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
+    for half in halves:
+        if settings.max_update_norm and not sends_updates(half):
+            raise UserError(
+                f"max-update-norm = {settings.max_update_norm}: the clients of this method send no "
+                "updates that have a norm: choose 0"
+            )
+    strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
+    if settings.num_new_clients and (
+        settings.halves or not getattr(client_factory(settings), "can_be_new", False)
+    ):
+        raise UserError(
+            f"num-new-clients = {settings.num_new_clients}: method {settings.method!r} does not "
+            "say how a new client "
+            "would train: choose 0, or a method that trains one net"
+        )
+    if settings.node_sums:
+        try:
+            plan_of(strategy, Rules(bound=settings.bound))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    return strategy
+
+
+def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:
+    """Return the strategy with private aggregation. Raises ``UserError`` if epsilon
+    would not cover all that clients' data reach.
+    """
+    try:
+        found = Private(strategy, settings.dp)
+    except ValueError as error:
+        raise UserError(f"dp.{error}") from None
+    made = getattr(task, "from_clients", "what it does not tell (from_clients)")
+    if made:
+        raise UserError(
+            f"dp.noise-multiplier = {settings.dp.noise_multiplier}: before the first round task "
+            f"{task.name!r} makes from the clients' "
+            f"data {made}: epsilon would be false; choose a task or settings without it, or 0"
+        )
+    return found
+
+
+def _strategy(settings: Settings, task: Any) -> Strategy:
+    if settings.halves:
+        first, then = (_strategy(half, task) for half in settings.halves)
+        return WarmStart(first, settings.options.rounds, then)
+    strategy = _plain(settings, task)
+    try:
+        return Robust(strategy, settings.robust) if settings.robust.rule != "none" else strategy
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _plain(settings: Settings, task: Any) -> Strategy:
+    """Return the strategy of a method and those that it wraps, without what the run
+    puts around it.
+    """
+    method, own = settings.entry, settings.method not in METHODS
+    if settings.base is None:
+        assert method.strategy is not None
+        with guarded(
+            "method", settings.method, "its strategy cannot be made", own, passed=(ValueError,)
+        ):
+            return _checked(settings, method.strategy(settings.options, task, settings.context))
+    assert method.wrap is not None
+    wrapped = _plain(settings.base, task)
+    try:
+        client_factory(settings)
+        with guarded(
+            "method", settings.method, "its strategy cannot be made", own, passed=(ValueError,)
+        ):
+            return _checked(settings, method.wrap(wrapped, settings.options))
+    except ValueError as error:
+        raise UserError(f"{method.table}.base = {settings.base.method!r}: {error}") from None
+
+
+def _checked(settings: Settings, strategy: Strategy) -> Strategy:
+    if settings.method not in METHODS and not isinstance(strategy, Strategy):
+        raise UserError(
+            f"method = {settings.method!r}: strategy makes a {type(strategy).__name__}, no "
+            "Strategy of Flower's"
+        )
+    return strategy
+
+
+def client_factory(settings: Settings) -> "ClientFactory":
+    """Return the factory of the clients; raises ``ValueError`` if those of the wrapped
+    method cannot take the chosen one's loss.
+    """
+    method = settings.entry
+    if settings.base is None:
+        assert method.client is not None
+        return method.client
+    factory = client_factory(settings.base)
+    if method.loss is None:
+        return factory
+    with_loss = getattr(factory, "with_loss", None)
+    if with_loss is None:
+        raise ValueError(
+            f"its clients minimise no loss of a torch model that {settings.method} could replace: "
+            "choose fedavg, ..."
+        )
+    changed: ClientFactory = with_loss(method.loss)
+    return changed
+
+
+def build_client(
+    settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "Store"
+) -> NumPyClient:
+    """Return the client ``client_id`` of ``num_clients``, which keeps its state in
+    ``store``.
+    """
+    if settings.halves:
+        from clients import WarmStartClient
+
+        builders = [
+            partial(build_client, half, task, client_id, num_clients, store)
+            for half in settings.halves
+        ]
+        return WarmStartClient(dict(zip(("first", "then"), builders, strict=True)))
+    inner = settings
+    while inner.base is not None:
+        inner = inner.base
+    client = client_factory(settings)(inner.options, task, client_id, num_clients, store)
+    if hasattr(client, "compiler"):
+        client.compiler = compiler()
+    if hasattr(client, "blocks"):
+        client.blocks = blocks()
+    return client
+
+
+def takes_steps(settings: Settings, task: Any) -> bool:
+    """Return whether clients of the method take local steps that could be compiled (one
+    is built to see).
+    """
+    if settings.halves:
+        return any(takes_steps(half, task) for half in settings.halves)
+    from flwr.app import RecordDict
+
+    from clients.base.store import MessageStore
+
+    return hasattr(
+        build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict())),
+        "compiler",
+    )

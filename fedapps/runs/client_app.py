@@ -1,0 +1,44 @@
+"""Flower's ClientApp, which runs for every client.
+
+A SuperNode starts a process for every message, the first of which only asks for the
+client's identity: imports are deferred until a client is needed.
+"""
+# ruff: noqa: E402 - what is hidden by another package of its name is said before it is missed
+
+from fedapps.engines.app_folder import check_packages
+
+check_packages()
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from clients.base.adapter import to_client_app
+from fedapps.engines.node_app import answer_for_many
+
+
+def client_fn(context: Context) -> NumPyClient:
+    """Return the client that answers one message."""
+    from fedapps.runs.client_factory import client_of
+
+    return client_of(context)
+
+
+def check(context: Context) -> None:
+    """Read this site's own data, so that errors are reported before the first round.
+    Dealt data have been checked by the server.
+    """
+    described = any(value for key, value in context.run_config.items() if key.startswith("sites."))
+    if described or "data" in context.node_config:
+        from fedapps.runs.client_factory import check_data
+
+        check_data(context)
+
+
+def clients(context: Context) -> list[str]:
+    """Return the clients that belong to this site."""
+    from fedapps.runs.client_factory import clients_of
+
+    return clients_of(context)
+
+
+app = answer_for_many(to_client_app(client_fn, writable=False, check=check), clients)

@@ -1,0 +1,92 @@
+"""Construction of a run's clients: the task, built once per process and shared by its
+clients, and the stores of client state.
+"""
+
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+from algorithms.common.seeds import derived_seed
+from clients.base.adapter import client_id
+from clients.base.store import DiskStore, MessageStore, Store
+from fedapps.errors import UserError
+from fedapps.runs.assembly import build_client, build_task
+from fedapps.settings.settings import Settings, read_settings
+from fedapps.tasks.registry import Task
+
+
+@lru_cache(maxsize=4)
+def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
+    """Return the settings and task of a run configuration; ``site_data``: location of
+    this site's own data, or "".
+    """
+    settings = read_settings(dict(config))
+    task = build_task(settings, site_data)
+    one_thread()
+    return settings, task
+
+
+def one_thread() -> None:
+    """Let PyTorch, if this client needs it, use one thread: a virtual client has one
+    CPU, more would compete for shared cores.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+def client_of(context: Context) -> NumPyClient:
+    """Return the client that answers one message."""
+    settings, task = task_of(context)
+    name = client_id(context)
+    num_clients = int(str(context.node_config.get("num-partitions", settings.num_clients)))
+    client = build_client(settings, task, name, num_clients, store_of(settings, context, name))
+    one_thread()  # again: the client half of the method may be what imported PyTorch
+    return client
+
+
+def task_of(context: Context) -> tuple[Settings, Task]:
+    """Return the settings and task of a message's run, on this site's own data if it
+    has any. Raises ``UserError``.
+    """
+    settings, task = prepare(
+        frozenset(context.run_config.items()), str(context.node_config.get("data", ""))
+    )
+    if settings.sites.own and "data" not in context.node_config:
+        raise UserError(
+            'the settings describe sites\' own data, but this site names none: add data="/path" to '
+            "its node configuration"
+        )
+    return settings, task
+
+
+def check_data(context: Context) -> None:
+    """Read this site's own data. Raises ``UserError`` if they do not match the
+    settings.
+    """
+    settings, task = task_of(context)
+    task.client_data(client_id(context), settings.num_clients)  # type: ignore[attr-defined]
+
+
+def clients_of(context: Context) -> list[str]:
+    """Return the ids of the clients that belong to this site, ``SITE:NAME``; none where
+    a site is one client. Raises ``UserError``.
+    """
+    settings, task = task_of(context)
+    names = task.names() if settings.sites.client else []  # type: ignore[attr-defined]
+    return [f"{client_id(context)}:{name}" for name in names]
+
+
+def store_of(settings: Settings, context: Context, name: int | str) -> Store:
+    """Return the store of this client's state: its own folder, or Flower's context."""
+    folder = Path(settings.out) / "clients" if settings.out else None
+    # a site's own disk: one folder per results folder, so that a resumed run finds it
+    if "store-dir" in context.node_config:
+        run = derived_seed(0, settings.out) if settings.out else context.run_id
+        folder = Path(str(context.node_config["store-dir"])) / f"run-{run:x}"
+    if settings.keeps_clients_on_disk and folder:
+        return DiskStore(folder / f"client-{name}", context.run_id)
+    return MessageStore(context.state)

@@ -1,0 +1,172 @@
+"""Execution of one run on a Grid of any engine: builds task and strategy, runs the
+rounds, writes the results folder.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from fedapps.engines.node_grid import summing
+from fedapps.engines.node_sums import plan_of
+from fedapps.errors import UserError
+from fedapps.records.checkpoint import Checkpoints
+from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of
+from fedapps.results.image_grids import ImageGrids
+from fedapps.results.report import write_report
+from fedapps.runs.assembly import build_strategy, build_task, takes_steps
+from fedapps.runs.compilation import decided
+from fedapps.settings.settings import Settings, default_config
+from fedapps.tracking.callback import Tracked, Trackers
+from fedapps.tracking.names import names_of
+from fedapps.tracking.prometheus import Counts, served
+from strategies.base.capabilities import MakingSamples
+from strategies.base.client_grid import ClientGrid
+from strategies.base.messages import innermost
+from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
+
+
+def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Run all rounds and return the content of summary.json; a failure is recorded
+    there and its error raised.
+
+    ``callbacks`` run after the run's own callbacks.
+    """
+    folder = Path(settings.out)
+    task = build_task(settings)
+    settings = decided(settings, task, takes_steps)
+    strategy = build_strategy(settings, task)
+    checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
+    inner = innermost(strategy)
+    done, arrays = open_folder(folder, settings, checkpoints)
+    if not done:
+        first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
+        arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
+    recorder = Recorder(
+        folder, settings.flat(), task.name, done, strategy, getattr(task, "groups", None)
+    )
+    checkpoints.record = recorder.files
+    trackers = track(settings, folder, done, recorder) if settings.track else None
+    image_grids = (
+        ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)
+        if isinstance(inner, MakingSamples)
+        else None
+    )
+    if settings.node_sums:
+        grid = summing(grid, settings.num_clients, lambda: plan_of(strategy, client_grid.rules))
+    client_grid = ClientGrid(
+        grid,
+        seed=settings.seed,
+        clients_per_round=settings.clients_per_round,
+        num_clients=settings.num_clients,
+        start_timeout=600,
+        bound=settings.bound,
+        num_new=settings.num_new_clients,
+        new_clients=new_clients_of(folder) if done else (),
+    )
+    base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
+    # a client may train before it is evaluated
+    base |= {"checkpoint-round": done, **settings.train.to_config()}
+    evaluate, train = ConfigRecord(base), ConfigRecord(base)
+    if settings.evaluate_train:
+        evaluate["train-loss"] = True
+
+    # which of their stored states a resumed run could still need
+    def tell_clients(now: Round) -> None:
+        train["checkpoint-round"] = evaluate["checkpoint-round"] = checkpoints.last
+
+    try:
+        result = run_rounds(
+            strategy,
+            client_grid,
+            arrays,
+            settings.num_rounds,
+            settings.timeout,
+            train,
+            evaluate,
+            first_round=done + 1,
+            evaluate_every=settings.evaluate_every,
+            patience=Patience(
+                max(settings.min_replies, settings.robust.least), settings.max_failed_rounds
+            ),
+            callbacks=[
+                recorder,
+                checkpoints,
+                *([image_grids] if image_grids else []),
+                tell_clients,
+                *([trackers] if trackers else []),
+                *callbacks,
+            ],
+            log_result=False,  # the results folder holds it
+            new_epochs=[1, settings.new_epochs],
+        )
+    except BaseException as error:
+        # raised between two rounds, so the current state can be resumed
+        if isinstance(error, TooFewReplies):
+            checkpoints.keep_last()
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        status = "interrupted" if stopped else "failed"
+        with suppress(OSError):  # a full disk, maybe: what ended the run is to be told, not that
+            recorder.finish(status, "" if stopped else f"{type(error).__name__}: {error}")
+            if isinstance(error, TooFewReplies) and error.result is not None:
+                recorder.save_model(error.result.arrays)
+        if trackers:
+            trackers.end(status)
+        raise
+    recorder.save_model(result.arrays)
+    if image_grids:
+        image_grids.close(result.arrays)
+    summary = recorder.finish("completed")
+    if trackers:
+        with suppress(OSError):
+            write_report(folder)  # before the command does: it is told, too
+        trackers.end("completed")
+    return summary
+
+
+def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:
+    """Return the page of the run's counters for Prometheus, to be entered while the run
+    lasts.
+    """
+    folder = Path(settings.out)
+    labels = {"run": folder.name, "method": settings.method, "task": task}
+    return served(
+        Counts(folder, labels, settings.num_rounds), settings.metrics_port, settings.metrics_host
+    )
+
+
+def track(settings: Settings, folder: Path, done: int, recorder: Recorder) -> Trackers:
+    """Return the callback that tells the trackers of a run."""
+    told = {key: value for key, value in settings.flat().items() if key not in ("out", "resume")}
+    return Trackers(
+        names_of(settings.track),
+        Tracked(folder, told, done, settings.track_to),
+        lambda: (recorder.row, recorder.clients),
+    )
+
+
+def open_folder(
+    folder: Path, settings: Settings, checkpoints: Checkpoints
+) -> tuple[int, ArrayRecord]:
+    """Return (rounds done, model) of the checkpoint to resume from, or (0, empty
+    record) for a new folder. Raises ``UserError``.
+    """
+    used = [name for name in FILES if name != "run.log" and (folder / name).exists()]
+    if not settings.resume:
+        if used:
+            raise UserError(
+                f"{folder} holds a run already ({', '.join(used[:3])}): add --overwrite or "
+                "--resume, or another --out"
+            )
+        return 0, ArrayRecord()
+    check_resumable(folder, settings.flat(), default_config(settings.flat()))
+    return checkpoints.load()
+
+
+def with_folder(settings: Settings, default: Path) -> Settings:
+    """Return the settings with an absolute results folder."""
+    return replace(settings, out=str(Path(settings.out or default).expanduser().absolute()))

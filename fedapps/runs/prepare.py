@@ -1,0 +1,227 @@
+"""Preparation of a run from the user's settings: defaults, absolute paths, the number
+of clients, checks, the results folder.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import RecordDict
+from flwr.client import NumPyClient
+
+from clients.base.store import MessageStore
+from fedapps.data.sources import is_local
+from fedapps.errors import UserError
+from fedapps.extensions.own_code import guarded
+from fedapps.methods import METHODS, find_method
+from fedapps.models.options import local_name
+from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
+from fedapps.runs.assembly import build_client, build_strategy, build_task
+from fedapps.settings.settings import Settings, default_config, read_settings
+from fedapps.tasks.registry import TASKS, Task, find_task
+from fedapps.tracking.names import check_installed
+
+# Number of virtual clients if neither the settings nor the data determine it.
+DEFAULT_CLIENTS = 20
+
+
+def completed(given: Mapping[str, Any]) -> Settings:
+    """Return the given settings on top of the method's and the task's defaults; data
+    folders are made absolute.
+    """
+    method = find_method(given.get("method", Settings.method))
+    task = find_task(read_settings(given).task)
+    # whoever names the clients' column wants these clients
+    if given.get("data.natural-id") and "data.partition" not in given:
+        given = {**given, "data.partition": "natural"}
+    settings = read_settings({**method.defaults, **task.defaults, **given})
+    # workers run in another directory
+    if settings.data.source != "digits" and is_local(settings.data.source):
+        settings = replace(settings, data=with_absolute_source(settings.data))
+    if settings.model.weights:
+        settings = replace(
+            settings,
+            model=replace(
+                settings.model, weights=str(Path(settings.model.weights).expanduser().absolute())
+            ),
+        )
+    settings = replace(
+        settings, model=replace(settings.model, name=local_name(settings.model.name))
+    )
+    if settings.data.synthetic:
+        settings = replace(
+            settings,
+            data=replace(
+                settings.data, synthetic=str(Path(settings.data.synthetic).expanduser().absolute())
+            ),
+        )
+    if is_local(settings.public.source):
+        settings = replace(settings, public=with_absolute_source(settings.public))
+    if (source := getattr(settings.problem, "source", "")) and is_local(source):
+        settings = replace(settings, problem=with_absolute_source(settings.problem))
+    if (library := getattr(settings.options, "library", "task")) not in ("task", "clients"):
+        settings = replace(
+            settings,
+            options=replace(settings.options, library=str(Path(library).expanduser().absolute())),
+        )
+    return settings
+
+
+def checked(settings: Settings) -> tuple[Settings, Task]:
+    """Return the settings with the number of clients filled in, and the task. Raises
+    ``UserError`` if the parts do not fit.
+    """
+    # loads PyTorch, and a SuperLink may start meanwhile
+    from fedapps.models.image_nets import BY_SHAPE, net_for
+
+    check_installed(settings.track)
+    settings = with_clients(settings)
+    task = build_task(settings)
+    check_sizes(settings)
+    with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
+        task.check(settings.num_clients)
+    usual = (
+        task.usual_net
+        if hasattr(task, "usual_net")
+        else net_for(task.image_shape)
+        if hasattr(task, "image_shape")
+        else ""
+    )
+    if settings.model.name == BY_SHAPE and usual:  # so that results name the net
+        settings = replace(settings, model=replace(settings.model, name=usual))
+    check_strategy(settings, task)
+    if not settings.sites.own:
+        check_client(settings, task)
+    return settings, task
+
+
+def with_clients(settings: Settings) -> Settings:
+    """Return the settings with the number of clients: as given, else as many as the
+    data have, else the default.
+
+    Of fewer clients than a round has by default all take part.
+    """
+    if not settings.num_clients:
+        natural = getattr(build_task(settings), "natural_clients", None)
+        settings = replace(settings, num_clients=(natural() if natural else 0) or DEFAULT_CLIENTS)
+    few = settings.num_clients - settings.num_new_clients < Settings.clients_per_round
+    return (
+        replace(settings, clients_per_round=0)
+        if few and settings.clients_per_round == Settings.clients_per_round
+        else settings
+    )
+
+
+def with_absolute_source(options: Any) -> Any:
+    """Return options with an absolute path as ``source``, which does not depend on the
+    working directory.
+    """
+    return replace(options, source=str(Path(options.source).expanduser().absolute()))
+
+
+def check_sizes(settings: Settings) -> None:
+    """Raise ``UserError`` if the number of clients contradicts clients-per-round,
+    min-replies or the method.
+    """
+    n = settings.num_clients - settings.num_new_clients
+    if n < 1:
+        raise UserError(
+            f"num-new-clients = {settings.num_new_clients}, but there are {settings.num_clients} "
+            "clients: one at least must train"
+        )
+    beside = " that are not new" if settings.num_new_clients else ""
+    if settings.clients_per_round > n:
+        raise UserError(
+            f"clients-per-round = {settings.clients_per_round}, but there are {n} clients{beside}: "
+            f"choose 1..{n}, or 0 for all"
+        )
+    sampled = settings.clients_per_round or n
+    if any(method.all_clients for method in settings.methods) and sampled < n:
+        raise UserError(
+            f"clients-per-round = {sampled}, but {settings.method} needs all {n} clients in every "
+            "round: choose 0, "
+            f"or method = 'aaggff-d'"
+        )
+    if settings.min_replies > sampled:
+        raise UserError(
+            f"min-replies = {settings.min_replies}, but a round has {sampled} clients: choose "
+            f"1..{sampled}"
+        )
+
+
+def check_strategy(settings: Settings, task: Task) -> None:
+    """Build the strategy once, so that options that do not fit the task are reported
+    before the run starts (``UserError``).
+    """
+    method = settings.entry
+    try:
+        build_strategy(settings, task)
+    except ValueError as error:
+        raise UserError(
+            f"{method.table}.{error}" if method.table and not method.wrap else str(error)
+        ) from None
+
+
+def check_client(settings: Settings, task: Task) -> None:
+    """Build a client of a method or task of the user's own, and so import all that
+    clients consist of. Raises ``UserError``.
+    """
+    if settings.task in TASKS and all(name in METHODS for name in settings.names):
+        return
+    key, name = (
+        ("task", settings.task) if settings.method in METHODS else ("method", settings.method)
+    )
+    with guarded(key, name, "no client can be made", own=True):
+        client = build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict()))
+    if not isinstance(client, NumPyClient):
+        raise UserError(
+            f"{key} = {name!r}: client makes a {type(client).__name__}, no flwr.client.NumPyClient"
+        )
+
+
+def prepare_folder(settings: Settings, overwrite: bool) -> None:
+    """Create the results folder; with ``overwrite`` delete the run in it, and nothing
+    else. Raises ``UserError``.
+    """
+    folder = Path(settings.out)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be made: {error.strerror}") from None
+    present = sorted(path.name for path in folder.iterdir())
+    if settings.resume:
+        check_resumable(folder, settings.flat(), default_config(settings.flat()))
+        try:
+            set_status(folder, "running")
+        except OSError as error:
+            raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
+        return
+    if not present:
+        return
+    if not overwrite:
+        raise UserError(
+            f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or "
+            "choose another --out"
+        )
+    # only a log: the run was stopped while starting
+    if "settings.toml" not in present and set(present) != {"run.log"}:
+        raise UserError(
+            f"{folder} is not the folder of a run, so nothing in it is overwritten: choose another "
+            "--out"
+        )
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def data_paths(config: Mapping[str, Any]) -> list[Path]:
+    """Return the files and folders that a run reads its data from."""
+    values = [
+        value
+        for key, value in config.items()
+        if key.rpartition(".")[2] in ("source", "synthetic", "test", "library")
+    ]
+    return [Path(value) for value in values if isinstance(value, str) and value.startswith("/")]

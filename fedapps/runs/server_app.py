@@ -1,0 +1,55 @@
+"""Flower's ServerApp, which `flwr run` starts on the server."""
+# ruff: noqa: E402 - what is hidden by another package of its name is said before it is missed
+
+from fedapps.engines.app_folder import check_packages
+
+check_packages()
+
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.common import log
+from flwr.serverapp import Grid, ServerApp
+
+from fedapps.engines.fast_polling import PollingGrid
+from fedapps.engines.gateways import GatewayGrid
+from fedapps.engines.node_grid import shared
+from fedapps.errors import UserError
+from fedapps.results.report import write_report
+from fedapps.runs.execution import execute, page_of, with_folder
+from fedapps.settings.settings import read_settings
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Read the settings, execute the run, and write its folder and report."""
+    # The working directory of the SuperLink is arbitrary: without `out`, results go to
+    # the user's home.
+    settings = read_settings(context.run_config)
+    if not settings.out:  # clients then keep their state in messages, so the run cannot be resumed
+        settings = with_folder(
+            replace(settings, checkpoint_every=0),
+            Path.home() / "fedapps-results" / str(context.run_id),
+        )
+    if hasattr(grid, "pull_interval"):
+        # the simulation's grid polls for replies every 0.1 s, which is most of a short
+        # round
+        grid.pull_interval = 0.01
+        grid = shared(grid, settings.num_clients)
+    else:
+        grid, settings = PollingGrid(grid), settings.deployed()
+        grid = GatewayGrid(grid) if settings.sites.client else grid
+    try:
+        with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
+            summary = execute(settings, grid)
+        log(INFO, "summary: %s", summary)
+    finally:
+        # nothing was recorded yet: what ended the run is to be told, not that
+        with suppress(UserError):
+            write_report(settings.out)
+        log(INFO, "results: %s", settings.out)

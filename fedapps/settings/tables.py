@@ -1,0 +1,109 @@
+"""The tables of settings: which dataclass of options stands behind each, and how a
+table is read into one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from algorithms.common.options import Options, kebab
+from clients.base.options import TrainOptions
+from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
+from fedapps.errors import UserError
+from fedapps.extensions.own_code import names_method
+from fedapps.extensions.registered import reference_of
+from fedapps.methods import METHODS, find_method
+from fedapps.methods.method import Method
+from fedapps.models.options import ModelOptions
+from fedapps.tasks.registry import TASKS, TaskKind, find_task
+from fedapps.toml_text import Value
+from strategies import PrivacyOptions, RobustOptions
+
+#: Tables common to all runs.
+PARTS: dict[str, type[Options]] = {
+    "data": DataOptions,
+    "model": ModelOptions,
+    "train": TrainOptions,
+    "public": PublicOptions,
+    "dp": PrivacyOptions,
+    "robust": RobustOptions,
+    "sites": SiteOptions,
+    "synthetic": SyntheticOptions,
+}
+
+
+def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Options]]:
+    """Return every table's dataclass by name, with those of the user's own methods and
+    tasks that ``config`` names.
+
+    Values of ``config`` may be lists. Raises ``UserError`` for a table of the user's
+    own that has the name of another.
+    """
+    tables = dict(PARTS)
+    ours: list[Method | TaskKind] = [*METHODS.values(), *TASKS.values()]
+    for kind in ours:
+        if kind.options is not None:
+            tables.setdefault(kind.table, kind.options)
+    taken = dict.fromkeys(tables, "this project")
+    for said, own in own_kinds(config or {}).items():
+        if own.options is None:
+            continue
+        if tables.setdefault(own.table, own.options) is not own.options:
+            raise UserError(
+                f"{said}: its table {own.table!r} is one of {taken[own.table]}, with other "
+                "options: give it a name of its own"
+            )
+        taken.setdefault(own.table, said)
+    return tables
+
+
+def own_kinds(config: Mapping[str, Any]) -> dict[str, Method | TaskKind]:
+    """Return the methods and tasks that ``config`` names and that are none of ours, by
+    the settings that name them.
+    """
+    found: dict[str, Method | TaskKind] = {}
+    for key, values in config.items():
+        for value in values if isinstance(values, list) else [values]:
+            if names_method(key) and value not in METHODS and reference_of("method", value):
+                found[f"{key} = {value!r}"] = find_method(value, key)
+            elif key == "task" and value not in (*TASKS, "auto") and reference_of("task", value):
+                found[f"{key} = {value!r}"] = find_task(value)
+    return found
+
+
+def read_table(kind: type[Options], table: str, config: Mapping[str, Any]) -> Any:
+    """Return the options of a table, checked; missing keys have their defaults. Raises
+    ``UserError``.
+    """
+    defaults = flattened(kind(), table)
+    names = {f"{table}.{kebab(f.name)}": f.name for f in fields(kind)}
+    given = {names[key]: typed(key, config[key], defaults[key]) for key in names if key in config}
+    return built(kind, given, f"{table}.")
+
+
+def flattened(instance: Any, table: str) -> dict[str, Value]:
+    """Return options as flat settings of a table."""
+    return {f"{table}.{kebab(f.name)}": getattr(instance, f.name) for f in fields(instance)}
+
+
+def built(kind: Any, values: dict[str, Any], prefix: str) -> Any:
+    """Return options made of ``values``. Raises ``UserError`` with the key in full,
+    whose table is ``prefix``.
+    """
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise UserError(f"{prefix}{error}") from None
+
+
+def typed(key: str, value: Any, default: Value) -> Value:
+    """Return ``value`` with the type of ``default``, or raise ``UserError``; an int is
+    accepted for a float.
+    """
+    wanted = type(default)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        raise UserError(f"{key} = {value!r}: must be {words[wanted]}, like the default {default!r}")
+    return value

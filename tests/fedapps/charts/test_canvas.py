@@ -1,0 +1,219 @@
+"""Plots without a library for plots: ticks, limits, dashes and what the two kinds of
+files hold, by hand.
+"""
+
+import io
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedapps.charts import canvas
+from fedapps.charts.axes import Axis, plain, round_numbers
+from fedapps.charts.canvas import FORMS, Area, Dots, Line, Text, text_width
+from fedapps.charts.drawing import (
+    gradient,
+    heat,
+    heat_key,
+    label_values,
+    legend,
+    line,
+    one_panel,
+    panels,
+    percents,
+    png,
+    svg,
+)
+from fedapps.charts.theme import DARK, LIGHT
+
+SIZE = (36.0, 18.0)  # points: 80 x 40 pixels
+
+
+def pixels(*shapes):
+    """Colours (40, 80, 3) of a small white picture."""
+    with Image.open(io.BytesIO(canvas.png(shapes, SIZE, "#ffffff"))) as picture:
+        return np.asarray(picture.convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "whole", "expected"),
+    [
+        (0, 1, 5, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0.31, 0.87, 4, False, [0.4, 0.6, 0.8]),
+        (-3, 3, 4, False, [-2, 0, 2]),
+        (0.8, 2.2, 8, True, [1, 2]),
+        (1, 40, 8, True, [5, 10, 15, 20, 25, 30, 35, 40]),
+        (0, 3e9, 3, False, [0, 1e9, 2e9, 3e9]),
+    ],
+)
+def test_ticks_are_round_numbers_within_the_limits(low, high, most, whole, expected):
+    assert round_numbers(low, high, most, whole) == pytest.approx(expected)
+
+
+def test_texts_of_ticks():
+    assert plain([0.5, 0.75, 1.0]) == ["0.50", "0.75", "1.00"]
+    assert plain([-2.0, 0.0, 2.0]) == ["\N{MINUS SIGN}2", "0", "2"]
+    assert plain([0.0, 1e6]) == ["0", "1e+06"]
+    assert plain([0.0, 2e-5, 4e-5]) == ["0", "2e\N{MINUS SIGN}05", "4e\N{MINUS SIGN}05"]
+    assert plain([]) == []
+    assert percents([0.1, 0.2]) == ["10", "20"]
+    assert percents([0.99, 0.995]) == ["99.0", "99.5"]
+
+
+def test_long_texts_of_ticks_have_room():
+    axis = Axis()
+    _, narrow = axis.marks(0, 700_000, 120, lies=True)
+    assert sum(text_width(text, axis.size) for text in narrow) < 120
+    assert len(axis.marks(0, 7, 240, lies=True)[0]) == 8
+
+
+def test_limits():
+    axis, values = Axis(), [np.array([1.0, np.nan, 3.0]), np.array([np.inf, 2.0])]
+    assert axis.limits(values, touches_zero=False) == pytest.approx((0.9, 3.1))
+    assert axis.limits([np.array([0.0, 2.0])], touches_zero=True) == pytest.approx((0, 2.1))
+    assert Axis(low=0).limits(values, touches_zero=False) == pytest.approx((0, 3.1))
+    low, high = axis.limits([np.array([5.0])], touches_zero=False)
+    assert low < 5 < high
+    for wild in ([np.nan], [1e308, -1e308], [1e16, 1e16 + 2], [0.0], [1e-320, 0.0], []):
+        low, high = axis.limits([np.array(wild)], touches_zero=False)
+        assert low < high
+        assert len(plain(round_numbers(low, high, 5))) <= 6
+    low, high = Axis(low=0).limits([np.array([-5.0])], touches_zero=False)
+    assert 0 == low < high
+
+
+def test_dashes_go_round_corners():
+    parts = canvas._dashes(np.array([[0.0, 0.0], [3.0, 0.0], [3.0, 3.0]]), (2.0, 0.5))
+    expected = [[[0, 0], [2, 0]], [[2.5, 0], [3, 0], [3, 1.5]], [[3, 2], [3, 3]]]
+    assert len(parts) == len(expected)
+    for part, by_hand in zip(parts, expected, strict=True):
+        np.testing.assert_allclose(part, by_hand)
+
+
+def test_pixels_of_shapes():
+    square = np.array([[4.5, 4.5], [13.5, 4.5], [13.5, 13.5], [4.5, 13.5]])
+    seen = pixels(
+        Area((square,), "#0000ff", 0.5), Line(np.array([[18.0, 9.0], [36.0, 9.0]]), "#ff0000", 1.8)
+    )
+    assert seen[20, 20].tolist() == pytest.approx([127, 127, 255], abs=1)
+    assert seen[20, 60].tolist() == [255, 0, 0]
+    assert seen[4, 60].tolist() == [255, 255, 255]
+    dotted = pixels(Line(np.array([[0.0, 9.0], [36.0, 9.0]]), "#ff0000", 1.8, (9.0, 9.0)))
+    assert [dotted[20, x, 1] for x in (10, 30, 50, 70)] == [0, 255, 0, 255]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_dots_are_where_they_belong(form):
+    seen = pixels(Dots(np.array([[9.0, 9.0]]), "#000000", 9, form))
+    rows, columns = np.nonzero(seen[:, :, 0] < 128)
+    assert (rows.mean(), columns.mean()) == pytest.approx((20, 20), abs=2)
+    assert 10 <= np.ptp(rows) <= 28
+
+
+def test_texts_are_written_along_and_upwards():
+    def extent(text):
+        rows, columns = np.nonzero(pixels(text)[:, :, 0] < 128)
+        return rows.min(), rows.max(), columns.min(), columns.max()
+
+    top, bottom, left, right = extent(Text(np.array([[4.5, 9.0]]), "lll", 9, "#000000"))
+    assert (9 <= left <= 14, bottom) == (True, pytest.approx(20, abs=1))
+    assert right - left < 80 * text_width("lll", 9) / 36
+    top, bottom, left, right = extent(
+        Text(np.array([[18.0, 13.5]]), "lll", 9, "#000000", upright=True)
+    )
+    assert (bottom, right) == (pytest.approx(29, abs=2), pytest.approx(40, abs=2))
+    assert top > 10
+
+
+def test_foreign_text_is_drawn_as_it_can_be():
+    text = Text(np.array([[1.0, 9.0]]), "<a href='x'>&\x00\ud800\n\u202e$\\frac", 9, "#000000")
+    assert pixels(text).min() < 128
+    (element,) = ElementTree.fromstring(canvas.svg([text], SIZE, "#ffffff")).findall("{*}text")
+    assert element.text == "<a href='x'>&    $\\frac"
+
+
+def test_missing_numbers_leave_gaps():
+    figure, axes = one_panel("Gaps", LIGHT)
+    line(axes, range(6), [1, 2, np.nan, 4, np.inf, 6], LIGHT.series[0], label="seen once")
+    legend(figure, axes)
+    assert [shape.points[:, 0].tolist() for shape in axes.shapes if isinstance(shape, Line)] == [
+        [0, 1],
+        [3],
+        [5],
+    ]
+    assert [label for label, _ in figure.legend] == ["seen once"]
+    assert png(figure)
+    assert b"nan" not in svg(figure)
+
+
+def test_nothing_known_is_still_a_picture():
+    figure, axes = one_panel("Nothing", LIGHT)
+    line(axes, [1, 2], [np.nan, np.nan], LIGHT.series[0], label="a")
+    label_values(axes, "accuracy", "")
+    legend(figure, axes)
+    assert png(figure)
+    assert b"nan" not in svg(figure)
+
+
+def test_all_lies_within_the_canvas_and_texts_apart_from_data():
+    figure, axes = panels(2, 2, (6, 5), DARK)
+    for panel in axes[:3]:
+        line(
+            panel,
+            [1, 2],
+            [1e5, 3e5],
+            DARK.series[0],
+            label="a rather long label in the legend below",
+        )
+        panel.x.label, panel.y.label, panel.heading = "x", "y", "two\nlines"
+    axes[3].hidden = True
+    legend(figure, axes[0])
+    width, height = figure.size
+    for shape in figure.shapes():
+        points = np.concatenate(shape.rings) if isinstance(shape, Area) else shape.points
+        assert (points >= 0).all()
+        assert (points <= (width, height)).all()
+    assert sum(isinstance(shape, Text) and shape.text == "lines" for shape in figure.shapes()) == 3
+
+
+def test_heat_map_merges_neighbours_and_leaves_out_the_unknown():
+    figure, axes = one_panel("Heat", LIGHT)
+    heat(
+        axes,
+        ([0, 1, 2, 3], [0, 1, 2]),
+        np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]]),
+        (0, 1),
+        ("#ffffff", "#000000"),
+    )
+    heat_key(axes, (0, 1), ("#ffffff", "#000000"), "key")
+    rings = {shape.colour: [ring.tolist() for ring in shape.rings] for shape in axes.shapes}
+    assert rings["#ffffff"] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]
+    assert rings["#000000"] == [[[2, 1], [2, 0], [3, 0], [3, 1]], [[1, 2], [1, 1], [3, 1], [3, 2]]]
+    assert "key" in [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
+    assert png(figure)
+
+
+def test_gradient():
+    assert gradient(("#000000", "#ff0000", "#ffffff"), 5) == [
+        "#000000",
+        "#800000",
+        "#ff0000",
+        "#ff8080",
+        "#ffffff",
+    ]
+
+
+def test_a_path_goes_through_its_points_however_long_it_is():
+    steps = np.random.default_rng(0).choice([-1.37, 0.0, 0.005, 0.5, 2.0], size=(5000, 2))
+    points = np.cumsum(steps, axis=0) + np.array([0.333, -20])
+    written = re.findall(r"([Mlhv]?)(-?[\d.]+(?:e-?\d+)?)", canvas._path(points))
+    found, command, numbers = [], "", []
+    for letter, number in written:
+        command, numbers = letter or command, [*numbers, float(number)]
+        if len(numbers) == (1 if command in "hv" else 2):
+            step = {"h": (numbers[0], 0), "v": (0, numbers[0])}.get(command) or numbers
+            found.append(np.array(step) + (found[-1] if found else 0))
+            numbers = []
+    np.testing.assert_allclose(found, points, atol=0.006)

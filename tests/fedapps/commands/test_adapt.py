@@ -1,0 +1,346 @@
+"""`fedapps adapt`: a site goes on with an exported model on a folder of its own,
+without the run and its data.
+"""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_digits
+
+from fedapps.commands.parser import main
+from fedapps.models.image_nets import build_model
+from fedapps.runs.model_files import SETTINGS, read_model
+
+DIGITS = load_digits()
+
+
+def site(folder, classes, share=slice(0, None), size=8, name="train.npz"):
+    """Write a folder of digits of some classes, as a site would have it; pixels from 0
+    to 1, as in the federation.
+    """
+    rows = np.flatnonzero(np.isin(DIGITS.target, classes))[share]
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = (DIGITS.images[rows] / 16).astype(np.float32)[:, None, :size, :size]
+    np.savez(folder / name, image=pixels, label=DIGITS.target[rows])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the exported global model of a run on digits."""
+    folder = tmp_path_factory.mktemp("run") / "r"
+    job = [
+        "num-rounds=6",
+        "num-clients=5",
+        "clients-per-round=0",
+        "data.partition=iid",
+        "train.local-epochs=1",
+        "checkpoint-every=0",
+    ]
+    assert main(["run", "--engine", "inline", *job, "--out", str(folder)]) == 0
+    assert main(["export", str(folder)]) == 0
+    return folder / "global.safetensors"
+
+
+def says(capsys, *arguments):
+    """Return the one line of an error."""
+    assert main(["adapt", *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
+def net_of(path):
+    net = build_model("mlp", (1, 8, 8), 10, 1)
+    net.load_state_dict(load_file(path))
+    return net.eval()
+
+
+def test_a_site_with_two_classes_gains_and_the_file_is_the_model_told(model, tmp_path, capsys):
+    data, out = site(tmp_path / "mine", [3, 8]), tmp_path / "mine.safetensors"
+    assert main(["adapt", str(model), "--data", str(data), "--out", str(out), "--epochs", "4"]) == 0
+    told = capsys.readouterr().out
+    assert "before: loss" in told
+    assert "kept:   epoch" in told
+    with safe_open(out, "pt") as file:
+        facts = file.metadata()
+    assert facts["method"] == "fedavg"
+    assert 1 <= int(facts["adapted-epochs"]) <= 4
+    x = torch.tensor(DIGITS.images[np.isin(DIGITS.target, [3, 8])] / 16, dtype=torch.float32)[
+        :, None
+    ]
+    y = torch.tensor(DIGITS.target[np.isin(DIGITS.target, [3, 8])])
+    with torch.no_grad():
+        losses = [
+            float(torch.nn.functional.cross_entropy(net_of(path)(x), y)) for path in (model, out)
+        ]
+    assert losses[1] < 0.7 * losses[0]
+    assert f"accuracy {100 * float(facts['accuracy']):.1f} %" in told
+    assert (
+        main(
+            [
+                "adapt",
+                str(out),
+                "--data",
+                str(data),
+                "--epochs",
+                "1",
+                "--out",
+                str(tmp_path / "again.safetensors"),
+            ]
+        )
+        == 0
+    )
+
+
+def test_a_rate_at_which_every_epoch_is_worse_leaves_the_model_as_it_was(model, tmp_path, capsys):
+    data, out = site(tmp_path / "all", range(10)), tmp_path / "wild.safetensors"
+    assert (
+        main(
+            [
+                "adapt",
+                str(model),
+                "--data",
+                str(data),
+                "--out",
+                str(out),
+                "--rate",
+                "1e4",
+                "--epochs",
+                "2",
+            ]
+        )
+        == 0
+    )
+    assert "kept:   the model as it was" in capsys.readouterr().out
+    before, after = load_file(model), load_file(out)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tmp_path):
+    """A few samples of another distribution: the loss on validation samples falls and
+    rises again.
+    """
+    from fedapps.commands.adapt import adapted
+
+    arrays, _, settings = read_model(model)
+    data = site(tmp_path / "few", [3, 8, 9], slice(0, 40))
+    losses = {}
+    for epochs in (1, 2, 4, 8, 16, 32):
+        found = adapted(arrays, settings, data, epochs, "m")
+        losses[epochs] = found.epoch
+    assert all(
+        losses[b] >= losses[a] for a, b in zip(losses, list(losses)[1:], strict=False)
+    )  # the same path, looked at for longer
+    assert all(kept <= epochs for epochs, kept in losses.items())
+    longer = adapted(arrays, settings, data, losses[32], "m")
+    whole = adapted(arrays, settings, data, 32, "m")
+    assert all(torch.equal(longer.arrays[name], whole.arrays[name]) for name in arrays)
+
+
+def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tmp_path):
+    """The path is trained here by hand; each of the three kinds of samples would choose
+    another epoch.
+    """
+    from clients import FedAvgClient
+    from fedapps.commands.adapt import SITE, adapted
+    from fedapps.tasks.registry import make_task
+
+    arrays, _, settings = read_model(model)
+    settings = replace(
+        settings, train=replace(settings.train, learning_rate=0.05, lr_decay=1.0, compile="off")
+    )
+    folder, epochs = site(tmp_path / "few", [3, 8, 9], slice(300, 400)), 12
+    with np.load(folder / "train.npz") as file:
+        image, label = file["image"], file["label"]
+    rng = np.random.default_rng(0)
+    wrong = rng.random(len(label)) < 0.3  # so that it can be learnt for too long
+    label[wrong] = rng.permutation(label[wrong])
+    np.savez(folder / "train.npz", image=image, label=label)
+    found = adapted(arrays, settings, folder, epochs, "m")
+    task = make_task(settings.task, settings.problem, settings.context, str(folder.absolute()))
+    data = task.client_data(SITE, 1)
+    client = FedAvgClient(
+        task.model_fn, data, SITE, model=task.work_model(), objective=task.objective
+    )
+    client.model.load_state_dict(arrays)
+    path = []
+    for epoch in range(epochs + 1):
+        if epoch:
+            client.train(
+                {
+                    "seed": settings.seed,
+                    **settings.train.to_config(),
+                    "local-epochs": 1,
+                    "server-round": epoch,
+                }
+            )
+        path.append(
+            {part: client.score(getattr(data, part)) for part in ("train", "validation", "test")}
+        )
+    best = {part: min(range(epochs + 1), key=lambda e: path[e][part]["loss"]) for part in path[0]}
+    assert best["validation"] not in (best["train"], best["test"], 0, epochs)
+    better = [
+        epoch
+        for epoch in range(epochs + 1)
+        if path[epoch]["validation"]["loss"] < path[0]["validation"]["loss"]
+    ]
+    assert better[0] < best["validation"] < better[-1]
+    assert found.epoch == best["validation"]
+    assert found.before == path[0]["test"]
+    assert found.after == path[found.epoch]["test"]
+    net = task.work_model()
+    net.load_state_dict(found.arrays)
+    assert task.objective.score(net, data.test) == found.after
+
+
+def test_nothing_is_overwritten_unasked(model, tmp_path, capsys):
+    data, out = site(tmp_path / "mine", [1, 2]), tmp_path / "mine.safetensors"
+    out.write_text("precious")
+    assert "add --overwrite" in says(capsys, model, "--data", data, "--out", out)
+    assert out.read_text() == "precious"
+    assert (
+        main(
+            [
+                "adapt",
+                str(model),
+                "--data",
+                str(data),
+                "--out",
+                str(out),
+                "--epochs",
+                "1",
+                "--overwrite",
+            ]
+        )
+        == 0
+    )
+    assert load_file(out)
+
+
+def test_what_does_not_fit_is_said_in_one_line(model, tmp_path, capsys):
+    data = site(tmp_path / "mine", [1, 2])
+    assert "there is no such file" in says(capsys, tmp_path / "no.safetensors", "--data", data)
+    assert "there is no such folder" in says(capsys, model, "--data", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "empty" in says(capsys, model, "--data", tmp_path / "empty")
+    small = site(tmp_path / "small", [1, 2], size=6)
+    assert "images are 1,6,6, but sites.shape = '1,8,8'" in says(capsys, model, "--data", small)
+    other = tmp_path / "other"
+    other.mkdir()
+    np.savez(
+        other / "train.npz",
+        image=np.zeros((20, 1, 8, 8), np.float32),
+        label=np.array(["cat", "dog"] * 10),
+    )
+    assert "label 'cat' is none of" in says(capsys, model, "--data", other)
+    assert "--epochs 0: must be at least 1" in says(capsys, model, "--data", data, "--epochs", "0")
+    assert "--rate" in says(capsys, model, "--data", data, "--rate", "-1")
+    assert "--validation 0.9" in says(capsys, model, "--data", data, "--validation", "0.9")
+    (tmp_path / "text.safetensors").write_text("no tensors")
+    assert "is no safetensors file" in says(capsys, tmp_path / "text.safetensors", "--data", data)
+
+
+def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsys):
+    data, arrays = site(tmp_path / "mine", [1, 2]), load_file(model)
+    with safe_open(model, "pt") as file:
+        told = file.metadata()
+
+    def made(metadata, tensors=arrays):
+        save_file(tensors, tmp_path / "m.safetensors", metadata)
+        return says(
+            capsys,
+            tmp_path / "m.safetensors",
+            "--data",
+            data,
+            "--out",
+            tmp_path / "out.safetensors",
+        )
+
+    assert "does not say which net it is of" in made({"method": "fedavg"})
+    assert "cannot be read" in made({SETTINGS: "{"})
+    assert "does not describe the samples" in made({SETTINGS: "[1]"})
+    assert "cannot be read" in made(
+        {
+            SETTINGS: json.dumps(
+                {**json.loads(told[SETTINGS]), "model.name": "nonsense", "seed": "x"}
+            )
+        }
+    )
+    assert "which runs only if you name it: --net os:system" in made(
+        {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "model.name": "os:system"})}
+    )
+    name = next(iter(arrays))
+    assert f"array {name!r}" in made(told, {**arrays, name: torch.zeros(3)})
+    assert "array 'other'" in made(told, {**arrays, "other": torch.zeros(3)})
+    assert not (tmp_path / "out.safetensors").exists()
+    save_file(
+        arrays,
+        tmp_path / "m.safetensors",
+        {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "out": "/x", "dp.delta": 1})},
+    )
+    assert read_model(tmp_path / "m.safetensors")[2].out == ""
+
+
+@pytest.mark.parametrize("method", ["superfed-mm", "fedper"])
+def test_a_clients_own_model_can_be_adapted(method, tmp_path):
+    job = [
+        "num-rounds=2",
+        "num-clients=4",
+        "clients-per-round=0",
+        "train.local-epochs=1",
+        "superfed.start=0",
+        f"method={method}",
+    ]
+    folder, data = tmp_path / "r", site(tmp_path / "mine", range(10))
+    assert main(["run", "--engine", "inline", *job, "--out", str(folder)]) == 0
+    assert main(["export", str(folder), "--client", "1"]) == 0
+    assert (
+        main(["adapt", str(folder / "client-1.safetensors"), "--data", str(data), "--epochs", "1"])
+        == 0
+    )
+    assert (folder / "client-1-adapted.safetensors").is_file()
+
+
+def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
+    """The global model of sites with tables of their own, of which only the description
+    is here.
+    """
+    from fedapps.runs.assembly import build_task
+    from fedapps.runs.model_files import described
+    from fedapps.runs.prepare import completed
+
+    given = {
+        "task": "tabular",
+        "sites.columns": "age,kind=a|b",
+        "tabular.label": "sick",
+        "num-clients": 2,
+    }
+    settings = completed(given)
+    task = build_task(settings)
+    arrays = {name: torch.from_numpy(array.copy()) for name, array in task.initial_arrays().items()}
+    save_file(arrays, tmp_path / "m.safetensors", described(settings, task))
+    rng = np.random.default_rng(0)
+    rows = [f"{age},{'ab'[age % 2]},{int(age > 50)}" for age in rng.integers(20, 80, 80)]
+    (tmp_path / "rows.csv").write_text("\n".join(["age,kind,sick", *rows]) + "\n")
+    out = tmp_path / "out.safetensors"
+    assert (
+        main(
+            [
+                "adapt",
+                str(tmp_path / "m.safetensors"),
+                "--data",
+                str(tmp_path / "rows.csv"),
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
+    with safe_open(out, "pt") as file:
+        assert float(file.metadata()["accuracy"]) > 0.8

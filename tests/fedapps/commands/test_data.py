@@ -1,0 +1,100 @@
+"""`fedapps data`: the table, the notes and the picture say what the task deals."""
+
+import numpy as np
+from PIL import Image
+
+from fedapps.commands.data import Deal, deal_of, warnings_of
+from fedapps.commands.parser import main
+from fedapps.runs.prepare import checked
+from fedapps.settings.settings import read_settings
+
+
+def deal(train, test, validation=None):
+    held_back = np.zeros_like(train) if validation is None else validation
+    counts = np.stack([np.array(train), np.array(held_back), np.array(test)], 1)
+    return Deal(tuple("abcdef"[: len(counts)]), tuple("xyz"[: counts.shape[2]]), counts)
+
+
+def test_warnings_name_the_clients_they_are_about():
+    assert warnings_of(deal([[5, 5], [6, 4]], [[3, 2], [2, 2]])) == []
+    lonely = warnings_of(deal([[5, 5], [0, 9]], [[3, 2], [0, 4]]))
+    assert lonely == [
+        "1 of 2 clients (b) train on one class only: any model that always says it is right there"
+    ]
+    (few,) = warnings_of(deal([[5, 5], [6, 4]], [[1, 1], [2, 2]]))
+    assert few.startswith("1 of 2 clients (a) are scored on fewer than 3 samples")
+    (unseen,) = warnings_of(deal([[5, 5, 0], [3, 3, 3]], [[3, 2, 1], [2, 2, 1]]))
+    assert unseen == "1 of 2 clients (a) are scored on classes that they do not train on"
+    assert warnings_of(deal([[50, 51], [5, 5]], [[3, 2], [2, 2]])) == [
+        "the largest client has 101 samples to train on, the smallest 10"
+    ]
+    assert warnings_of(deal([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["nobody trains on class z"]
+    assert warnings_of(deal([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]])) == [], (
+        "validation samples are known, too"
+    )
+
+
+def test_the_table_counts_what_clients_get(capsys, tmp_path):
+    config = {
+        "data.classes-per-client": 3,
+        "num-clients": 5,
+        "data.validation": 0.2,
+        "device": "cpu",
+    }
+    _, task = checked(read_settings(config))
+    found = deal_of(task, 5)
+    for client in range(5):
+        data = task.client_data(client, 5)
+        for part, counts in zip(
+            (data.train, data.validation, data.test), found.counts[client], strict=True
+        ):
+            assert np.bincount(part.y.numpy(), minlength=10).tolist() == counts.tolist()
+    path = tmp_path / "deal.png"
+    assert (
+        main(
+            [
+                "data",
+                "num-clients=5",
+                "data.classes-per-client=3",
+                "data.validation=0.2",
+                "--png",
+                str(path),
+            ]
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert out.startswith("digits: 5 clients (pathological), 10 classes\n")
+    row = next(line for line in out.splitlines() if line.startswith("3 ")).split()
+    assert row[1:5] == [*map(str, found.sizes[3]), "3"]
+    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == found.counts[3, :2].sum(
+        0
+    ).tolist()
+    with Image.open(path) as image:
+        assert min(image.size) > 200
+        assert len(set(image.convert("RGB").getdata())) > 10, "something is drawn"
+
+
+def test_a_table_is_shown_by_the_names_of_its_clients(capsys):
+    assert main(["data", "task=tabular", "num-clients=4"]) == 0
+    out = capsys.readouterr().out
+    assert "4 clients" in out
+    (_, task) = checked(
+        read_settings(
+            {"task": "tabular", "num-clients": 4, "clients-per-round": 0, "device": "cpu"}
+        )
+    )
+    assert all(
+        any(line.startswith(name) for line in out.splitlines()) for name in task.table(4).clients
+    )
+
+
+def test_what_cannot_be_shown_is_one_line(capsys):
+    assert main(["data", "task=text", "num-clients=4"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "fedapps: fedapps data: the samples of task 'text' are sequences, which have no "
+        "class to show\n"
+    )
+    assert main(["data", "method=fedfw", "task=lasso"]) == 2
+    assert "has no samples with a class to show" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""`fedapps export`: what it writes, loaded into a net of plain PyTorch, has the
+accuracy that the run reported, for every method.
+"""
+
+import csv
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from fedapps.commands.export import exported, settings_in
+from fedapps.commands.parser import main
+from fedapps.methods import METHODS
+from fedapps.runs.assembly import build_task
+
+PERSONAL = [name for name, method in METHODS.items() if method.trait == "personalises"]
+JOB = [
+    "num-rounds=3",
+    "num-clients=6",
+    "clients-per-round=3",
+    "data.partition=dirichlet",
+    "data.alpha=0.5",
+    "train.local-epochs=1",
+    "superfed.start=0.3",
+    "checkpoint-every=2",
+    "evaluate-every=2",
+]
+
+
+def run(folder, *settings):
+    return main(["run", "--engine", "inline", *JOB, *settings, "--out", str(folder)])
+
+
+@pytest.fixture(autouse=True)
+def without_report(monkeypatch):
+    # seconds of drawing
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+
+
+def reported(folder):
+    with (folder / "clients.csv").open() as file:
+        return {int(row["client"]): float(row["accuracy"]) for row in csv.DictReader(file)}
+
+
+def accuracy(net, data):
+    with torch.no_grad():
+        return float((net(data.x).argmax(1) == data.y).float().mean())
+
+
+@pytest.mark.parametrize("choice", ["shared", "shrunk"])
+def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose_it(
+    choice, tmp_path
+):
+    """The second evaluation has the first one's pooled curve, the export has not;
+    clients that mixing did not reach train first.
+    """
+    folder = tmp_path / "r"
+    more = [f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global"]
+    assert run(folder, "method=superfed-mm", *more) == 0
+    with (folder / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    for row in rows:
+        _, known, _ = exported(folder, int(row["client"]))
+        assert known["accuracy"] == pytest.approx(float(row["accuracy"]))
+        assert known["lambda"] == pytest.approx(float(row["lambda"]))
+    if choice == "shared":
+        assert len({row["lambda"] for row in rows}) == 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", *PERSONAL])
+def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, capsys):
+    """Clients that took part, and that did not; SuperFed has mixed, FedRoD has two
+    heads, fine-tuning trains before use.
+    """
+    folder = tmp_path / "r"
+    assert run(folder, f"method={method}") == 0
+    settings = settings_in(folder)
+    task = build_task(settings)
+    wrong = []
+    for client, said in reported(folder).items():
+        out = tmp_path / f"{client}.safetensors"
+        assert main(["export", str(folder), "--client", str(client), "--out", str(out)]) == 0
+        net = task.model_fn(1)
+        net.load_state_dict(load_file(out))
+        if abs(accuracy(net.eval(), task.client_data(client, 6).test) - said) > 1e-6:
+            wrong.append(client)
+        with safe_open(out, "pt") as file:
+            known = file.metadata()
+        assert (known["method"], int(known["client"]), int(known["round"])) == (method, client, 3)
+        assert float(known["accuracy"]) == pytest.approx(said)
+        assert ("lambda" in known) == method.startswith("superfed")
+        assert ("apfl-alpha" in known) == (method == "apfl")
+    assert wrong == []
+    assert f"accuracy {float(known['accuracy'])}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [["method=propfair", "propfair.base=finetune"], ["method=ditto", "robust.rule=median"]],
+)
+def test_a_method_around_another_one_is_exported_like_it(wrapped, tmp_path):
+    assert run(tmp_path / "r", *wrapped) == 0
+    for client, said in reported(tmp_path / "r").items():
+        assert exported(tmp_path / "r", client)[1]["accuracy"] == pytest.approx(said)
+
+
+def test_the_program_computes_the_same(tmp_path):
+    assert run(tmp_path / "r", "method=ditto") == 0
+    program = tmp_path / "client.pt2"
+    assert main(["export", str(tmp_path / "r"), "--client", "2", "--program", str(program)]) == 0
+    client, _, tensors = exported(tmp_path / "r", 2)
+    client.model.load_state_dict(tensors)
+    x = client.data.test.x
+    with torch.no_grad():
+        torch.testing.assert_close(torch.export.load(program).module()(x), client.model.eval()(x))
+
+
+def test_what_was_not_kept_or_is_of_another_run_is_refused(tmp_path, capsys):
+    def says(folder, client=1):
+        assert main(["export", str(folder), "--client", str(client)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    assert "holds no finished run" in says(tmp_path)
+    assert run(tmp_path / "a", "method=local", "client-store=message", "checkpoint-every=0") == 0
+    capsys.readouterr()
+    assert "was scored with accuracy" in says(tmp_path / "a")
+    assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in says(tmp_path / "a", 77)
+    assert run(tmp_path / "b", "method=fedboost", "num-rounds=1") == 0
+    capsys.readouterr()
+    assert "method = 'fedboost'" in says(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "summary.json").read_text())["status"] == "completed"

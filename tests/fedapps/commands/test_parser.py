@@ -1,0 +1,494 @@
+"""The command as a user meets it: inline runs from command line to results folder,
+resuming, and their mistakes.
+"""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.commands.parser import main
+from fedapps.methods import METHODS
+
+QUICK = [
+    "num-rounds=4",
+    "evaluate-every=2",
+    "checkpoint-every=2",
+    "train.local-epochs=1",
+    "--nodes",
+    "6",
+    "clients-per-round=2",
+]
+# 6 clients of digits hold enough of each class for any partition
+
+
+def run(*arguments):
+    return main(["run", "--engine", "inline", *map(str, arguments)])
+
+
+def rounds(folder):
+    """Return the rounds without what may differ between two equal runs."""
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_with_nothing_but_its_name(method, tmp_path, capsys):
+    # whose jobs are two rounds of a hundred
+    shorter = ["train.local-epochs=2"] if method in ("fedcgan", "fedcvae") else []
+    # but for the length
+    assert run(f"method={method}", "num-rounds=5", *shorter, "--out", tmp_path / "r") == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["rounds-completed"] == summary["num-rounds"]
+    assert summary["failures"] == 0
+    assert "report" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_results_folder(tmp_path):
+    out = tmp_path / "r"
+    assert run("method=superfed-mm", "superfed.start=0.5", *QUICK, "--out", out) == 0
+    names = {p.name for p in out.iterdir()}
+    files = {
+        "settings.toml",
+        "rounds.jsonl",
+        "clients.csv",
+        "summary.json",
+        "report.html",
+        "model.safetensors",
+        "curves.json",
+    }
+    assert files | {"plots", "checkpoint", "clients", "run.log"} == names
+    summary = json.loads((out / "summary.json").read_text())
+    wanted = (
+        "method task seed num-rounds rounds-completed failures seconds bytes-up bytes-down "
+        "accuracy-mean accuracy-std"
+    )
+    wanted += (
+        " accuracy-worst10 accuracy-best10 gini parity-gap ece-mean mce-mean loss-mean "
+        "global-accuracy-mean"
+    )
+    assert set(wanted.split()) <= set(summary)
+    assert all(not isinstance(v, dict | list) for v in summary.values())
+    rows = rounds(out)
+    assert [r["round"] for r in rows] == [1, 2, 3, 4]
+    assert ["evaluate" in r for r in rows] == [False, True, False, True]
+    assert summary["bytes-up"] == sum(r["bytes-up"] for r in rows)
+    with (out / "clients.csv").open() as file:
+        clients = list(csv.DictReader(file))
+    assert [int(c["client"]) for c in clients] == list(range(6))
+    accuracy = np.array([float(c["accuracy"]) for c in clients])
+    assert summary["accuracy-mean"] == pytest.approx(accuracy.mean())
+    assert summary["accuracy-worst10"] == pytest.approx(accuracy.min())
+    assert summary["parity-gap"] == pytest.approx(accuracy.max() - accuracy.min())
+    curve = json.loads((out / "curves.json").read_text())
+    assert len(curve["lambda"]) == len(curve["lambda-accuracy"]) == 11
+    assert (
+        sum(a.size for a in load_file(out / "model.safetensors").values())
+        == 64 * 64 + 64 + 64 * 10 + 10
+    )
+    text = (out / "settings.toml").read_text()
+    assert "superfed.start" not in text
+    assert "start = 0.5" in text
+    assert "[versions]" in text
+
+
+def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
+    # seconds of drawing, tested elsewhere
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert run("method=superfed-lm", f"seed={seed}", *QUICK, "--out", tmp_path / name) == 0
+    assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
+    assert rounds(tmp_path / "a") != rounds(tmp_path / "c")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch):
+    """The run dies in the middle of round 6, two rounds after its last checkpoint, with
+    client state newer than that.
+    """
+    from fedapps.runs import execution as run_module
+
+    # seconds of drawing, tested elsewhere
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    settings = [
+        f"method={method}",
+        "superfed.start=0.2",
+        "fedboost.library=clients",
+        "ffgb.fit-steps=20",
+    ]
+    settings += ["synthetic.steps=20", "fedcgan.hidden=4", "fedcvae.hidden=4"]
+    settings += [
+        *QUICK,
+        "num-rounds=8",
+        "checkpoint-every=3",
+        f"clients-per-round={0 if METHODS[method].all_clients else 3}",
+    ]
+    assert run(*settings, "--out", tmp_path / "whole") == 0
+
+    class Dies(run_module.Recorder):
+        def __call__(self, now):
+            super().__call__(now)
+            if now.number == 5:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "Recorder", Dies)
+        assert run(*settings, "--out", tmp_path / "broken") == 130
+    assert len(rounds(tmp_path / "broken")) == 5
+    assert json.loads((tmp_path / "broken" / "summary.json").read_text())["status"] == "interrupted"
+    # the settings are those of the folder
+    assert run("--resume", "--out", tmp_path / "broken") == 0
+    assert rounds(tmp_path / "broken") == rounds(tmp_path / "whole")
+    whole, broken = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken")
+    )
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, broken[name])
+    assert (tmp_path / "whole" / "clients.csv").read_text() == (
+        tmp_path / "broken" / "clients.csv"
+    ).read_text()
+
+
+def test_the_settings_of_a_folder_repeat_its_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    assert run("method=fedprox", "fedprox.mu=0.5", *QUICK, "--out", tmp_path / "a") == 0
+    assert run(tmp_path / "a" / "settings.toml", "--out", tmp_path / "b") == 0
+    assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_mistakes_about_the_folder(tmp_path, capsys):
+    def says(*arguments):
+        assert run(*QUICK, "--out", tmp_path / "r", *arguments) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "Traceback" not in error
+        return error
+
+    assert "holds no run to resume" in says("--resume")
+    (tmp_path / "r" / "notes.txt").write_text("mine")
+    assert "is not empty (notes.txt): add --overwrite or --resume" in says()
+    assert "is not the folder of a run, so nothing in it is overwritten" in says("--overwrite")
+    (tmp_path / "r" / "notes.txt").unlink()
+    assert run(*QUICK, "--out", tmp_path / "r") == 0
+    assert "is not empty" in says()
+    assert "num-rounds = 4, now it is 9: resume with the same settings" in says(
+        "--resume", "num-rounds=9"
+    )
+    (tmp_path / "r" / "notes.txt").write_text("mine")
+    assert run(*QUICK, "--out", tmp_path / "r", "--overwrite", "seed=3") == 0
+    assert (tmp_path / "r" / "notes.txt").read_text() == "mine"
+    checkpoint = next((tmp_path / "r" / "checkpoint").glob("*/model.safetensors"))
+    checkpoint.write_bytes(b"torn")
+    assert "the checkpoint cannot be read" in says("--resume", "seed=3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["clients-per-round=7", "--nodes", "6"],
+            "clients-per-round = 7, but there are 6 clients: choose 1..6, or 0 for all",
+        ),
+        (["min-replies=3", "clients-per-round=2"], "min-replies = 3, but a round has 2 clients"),
+        (
+            ["data.classes-per-client=12"],
+            "data.classes-per-client = 12, but digits has 10 classes: choose 1..10",
+        ),
+        (["data.partition=dirichlet", "data.alpha=0.001"], "data.alpha"),
+        (["data.source=/no/such/folder"], "/no/such/folder"),
+        (["model.name=mpl"], "model.name = 'mpl': did you mean 'mlp'?"),
+        (["task=digit"], "task = 'digit': did you mean 'digits'?"),
+        (["device=cuda"], "device = 'cuda', but no GPU is visible here"),
+        (["--nodes", "2000"], "2000"),
+        (["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
+        (["fedavg"], "'fedavg': write key=value"),
+        (
+            ["method=fedboost", "fedboost.budget=101"],
+            "fedboost.budget = 101, but the library holds 100 predictors: choose 1..100",
+        ),
+        (["method=fedboost", "fedboost.library=/no/such/folder"], "/no/such/folder"),
+        (
+            ["method=fedboost", "task=digits"],
+            "task = 'digits': this method runs on point-mass, unigram, ensemble-classification",
+        ),
+        (
+            ["method=fedboost", "fedboost.cache=3", "fedboost.repeats=2"],
+            "fedboost.cache = 3, repeats = 2",
+        ),
+        (
+            ["method=aaggff-s", "clients-per-round=3", "--nodes", "6"],
+            "clients-per-round = 3, but aaggff-s needs all 6 clients in every round: choose 0, or "
+            "method = 'aaggff-d'",
+        ),
+        (
+            ["method=afl", "fedavg.weights=uniform"],
+            "FedAvg does not average by the weights of the replies",
+        ),
+        (["none.toml"], "none.toml: no such file"),
+        (["max-update-norm=-1"], "max-update-norm = -1.0: choose a value in [0, inf)"),
+        (["on-large-update=cut"], "on-large-update = 'cut': choose one of reject, clip"),
+        (
+            ["method=fedfw", "max-update-norm=2.0"],
+            "fedapps: max-update-norm = 2.0: the clients of this method send no updates",
+        ),
+        (["method=local", "max-update-norm=2.0"], "max-update-norm = 2.0"),
+        (
+            ["method=afl", "dp.noise-multiplier=1.0"],
+            "dp.noise-multiplier: of AFL only the average of updates could be made private",
+        ),
+        (
+            ["dp.noise-multiplier=1.0", "dp.max-epsilon=1.0"],
+            "fedapps: dp.max-epsilon = 1.0: one round with noise-multiplier = 1.0 spends 4.38",
+        ),
+        (["dp.delta=1.0"], "dp.delta = 1.0"),
+        (
+            ["data.noise=pair", "data.noise-ratio=1.0"],
+            "data.noise-ratio = 1.0: choose a value in [0, 1)",
+        ),
+        (
+            ["data.noise-ratio=0.2"],
+            "data.noise-ratio = 0.2, but noise = 'none': choose noise = pair or symmetric",
+        ),
+        (
+            ["task=tabular", "data.noise=pair"],
+            "data.noise = 'pair': is for samples with a class, which this task does not deal",
+        ),
+        (
+            ["method=fedper", "model.name=logistic"],
+            "model.name = 'logistic': the body is shared, which is 0 of 2 arrays",
+        ),
+        (
+            ["method=fedrep", "model.head=output"],
+            "model.head = 'output': there is no layer 'output': choose among body.1, ",
+        ),
+        (
+            ["method=fedper", "model.head=body,classifier"],
+            "0 of 4 arrays where the head is body., classifier.: choose a model with",
+        ),
+        (
+            ["method=pfedme", "pfedme.lambda=200"],
+            "pfedme.lambda = 200, but the rate is 0.01: their product must be at most 1",
+        ),
+        (
+            ["method=scaffold", "dp.noise-multiplier=1.0"],
+            "dp.noise-multiplier: of Scaffold only the average of updates",
+        ),
+    ],
+)
+def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
+    import torch
+
+    if "cuda" in str(arguments) and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert run(*arguments, "--out", tmp_path / "r") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("fedapps: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "r" / "settings.toml").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["fedprox", "fedadam", "ditto"])
+def test_every_base_runs_with_decided_weights_and_its_own_options(base, tmp_path):
+    options = [
+        "method=aaggff-s",
+        f"aaggff.base={base}",
+        "fedprox.mu=0.5",
+        "fedopt.tau=0.01",
+        *QUICK,
+        "clients-per-round=0",
+    ]
+    assert run(*options, "num-rounds=2", "--out", tmp_path / "r") == 0
+    assert all(0 < row["train"]["weight-max"] < 1 for row in rounds(tmp_path / "r"))
+    text = (tmp_path / "r" / "settings.toml").read_text()
+    assert ("mu = 0.5" in text) == (base == "fedprox")
+    assert ("tau = 0.01" in text) == (base in ("fedadam", "fedyogi", "fedadagrad"))
+
+
+@pytest.mark.slow
+def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
+    from clients import FedAvgClient
+
+    def boom(self, config):
+        raise RuntimeError("no training data on this site")
+
+    monkeypatch.setattr(FedAvgClient, "train", boom)
+    assert run(*QUICK, "--out", tmp_path / "r") == 1
+    error = capsys.readouterr().err
+    assert "the run failed" in error
+    assert "no training data on this site" in error
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["failures"] == 6  # two clients in each of three rounds, then patience ends
+    assert "no training data on this site" in (tmp_path / "r" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+    from fedapps.records import checkpoint
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    assert run(*QUICK, "num-rounds=2", "--out", tmp_path / "r") == 0
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    assert run("--resume", "--out", tmp_path / "r") == 0
+    assert run(*QUICK, "--out", tmp_path / "r2") == 0
+    assert "no checkpoint after round 2: [Errno 28] No space left on device. The run goes on." in (
+        (tmp_path / "r2" / "run.log").read_text()
+    )
+    # the old one is there still
+    assert [path.name for path in (tmp_path / "r" / "checkpoint").iterdir()] == ["2"]
+    # and no part of a new one, which would fill the disk
+    assert list((tmp_path / "r2" / "checkpoint").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_real_full_disk(tmp_path):
+    """No file may grow beyond 15 kB, as if the disk were full: the rounds are done,
+    then model and report cannot be written.
+    """
+    limit = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000)); "
+        "from fedapps.commands.parser import main; "
+    )
+    command = [
+        sys.executable,
+        "-c",
+        limit + "sys.exit(main(sys.argv[1:]))",
+        "run",
+        "--engine",
+        "inline",
+        *QUICK,
+    ]
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        [*command, "evaluate-every=0", "--out", str(tmp_path / "r")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    log = (tmp_path / "r" / "run.log").read_text()
+    assert log.count("The run goes on.") == 2, done.stderr + log
+    assert len(rounds(tmp_path / "r")) == 4
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "no report" in done.stderr
+
+
+def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypatch):
+    """Five of six clients fail from round 3 on: exit status 1 after two such rounds;
+    with less asked it goes on from there.
+    """
+    from clients import FedAvgClient
+
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    train = FedAvgClient.train
+
+    def fails(self, config):
+        if config["server-round"] in (3, 4) and self.client_id:
+            raise RuntimeError("the site is being moved")
+        return train(self, config)
+
+    settings = [*QUICK, "num-rounds=6", "checkpoint-every=5", "clients-per-round=0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvgClient, "train", fails)
+        assert run(*settings, "min-replies=2", "max-failed-rounds=2", "--out", tmp_path / "r") == 1
+    assert (
+        "round 4: fewer than min-replies = 2 valid replies for 2 rounds in a row; client 1: "
+        in capsys.readouterr().err
+    )
+    assert (tmp_path / "r" / "checkpoint" / "4" / "model.safetensors").exists()
+    assert run("--resume", "min-replies=1", "--out", tmp_path / "r") == 0
+    assert [len(row["failures"]) for row in rounds(tmp_path / "r")] == [0, 0, 5, 5, 0, 0]
+
+
+def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    assert run(*QUICK, "num-rounds=2", "--out", tmp_path / "r") == 0
+    path = tmp_path / "r" / "settings.toml"
+    path.write_text(
+        "".join(line for line in path.read_text().splitlines(keepends=True) if "update" not in line)
+    )
+    assert run("--resume", "--out", tmp_path / "r") == 0
+
+
+def test_a_library_from_a_folder(tmp_path, capsys):
+    from fedapps.tasks.predictor_library import Library
+
+    tables = np.random.default_rng(0).dirichlet(np.ones(100), 40).astype(np.float32)
+    Library.from_arrays({"table": tables}).save(tmp_path / "library")
+    job = [
+        "method=fedboost",
+        f"fedboost.library={tmp_path / 'library'}",
+        "fedboost.budget=5",
+        "num-rounds=3",
+        "evaluate-every=0",
+    ]
+    assert run(*job, "--nodes", "4", "--out", tmp_path / "r") == 0
+    assert load_file(tmp_path / "r" / "model.safetensors")["alpha"].shape == (40,)
+    broken = sorted((tmp_path / "library").iterdir())[7]
+    broken.write_bytes(b"torn")
+    assert run(*job, "--nodes", "4", "--out", tmp_path / "r2") == 2
+    assert broken.name in capsys.readouterr().err
+
+
+def test_methods_lists_every_method(capsys):
+    assert main(["methods", "--names"]) == 0
+    assert capsys.readouterr().out.split() == list(METHODS)
+    assert main(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out and method.paper in out for name, method in METHODS.items())
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_folder_that_can_be_resumed(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "fedapps",
+        "run",
+        "--engine",
+        "inline",
+        "num-rounds=100000",
+        "checkpoint-every=2",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "r"), "evaluate-every=0"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 400
+    while not list((tmp_path / "r" / "checkpoint").glob("[0-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with: fedapps run --resume" in error
+    assert "Traceback" not in error
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["rounds-completed"] >= 2
+    assert (tmp_path / "r" / "report.html").exists()
+    shutil.rmtree(tmp_path / "r")

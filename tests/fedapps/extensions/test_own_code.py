@@ -1,0 +1,230 @@
+"""A method and a task of the user's own by ``module:name``: mistakes in one line,
+tables of settings, what runs them.
+"""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedapps.commands.parser import main
+from fedapps.engines.app_folder import copy_app
+from fedapps.errors import UserError
+from fedapps.extensions.own_code import own_files
+from fedapps.runs.prepare import checked, completed
+from fedapps.settings.settings import default_config, read_settings
+
+CODE = """
+from dataclasses import dataclass, field, replace
+from algorithms.common.options import Options, option
+from clients import FedAvgClient
+from fedapps.methods import METHODS, Method, TorchClient
+from fedapps.tasks import Digits
+from fedapps.tasks.registry import TaskKind
+from strategies import FedAvg, FedAvgOptions, TERM
+import my_client
+
+@dataclass(frozen=True)
+class Own(Options):
+    pull: float = option(0.5, "how far the server steps", low=0, high=1)
+    base: str = option("fedavg", "the method that it wraps")
+
+@dataclass(frozen=True)
+class Listed(Options):
+    rates: list = field(default_factory=list)
+
+class Plain(Options):
+    pass
+
+def method(**changes):
+    parts = dict(summary="", paper="", trait="", strategy=lambda o, t, c: FedAvg(), client=TorchClient(my_client.kind))
+    return Method(**{**parts, **changes})
+
+METHOD = method(options=Own, table="own")
+BARE = method()
+HALF = method(client=None)
+TAKEN = method(options=Own, table="superfed")
+SAME = method(options=FedAvgOptions, table="fedavg")
+NO_TABLE = method(options=Own)
+LISTED = method(options=Listed, table="own")
+PLAIN = method(options=Plain, table="own")
+DICT = method(options={}, table="own")
+LOSING = method(loss=lambda kind: kind)
+WRAPS = method(strategy=None, client=None, wrap=lambda strategy, options: TERM(strategy), options=Own, table="own")
+BROKEN = method(strategy=lambda o, t, c: FedAvg().missing)
+NO_STRATEGY = method(strategy=lambda o, t, c: "fedavg")
+REFUSED = method(options=Own, table="own", strategy=lambda o, t, c: FedAvg(fraction_train=o.pull + 1))
+BAD_CLIENT = method(client=lambda o, t, i, n, store: 1 / 0)
+NO_CLIENT = method(client=lambda o, t, i, n, store: None)
+IMAGES = method(tasks=("classification", "digits"))
+FOR_OWN = method(tasks=("my_code:TASK",))
+
+class Task(Digits):
+    name = "my-digits"
+
+class Ill(Digits):
+    def check(self, num_clients):
+        raise KeyError("age")
+
+class Empty:
+    def __init__(self, options, context): ...
+
+@dataclass(frozen=True)
+class Other(Options):
+    size: int = option(1, "", low=1)
+
+TASK = TaskKind(Task, Other, "mine")
+LIKE = TaskKind(Task, like="digits")
+CLASHING = TaskKind(Task, Other, "own")
+ODD = TaskKind(Task, like="digit")
+number = 3
+"""
+CLIENT = """
+def kind():
+    import my_lazy
+    return my_lazy.FedAvgClient
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder with modules of the user's, the last of which is only imported
+    where a client is made.
+    """
+    for name, text in {
+        "my_code": CODE,
+        "my_client": CLIENT,
+        "my_lazy": "from clients import FedAvgClient\n",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    return tmp_path
+
+
+def settings(*pairs, **given):
+    return completed({"task": "digits", **given, **dict(pairs)})
+
+
+def test_its_options_are_a_table_of_settings(folder):
+    chosen = settings(("method", "my_code:METHOD"), ("own.pull", 1), ("task", "my_code:TASK"))
+    assert (chosen.options.pull, chosen.problem.size) == (1.0, 1)
+    flat = chosen.flat()
+    assert flat["method"] == "my_code:METHOD"
+    assert flat["own.pull"] == 1.0
+    assert read_settings(flat) == chosen
+    assert set(default_config(flat)) - set(default_config()) == {
+        "own.pull",
+        "own.base",
+        "mine.size",
+    }
+    with pytest.raises(UserError, match=r"^own.pull = 2.0: choose a value in \[0, 1\]"):
+        settings(("method", "my_code:METHOD"), ("own.pull", 2))
+    with pytest.raises(UserError, match=r"^own.pull = 'far': must be a number"):
+        settings(("method", "my_code:METHOD"), ("own.pull", "far"))
+    with pytest.raises(UserError, match=r"^unknown setting 'own.pul': did you mean 'own.pull'"):
+        settings(("method", "my_code:METHOD"), ("own.pul", 1))
+    with pytest.raises(UserError, match=r"^unknown setting 'own.pull'"):
+        settings(("own.pull", 1))
+
+
+def test_the_settings_command_explains_it(folder, capsys):
+    assert main(["settings", "my_code:METHOD"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "own.pull: number, default 0.5, [0, 1]\n    how far the server steps\n"
+    )
+    assert main(["settings", "my_code:TASK"]) == 0
+    assert "mine.size: whole number" in capsys.readouterr().out
+    assert main(["settings", "my_code:BARE"]) == 2
+    assert "has no options of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": "my_code:METHODS_"}, "method = 'my_code:METHODS_': did you mean 'METHODS'\\? my_code (.*) has no " "'METHODS_'"),
+        ({"method": "my_cod:METHOD"}, "method = 'my_cod:METHOD': there is no module 'my_cod', not in the current " "folder"),
+        ({"method": "my_code:number"}, "method = 'my_code:number': is a int, no fedapps.methods.Method: write METHOD " "= " "Method"),
+        ({"method": "my_code:FedAvg"}, "method = 'my_code:FedAvg': is the class FedAvg, no fedapps.methods.Method"),
+        ({"method": "my_code:HALF"}, "method = 'my_code:HALF': has no client"),
+        ({"method": "my_code:LOSING"}, "method = 'my_code:LOSING': has a loss for another method's clients, but does " "not " "wrap one"),
+        ({"method": "my_code:TAKEN"}, "method = 'my_code:TAKEN': its table 'superfed' is one of this project, with " "other " "options"),
+        ({"method": "my_code:NO_TABLE"}, "method = 'my_code:NO_TABLE': options = 'Own': table = '': name its table"),
+        ({"method": "my_code:LISTED"}, "method = 'my_code:LISTED': options = 'Listed': 'rates' has no default"),
+        ({"method": "my_code:PLAIN"}, "method = 'my_code:PLAIN': options = 'Plain': must be a @dataclass"),
+        ({"method": "my_code:DICT"}, "method = 'my_code:DICT': options = {}: must be a @dataclass"),
+        ({"task": "my_code:number"}, "task = 'my_code:number': is a int, no class of a task and no " "fedapps.tasks.registry.TaskKind"),
+        ({"task": "my_code:ODD"}, "task = 'my_code:ODD': like = 'digit': did you mean 'digits'"),
+        ({"task": "my_code:Empty"}, "task = 'my_code:Empty': Empty has no 'name'"),
+        ({"task": "my_code:Ill"}, "task = 'my_code:Ill': check failed: KeyError: 'age' \\(my_code.py, line " "\\d+\\)$"),
+        ({"task": "my_code:TASK", "method": "fedevg"}, "task = 'my_code:TASK': this method runs on classification, digits; like = "),
+        ({"method": "my_code:METHOD", "task": "my_code:CLASHING"}, "method = .*: its table 'own' is one of task = 'my_code:CLASH"),
+        ({"method": "my_code:BROKEN"}, "method = .*: its strategy cannot be made: AttributeError: .*missing.* " "\\(my_code.py, line"),
+        ({"method": "my_code:NO_STRATEGY"}, "method = 'my_code:NO_STRATEGY': strategy makes a str, no Strategy of Flower's"),
+        ({"method": "my_code:REFUSED"}, "own.fraction_train = 1.5: "),
+        ({"method": "my_code:BAD_CLIENT"}, "method = .*: no client can be made: ZeroDivisionError: division by zero " "\\(my_code.py,"),
+        ({"method": "my_code:NO_CLIENT"}, "method = 'my_code:NO_CLIENT': client makes a NoneType, no " "flwr.client.NumPyClient"),
+        ({"method": "term", "term.base": "my_code:number"}, "term.base = 'my_code:number': is a int, no fedapps.methods.Method"),
+        ({"method": "warm-start", "warm-start.then": "my_code:x"}, "warm-start.then = 'my_code:x': choose one of fedavg"),
+        ({"method": "my_code:FOR_OWN", "task": "digits"}, "task = 'digits': this method runs on my_code:TASK"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(folder, given, said):
+    with pytest.raises(UserError, match=f"^{said}") as caught:
+        checked(settings(**given))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "my_code:SAME"},  # a table of ours with the options of ours
+        {"method": "my_code:WRAPS"},
+        {"method": "my_code:WRAPS", "own.base": "my_code:BARE"},
+        {"method": "term", "term.base": "my_code:METHOD", "own.pull": 1.0},
+        {"method": "my_code:IMAGES", "task": "my_code:LIKE"},
+        {"method": "fedper", "task": "my_code:Task"},
+        {"method": "my_code:FOR_OWN", "task": "auto"},
+    ],
+)
+def test_what_it_can_be_combined_with(folder, given):
+    chosen, task = checked(settings(**given))
+    assert read_settings(chosen.flat()).flat() == chosen.flat()
+    assert task.name == ("my-digits" if str(given.get("task", "")) != "" else "digits")
+
+
+def test_the_app_that_is_submitted_has_its_files_and_knows_its_settings(folder):
+    chosen, _ = checked(settings(method="my_code:METHOD", task="my_code:TASK"))
+    config = chosen.flat()
+    files = own_files(config)
+    # the last one since a client has been made
+    assert set(files) == {"my_code.py", "my_client.py", "my_lazy.py"}
+    app = copy_app(folder / "copy", files, config)
+    listed = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert listed["config"]["own"] == {"pull": 0.5, "base": "fedavg"}
+    assert listed["config"]["mine"] == {"size": 1}
+    assert "config" in listed
+    assert "train" in listed["config"]
+    assert set(files) <= set(listed["fab-include"])
+
+
+def test_a_sweep_varies_its_settings_and_leaves_them_to_it(folder, capsys):
+    Path("grid.toml").write_text(
+        'method = ["my_code:METHOD", "fedavg"]\nown.pull = [0.25, 0.75]\nnum-rounds = '
+        "1\nnum-clients = 2\nclients-per-round = 0\n"
+        '[[when]]\nmethod = "my_code:METHOD"\nset = {train.local-epochs = 2}\n[[when]]\n"own.pull" '
+        "= 0.75\nset = {seed = 1}\n"
+    )
+    assert main(["sweep", "grid.toml", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    for name in ("my_code-METHOD_pull-0.25", "my_code-METHOD_pull-0.75", "fedavg"):
+        assert re.search(rf"{re.escape(name)}\b", out), out
+    assert out.count("my_code-METHOD_") == 2
+    assert main(["sweep", "grid.toml", "own.pull=[2.0]", "--dry-run"]) == 2
+    assert "own.pull = 2.0: choose a value in [0, 1]" in capsys.readouterr().err
+    Path("grid.toml").write_text('method = ["my_code:METHOD"]\nown.pul = [1]\n')
+    assert main(["sweep", "grid.toml", "--dry-run"]) == 2
+    assert "unknown setting 'own.pul': did you mean 'own.pull'" in capsys.readouterr().err

@@ -1,0 +1,215 @@
+"""`examples/own-method`: a method, a task and a net in one file outside the project, as
+README says that they run.
+"""
+
+import csv
+import importlib
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clients import ClientData, FedAvgClient
+from clients.base.training import get_arrays
+from fedapps.commands.parser import main
+from fedapps.models.image_nets import build_model
+from fedapps.runs import execution as run_module
+from fedapps.testing import exams
+from fedapps.toml_text import read_toml
+from strategies import FedAvg
+from tests.helpers import arrays_of, blobs, simulate
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own-method"
+CONFIG = {"local-epochs": 1, "batch-size": 8, "momentum": 0.9, "seed": 3, "lr-decay": 1.0}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A copy of the example as the current folder."""
+    shutil.copytree(EXAMPLE, tmp_path / "example")
+    monkeypatch.chdir(tmp_path / "example")
+    monkeypatch.setattr(
+        sys, "path", [*(entry for entry in sys.path if entry), str(tmp_path / "example")]
+    )
+    monkeypatch.delitem(sys.modules, "own_method", raising=False)
+    return tmp_path / "example"
+
+
+def scores(out):
+    with (Path(out) / "clients.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(*words):
+    return main(["run", "run.toml", "--engine", "inline", "evaluate-every=3", *map(str, words)])
+
+
+def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch):
+    assert run("num-rounds=6", "checkpoint-every=3", "--out", "whole") == 0
+    recorded = read_toml(folder / "whole" / "settings.toml")
+    assert recorded["method"] == "own_method:METHOD"
+    assert recorded["exp.epsilon"] == 0.001
+    assert recorded["rows.source"] == str(folder / "patients.csv")  # whatever folder clients run in
+    assert len(scores("whole")) == 8
+    assert np.mean([float(row["accuracy"]) for row in scores("whole")]) > 0.5
+
+    class Stopping(run_module.Recorder):
+        def __call__(self, now):
+            super().__call__(now)
+            if now.number == 4:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "Recorder", Stopping)
+        assert run("num-rounds=6", "checkpoint-every=3", "--out", "parts") == 130
+    assert main(["run", "--engine", "inline", "--resume", "--out", "parts"]) == 0
+    assert scores("parts") == scores("whole")
+    report = (folder / "whole" / "report.html").read_text()
+    assert "own_method:METHOD" in report
+
+
+def test_a_resume_with_another_option_is_refused(folder, capsys):
+    assert run("num-rounds=1", "checkpoint-every=1", "--out", "r") == 0
+    assert main(["run", "--engine", "inline", "--resume", "--out", "r", "exp.epsilon=0.5"]) == 2
+    assert "was run with exp.epsilon = 0.001, now it is 0.5" in capsys.readouterr().err
+
+
+def test_it_is_swept_beside_ours(folder, capsys):
+    assert (
+        main(
+            [
+                "sweep",
+                "methods.toml",
+                "--scale",
+                "small",
+                "--out",
+                "s",
+                "seed=[0]",
+                "num-rounds=1",
+                "evaluate-every=1",
+            ]
+        )
+        == 0
+    )
+    table = (folder / "s" / "table.md").read_text()
+    for row in (
+        "own_method:METHOD, epsilon = 0.001",
+        "own_method:METHOD, epsilon = 0.1",
+        "fedavg",
+        "fedper",
+        "local",
+    ):
+        assert f"| {row} " in table
+
+
+def net(seed):
+    return build_model("mlp", (1, 1, 4), 3, seed)
+
+
+def strange(client, n):
+    """Samples whose classes are numbered otherwise for each client, so that their
+    updates point elsewhere.
+    """
+    parts = blobs(client, n)
+    turned = [
+        replace(part, y=(part.y + client) % 3)
+        for part in (parts.train, parts.validation, parts.test)
+    ]
+    return ClientData(*turned)
+
+
+def trained(strategy, kind, sizes, rounds=1):
+    start = dict(zip(net(0).state_dict(), get_arrays(net(0)), strict=True))
+    return arrays_of(
+        simulate(
+            strategy,
+            lambda i, _: kind(net, strange(i, sizes[i]), i),
+            len(sizes),
+            start,
+            rounds,
+            CONFIG,
+        )
+    )
+
+
+def test_one_round_is_the_equation(folder):
+    """FedExP's step, from what FedAvg's clients reply: w + eta D, with eta from the
+    weighted squared lengths.
+    """
+    own = importlib.import_module("own_method")
+    datas, sent = [strange(i, n) for i, n in enumerate((100, 20, 60))], get_arrays(net(0))
+    replies = [
+        FedAvgClient(net, data, i).fit(sent, {**CONFIG, "server-round": 1})[0]
+        for i, data in enumerate(datas)
+    ]
+    flat = [
+        np.concatenate(
+            [(new - old).ravel().astype(float) for old, new in zip(sent, reply, strict=True)]
+        )
+        for reply in replies
+    ]
+    samples = np.array([len(data.train) for data in datas])
+    p, updates = samples / samples.sum(), np.stack(flat)
+    mean = p @ updates
+    step = max(1.0, float(p @ (updates**2).sum(1)) / (2 * float(mean @ mean)))
+    assert step > 1.05  # else it is FedAvg, and nothing is examined
+    found = trained(own.FedExP(own.ExPOptions(epsilon=0.0)), own.FedExPClient, [100, 20, 60])
+    moved = np.concatenate(
+        [(found[name] - old).ravel() for name, old in zip(net(0).state_dict(), sent, strict=True)]
+    )
+    np.testing.assert_allclose(moved, step * mean, rtol=1e-4, atol=1e-6)
+
+
+def test_with_a_large_epsilon_it_is_fedavg(folder):
+    own = importlib.import_module("own_method")
+    found = trained(own.FedExP(own.ExPOptions(epsilon=1e9)), own.FedExPClient, [40, 20], 2)
+    for name, array in trained(FedAvg(), FedAvgClient, [40, 20], 2).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_it_passes_the_exams_of_every_method(folder):
+    own = importlib.import_module("own_method")
+    mine = exams.pair(own.METHOD)
+    exams.every(mine)
+    exams.stays(mine)
+    exams.reduces(exams.pair(own.METHOD, own.ExPOptions(epsilon=1e9)), exams.pair("fedavg"))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
+    """As a user types it; Ray's workers are elsewhere and get the file with the app,
+    whose settings have the own tables.
+    """
+    found = []
+    for engine in (["inline"], ["ray", "--workers", "2"]):
+        command = [
+            "run",
+            "run.toml",
+            "num-rounds=2",
+            "exp.epsilon=0.01",
+            "checkpoint-every=0",
+            "--out",
+            engine[0],
+            "--engine",
+            *engine,
+        ]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from fedapps.commands.parser import main; raise SystemExit(main())",
+                *command,
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(scores(engine[0]))
+    assert found[0] == found[1]

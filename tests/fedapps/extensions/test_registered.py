@@ -1,0 +1,160 @@
+"""Methods, tasks and nets that installed packages register by entry points: chosen by
+name, listed, and no harm if broken.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedapps.commands.parser import main
+from fedapps.errors import UserError
+from fedapps.extensions.own_code import own_files
+from fedapps.extensions.registered import registered
+from fedapps.models.image_nets import build_model
+from fedapps.runs.prepare import checked, completed
+
+CODE = """
+from dataclasses import dataclass
+from torch import nn
+from algorithms.common.options import Options, option
+from clients import FedAvgClient
+from fedapps.methods import Method, TorchClient
+from fedapps.tasks import Digits
+from strategies import FedAvg
+
+@dataclass(frozen=True)
+class Own(Options):
+    pull: float = option(0.5, "how far the server steps", low=0, high=1)
+
+METHOD = Method("steps less far", "nobody 2026", "one global model", lambda o, t, c: FedAvg(), TorchClient(lambda: FedAvgClient),
+                options=Own, table="registered-one")
+
+class Task(Digits):
+    name = "other-digits"
+
+def net(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+POINTS = """
+[fedapps.methods]
+nearer = nearer_package:METHOD
+spoilt = nearer_package:MISSING
+broken = nearer_broken:METHOD
+fedavg = nearer_package:METHOD
+
+[fedapps.tasks]
+other-digits = nearer_package:Task
+
+[fedapps.models]
+one-layer = nearer_package:net
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package, as Python sees one."""
+    site, info = tmp_path / "site-packages", tmp_path / "site-packages" / "nearer-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nearer\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    (site / "nearer_package.py").write_text(CODE)
+    (site / "nearer_broken.py").write_text("import a_package_that_is_not_here\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.chdir(tmp_path)
+    for name in ("nearer_package", "nearer_broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    registered.cache_clear()
+    yield site
+    registered.cache_clear()
+
+
+def test_names_run_like_ours(package, tmp_path):
+    chosen, task = checked(
+        completed(
+            {
+                "method": "nearer",
+                "task": "other-digits",
+                "model.name": "one-layer",
+                "registered-one.pull": 1,
+            }
+        )
+    )
+    assert (chosen.method, chosen.options.pull, task.name) == ("nearer", 1.0, "other-digits")
+    assert list(task.initial_arrays()) == ["1.weight", "1.bias"]
+    assert own_files(chosen.flat()) == {}  # it is installed where clients run
+    words = [
+        "num-rounds=1",
+        "num-clients=2",
+        "clients-per-round=0",
+        "train.local-epochs=1",
+        "--engine",
+        "inline",
+        "--out",
+        "r",
+    ]
+    assert main(["run", "method=nearer", "task=other-digits", "model.name=one-layer", *words]) == 0
+    assert 'method = "nearer"' in (tmp_path / "r" / "settings.toml").read_text()
+
+
+def test_they_are_listed_with_where_they_come_from_and_broken_ones_cost_a_line(package, capsys):
+    assert main(["methods"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = [line for line in out.splitlines() if line.startswith("nearer ")]
+    assert "steps less far" in row
+    assert row.rstrip().endswith("nearer 1.2")
+    assert not [line for line in out.splitlines() if line.startswith(("spoilt", "broken"))]
+    assert sorted(err.splitlines()) == [
+        "fedapps: warning: nearer 1.2 registers a method 'fedavg': the name is one of ours, and "
+        "stays ours",
+        "fedapps: warning: nearer 1.2: method = 'broken': there is no module "
+        "'a_package_that_is_not_here', which nearer_broken "
+        "imports: install it here",
+        "fedapps: warning: nearer 1.2: method = 'spoilt': nearer_package "
+        f"({package / 'nearer_package.py'}) has no 'MISSING'",
+    ]
+    assert main(["settings", "nearer"]) == 0
+    assert capsys.readouterr().out.startswith("registered-one.pull: number")
+
+
+def test_names_alone_import_nothing(package, capsys):
+    assert main(["methods", "--names"]) == 0
+    names = capsys.readouterr().out.split()
+    assert {"nearer", "broken"} < set(names)
+    assert names.count("fedavg") == 1
+    assert "nearer_package" not in sys.modules
+
+
+def test_unknown_names_are_answered_with_similar_ones(package):
+    for given, said in (
+        ({"method": "neerer"}, "did you mean 'nearer'"),
+        ({"task": "other-digit"}, "did you mean 'other-digits'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            completed(given)
+    with pytest.raises(UserError, match="did you mean 'one-layer'"):
+        checked(completed({"model.name": "one-layers"}))
+    with pytest.raises(
+        UserError,
+        match="there is no module 'a_package_that_is_not_here', which nearer_broken imports",
+    ):
+        completed({"method": "broken"})
+
+
+def test_a_net_by_its_name_is_built(package):
+    assert build_model("one-layer", (1, 8, 8), 10, 0)[1].out_features == 10
+
+
+def test_our_names_are_found_without_looking_for_others():
+    """Reading the metadata of all packages takes longer than everything else that a
+    command does before it starts.
+    """
+    code = (
+        "import fedapps.extensions.registered as r, fedapps.commands.parser\n"
+        "r.registered = None\n"
+        "from fedapps.settings.settings import read_settings\n"
+        "read_settings({'method': 'term', 'term.base': 'fedadam', 'task': 'digits', 'model.name': "
+        "'mlp'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,195 @@
+"""No room for what a run writes, for a while or at a bad moment: it costs neither the
+run, nor what was written before, nor a row.
+"""
+
+import contextlib
+import json
+import logging
+import resource
+import subprocess
+
+import pytest
+
+from fedapps.commands.parser import main
+from fedapps.engines.flower import SubmittedRun
+from fedapps.engines.inline import InlineGrid
+from fedapps.records.writer import read_rounds
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.runs.prepare import completed
+from fedapps.toml_text import read_toml
+
+JOB = {
+    "num-clients": 3,
+    "clients-per-round": 0,
+    "model.name": "logistic",
+    "train.local-epochs": 1,
+    "num-rounds": 12,
+}
+
+
+@contextlib.contextmanager
+def full(size):
+    """Let no file grow beyond ``size`` bytes (EFBIG, for ENOSPC)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def go(folder, *callbacks, **given):
+    settings = completed(
+        {
+            **JOB,
+            "out": str(folder),
+            **{key.replace("_", "-"): value for key, value in given.items()},
+        }
+    )
+    return execute(settings, InlineGrid(app, 3, settings.flat()), callbacks)
+
+
+def told(folder):
+    return [
+        {key: value for key, value in row.items() if key != "seconds"}
+        for row in read_rounds(folder)
+    ]
+
+
+@pytest.mark.parametrize("room", [0, 5, 100])
+def test_rounds_that_could_not_be_recorded_are_recorded_when_there_is_room(room, tmp_path):
+    """From the end of round 3 to that of round 5, with ``room`` for a part of a line;
+    tables and weights, too.
+    """
+    given = {"method": "aaggff-d", "evaluate_every": 2, "checkpoint_every": 1}
+    with contextlib.ExitStack() as stack:
+
+        def fill(now):
+            if now.number == 3:
+                stack.enter_context(
+                    full((tmp_path / "run" / "rounds.jsonl").stat().st_size + room if room else 0)
+                )
+            elif now.number == 5:
+                assert len(read_rounds(tmp_path / "run")) == 3
+                stack.close()
+
+        assert go(tmp_path / "run", fill, **given)["status"] == "completed"
+    go(tmp_path / "clean", **given)
+    assert told(tmp_path / "run") == told(tmp_path / "clean")
+    assert len(told(tmp_path / "run")) == 12
+    for name in ("clients.csv", "weights.csv", "model.safetensors", "settings.toml"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "clean" / name).read_bytes()
+    assert not list((tmp_path / "run").glob("*.partial"))
+
+
+def test_no_checkpoint_is_ahead_of_the_record(tmp_path):
+    """A small checkpoint may find room where a long record does not; the run dies then,
+    and what it resumes has every round.
+    """
+    given = {"method": "fedavg", "evaluate_every": 0, "checkpoint_every": 1, "num_rounds": 24}
+    with contextlib.ExitStack() as stack:
+
+        def fill_and_die(now):
+            if now.number == 20:
+                size = (tmp_path / "rounds.jsonl").stat().st_size
+                assert (
+                    size
+                    > (tmp_path / "checkpoint" / "20" / "model.safetensors").stat().st_size + 100
+                )
+                stack.enter_context(full(size))
+            if now.number == 21:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path, fill_and_die, **given)
+    assert go(tmp_path, resume=True, **given)["status"] == "completed"
+    assert [row["round"] for row in read_rounds(tmp_path)] == list(range(1, 25))
+
+
+def test_going_on_without_room_leaves_what_there_is(tmp_path, capsys):
+    def run(*arguments):
+        return main(["run", "--out", str(tmp_path), *arguments])
+
+    job = [f"{key}={value}" for key, value in (JOB | {"num-rounds": 3}).items()]
+    assert (
+        run("method=aaggff-d", "evaluate-every=1", "checkpoint-every=2", "--engine", "inline", *job)
+        == 0
+    )
+    before = {
+        name: (tmp_path / name).read_bytes()
+        for name in ("settings.toml", "rounds.jsonl", "weights.csv", "clients.csv")
+    }
+    capsys.readouterr()
+    with full(0):
+        assert run("--resume", "--engine", "inline") == 2
+        said = capsys.readouterr().err
+        assert said == f"fedapps: --out {tmp_path}: cannot be written: File too large\n"
+        stored = {
+            key: value
+            for key, value in read_toml(tmp_path / "settings.toml").items()
+            if "versions" not in key
+        }
+        # as if it had become full a moment later
+        with pytest.raises(OSError, match="File too large"):
+            go(tmp_path, resume=True, **stored)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert run("--resume", "--engine", "inline") == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
+    assert [row["round"] for row in read_rounds(tmp_path)] == [1, 2, 3]
+
+
+def test_a_run_that_cannot_write_its_model_has_not_completed(tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def fill(now):
+            if now.number == 12:
+                stack.enter_context(full(500))
+
+        with pytest.raises(OSError, match="File too large"):
+            go(tmp_path, fill, method="fedavg", evaluate_every=0, checkpoint_every=1)
+    assert not (tmp_path / "model.safetensors").exists()  # rather than a part of it
+    assert (
+        go(tmp_path, resume=True, method="fedavg", evaluate_every=0, checkpoint_every=1)["status"]
+        == "completed"
+    )
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_log_without_room_does_not_end_the_command(tmp_path):
+    """The lines of a run elsewhere still arrive: it would go on without anybody who
+    follows it.
+    """
+
+    class Link:
+        flwr = "flwr"
+
+        def spawn(self, command, stdout):
+            return subprocess.Popen(["printf", r"one\ntwo\n"], stdout=stdout)
+
+        def check_alive(self):
+            pass
+
+        tick = check_alive
+
+    heard = []
+    (tmp_path / "run.log").symlink_to("/dev/full")
+    run = SubmittedRun(Link(), tmp_path / "run.log", heard.append, None)
+    run.run_id = "1"
+    run.follow()
+    assert heard == ["one", "two"]
+
+
+def test_a_log_without_room_says_nothing_on_the_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "fedapps.commands.run.prepare_folder",
+        lambda *_, **__: (tmp_path / "run.log").symlink_to("/dev/full"),
+    )
+    job = [f"{key}={value}" for key, value in (JOB | {"num-rounds": 2}).items()]
+    assert main(["run", "method=fedavg", *job, "--engine", "inline", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "No space" not in said
+    for handler in logging.getLogger("flwr").handlers:
+        with contextlib.suppress(OSError):  # it still has lines
+            handler.close()

@@ -1,0 +1,130 @@
+"""The table of the worst clients: from clients.csv alone, and nothing where the number
+of test samples is not known.
+"""
+
+import json
+
+import pytest
+
+from fedapps.engines.inline import InlineGrid
+from fedapps.records.reader import read_run
+from fedapps.records.uncertainty import as_numbers, of_clients
+from fedapps.results.compare import compare
+from fedapps.results.comparison_table import rows_of
+from fedapps.results.report import write_report
+from fedapps.results.worst_clients import worst_section
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute, with_folder
+from fedapps.settings.settings import read_settings
+
+
+def with_samples(path, rows):
+    """``rows``: (client, accuracy, test samples, loss)."""
+    lines = ["client,accuracy,test-samples,loss", *(",".join(map(str, row)) for row in rows)]
+    (path / "clients.csv").write_text("\n".join(lines) + "\n")
+    return path
+
+
+TWELVE = [(k, 0.5 if k == 3 else 0.9, 100, 0.1 * k) for k in range(12)]
+
+
+def test_a_client_that_stands_apart_does_so_in_the_table(write_run):
+    run = with_samples(write_run(), TWELVE)
+    section = worst_section(rows_of([read_run(run)]))
+    assert section.header == (
+        "method",
+        "worst 10 %",
+        "worst client %",
+        "gap %",
+        "by chance %",
+        "p",
+        "loss, worst 10 %",
+        "loss, worst",
+    )
+    (row,) = section.rows
+    found = of_clients(read_run(run).clients, 0)
+    assert row[0] == "fedavg"
+    # a tenth of twelve are two
+    assert [cell.split("\n")[0] for cell in row[1:4]] == ["70.0", "50.0", "40.0"]
+    assert (
+        row[2].split("\n")[1]
+        == f"{100 * found['worst'].low:.1f}\N{EN DASH}{100 * found['worst'].high:.1f}"
+    )
+    assert found["worst"].low < 0.5 < found["worst"].high
+    assert row[5:] == ("0.001", "1.050", "1.100")
+    assert 5 < float(row[4]) < 15
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "Worst clients" in page
+    assert row[4] in page
+    fifth = worst_section(rows_of([read_run(run)]), 0.25)
+    assert fifth.header[1] == "worst 25 %"
+    assert fifth.rows[0][1].split("\n")[0] == f"{100 * (0.5 + 0.9 + 0.9) / 3:.1f}"
+    assert fifth.rows[0][6] == "1.000"
+
+
+def test_the_same_run_gives_the_same_intervals_and_seeds_their_means(write_run):
+    runs = [with_samples(write_run(f"r{seed}", seed=seed), TWELVE) for seed in (0, 1)]
+    alone = [worst_section(rows_of([read_run(run)])).rows[0] for run in runs]
+    assert alone[0] == worst_section(rows_of([read_run(runs[0])])).rows[0]
+    (both,) = worst_section(rows_of([read_run(run) for run in runs])).rows
+    chance = [float(row[4]) for row in alone]
+    assert float(both[4]) == pytest.approx(sum(chance) / 2, abs=0.11)
+    assert compare(runs).sections[0].rows == (both,)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, 0.5, "", 1.0), (1, 0.5, 10, 1.0)],
+        [(0, 1.5, 10, 1.0), (1, 0.5, 10, 1.0)],
+        [(0, 0.5, 0, 1.0), (1, 0.5, 10, 1.0)],
+        [(0, 0.5, 1e300, 1.0), (1, 0.5, 10, 1.0)],
+        [(0, 0.5, "nan", 1.0), (1, "inf", 10, 1.0)],
+        [(0, 0.5, 10, 1.0)],  # there is no worst client of one
+        [],
+    ],
+)
+def test_without_numbers_of_samples_there_is_no_table(rows, write_run):
+    run = read_run(with_samples(write_run(), rows))
+    assert worst_section(rows_of([run])) is None
+    assert len(rows) == 1 or as_numbers(of_clients(run.clients, 0)) == {}
+
+
+def test_the_summary_of_a_run_has_the_intervals_of_its_clients(tmp_path):
+    settings = read_settings(
+        {"task": "tabular", "num-clients": 5, "clients-per-round": 0, "num-rounds": 2, "seed": 3}
+    )
+    settings = with_folder(settings, tmp_path / "run")
+    summary = execute(settings, InlineGrid(app, 5, settings.flat()))
+    clients = read_run(tmp_path / "run").clients
+    expected = as_numbers(of_clients(clients, 3))
+    keys = {
+        f"{key}-{end}"
+        for key in ("accuracy-mean", "accuracy-worst", "accuracy-worst10", "parity-gap")
+        for end in ("low", "high")
+    }
+    assert set(expected) == keys | {
+        f"{key}-chance" for key in ("accuracy-worst", "accuracy-worst10", "parity-gap")
+    } | {"parity-gap-p"}
+    assert {key: summary[key] for key in expected} == expected
+    assert {
+        key: json.loads((tmp_path / "run" / "summary.json").read_text())[key] for key in expected
+    } == expected
+    assert summary["accuracy-mean-low"] < summary["accuracy-mean"] < summary["accuracy-mean-high"]
+
+
+def test_text_has_no_intervals(tmp_path):
+    """Its accuracy is one of characters, which depend on each other."""
+    settings = read_settings(
+        {
+            "task": "text",
+            "num-clients": 3,
+            "clients-per-round": 0,
+            "num-rounds": 1,
+            "train.local-epochs": 1,
+        }
+    )
+    settings = with_folder(settings, tmp_path / "run")
+    summary = execute(settings, InlineGrid(app, 3, settings.flat()))
+    assert "accuracy-worst" in summary
+    assert [key for key in summary if key.endswith(("-low", "-chance"))] == []

@@ -1,0 +1,152 @@
+"""``train.compile``: decided once, without a clock, recorded, and kept by a resumed
+run.
+"""
+
+import pytest
+
+from clients.base.blocks import Blocks
+from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import NodeGrid
+from fedapps.records.writer import read_rounds
+from fedapps.runs.assembly import build_client, build_task, takes_steps
+from fedapps.runs.client_app import app
+from fedapps.runs.compilation import decided, seconds
+from fedapps.runs.execution import execute
+from fedapps.settings.settings import read_settings
+from fedapps.toml_text import read_toml
+from tests.clients.base.traced import Traced
+
+SMALL = {
+    "num-clients": 4,
+    "clients-per-round": 0,
+    "num-rounds": 2,
+    "train.local-epochs": 1,
+    "evaluate-every": 0,
+}
+
+
+def settings_of(**keys):
+    return read_settings({"method": "fedavg", "num-clients": 20, **keys})
+
+
+def test_auto_compiles_long_runs_of_methods_that_take_steps():
+    task = build_task(settings_of())
+    short, long = settings_of(), settings_of(**{"num-rounds": 20_000})
+    assert decided(short, task, takes_steps).train.compile == "off"
+    assert decided(long, task, takes_steps).train.compile == "on"
+    assert seconds(long, task) == pytest.approx(400 * seconds(short, task))
+    trees = settings_of(method="ffgb", task="tabular", **{"num-rounds": 20_000})
+    assert decided(trees, build_task(trees), takes_steps).train.compile == "off"
+
+
+def test_steps_of_fits_are_counted_by_their_own_options():
+    """10 epochs of 9 batches of 6 of 54 samples for each of 20 clients; trees take
+    none, and nets of the L2 oracle theirs.
+    """
+    keys = {
+        "method": "ffgb-distill",
+        "ffgb-distill.oracle-epochs": 10,
+        "ffgb-distill.oracle-batch-size": 6,
+    }
+    distilled = settings_of(**keys)
+    task = build_task(distilled)
+    few, twice = (
+        seconds(distilled, task),
+        seconds(settings_of(**{**keys, "ffgb-distill.oracle-epochs": 20}), task),
+    )
+    assert twice == pytest.approx(2 * few)
+    assert few == pytest.approx(seconds(settings_of(**{**keys, "train.local-epochs": 50}), task))
+    nets, worst = (
+        settings_of(method=method, **{"num-rounds": 20_000}) for method in ("ffgb", "ffgb-c")
+    )
+    assert decided(nets, task, takes_steps).train.compile == "on"
+    assert decided(worst, task, takes_steps).train.compile == "off"
+
+
+@pytest.mark.parametrize("choice", ["on", "off", "blocks"])
+def test_what_is_said_is_done(choice):
+    settings = settings_of(**{"train.compile": choice, "num-rounds": 20_000})
+    assert decided(settings, build_task(settings), takes_steps).train.compile == choice
+
+
+def test_on_supernodes_auto_is_off():
+    assert settings_of(**{"num-rounds": 20_000}).deployed().train.compile == "off"
+    assert settings_of(**{"train.compile": "on"}).deployed().train.compile == "on"
+
+
+def test_the_decision_reaches_the_clients_and_the_settings_and_a_resume_keeps_it(
+    tmp_path, monkeypatch
+):
+    seen = []
+    monkeypatch.setattr(
+        "clients.fedavg.FedAvgClient.train",
+        lambda self, config: seen.append(config["compile"]) or 0.0,
+    )
+    monkeypatch.setattr("fedapps.runs.compilation.seconds", lambda *_: 1e9)
+    keys = {**SMALL, "out": str(tmp_path / "run"), "checkpoint-every": 1}
+    settings = settings_of(**keys)
+    execute(settings, InlineGrid(app, 4, settings.flat()))
+    assert read_toml(tmp_path / "run" / "settings.toml")["train.compile"] == "on"
+    monkeypatch.setattr("fedapps.runs.compilation.seconds", lambda *_: 0.0)
+    longer = settings_of(**{**keys, "num-rounds": 2, "resume": True})
+    assert decided(longer, None, takes_steps).train.compile == "on"
+    assert set(seen) == {"on"}
+
+
+def test_clients_of_the_application_can_compile(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path))
+    settings = settings_of(**SMALL)
+    client = build_client(settings, build_task(settings), 0, 4, store=None)
+    assert client.compiler is not None
+
+
+@pytest.mark.parametrize("method", ["ffgb", "ffgb-distill"])
+def test_fits_with_adam_are_compiled_where_the_run_says_so(method, tmp_path, monkeypatch):
+    compiler = Traced(tmp_path)
+    monkeypatch.setattr("fedapps.runs.assembly.compiler", lambda: compiler)
+    steps = (
+        {"ffgb.fit-steps": 5}
+        if method == "ffgb"
+        else {"ffgb-distill.oracle-epochs": 2, "ffgb-distill.distill-epochs": 1}
+    )
+    settings = settings_of(
+        **{
+            **SMALL,
+            **steps,
+            "method": method,
+            "train.compile": "on",
+            "num-rounds": 1,
+            "out": str(tmp_path / "run"),
+        }
+    )
+    execute(settings, InlineGrid(app, 4, settings.flat()))
+    assert compiler.graphs
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+
+
+@pytest.mark.parametrize("nodes", [0, 2], ids=["inline", "packed"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "superfed-mm"])
+def test_a_run_in_blocks_finds_what_a_run_without_finds(method, nodes, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapps.runs.assembly.blocks", lambda: blocks)
+    rows = {}
+    for choice in ("off", "blocks"):
+        blocks, out = Blocks(), tmp_path / choice
+        keys = {
+            "method": method,
+            "train.compile": choice,
+            "evaluate-every": 1,
+            "superfed.start": 0.0,
+            "out": str(out),
+            "train.block": 3,
+        }
+        settings = settings_of(**{**SMALL, **keys})
+        grid = InlineGrid(app, nodes or 4, settings.flat())
+        execute(settings, NodeGrid(grid, 4, grid.get_node_ids()) if nodes else grid)
+        rows[choice] = read_rounds(out)
+        assert read_toml(out / "settings.toml")["train.compile"] == choice
+    # of four clients: two behind each node; three, and one alone
+    assert max(blocks.taken) == (2 if nodes else 3)
+    assert not blocks.told
+    for one, other in zip(rows["blocks"], rows["off"], strict=True):
+        assert one["failures"] == other["failures"] == []
+        assert one["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-5)

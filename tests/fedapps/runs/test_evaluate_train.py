@@ -1,0 +1,50 @@
+"""``evaluate-train``: the loss of the final model on each client's training samples
+stands in clients.csv, and nowhere without it.
+"""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from fedapps.errors import UserError
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import read_settings
+from fedapps.sweeps.pool import PlannedRun, run_one
+
+JOB = {
+    "method": "propfair",
+    "num-clients": 4,
+    "clients-per-round": 0,
+    "num-rounds": 2,
+    "train.local-epochs": 1,
+    "checkpoint-every": 0,
+}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_column_is_the_loss_of_the_final_model(asked, tmp_path):
+    run_one(PlannedRun({**JOB, "evaluate-train": asked}, tmp_path / "run"))
+    with (tmp_path / "run" / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert ["train-loss" in row for row in rows] == [asked] * 4
+    if asked:
+        task = build_task(read_settings(JOB))
+        model = task.model_fn(0)
+        arrays = load_file(tmp_path / "run" / "model.safetensors")
+        model.load_state_dict({name: torch.from_numpy(arrays[name]) for name in model.state_dict()})
+        with torch.no_grad():
+            parts = [task.client_data(k, 4).train for k in range(4)]
+            expected = [
+                float(torch.nn.functional.cross_entropy(model(part.x), part.y)) for part in parts
+            ]
+        np.testing.assert_allclose([float(row["train-loss"]) for row in rows], expected, rtol=1e-5)
+
+
+def test_it_is_refused_where_training_is_private():
+    with pytest.raises(
+        UserError, match="evaluate-train = true: losses on training samples are not private"
+    ):
+        read_settings({"evaluate-train": True, "dp.noise-multiplier": 1.0})

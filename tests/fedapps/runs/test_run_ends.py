@@ -1,0 +1,165 @@
+"""How a run ends: whose last round or final evaluation nobody answered is no success,
+and can be continued.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import strategy as flower
+
+from clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from fedapps.runs.execution import execute
+from fedapps.settings.settings import read_settings
+from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, run_rounds
+from tests.helpers import EchoClient
+
+START = {"w": np.zeros(2, np.float32)}
+
+
+class Failing(EchoClient):
+    """Fails in the rounds of training and evaluation that are given."""
+
+    def __init__(self, trainings=(), evaluations=()):
+        super().__init__(1.0)
+        self.trainings, self.evaluations = trainings, evaluations
+
+    def fit(self, parameters, config):
+        if config["server-round"] in self.trainings:
+            raise RuntimeError("the disk is full")
+        return super().fit(parameters, config)
+
+    def evaluate(self, parameters, config):
+        if config["server-round"] in self.evaluations:
+            raise RuntimeError("no test data")
+        return super().evaluate(parameters, config)
+
+
+def run(strategy=None, rounds=3, clients=3, **fails):
+    app = to_client_app(lambda context: Failing(**fails))
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    return run_rounds(strategy or FedAvg(), ClientGrid(InlineGrid(app, clients)), arrays, rounds)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, flower.FedAvg])
+def test_a_last_round_without_a_reply(kind):
+    with pytest.raises(
+        TooFewReplies,
+        match=r"the last round 3 had 0 valid replies, at least 1 needed; client 0: .*the disk is "
+        r"full",
+    ) as error:
+        run(kind(), trainings=[3])
+    # what the rounds before made is not lost
+    np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), 2.0)
+
+
+def test_a_final_evaluation_without_a_reply():
+    with pytest.raises(
+        TooFewReplies, match=r"the last evaluation after round 3 had 0 valid replies.*no test data"
+    ) as error:
+        run(evaluations=[3])
+    np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), 3.0)
+
+
+def test_failures_before_the_end_are_none():
+    run(trainings=[1, 2], evaluations=[1, 2])
+    run(FedAvg(fraction_evaluate=0.0), evaluations=[1, 2, 3])
+
+
+def test_min_replies_holds_in_the_last_round_too():
+    class Last(Failing):
+        def __init__(self, i):
+            super().__init__([3] if i else [])
+
+    app = to_client_app(lambda context: Last(context.node_config["partition-id"]))
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    for least, ends_well in ((1, True), (2, False)):
+        grid = ClientGrid(InlineGrid(app, 3))
+        if ends_well:
+            run_rounds(FedAvg(), grid, arrays, 3, patience=Patience(least))
+        else:
+            with pytest.raises(TooFewReplies, match="had 1 valid replies, at least 2 needed"):
+                run_rounds(FedAvg(), grid, arrays, 3, patience=Patience(least))
+
+
+def test_a_callback_that_stops_after_a_failed_round_does_not_make_it_a_success():
+    app = to_client_app(lambda context: Failing([2]))
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    with pytest.raises(TooFewReplies, match="the last round 2"):
+        run_rounds(
+            FedAvg(),
+            ClientGrid(InlineGrid(app, 3)),
+            arrays,
+            5,
+            callbacks=[lambda now: now.number == 2],
+        )
+
+
+@pytest.mark.parametrize("fails", [{"trainings": [4]}, {"evaluations": [4]}])
+def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(fails, tmp_path):
+    """Round 4 of 4 fails: the folder says so, keeps the model, and a resumed run
+    repeats what is missing.
+    """
+    given = {
+        "num-clients": 3,
+        "clients-per-round": 0,
+        "num-rounds": 4,
+        "evaluate-every": 2,
+        "checkpoint-every": 1,
+        "method": "fedavg",
+    }
+
+    def go(folder, resume=False, **faults):
+        settings = read_settings({**given, "out": str(folder), "resume": resume})
+        app = to_client_app(lambda context: Failing(**faults))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "fedapps.tasks.classification.Classification.initial_arrays",
+                lambda self: {"w": START["w"]},
+            )
+            return execute(settings, InlineGrid(app, 3))
+
+    clean = go(tmp_path / "clean")
+    with pytest.raises(TooFewReplies):
+        go(tmp_path / "run", **fails)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "the last" in summary["error"]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    again = go(tmp_path / "run", resume=True)
+    assert again["status"] == "completed"
+    skip = ("seconds", "out", "resume")
+    assert {k: v for k, v in again.items() if k not in skip} == {
+        k: v for k, v in clean.items() if k not in skip
+    }
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+        tmp_path / "clean" / "model.safetensors"
+    ).read_bytes()
+
+
+# --- the start ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [10**9, 2**62, -5, 0])
+@pytest.mark.parametrize("liar", [0, 1, 2])
+def test_one_node_that_tells_a_wrong_number_of_clients_does_not_end_a_run(told, liar):
+    app = to_client_app(lambda context: EchoClient(1.0))
+    inline = InlineGrid(app, 3)
+    inline.contexts[1000 + liar].node_config["num-partitions"] = told
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    rounds = []
+    run_rounds(
+        FedAvg(), ClientGrid(inline, start_timeout=0.5), arrays, 1, callbacks=[rounds.append]
+    )
+    assert rounds[0].trained.clients == [0, 1, 2]
+
+
+def test_the_number_that_most_nodes_tell_is_waited_for():
+    app = to_client_app(lambda context: EchoClient(1.0))
+    inline = InlineGrid(app, 3)
+    for context in inline.contexts.values():
+        context.node_config["num-partitions"] = 4
+    with pytest.raises(TimeoutError, match="3 of 4 clients connected"):
+        ClientGrid(inline, start_timeout=0.2).wait()

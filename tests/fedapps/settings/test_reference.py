@@ -1,0 +1,163 @@
+"""What is generated from the declarations of the options is up to date, whole, and
+readable where it goes.
+"""
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from algorithms.common.options import Options, option
+from fedapps.commands.parser import main
+from fedapps.commands.settings import overview
+from fedapps.settings.reference import all_tables, chosen, described, settings_in
+from fedapps.settings.settings import default_config
+from fedapps.toml_text import flatten_toml
+from strategies import PrivacyOptions
+from tools.generate import generated
+from tools.generate import main as generate
+from tools.settings_pages import (
+    MARKDOWN_END,
+    TOML_END,
+    TOML_START,
+    markdown_page,
+    markdown_table,
+    toml_block,
+    with_tables,
+    with_toml,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Small(Options):
+    """A table of the settings."""
+
+    rate: float = option(0.5, "of |steps|; 0: train.rate", low=0, high=1, open_low=True)
+    lambda_: int = option(2, "weight", low=0)
+    kind: str = option("a", "which", choices=["a", "b"])
+    long: str = option("", "x" * 110)
+    other: bool = False
+
+
+@dataclass(frozen=True)
+class Top:
+    """Settings of a run."""
+
+    num_rounds: int = option(50, "rounds", low=1)
+    rest: object = None
+    part: Small = field(default_factory=Small)
+
+
+SMALL = settings_in({"": Top, "train": Small})
+
+
+def test_nothing_generated_is_stale():
+    stale = [
+        str(path)
+        for path, text in generated(ROOT).items()
+        if path.read_text(encoding="utf-8") != text
+    ]
+    assert stale == [], "run: make generate"
+
+
+def test_every_setting_is_in_the_reference_with_its_default():
+    known = settings_in(all_tables())
+    assert {setting.key: setting.default for setting in known} == default_config()
+    listed = flatten_toml(tomllib.loads(toml_block(known, {})))["tool.flwr.app.config.dp.delta"]
+    assert listed == PrivacyOptions().delta
+    assert all(len(line) <= 130 or "# " not in line for line in toml_block(known, {}).splitlines())
+    page = markdown_page(known, {})
+    assert [setting.key for setting in known if f"| `{setting.key}` | " not in page] == []
+
+
+def test_the_block_has_help_where_there_is_room():
+    assert toml_block(SMALL, {"train": ["fedone", "fedtwo"], "": []}) == "\n".join(
+        [
+            "[tool.flwr.app.config]",
+            "num-rounds = 50         # rounds (from 1)",
+            "",
+            "[tool.flwr.app.config.train]  # fedone, fedtwo",
+            "rate = 0.5              # of |steps|; 0: train.rate (0, 1]",
+            "lambda = 2              # weight (from 0)",
+            'kind = "a"              # which (a | b)',
+            'long = ""',
+            "other = false",
+            "",
+        ]
+    )
+
+
+def test_tables_of_pages():
+    rows = markdown_table(
+        chosen(SMALL, ["train.rate", "train.kind", "train.other", "num-rounds"]), ["", "train"]
+    ).splitlines()
+    assert rows[2:] == [
+        r"| `train.rate` | `0.5` | (0, 1] | of \|steps\|; 0: `train.rate` |",
+        '| `train.kind` | `"a"` | `a`, `b` | which |',
+        "| `train.other` | `false` | | |",
+        "| `num-rounds` | `50` | from 1 | rounds |",
+    ]
+    text = (
+        f"# A\n\n<!-- settings: a b -->\nold\n{MARKDOWN_END}\n\nkept\n<!-- settings: c "
+        f"-->\n{MARKDOWN_END}\n"
+    )
+    made = with_tables(text, " and ".join)
+    assert made == (
+        f"# A\n\n<!-- settings: a b -->\n\na and b\n\n{MARKDOWN_END}\n\nkept\n<!-- settings: c "
+        f"-->\n\nc\n\n{MARKDOWN_END}\n"
+    )
+    assert with_tables(made, " and ".join) == made
+    for broken in (
+        f"<!-- settings: a -->\n\n<!-- settings: b -->\n{MARKDOWN_END}\n",
+        "<!-- settings: a -->\n",
+    ):
+        with pytest.raises(ValueError, match="has no line"):
+            with_tables(broken, " ".join)
+
+
+def test_the_block_stands_between_its_markers():
+    text = with_toml(f"a = 1\n{TOML_START}\nold\n{TOML_END}\nb = 2\n", "new\n")
+    assert text == f"a = 1\n{TOML_START}\nnew\n{TOML_END}\nb = 2\n"
+    with pytest.raises(ValueError, match="lacks the lines"):
+        with_toml(f"a = 1\n{TOML_START}\n", "new\n")
+
+
+def test_what_a_terminal_shows():
+    assert [described(setting) for setting in chosen(SMALL, ["train.rate", "train.other"])] == [
+        "train.rate: number, default 0.5, (0, 1]\n    of |steps|; 0: train.rate",
+        "train.other: true or false, default false",
+    ]
+    assert overview(SMALL, 80).splitlines()[:2] == [
+        "       num-rounds",
+        "train  rate, lambda, kind, long, other",
+    ]
+
+
+def test_the_command(capsys):
+    assert main(["settings"]) == 0
+    assert "superfed" in capsys.readouterr().out
+    assert main(["settings", "superfed"]) == 0
+    assert "superfed.nu: number, default 1.0, from 0\n" in capsys.readouterr().out
+    assert main(["settings", "aaggff.ridge"]) == 0
+    assert "paper | reference" in capsys.readouterr().out
+    assert main(["settings", "superfed.nuu"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "fedapps: unknown setting 'superfed.nuu': did you mean 'superfed.nu'?"
+    )
+
+
+def test_a_stale_file_fails_the_check_and_is_written_without_it(monkeypatch, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("as it was", encoding="utf-8")
+    monkeypatch.setattr("tools.generate.ROOT", tmp_path)
+    monkeypatch.setattr("tools.generate.generated", lambda root: {page: "as it was"})
+    assert generate(["--check"]) == 0
+    monkeypatch.setattr("tools.generate.generated", lambda root: {page: "as it is"})
+    assert generate(["--check"]) == 1
+    assert "page.md: stale, run: make generate" in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8") == "as it was"
+    assert generate([]) == 0
+    assert page.read_text(encoding="utf-8") == "as it is"

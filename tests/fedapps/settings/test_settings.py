@@ -1,0 +1,137 @@
+import tomllib
+
+import pytest
+
+from fedapps.errors import UserError
+from fedapps.settings.settings import Settings, default_config, read_settings
+from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"method": "superfed"}, "method = 'superfed': did you mean 'superfed-"),
+        ({"num-round": 3}, "unknown setting 'num-round': did you mean 'num-rounds'?"),
+        (
+            {"sweep.minutes": 1, "seed": [0, 1]},
+            "sweep.minutes: belongs to a sweep, which `fedapps sweep FILE` runs",
+        ),
+        ({"superfed.mo": 1.0}, "unknown setting 'superfed.mo': did you mean 'superfed.mu'?"),
+        ({"num-rounds": "ten"}, "num-rounds = 'ten': must be a whole number"),
+        ({"num-rounds": 2.5}, "num-rounds = 2.5: must be a whole number"),
+        ({"num-rounds": True}, "num-rounds = True: must be a whole number"),
+        ({"resume": 1}, "resume = 1: must be true or false"),
+        ({"model.name": 3}, "model.name = 3: must be text"),
+        ({"train.momentum": "much"}, "train.momentum = 'much': must be a number"),
+        ({"num-rounds": 0}, "num-rounds = 0: choose a value in [1, inf)"),
+        ({"seed": -1}, "seed = -1: choose a value in [0, inf)"),
+        ({"train.learning-rate": 0.0}, "train.learning-rate = 0.0: choose a value in (0, inf)"),
+        (
+            {"method": "superfed-mm", "superfed.start": 1.5},
+            "superfed.start = 1.5: choose a value in [0, 1]",
+        ),
+        ({"method": "fedprox", "fedprox.mu": -1}, "fedprox.mu = -1.0: choose a value in [0, inf)"),
+        (
+            {"data.partition": "pathologic"},
+            "data.partition = 'pathologic': did you mean 'pathological'?",
+        ),
+        ({"data.alpha": -1}, "data.alpha = -1"),
+        (
+            {"method": "aaggff-s", "aaggff.base": "fedadm"},
+            "aaggff.base = 'fedadm': did you mean 'fedadam'?",
+        ),
+        (
+            {"method": "aaggff-s", "aaggff.cdf": "normale"},
+            "aaggff.cdf = 'normale': did you mean 'normal'?",
+        ),
+        (
+            {"method": "aaggff-d", "aaggff.base": "fedprox", "fedprox.mu": -1},
+            "fedprox.mu = -1.0: choose a value in [0, inf)",
+        ),
+        ({"train.lr-decay-every": 0}, "train.lr-decay-every = 0: choose a value in [1, inf)"),
+        ({"device": "gpu"}, "device = 'gpu': did you mean 'cpu'? choose one of auto, cpu, cuda"),
+        (
+            {"client-store": "message"},
+            "client-store = 'message' keeps clients' state nowhere a resume could find it",
+        ),
+    ],
+)
+def test_one_line_says_what_where_and_how_to_mend(config, message):
+    with pytest.raises(UserError) as error:
+        read_settings(config)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_given_is_the_default_and_whole_numbers_serve_as_real_ones():
+    assert read_settings({}) == Settings()
+    assert read_settings(default_config()) == Settings()
+    settings = read_settings({"timeout": 5, "method": "superfed-lm", "superfed.nu": 2})
+    assert settings.timeout == 5.0
+    assert settings.options.nu == 2.0
+    assert isinstance(settings.options.nu, float)
+
+
+def test_a_wrapping_method_reads_and_keeps_the_options_of_its_base():
+    settings = read_settings(
+        {"method": "aaggff-d", "aaggff.base": "fedprox", "fedprox.mu": 0.5, "aaggff.cdf": "gumbel"}
+    )
+    assert settings.base.options.mu == 0.5
+    flat = settings.flat()
+    assert flat["fedprox.mu"] == 0.5
+    assert flat["aaggff.base"] == "fedprox"
+    assert "fedopt.tau" not in flat
+    assert read_settings(flat) == settings
+    assert read_settings({"method": "term"}).flat()["fedavg.weights"] == "samples"
+
+
+def test_flat_and_back():
+    settings = read_settings(
+        {"method": "superfed-mm", "superfed.mu": 0.5, "data.alpha": 0.1, "num-rounds": 7}
+    )
+    assert read_settings(settings.flat()) == settings
+    assert "fedprox.mu" not in settings.flat()
+
+
+def test_toml_round_trip():
+    config = default_config() | {
+        "out": 'C:\\dir "x"\n\ttab\x01é',
+        "seed": 10**12,
+        "train.learning-rate": 1e-7,
+    }
+    assert flatten_toml(tomllib.loads(to_toml(config))) == config
+
+
+def test_versions_in_a_runs_own_settings_are_ignored(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text(to_toml({**Settings().flat(), "versions.flwr": "1.41.0"}))
+    assert read_settings(read_toml(path)) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("a=3", ("a", 3)),
+        ("a.b=0.5", ("a.b", 0.5)),
+        ("a=true", ("a", True)),
+        ("a=text", ("a", "text")),
+        ('a="3"', ("a", "3")),
+        ("a=/x/y=z", ("a", "/x/y=z")),
+    ],
+)
+def test_assignments(text, want):
+    assert parse_assignment(text) == want
+
+
+@pytest.mark.parametrize("text", ["fedavg", "=3", " = 4"])
+def test_what_is_no_assignment(text):
+    with pytest.raises(UserError, match="write key=value"):
+        parse_assignment(text)
+
+
+def test_broken_files(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_toml(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = = 3")
+    with pytest.raises(UserError, match="cannot be read as TOML"):
+        read_toml(tmp_path / "bad.toml")

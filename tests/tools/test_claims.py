@@ -1,0 +1,127 @@
+"""The index of results: every claim has a verdict, a section that is there and a
+command that runs; it follows from the experiments.
+"""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedapps.commands.parser import parse
+from fedapps.errors import UserError
+from fedapps.sweeps.plan import read_plan
+from tools.claims import VERDICTS, anchor, index, papers
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+CLAIMS = [
+    pytest.param(paper, claim, id=f"{paper.page}-{claim.item}")
+    for paper in papers(ROOT)
+    for claim in paper.claims
+]
+
+
+def test_the_index_is_what_the_experiments_say():
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == index(ROOT), "run: make generate"
+
+
+def test_two_clicks_lead_from_the_index_to_table_2_3_and_its_command():
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith("| Table 2.3 |")]
+    page, section = re.search(r"\[\*\*holds in part\*\*\]\((\w+\.md)#([^)]+)\)", row).groups()
+    assert "`fedapps sweep experiments/superfed/table-2.3.toml`" in row
+    part = (RESULTS / page).read_text(encoding="utf-8").split("## Table 2.3")[1].split("\n## ")[0]
+    assert section == "table-23-mnist-two-classes-a-client-500-rounds"
+    assert "| superfed-mm | 99.12 (0.83) | 99.45 (0.46) |" in part
+    assert "(results/README.md)" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert "(docs/results/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("paper", "claim"), CLAIMS)
+def test_a_claim_leads_to_numbers_and_to_a_command(paper, claim):
+    headings = re.findall(r"^#+ (.*)$", (RESULTS / paper.page).read_text(encoding="utf-8"), re.M)
+    assert not claim.section or claim.section in set(map(anchor, headings))
+    words = shlex.split(claim.command)
+    assert claim.verdict == "not tried" or words
+    if words[:2] == ["fedapps", "sweep"]:
+        arguments = parse(words[1:])
+        assert read_plan(ROOT / arguments.file, arguments.settings, arguments.scale).points
+    elif words:
+        script = words[1] if words[0] == "python" else words[2]
+        assert (ROOT / script).is_file()
+
+
+def test_every_study_stands_in_the_index_and_on_the_page_of_its_paper():
+    for path in sorted((ROOT / "experiments").glob("*/*.toml")):
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "sweep" in table:
+            assert table.get("claim"), path
+            page = tomllib.loads((path.parent / "paper.toml").read_text(encoding="utf-8"))["page"]
+            tried = any(claim["verdict"] != "not tried" for claim in table["claim"])
+            assert not tried or f"experiments/{path.parent.name}/{path.name}" in (
+                RESULTS / page
+            ).read_text(encoding="utf-8"), path
+
+
+def test_no_script_times_nothing():
+    """What trains and tabulates a grid is a sweep: no script has a scale, or plans more
+    than one run into the folders of a sweep.
+    """
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        assert (
+            "--scale"
+            not in path.read_text(encoding="utf-8").replace("fedapps sweep", "").split('"""', 2)[-1]
+        ), path
+        assert not re.search(r"_(figures|tables)\.py$", path.name), path
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """`tree(claim)` is a checkout whose only paper has this claim."""
+
+    def write(claim, sweep=""):
+        folder = tmp_path / "experiments" / "paper"
+        folder.mkdir(parents=True)
+        (folder / "paper.toml").write_text('title = "A Paper (2020)"\npage = "paper.md"\n')
+        (folder / "table-1.toml").write_text(f"{sweep}\n[[claim]]\n{claim}")
+        return tmp_path
+
+    return write
+
+
+GOOD = (
+    'item = "T|1"\nsays = "a"\nhave = "b"\nverdict = "holds"\nsection = "s"\nminutes = '
+    '2.5\nseeds = 3\nscale = "small"\n'
+)
+
+
+def test_a_row(tree):
+    text = index(tree(GOOD, "[sweep]"))
+    assert "Of 1 claims: 1 holds, 0 holds in part, 0 does not hold, 0 not tried." in text
+    assert (
+        "| T\\|1 | a | b | [**holds**](paper.md#s) | `fedapps sweep experiments/paper/table-1.toml "
+        "--scale small` | 2.5 | 3 |" in text
+    )
+    assert "[A Paper (2020)](#a-paper-2020)" in text
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (
+            GOOD.replace('"holds"', '"perhaps"'),
+            f"verdict = 'perhaps': choose of {', '.join(VERDICTS)}",
+        ),
+        (GOOD.replace("seeds = 3\n", ""), "section, minutes and seeds are needed"),
+        (GOOD + "sed = 1\n", "claim.sed: choose of"),
+        (GOOD.replace('says = "a"', 'says = ""'), "says: must say something"),
+        ('item = "x"', "missing 3 required"),
+    ],
+)
+def test_mistakes_are_told(claim, message, tree):
+    with pytest.raises(UserError) as error:
+        index(tree(claim))
+    assert message in str(error.value)
+    assert "table-1.toml" in str(error.value)

@@ -1,0 +1,1 @@
+"""What generates pages and exports of this repository. Not in the wheel."""
