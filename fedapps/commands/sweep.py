@@ -13,22 +13,82 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedapps import json_log
-from fedapps.errors import INTERRUPTED, RunFailed, UserError
+from fedapps.errors import INTERRUPTED, RunFailed
 from fedapps.formats import seconds_text
 from fedapps.live.watching import watched
 from fedapps.sweeps.execution import Way, carry_out, missing_of
-from fedapps.sweeps.grid import FULL
-from fedapps.sweeps.plan import Plan, read_plan
+from fedapps.sweeps.plan import Plan, read_plans
 from fedapps.sweeps.pool import finished
-from fedapps.toml_text import read_toml
-
-#: A folder that has it holds the studies of one paper, whose names mean little without
-#: that of the folder.
-PAPER = "paper.toml"
 
 
-def sweep(arguments: argparse.Namespace) -> int:
-    """Run `fedapps sweep` and return the exit status."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Run every combination of a file's lists, and make tables, plots and a page of them."
+    )
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE.toml | DIR",
+        help="settings; a list is an axis of the grid. DIR: all sweeps in it, in turn",
+    )
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="key=value",
+        help="settings that win over the file's; lists, too: seed=[0,1]",
+    )
+    parser.add_argument(
+        "--scale",
+        default="",
+        metavar="NAME",
+        help="use the file's table [scale.NAME]; full: the file as it stands",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="read a data set from DIR/NAME where DIR has the last name of its source",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="runs at a time (default: as many as there are cores)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["inline", "ray"],
+        default="inline",
+        help="parallel processes (default), or Ray, run after run",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="run on this Ray cluster: runs as tasks, or, with --engine ray, one after the other",
+    )
+    parser.add_argument(
+        "--gpus-per-client",
+        type=float,
+        default=0.0,
+        metavar="F",
+        help="share of a GPU for each client (ray)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="results folder (default: results/sweep-FILE)"
+    )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve a page that follows the runs, to this machine alone",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    json_log.add_option(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the sweep and return the exit status."""
     try:
         return _sweep(arguments)
     except KeyboardInterrupt:
@@ -76,49 +136,6 @@ def _sweep(arguments: argparse.Namespace) -> int:
             f"{failed} of {total} runs: see above, mend, and start again; what is finished is kept"
         )
     return 0
-
-
-def read_plans(
-    path: Path,
-    settings: Sequence[str] = (),
-    scale: str = "",
-    to: Path | None = None,
-    data: Path | None = None,
-) -> dict[Path, Plan]:
-    """Return the plan of the file, or of each sweep of a folder, by the folder of its
-    results. Raises ``UserError``.
-
-    ``to``: the folder of the results, below which those of a folder's sweeps have one
-    each. The others: see ``read_plan``.
-    """
-    out = {}
-    for file in sweeps_in(path) if path.is_dir() else [path]:
-        of_paper = path.is_dir() or (file.parent / PAPER).exists()
-        words = (
-            "sweep",
-            file.parent.name if of_paper else "",
-            file.stem,
-            "" if scale == FULL else scale,
-        )
-        folder = (to or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
-        if path.is_dir() and to:
-            folder /= file.stem
-        out[folder] = read_plan(file, settings, scale, folder, data)
-    return out
-
-
-def sweeps_in(folder: Path) -> list[Path]:
-    """Return the files of a folder that have a table ``[sweep]``, sorted. Raises
-    ``UserError`` if there are none.
-    """
-    found = [
-        path
-        for path in sorted(folder.glob("*.toml"))
-        if any(key.startswith("sweep.") for key in read_toml(path))
-    ]
-    if not found:
-        raise UserError(f"{folder}: holds no file with a table [sweep]")
-    return found
 
 
 def minutes_text(plans: Sequence[Plan]) -> str:

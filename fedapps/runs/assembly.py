@@ -1,7 +1,7 @@
 """Construction of a run's parts from its settings: the task, the strategy, a client."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
@@ -20,6 +20,14 @@ from strategies.base.reply_validation import Rules
 
 if TYPE_CHECKING:
     from clients.base.store import Store
+
+
+class Parts(NamedTuple):
+    """What a run consists of, built once: its checked settings, task and strategy."""
+
+    settings: Settings
+    task: Task
+    strategy: Strategy
 
 
 def build_task(settings: Settings, site_data: str = "") -> Task:

@@ -19,8 +19,11 @@ from fedapps.runs.prepare import completed
 from fedapps.settings.settings import default_config, read_settings
 from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweeps.pool import PlannedRun
-from fedapps.toml_text import Value
+from fedapps.toml_text import Value, read_toml
 
+#: A folder that has it holds the studies of one paper, whose names mean little without
+#: that of the folder.
+PAPER = "paper.toml"
 AxisLabels = tuple[tuple[str, str], ...]  # (axis, label) of each axis that applies
 
 
@@ -182,3 +185,46 @@ def _spoken(combination: Sequence[tuple[Axis, str]]) -> str:
         if len(axis.values) > 1 and axis.name != SEED
     )
     return f"{words}: " if words else ""
+
+
+def read_plans(
+    path: Path,
+    settings: Sequence[str] = (),
+    scale: str = "",
+    to: Path | None = None,
+    data: Path | None = None,
+) -> dict[Path, Plan]:
+    """Return the plan of the file, or of each sweep of a folder, by the folder of its
+    results. Raises ``UserError``.
+
+    ``to``: the folder of the results, below which those of a folder's sweeps have one
+    each. The others: see ``read_plan``.
+    """
+    out = {}
+    for file in sweeps_in(path) if path.is_dir() else [path]:
+        of_paper = path.is_dir() or (file.parent / PAPER).exists()
+        words = (
+            "sweep",
+            file.parent.name if of_paper else "",
+            file.stem,
+            "" if scale == FULL else scale,
+        )
+        folder = (to or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
+        if path.is_dir() and to:
+            folder /= file.stem
+        out[folder] = read_plan(file, settings, scale, folder, data)
+    return out
+
+
+def sweeps_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that have a table ``[sweep]``, sorted. Raises
+    ``UserError`` if there are none.
+    """
+    found = [
+        path
+        for path in sorted(folder.glob("*.toml"))
+        if any(key.startswith("sweep.") for key in read_toml(path))
+    ]
+    if not found:
+        raise UserError(f"{folder}: holds no file with a table [sweep]")
+    return found

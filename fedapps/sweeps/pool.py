@@ -177,9 +177,7 @@ def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) 
     """Start or resume one run in this process and return its summary."""
     import torch  # imported late: the main process needs none of these
 
-    from fedapps.engines.inline import InlineGrid
-    from fedapps.runs.client_app import app
-    from fedapps.runs.execution import execute
+    from fedapps.runs.execution import execute_inline
     from fedapps.runs.prepare import prepare_folder
     from fedapps.settings.settings import read_settings
 
@@ -193,9 +191,7 @@ def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) 
     for handler in logger.handlers if json_log.chosen() else ():
         handler.setFormatter(json_log.Formatter(run=run.folder.name))
     try:
-        summary = execute(
-            settings, InlineGrid(app, settings.num_clients, settings.flat(), numbered=True)
-        )
+        summary = execute_inline(settings)
     finally:
         logger.setLevel(level)  # this process may log other runs
     if after:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import fedapps
 from fedapps import api
-from fedapps.commands.data import deal_for
+from fedapps.runs.deal import deal_for
 from fedapps.commands.parser import main
 from fedapps.errors import RunFailed, UserError
 from fedapps.live.progress import Progress

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedapps.commands.export import exported, settings_in
+from fedapps.runs.models import exported, settings_in
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
@@ -36,7 +36,7 @@ def run(folder, *settings):
 @pytest.fixture(autouse=True)
 def without_report(monkeypatch):
     # seconds of drawing
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
 
 
 def reported(folder):

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from fedapps.commands import run as run_command
+from fedapps.runs import launch as launching
 from fedapps.commands.parser import main
 from fedapps.engines.processes import free_port
 from fedapps.errors import UserError
@@ -51,7 +51,7 @@ def scraped(port, path="/metrics"):
 
 def test_what_is_scraped_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
     port, folder, seen = free_port(), tmp_path / "first", []
-    monkeypatch.setattr(run_command, "show", lambda *_: seen.append(scraped(port)[0]))
+    monkeypatch.setattr(launching, "show", lambda *_: seen.append(scraped(port)[0]))
     assert main([*JOB, "num-rounds=3", "--metrics-port", str(port), "--out", str(folder)]) == 0
     assert [values["fedapps_rounds_total",] for values in seen] == [1, 2, 3]
     assert f"metrics: http://127.0.0.1:{port}/metrics" in capsys.readouterr().err
