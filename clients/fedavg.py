@@ -74,10 +74,6 @@ class FedAvgClient(NumPyClient):
     #: Runs local steps as compiled code where the configuration says ``compile =
     #: "on"``.
     compiler: "Compiler | None" = None
-    #: Runs the local steps of clients that take turns, each in a module of its own, at
-    #: once, where the configuration says ``compile = "blocks"``, and on a GPU where it
-    #: says "on".
-    blocks: Runner | None = None
 
     def __init__(
         self,
@@ -235,23 +231,17 @@ class FedAvgClient(NumPyClient):
         return total / seen if seen else 0.0
 
     def runner(self, config: Config) -> Runner:
-        """Return what takes the steps of the round: compiled ones, or those of several
-        clients, where the configuration says so.
+        """Return what takes the steps of the round: the compiler where the
+        configuration says so.
         """
-        choice = config.get("compile")
-        if self.blocks is not None and (
-            choice == "blocks" or (choice == "on" and self.data.train.y.device.type == "cuda")
-        ):
-            return self.blocks
-        return self.compiler if self.compiler is not None and choice == "on" else Eager
+        wanted = self.compiler is not None and config.get("compile") == "on"
+        return self.compiler if wanted else Eager
 
     def problem(self, config: Config) -> Problem:
         """Return what the client minimises."""
         plain = type(self).loss is FedAvgClient.loss
         criterion = self.objective.loss if plain else None
-        return Problem(
-            self.model, self.loss, self.surrogate(config), criterion, self.objective.by_sample
-        )
+        return Problem(self.model, self.loss, self.surrogate(config), criterion)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean training loss of a mini-batch. A class with a loss of its own

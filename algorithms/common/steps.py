@@ -44,15 +44,13 @@ class Problem:
     where ``loss`` is a mean at ``module``'s parameters.
 
     ``criterion``: the loss is ``criterion(module(x), y)``; ``None``: it is something
-    else, which is not compiled. ``by_sample``: it is the mean of its values for single
-    samples.
+    else, which is not compiled.
     """
 
     module: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     surrogate: Callable[[Tensor], Tensor]
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None
-    by_sample: bool = False
 
     @cached_property
     def moving(self) -> dict[str, nn.Parameter]:
@@ -212,7 +210,7 @@ def in_batches(epochs: Epochs, batch_size: int) -> Epochs:
 
 
 class Runner(Protocol):
-    """What takes steps: eagerly, compiled, or for several clients at once."""
+    """What takes steps: eagerly or compiled."""
 
     def run(
         self,
