@@ -43,8 +43,8 @@ from algorithms.boosting.fit_options import FitOptions
 from algorithms.boosting.regression import fit_network
 from algorithms.common.steps import Eager, Runner
 from clients import ClientData, FedAvgClient, Split, SuPerFedClient
-from clients.base.compiled import Compiler
 from clients.base.training import get_arrays
+from clients.steps.compiled import Compiler
 from fedapps.data import cache
 from fedapps.data.images import read_images
 from fedapps.data.options import DataOptions

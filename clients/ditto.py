@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms.common.steps import Terms
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
+from clients.steps.sgd import Terms
 
 
 class DittoClient(PersonalClient):

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
 from algorithms.common.steps import (
-    SGD,
-    Descent,
     Eager,
     Epochs,
     Numbers,
@@ -31,7 +29,6 @@ from algorithms.common.steps import (
     Runner,
     State,
     Step,
-    Terms,
     in_batches,
     no_surrogate,
 )
@@ -39,18 +36,12 @@ from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
-from clients.base.training import (
-    Arrays,
-    Config,
-    TrainOptions,
-    epochs,
-    get_arrays,
-    set_arrays,
-    trainable,
-)
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.steps.batches import epochs
+from clients.steps.sgd import SGD, Descent, Terms
 
 if TYPE_CHECKING:
-    from clients.base.compiled import Compiler
+    from clients.steps.compiled import Compiler
 
 ModelFn = Callable[[int], nn.Module]
 
@@ -234,8 +225,8 @@ class FedAvgClient(NumPyClient):
         """Return what takes the steps of the round: the compiler where the
         configuration says so.
         """
-        wanted = self.compiler is not None and config.get("compile") == "on"
-        return self.compiler if wanted else Eager
+        compiler = self.compiler if config.get("compile") == "on" else None
+        return compiler or Eager
 
     def problem(self, config: Config) -> Problem:
         """Return what the client minimises."""

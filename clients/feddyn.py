@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.common.steps import Terms
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
+from clients.steps.sgd import Terms
 
 
 class FedDynClient(FedAvgClient):

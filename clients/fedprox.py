@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from algorithms.common.steps import Terms
 from clients.base.training import Config
 from clients.fedavg import FedAvgClient
+from clients.steps.sgd import Terms
 
 
 class FedProxClient(FedAvgClient):

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from algorithms.common.averaging import STATISTICS
-from algorithms.common.steps import Terms
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
+from clients.steps.sgd import Terms
 
 
 class ScaffoldClient(FedAvgClient):

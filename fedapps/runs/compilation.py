@@ -17,7 +17,7 @@ from fedapps.settings.settings import Settings
 from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
-    from clients.base.compiled import Compiler
+    from clients.steps.compiled import Compiler
 
 # Of nets of dense layers, measured with benchmarks/round_time.py on one core: what a
 # step costs beside its operations, operations a second, and the share of it that
@@ -32,7 +32,7 @@ COUNTED = 5
 @cache
 def compiler() -> "Compiler":
     """Return the compiler of this process; its libraries are in the cache folder."""
-    from clients.base.compiled import Compiler
+    from clients.steps.compiled import Compiler
 
     return Compiler(folder() / "steps")
 

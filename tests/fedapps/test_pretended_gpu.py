@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clients.base.compiled import Compiler
+from clients.steps.compiled import Compiler
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.runs import client_factory

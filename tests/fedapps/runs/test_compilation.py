@@ -11,7 +11,7 @@ from fedapps.runs.compilation import decided, seconds
 from fedapps.runs.execution import execute
 from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
-from tests.clients.base.traced import Traced
+from tests.clients.steps.traced import Traced
 
 SMALL = {
     "num-clients": 4,
