@@ -10,7 +10,7 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.056
 Algorithm 1, ClientUpdate.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from algorithms.common.steps import (
     Runner,
     State,
     Step,
+    Tensors,
     in_batches,
     no_surrogate,
 )
@@ -38,7 +39,7 @@ from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.steps.batches import epochs
-from clients.steps.sgd import SGD, Descent, Terms
+from clients.steps.sgd import SGD, Descent, Penalty
 
 if TYPE_CHECKING:
     from clients.steps.compiled import Compiler
@@ -171,9 +172,9 @@ class FedAvgClient(NumPyClient):
         options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(self.model).values()]
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
-        decay, terms = self.penalty(tensors, config)
-        step = Descent(sgd, decay, tuple(float(c) for _, c in terms))
-        constants = {f"term-{j}": list(t) for j, (t, _) in enumerate(terms)}
+        penalty = self.penalty(tensors, config)
+        step = Descent(sgd, penalty.mu, tuple(c for _, c in penalty.sum()))
+        constants = {f"term-{j}": t for j, (t, _) in enumerate(penalty.sum())}
         return self.run(
             step,
             {"w": tensors, "velocity": sgd.velocity(tensors)},
@@ -263,11 +264,11 @@ class FedAvgClient(NumPyClient):
         """
         return self.objective.score(self.model, data)
 
-    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``;
-        FedAvg has none.
+    def penalty(self, tensors: Tensors, config: Config) -> Penalty:
+        """Return what is added to the gradient; FedAvg adds nothing. ``tensors``: the
+        parameters that training begins with, which it changes.
         """
-        return 0.0, []
+        return Penalty()
 
     def epochs(self, options: TrainOptions, config: Config) -> Epochs:
         """Yield the epochs (x, y) of the round, with ``self.model`` in training mode

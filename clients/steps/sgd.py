@@ -3,7 +3,7 @@ and without an optimiser object; and what methods' own steps compute with such l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from algorithms.common.steps import Gradient, Numbers, State, Tensors
 
 Number = float | Tensor
 #: Tensors t_j and their coefficients c_j in a sum.
-Terms = Sequence[tuple[Tensors, Number]]
+Terms = Sequence[tuple[Tensors, float]]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,21 @@ class SGD:
             torch._foreach_mul_(velocity, self.momentum)
             add(velocity, gradients, 1.0)
         add(parameters, velocity if self.momentum else gradients, -rate)
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """What a method adds to the gradient: ``mu (w - anchor) + sum_j c_j t_j``, for
+    ``terms`` (t_j, c_j); each is a list with a tensor for each one of w.
+    """
+
+    mu: float = 0.0
+    anchor: Tensors = field(default_factory=list)
+    terms: Terms = ()
+
+    def sum(self) -> Terms:
+        """Return all terms but ``mu w``."""
+        return [*([(self.anchor, -self.mu)] if self.mu else []), *self.terms]
 
 
 @dataclass(frozen=True)
