@@ -20,7 +20,6 @@ from flwr.supercore.run import Run
 # processes.
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedapps.engines.block_turns import answers
 from fedapps.engines.node_app import FIRST_NODE
 from strategies.base.roster import Numbered
 
@@ -65,10 +64,6 @@ class Contexts(Mapping[int, Context]):
         return len(self.nodes)
 
 
-def _told(message: Message) -> tuple[int, RecordDict | None]:
-    return message.metadata.dst_node_id, message.content if message.has_content() else None
-
-
 class InlineGrid(Grid):
     """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0
     to ``num_clients`` - 1.
@@ -98,16 +93,12 @@ class InlineGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Run the ClientApp on each message immediately; return the message ids."""
-        ids: list[str] = []
-
-        def identified() -> Iterator[Message]:
-            for message in messages:
-                ids.append(uuid.uuid4().hex)
-                message.metadata.__dict__["_message_id"] = ids[-1]
-                yield message
-
-        for number, reply in enumerate(answers(identified(), self._answer, _told)):
-            self._replies[ids[number]] = reply
+        ids = []
+        for message in messages:
+            identifier = uuid.uuid4().hex
+            ids.append(identifier)
+            message.metadata.__dict__["_message_id"] = identifier
+            self._replies[identifier] = self._answer(message)
         return ids
 
     def _answer(self, message: Message) -> Message:

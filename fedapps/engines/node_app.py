@@ -20,7 +20,6 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from algorithms.common.prefixes import within
-from fedapps.engines.block_turns import answers
 from fedapps.engines.packing import Part, pack, unpack
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ def answer_for_many(
             total: NodeSum | None = NodeSum(facts["sum"])
         else:
             total = None
-
-        def answer_of(part: Part) -> Part:
+        answers = []
+        for part in parts:
             client: int | str = part.facts["client"]
             at_home = isinstance(client, str)
             if client not in states:
@@ -67,12 +66,10 @@ def answer_for_many(
             states[client] = states[client] if answer.state is None else answer.state
             if at_home and answer.state is not None:
                 _keep(context, f"{client}/", answer.state)
-            return replace(answer, state=None) if at_home else answer
-
-        found = list(answers(parts, answer_of, lambda part: (part.facts["client"], part.content)))
+            answers.append(replace(answer, state=None) if at_home else answer)
         if total:
-            found.append(Part({}, total.content()))
-        return Message(pack(found), reply_to=message)
+            answers.append(Part({}, total.content()))
+        return Message(pack(answers), reply_to=message)
 
     @app.query("clients")
     def names(message: Message, context: Context) -> Message:

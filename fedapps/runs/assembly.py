@@ -11,7 +11,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory
-from fedapps.runs.compilation import blocks, compiler
+from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
 from fedapps.tasks.registry import Task, make_task
 from strategies import Private, Robust, WarmStart
@@ -168,8 +168,6 @@ def build_client(
     client = client_factory(settings)(inner.options, task, client_id, num_clients, store)
     if hasattr(client, "compiler"):
         client.compiler = compiler()
-    if hasattr(client, "blocks"):
-        client.blocks = blocks()
     return client
 
 
