@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapps.data.sources import label_column
+from fedapps.data.columns import label_column
+from fedapps.data.source import Source
 from fedapps.errors import UserError
 
 BATCH = 1000
@@ -53,7 +54,7 @@ def _depth(kind: Any) -> int | None:
             return depth if number else None
 
 
-def number_columns(data: Any, source: str, wanted: str, others: tuple[str, ...]) -> list[str]:
+def number_columns(data: Any, source: Source, wanted: str, others: tuple[str, ...]) -> list[str]:
     """Return the columns that make a sample: those ``wanted`` (names or patterns,
     separated by commas), else the ones found.
 
@@ -94,15 +95,14 @@ def number_columns(data: Any, source: str, wanted: str, others: tuple[str, ...])
         )
     if not free:
         raise UserError(
-            f"data.source = {source!r}: holds no images, arrays or numbers to learn from; its "
-            "columns are "
+            f"{source.given}: holds no images, arrays or numbers to learn from; its columns are "
             f"{_few(data.column_names)}"
         )
     return arrays or list(free)
 
 
 def read_numbers(
-    data: Any, columns: list[str], source: str, shape: tuple[int, ...], channels: str
+    data: Any, columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
     """Return the samples (N, C, H, W) in ``columns``: uint8 if all of them are
     (pixels), else float32.
@@ -146,14 +146,14 @@ def read_numbers(
     assert out is not None  # there is at least one row
     if bad:
         raise UserError(
-            f"data.source = {source!r}: {bad} of {len(out)} samples hold NaN, infinity or no value "
+            f"{source.given}: {bad} of {len(out)} samples hold NaN, infinity or no value "
             f"(first: {first_bad}): "
             "fill or drop them, or name other columns (data.features)"
         )
     return _as_planes(out, columns, source, shape, channels)
 
 
-def targets_of(data: Any, source: str, label: str) -> npt.NDArray[np.float64]:
+def targets_of(data: Any, source: Source, label: str) -> npt.NDArray[np.float64]:
     """Return the numbers to predict (N, targets) in a column ("": detected by name),
     one or an array a sample. Raises ``UserError``.
     """
@@ -187,7 +187,7 @@ def targets_of(data: Any, source: str, label: str) -> npt.NDArray[np.float64]:
 
 
 def _as_planes(
-    out: npt.NDArray[Any], columns: list[str], source: str, shape: tuple[int, ...], channels: str
+    out: npt.NDArray[Any], columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
     stored = out.shape[1:]
     if shape:
@@ -204,7 +204,7 @@ def _as_planes(
             "axes it is to have"
         )
     if out[0].size == 0:
-        raise UserError(f"data.source = {source!r}: the samples in {_few(columns)} are empty")
+        raise UserError(f"{source.given}: the samples in {_few(columns)} are empty")
     if channels == "last" and out.ndim > 2:
         out = np.moveaxis(out, -1, 1)
     if out.ndim < 4:
@@ -212,7 +212,7 @@ def _as_planes(
     return np.ascontiguousarray(out)
 
 
-def _values(column: Any, name: str, source: str, start: int) -> npt.NDArray[Any]:
+def _values(column: Any, name: str, source: Source, start: int) -> npt.NDArray[Any]:
     """Return one batch of a column as (n, ...). Raises ``UserError`` for missing cells
     and ragged lists.
     """
@@ -249,7 +249,7 @@ def _values(column: Any, name: str, source: str, start: int) -> npt.NDArray[Any]
 
 
 def _ragged(
-    name: str, source: str, row: int, usual: tuple[int, ...], found: tuple[int, ...]
+    name: str, source: Source, row: int, usual: tuple[int, ...], found: tuple[int, ...]
 ) -> str:
     return (
         f"column {name!r}: the lists of {source} differ in length ({_size(usual)}, but "

@@ -29,6 +29,7 @@ from fedapps.data.images import Images, read_images
 from fedapps.data.options import FLOWER, DataOptions
 from fedapps.data.sample_groups import members, with_groups
 from fedapps.data.scaling import Scale, inputs
+from fedapps.data.source import Source
 from fedapps.errors import UserError
 
 # Values tried in order to suggest an alpha that would have worked.
@@ -38,15 +39,18 @@ Indices = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
-def load_images(options: DataOptions, targets: bool = False) -> Images:
+def load_images(
+    options: DataOptions, targets: bool = False, source: Source | None = None
+) -> Images:
     """Read the image set, from the cache if it has been decoded before. Raises
     UserError for problems the user can fix.
 
-    ``targets``: what is to be predicted are numbers.
+    ``targets``: what is to be predicted are numbers. ``source``: as for
+    :func:`read_images`.
     """
-    images = read_images(
-        options if options.partition == "natural" else replace(options, natural_id=""), targets
-    )
+    if options.partition != "natural":
+        options = replace(options, natural_id="")
+    images = read_images(options, targets, source)
     images = flower_partitioners.with_column(images, options)
     return thinned(with_groups(images, options) if options.group else images, options)
 
