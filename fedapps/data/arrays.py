@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapps.data.columns import label_column
+from fedapps.data.columns import is_class, label_column
 from fedapps.data.source import Source
 from fedapps.errors import UserError
 
@@ -29,13 +29,8 @@ def depths_of(data: Any) -> dict[str, int | None]:
     """Return how deep each column of a `datasets.Dataset` nests lists of numbers, 0 for
     plain numbers; None for other things.
     """
-    import datasets
-
-    classes = {
-        name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)
-    }
     return {
-        field.name: None if field.name in classes else _depth(field.type)
+        field.name: None if is_class(data.features[field.name]) else _depth(field.type)
         for field in data.data.schema
     }
 
@@ -265,9 +260,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _kind(data: Any, name: str) -> str:
-    import datasets
-
-    if isinstance(data.features[name], datasets.ClassLabel):
+    if is_class(data.features[name]):
         return "classes"
     kind = data.data.schema.field(name).type
     return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedapps.data.columns import with_names
+from fedapps.data.columns import is_class, with_names
 from fedapps.data.local_files import READERS, numpy_table
 from fedapps.data.source import Source
 from fedapps.errors import UserError, reason
@@ -89,10 +89,8 @@ def _plain(part: Any) -> Any:
     """Return the samples with classes by their names: their numbers follow from the
     classes that one client has.
     """
-    import datasets
-
     for name, feature in part.features.items():
-        if isinstance(feature, datasets.ClassLabel):
+        if is_class(feature):
             names = with_names(feature, part[name][:])
             part = part.remove_columns([name]).add_column(name, names)
     return part
@@ -115,11 +113,7 @@ def _joined(parts: list[tuple[str, Any]], setting: str) -> Any:
             f"{reason(error, 200)}"
         ) from error
     joined = datasets.Dataset(table.combine_chunks().append_column(FILE, names))
-    images = {
-        name: feature
-        for name, feature in parts[0][1].features.items()
-        if isinstance(feature, datasets.Image)
-    }
-    for name, feature in images.items():
-        joined = joined.cast_column(name, feature)
+    for name, feature in parts[0][1].features.items():
+        if isinstance(feature, datasets.Image):
+            joined = joined.cast_column(name, feature)
     return joined

@@ -46,23 +46,34 @@ def check_columns(data: Any, source: Source, columns: dict[str, str]) -> None:
             )
 
 
+def is_class(feature: Any) -> bool:
+    """Return whether a column holds classes, numbered in the order of their names."""
+    import datasets
+
+    return isinstance(feature, datasets.ClassLabel)
+
+
+def _check_plain(data: Any, setting: str, column: str) -> None:
+    import datasets
+
+    if not isinstance(data.features[column], datasets.ClassLabel | datasets.Value):
+        raise UserError(
+            f"{setting} = {column!r}: holds no plain value per sample, name another of "
+            f"{', '.join(data.features)}"
+        )
+
+
 def labels_of(data: Any, source: Source, label: str) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return the class indices (N,) in a column ("": detected by name) and what the
     classes are called.
     """
-    import datasets
-
     label = label_column(data.features, source, label)
-    if not isinstance(data.features[label], datasets.ClassLabel | datasets.Value):
-        raise UserError(
-            f"data.label = {label!r}: holds no plain value per sample, name another of "
-            f"{', '.join(data.features)}"
-        )
+    _check_plain(data, "data.label", label)
     # Labels of a ClassLabel are class indices already; others (letters, 1..26) are
     # numbered in sorted order.
     raw = column_of(data, label)
     declared = data.features[label]
-    if isinstance(declared, datasets.ClassLabel):
+    if is_class(declared):
         if raw.min() < 0:
             raise UserError(
                 f"data.label = {label!r}: {source} has samples without a label in this split"
@@ -88,13 +99,7 @@ def groups_of(data: Any, source: Source, column: str) -> tuple[npt.NDArray[np.in
     """Return the natural client (N,) of every sample, as an index into the list of
     names, and this list.
     """
-    import datasets
-
-    if not isinstance(data.features[column], datasets.ClassLabel | datasets.Value):
-        raise UserError(
-            f"{source.client} = {column!r}: holds no plain value per sample, name another of "
-            f"{', '.join(data.features)}"
-        )
+    _check_plain(data, source.client, column)
     ids, natural = np.unique(column_of(data, column), return_inverse=True)
     return natural.astype(np.int64), _named(ids)
 
@@ -137,9 +142,7 @@ def label_column(features: Any, source: Source, name: str) -> str:
     """Return the label column: the named one, else one with a common name, else the
     only ClassLabel. It may hold arrays.
     """
-    import datasets
-
-    classes = [column for column in features if isinstance(features[column], datasets.ClassLabel)]
+    classes = [column for column, feature in features.items() if is_class(feature)]
     usual = [column for column in LABEL_NAMES if column in features]
     if not name and not usual and len(classes) != 1:
         raise UserError(
@@ -154,9 +157,7 @@ def with_names(feature: Any, values: Iterable[Any], missing: Any = None) -> list
 
     ``missing``: for samples without a class, which the library numbers -1.
     """
-    import datasets
-
-    if not isinstance(feature, datasets.ClassLabel):
+    if not is_class(feature):
         return list(values)
     return [
         feature.int2str(int(value)) if value is not None and value >= 0 else missing

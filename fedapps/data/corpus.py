@@ -20,6 +20,8 @@ import numpy as np
 
 from algorithms.common.seeds import generator
 from clients.families.ensemble_data import Histogram
+from fedapps.data.columns import check_columns
+from fedapps.data.source import Source
 from fedapps.data.sources import load_quietly
 from fedapps.errors import UserError, reason
 
@@ -145,11 +147,7 @@ def read_rows(source: str, split: str, role: str, text: str, table: str) -> list
             f"{table}.source = {source!r}: split {split!r} cannot be read ({reason(error)}): it "
             "needs train and test"
         ) from error
-    for key, column in (("role", role), ("text", text)):
-        if column not in data.column_names:
-            raise UserError(
-                f"{table}.{key} = {column!r}: {source} has the columns "
-                f"{', '.join(data.column_names)}"
-            )
+    columns = {f"{table}.role": role, f"{table}.text": text}
+    check_columns(data, Source(source, split, table=table), columns)
     pairs = zip(data[role][:], data[text][:], strict=True)
     return [(str(name), str(line)) for name, line in pairs if name is not None and line is not None]

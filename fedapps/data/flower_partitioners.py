@@ -124,8 +124,6 @@ def dealt(images: Images, options: DataOptions, num_clients: int, seed: int) -> 
 
 
 def _parts(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
-    import datasets
-
     kind, given = _class_of(options), options.arguments
     wanted = inspect.signature(kind).parameters
     own: dict[str, Any] = {"num_partitions": num_clients, "seed": seed, "partition_by": "by"}
@@ -163,27 +161,38 @@ def _parts(images: Images, options: DataOptions, num_clients: int, seed: int) ->
             f"data.partition-arguments: partition_by = {column_by(options)!r}: this task deals by "
             f"{LABEL!r} only"
         )
+    try:
+        return partitioned(kind(**passed), values, rows)
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        AssertionError,
+    ) as error:
+        raise UserError(
+            f"data.partition = {options.partition!r}: flwr-datasets refuses: {reason(error)}"
+        ) from error
+
+
+def partitioned(partitioner: Any, values: npt.NDArray[Any], rows: Indices) -> list[Indices]:
+    """Return the rows of each client as a partitioner of the library deals them by the
+    ``values``, ascending. Its errors are passed on.
+
+    It keeps the order of ``rows`` within a class, which may correlate with the writer
+    or the date: shuffle them first.
+    """
+    import datasets  # imported here: it takes seconds
+
+    partitioner.dataset = datasets.Dataset.from_dict({"by": values[rows], "row": rows})
     with warnings.catch_warnings():
         # they repeat what the result shows: fewer samples than asked for
         warnings.simplefilter("ignore")
-        try:
-            partitioner: Any = kind(**passed)
-            partitioner.dataset = datasets.Dataset.from_dict({"by": values[rows], "row": rows})
-            return [
-                np.sort(np.asarray(partitioner.load_partition(k)["row"][:], np.int64))
-                for k in range(partitioner.num_partitions)
-            ]
-        except (
-            ValueError,
-            TypeError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-            AssertionError,
-        ) as error:
-            raise UserError(
-                f"data.partition = {options.partition!r}: flwr-datasets refuses: {reason(error)}"
-            ) from error
+        return [
+            np.sort(np.asarray(partitioner.load_partition(client)["row"][:], np.int64))
+            for client in range(partitioner.num_partitions)
+        ]
 
 
 @lru_cache

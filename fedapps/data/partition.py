@@ -6,9 +6,7 @@ process compute the same partition without communicating it.
 """
 
 import logging
-import warnings
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -342,25 +340,17 @@ def _dirichlet_once(
     """Run the partitioner of flwr-datasets; None if it gives up (after eleven
     draws).
     """
-    import datasets  # imported here: these two take seconds, and only this partition needs them
+    # imported here: it takes seconds, and only this partition needs it
     from flwr_datasets.partitioner import DirichletPartitioner
 
-    # The library splits a class in file order, which may correlate with the writer or
-    # the date: shuffle first.
     rows = np.random.default_rng(seed).permutation(len(labels))
     partitioner = DirichletPartitioner(
-        num_clients, "label", float(alpha), minimum, self_balancing=True, shuffle=False, seed=seed
+        num_clients, "by", float(alpha), minimum, self_balancing=True, shuffle=False, seed=seed
     )
-    partitioner.dataset = datasets.Dataset.from_dict({"label": labels[rows], "row": rows})
     # It divides 0 by 0 when a tiny alpha gives a class to full clients only: there is
-    # no partition then. Its warnings, one per draw, are less informative than the
-    # caller's error.
-    with warnings.catch_warnings(), np.errstate(invalid="raise", divide="raise"):
-        warnings.simplefilter("ignore")
+    # no partition then.
+    with np.errstate(invalid="raise", divide="raise"):
         try:
-            parts: list[Any] = [
-                partitioner.load_partition(client)["row"][:] for client in range(num_clients)
-            ]
+            return flower_partitioners.partitioned(partitioner, labels, rows)
         except (ValueError, ArithmeticError):
             return None
-    return [np.sort(np.asarray(part, np.int64)) for part in parts]
