@@ -16,7 +16,7 @@ from fedapps import json_log
 from fedapps.errors import INTERRUPTED, RunFailed, UserError
 from fedapps.formats import seconds_text
 from fedapps.live.watching import watched
-from fedapps.sweeps.execution import Way, carry_out, missing_of
+from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.sweeps.grid import FULL
 from fedapps.sweeps.plan import Plan, read_plan
 from fedapps.sweeps.pool import finished
@@ -42,18 +42,19 @@ def _sweep(arguments: argparse.Namespace) -> int:
         arguments.file, arguments.settings, arguments.scale, arguments.out, arguments.data
     )
     if arguments.dry_run:
-        for out, plan in plans.items():
-            show_plan(plan, out)
+        for plan in plans:
+            show_plan(plan)
         return 0
-    missing = missing_of(plans)
-    if told := minutes_text([plan for out, plan in plans.items() if missing[out]]):
-        print(told, file=sys.stderr)
+    missing = [missing_runs(plan) for plan in plans]
+    if minutes := minutes_text([plan for plan, runs in zip(plans, missing, strict=True) if runs]):
+        print(minutes, file=sys.stderr)
     failed = total = 0
-    for out, plan in plans.items():
+    for plan, runs in zip(plans, missing, strict=True):
+        out = plan.out
         if len(plans) > 1:
             print(f"== {plan.title}", file=sys.stderr)
         with watched(out, arguments.watch):
-            results, reasons = carry_out(plan, out, missing[out], way, arguments.settings)
+            results, reasons = execute_sweep(plan, runs, way)
         failed, total = failed + len(reasons), total + len(plan.points)
         if results is not None and json_log.chosen():
             print(
@@ -84,14 +85,14 @@ def read_plans(
     scale: str = "",
     to: Path | None = None,
     data: Path | None = None,
-) -> dict[Path, Plan]:
-    """Return the plan of the file, or of each sweep of a folder, by the folder of its
-    results. Raises ``UserError``.
+) -> list[Plan]:
+    """Return the plan of the file, or of each sweep of a folder. Raises
+    ``UserError``.
 
     ``to``: the folder of the results, below which those of a folder's sweeps have one
     each. The others: see ``read_plan``.
     """
-    out = {}
+    plans = []
     for file in sweeps_in(path) if path.is_dir() else [path]:
         of_paper = path.is_dir() or (file.parent / PAPER).exists()
         words = (
@@ -103,22 +104,22 @@ def read_plans(
         folder = (to or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
         if path.is_dir() and to:
             folder /= file.stem
-        out[folder] = read_plan(file, settings, scale, folder, data)
-    return out
+        plans.append(read_plan(file, settings, scale, folder, data))
+    return plans
 
 
 def sweeps_in(folder: Path) -> list[Path]:
     """Return the files of a folder that have a table ``[sweep]``, sorted. Raises
     ``UserError`` if there are none.
     """
-    found = [
+    files = [
         path
         for path in sorted(folder.glob("*.toml"))
         if any(key.startswith("sweep.") for key in read_toml(path))
     ]
-    if not found:
+    if not files:
         raise UserError(f"{folder}: holds no file with a table [sweep]")
-    return found
+    return files
 
 
 def minutes_text(plans: Sequence[Plan]) -> str:
@@ -133,12 +134,12 @@ def minutes_text(plans: Sequence[Plan]) -> str:
     )
 
 
-def show_plan(plan: Plan, out: Path) -> None:
+def show_plan(plan: Plan) -> None:
     """Print the runs and their states."""
     for point in plan.points:
         state = "finished" if finished(point.run.folder) else "to run"
         print(f"{point.name}  ({point.run.config['num-rounds']} rounds, {state})")
     done = sum(finished(point.run.folder) for point in plan.points)
-    print(f"{len(plan.points)} runs, {done} of them finished; results: {out}")
-    if told := minutes_text([plan]):
-        print(told)
+    print(f"{len(plan.points)} runs, {done} of them finished; results: {plan.out}")
+    if minutes := minutes_text([plan]):
+        print(minutes)
