@@ -107,7 +107,7 @@ def read_numbers(
     values.
     """
     out: npt.NDArray[Any] | None = None
-    bad, start, first_bad = 0, 0, ""
+    start = 0
     for table in data.select_columns(columns).with_format("arrow").iter(batch_size=BATCH):
         cells = [_values(table[name], name, source, start) for name in columns]
         stored = cells[0].shape[1:]
@@ -130,19 +130,15 @@ def read_numbers(
         with np.errstate(over="ignore"):  # reported below, as infinity
             for number, cell in enumerate(cells):
                 (rows if len(columns) == 1 else rows[:, number])[...] = cell
-        if rows.dtype == np.float32:
-            finite = np.isfinite(rows).reshape(len(rows), -1)
-            wrong = np.flatnonzero(~finite.all(1))
-            if len(wrong) and not bad:
-                place = np.argmin(finite[wrong[0]]) // math.prod(stored) if len(columns) > 1 else 0
-                first_bad = f"column {columns[place]!r}, row {start + wrong[0]}"
-            bad += len(wrong)
         start += len(table)
     assert out is not None  # there is at least one row
-    if bad:
+    if out.dtype == np.float32 and not np.isfinite(out).all():
+        finite = np.isfinite(out).reshape(len(out), -1)
+        row, number = divmod(int(np.argmin(finite)), finite.shape[1])
+        column = columns[number * len(columns) // finite.shape[1]]
         raise UserError(
-            f"{source.given}: {bad} of {len(out)} samples hold NaN, infinity or no value "
-            f"(first: {first_bad}): "
+            f"{source.given}: {len(out) - int(finite.all(1).sum())} of {len(out)} samples hold "
+            f"NaN, infinity or no value (first: column {column!r}, row {row}): "
             "fill or drop them, or name other columns (data.features)"
         )
     return _as_planes(out, columns, source, shape, channels)

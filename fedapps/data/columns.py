@@ -53,7 +53,8 @@ def is_class(feature: Any) -> bool:
     return isinstance(feature, datasets.ClassLabel)
 
 
-def _check_plain(data: Any, setting: str, column: str) -> None:
+def check_plain(data: Any, setting: str, column: str) -> None:
+    """Raise ``UserError`` unless a column has one value per sample."""
     import datasets
 
     if not isinstance(data.features[column], datasets.ClassLabel | datasets.Value):
@@ -68,7 +69,7 @@ def labels_of(data: Any, source: Source, label: str) -> tuple[npt.NDArray[np.int
     classes are called.
     """
     label = label_column(data.features, source, label)
-    _check_plain(data, "data.label", label)
+    check_plain(data, "data.label", label)
     # Labels of a ClassLabel are class indices already; others (letters, 1..26) are
     # numbered in sorted order.
     raw = column_of(data, label)
@@ -99,7 +100,7 @@ def groups_of(data: Any, source: Source, column: str) -> tuple[npt.NDArray[np.in
     """Return the natural client (N,) of every sample, as an index into the list of
     names, and this list.
     """
-    _check_plain(data, source.client, column)
+    check_plain(data, source.client, column)
     ids, natural = np.unique(column_of(data, column), return_inverse=True)
     return natural.astype(np.int64), _named(ids)
 
@@ -167,19 +168,14 @@ def with_names(feature: Any, values: Iterable[Any], missing: Any = None) -> list
 
 def column_of(data: Any, name: str) -> npt.NDArray[Any]:
     """Return the values (N,) of a column. Raises ``UserError`` if some are missing."""
+    import pyarrow.compute as pc
+
     column = data.with_format("arrow")[name][:]
-    missing = column.null_count
-    values = np.asarray(
-        column.to_pylist()
-        if missing or column.type in ("string", "large_string")
-        else column.to_numpy()
-    )
-    if values.dtype.kind == "f":
-        missing += int(np.isnan(values).sum())
-    if missing:
-        empty = [value is None or value != value for value in values.tolist()]
+    missing = pc.is_null(column, nan_is_null=True).to_numpy()
+    if missing.any():
         raise UserError(
-            f"column {name!r}: {missing} samples have no value in it (first: row "
-            f"{empty.index(True)}): fill or drop them"
+            f"column {name!r}: {missing.sum()} samples have no value in it (first: row "
+            f"{missing.argmax()}): fill or drop them"
         )
-    return values
+    texts = column.type in ("string", "large_string")
+    return np.asarray(column.to_pylist() if texts else column.to_numpy())

@@ -171,8 +171,8 @@ def read_named(
         owner, owners = (
             groups_of(data, source, client) if client else (np.zeros(len(data), np.int64), [""])
         )
-        labels = place.astype(np.int64)
-        arrays = {"pixels": _inputs(data, source, read), "labels": labels, "owner": owner}
+        samples = _inputs(data, source, read)[0]
+        arrays = {"pixels": samples, "labels": place.astype(np.int64), "owner": owner}
         return arrays, {"names": [str(name) for name in names], "owners": owners}
 
     arrays, facts = cached(source, _columns(read) | {"named": "2"}, decode)
@@ -228,17 +228,22 @@ def _decode(
         labels, classes = np.zeros(len(data), np.int64), ["0"]
     else:
         labels, classes = labels_of(data, source, options.label)
-    arrays |= {"pixels": _inputs(data, source, options), "labels": labels}
+    samples, columns, texts = _inputs(data, source, options)
+    arrays |= {"pixels": samples, "labels": labels}
     names: list[str] = []
     if options.natural_id:
         arrays["natural"], names = groups_of(data, source, options.natural_id)
     if options.part:
         parts = parts_of(data, options.part)
     arrays |= held_parts(parts)
-    numbers = arrays["pixels"].dtype == np.float32
-    columns, texts = _number_columns(data, source, options) if numbers else ([], [])
-    facts = {"num-classes": len(classes), "names": names, "numbers": numbers, "classes": classes}
-    return arrays, facts | {"columns": columns, "texts": texts}
+    return arrays, {
+        "num-classes": len(classes),
+        "names": names,
+        "numbers": samples.dtype == np.float32,
+        "classes": classes,
+        "columns": columns,
+        "texts": texts,
+    }
 
 
 def held_parts(parts: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.bool_]]:
@@ -249,27 +254,14 @@ def held_parts(parts: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.bool_]]
     return {name: mask for name, mask in masks.items() if mask.any()}
 
 
-def _number_columns(data: Any, source: Source, options: DataOptions) -> tuple[list[str], list[str]]:
-    """Return the columns of numbers that make a sample, and those of text beside them;
-    nothing where columns are named.
-    """
-    from fedapps.data.arrays import depths_of, number_columns
-
-    others = (label_column(data.features, source, options.label), *options.told_apart)
-    columns = number_columns(data, source, options.features, others)
-    if options.features or any(depths_of(data)[name] for name in columns):
-        return [], []
-    text = ("string", "large_string")
-    return columns, [
-        name
-        for name, kind in data.features.items()
-        if name not in others and getattr(kind, "dtype", "") in text
-    ]
-
-
-def _inputs(data: Any, source: Source, options: DataOptions) -> npt.NDArray[Any]:
+def _inputs(
+    data: Any, source: Source, options: DataOptions
+) -> tuple[npt.NDArray[Any], list[str], list[str]]:
     """Return the samples (N, C, H, W): the images of a set that has them, else its
     arrays or numbers.
+
+    If columns of numbers were found, return also their names and those of the columns
+    of text beside them; otherwise empty lists.
     """
     if not options.features and (
         options.image or any(_is_image(feature) for feature in data.features.values())
@@ -277,20 +269,29 @@ def _inputs(data: Any, source: Source, options: DataOptions) -> npt.NDArray[Any]
         if options.shape:
             raise UserError(
                 f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
-                "it '' (or set data.resize)"
+                f"it '' (or set {source.table}.resize)"
             )
-        return _pixels(data, source, options.image, options.resize)
+        return _pixels(data, source, options.image, options.resize), [], []
     # imported here: no other set needs it
-    from fedapps.data.arrays import number_columns, read_numbers
+    from fedapps.data.arrays import depths_of, number_columns, read_numbers
 
     if options.resize:
         raise UserError(
             f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: "
             "leave it 0"
         )
-    label = label_column(data.features, source, options.label)
-    columns = number_columns(data, source, options.features, (label, *options.told_apart))
-    return read_numbers(data, columns, source, options.axes, options.channels)
+    others = (label_column(data.features, source, options.label), *options.told_apart)
+    columns = number_columns(data, source, options.features, others)
+    samples = read_numbers(data, columns, source, options.axes, options.channels)
+    depths = depths_of(data)
+    if options.features or samples.dtype != np.float32 or any(depths[name] for name in columns):
+        return samples, [], []
+    texts = [
+        name
+        for name, kind in data.features.items()
+        if name not in others and getattr(kind, "dtype", "") in ("string", "large_string")
+    ]
+    return samples, columns, texts
 
 
 def _is_image(feature: Any) -> bool:

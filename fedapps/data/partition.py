@@ -69,11 +69,18 @@ def partition(images: Images, options: DataOptions, num_clients: int, seed: int)
     """Return the sample indices of each of ``num_clients`` clients: disjoint,
     ascending, at least ``min_samples`` each.
 
-    Samples of ``data.test`` are not among them. Raises UserError if the data cannot be
-    partitioned in this way.
+    Of natural clients these are the first ones by sorted id. Samples of ``data.test``
+    are not among them. Raises UserError if the data cannot be partitioned in this way.
     """
     if options.partition == "natural":
-        return _natural(images, options, num_clients)
+        large = natural_groups(images, options)
+        if len(large) < num_clients:
+            raise UserError(
+                f"data.natural-id = {options.natural_id!r}: {options.source} has {len(large)} "
+                f"clients with at least {options.min_samples} samples, {num_clients} are asked "
+                f"for: choose at most {len(large)} nodes"
+            )
+        return large[:num_clients]
     if options.partition.startswith(FLOWER):
         return _enough(flower_partitioners.dealt(images, options, num_clients, seed), options)
     dealt = images.dealt
@@ -283,21 +290,6 @@ def remarks(images: Images, options: DataOptions) -> list[str]:
         f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients "
         f"{verb.format(options.min_samples)} left out: {shown}",
     ]
-
-
-def _natural(images: Images, options: DataOptions, num_clients: int) -> list[Indices]:
-    """Group the samples by natural client; if there are more of these than nodes, take
-    the first ones by sorted id.
-    """
-    large = natural_groups(images, options)
-    if len(large) < num_clients:
-        raise UserError(
-            f"data.natural-id = {options.natural_id!r}: {options.source} has {len(large)} clients "
-            "with at "
-            f"least {options.min_samples} samples, {num_clients} are asked for: choose at most "
-            f"{len(large)} nodes"
-        )
-    return large[:num_clients]
 
 
 def _dirichlet(

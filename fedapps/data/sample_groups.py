@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.data.cache import Entry
-from fedapps.data.columns import check_columns, with_names
+from fedapps.data.columns import check_columns, check_plain, with_names
 from fedapps.data.images import Images
 from fedapps.data.options import DataOptions
 from fedapps.data.source import Source
@@ -98,10 +98,9 @@ def with_groups(images: Images, options: DataOptions) -> Images:
 
     def decode(data: Any, *_: Any) -> Entry:
         check_columns(data, source, {"data.group": grouping.column})
-        values, feature = data[grouping.column][:], data.features[grouping.column]
-        if not hasattr(feature, "dtype") or isinstance(values[0], list | dict):
-            raise UserError(f"data.group = {grouping.column!r}: holds no plain value per sample")
-        group, names = grouping.number(with_names(feature, values))
+        check_plain(data, "data.group", grouping.column)
+        values = with_names(data.features[grouping.column], data[grouping.column][:])
+        group, names = grouping.number(values)
         return {"group": group}, {"names": list(names)}
 
     wanted = {"group": grouping.column, "group-edges": options.group_edges}
