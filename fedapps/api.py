@@ -25,8 +25,7 @@ from fedapps.results.notebook import in_notebook
 from fedapps.runs.deal import deal_for
 from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import completed
-from fedapps.sweeps.execution import Way, missing_of
-from fedapps.sweeps.execution import carry_out as carry_out_sweep
+from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.sweeps.grid import Grid, grid_of
 from fedapps.sweeps.plan import plan_of, read_plans
 from fedapps.toml_text import toml_text
@@ -122,22 +121,21 @@ def sweep(
     folder = None if out is None else Path(out).expanduser().absolute()
     if file is None:
         folder = folder or Path("results", "sweep").absolute()
-        words, plans = [], {folder: plan_of(_grid(settings, scale), folder, plan_data)}
+        plans = [plan_of(_grid(settings, scale), folder, plan_data)]
     else:
         words = [f"{key}={toml_text(value)}" for key, value in flat(settings).items()]
         plans = read_plans(Path(file), words, scale, folder, plan_data)
     if len(plans) != 1:
         raise UserError(f"{file}: holds {len(plans)} sweeps: name the file of one")
-    missing = missing_of(plans)
-    ((folder, plan),) = plans.items()
-    results, failed = carry_out_sweep(plan, folder, missing[folder], way, words, _console(progress))
+    (plan,) = plans
+    results, failed = execute_sweep(plan, missing_runs(plan), way, _console(progress))
     if failed or results is None:
         name, reason = next(iter(failed.items()), ("", ""))
         raise RunFailed(
             f"{len(failed)} of {len(plan.points)} runs, the first {name}: {reason}; the same call "
             "goes on with them"
         )
-    return Sweep(folder, results)
+    return Sweep(plan.out, results)
 
 
 def compare(

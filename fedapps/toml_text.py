@@ -22,8 +22,15 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     if not path.exists() and (inside := Path(__file__).parent / path).is_file():
         path = inside
+    return flatten_toml(load_toml(path))
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file. Raises ``UserError`` if it is missing or
+    invalid.
+    """
     try:
-        return flatten_toml(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:

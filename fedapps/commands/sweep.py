@@ -16,7 +16,7 @@ from fedapps import json_log
 from fedapps.errors import INTERRUPTED, RunFailed
 from fedapps.formats import seconds_text
 from fedapps.live.watching import watched
-from fedapps.sweeps.execution import Way, carry_out, missing_of
+from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.sweeps.plan import Plan, read_plans
 from fedapps.sweeps.pool import finished
 
@@ -102,18 +102,19 @@ def _sweep(arguments: argparse.Namespace) -> int:
         arguments.file, arguments.settings, arguments.scale, arguments.out, arguments.data
     )
     if arguments.dry_run:
-        for out, plan in plans.items():
-            show_plan(plan, out)
+        for plan in plans:
+            show_plan(plan)
         return 0
-    missing = missing_of(plans)
-    if told := minutes_text([plan for out, plan in plans.items() if missing[out]]):
-        print(told, file=sys.stderr)
+    missing = [missing_runs(plan) for plan in plans]
+    if minutes := minutes_text([plan for plan, runs in zip(plans, missing, strict=True) if runs]):
+        print(minutes, file=sys.stderr)
     failed = total = 0
-    for out, plan in plans.items():
+    for plan, runs in zip(plans, missing, strict=True):
+        out = plan.out
         if len(plans) > 1:
             print(f"== {plan.title}", file=sys.stderr)
         with watched(out, arguments.watch):
-            results, reasons = carry_out(plan, out, missing[out], way, arguments.settings)
+            results, reasons = execute_sweep(plan, runs, way)
         failed, total = failed + len(reasons), total + len(plan.points)
         if results is not None and json_log.chosen():
             print(
@@ -150,12 +151,12 @@ def minutes_text(plans: Sequence[Plan]) -> str:
     )
 
 
-def show_plan(plan: Plan, out: Path) -> None:
+def show_plan(plan: Plan) -> None:
     """Print the runs and their states."""
     for point in plan.points:
         state = "finished" if finished(point.run.folder) else "to run"
         print(f"{point.name}  ({point.run.config['num-rounds']} rounds, {state})")
     done = sum(finished(point.run.folder) for point in plan.points)
-    print(f"{len(plan.points)} runs, {done} of them finished; results: {out}")
-    if told := minutes_text([plan]):
-        print(told)
+    print(f"{len(plan.points)} runs, {done} of them finished; results: {plan.out}")
+    if minutes := minutes_text([plan]):
+        print(minutes)

@@ -13,7 +13,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from clients.base.store import MessageStore
-from fedapps.data.sources import is_local
+from fedapps.data.source import is_local
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS

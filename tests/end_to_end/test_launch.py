@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from fedapps.commands import parser as cli
-from fedapps.runs import launch as launching
 from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import obstacle
 from fedapps.errors import UserError
+from fedapps.runs import launch as launching
 
 pytestmark = pytest.mark.slow
 

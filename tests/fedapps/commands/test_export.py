@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedapps.runs.models import exported, settings_in
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
+from fedapps.runs.models import exported, settings_in
 
 PERSONAL = [name for name, method in METHODS.items() if method.trait == "personalises"]
 JOB = [

@@ -11,10 +11,10 @@ import urllib.request
 
 import pytest
 
-from fedapps.runs import launch as launching
 from fedapps.commands.parser import main
 from fedapps.engines.processes import free_port
 from fedapps.errors import UserError
+from fedapps.runs import launch as launching
 from fedapps.tracking.prometheus import BYTES, TYPE, Counts, escaped, number, served
 
 JOB = [
