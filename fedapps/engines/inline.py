@@ -7,24 +7,17 @@ never returns cannot be ended, since it has no process of its own.
 """
 
 import traceback
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-
-# A private API, but Flower offers no other way to create messages outside its own
-# processes.
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedapps.engines.block_turns import answers
 from fedapps.engines.node_app import FIRST_NODE
+from strategies.base.flower_private import ErrorCode, identify_process, number_message
 from strategies.base.roster import Numbered
-
-CLIENT_APP_RAISED = 2
 
 
 class Contexts(Mapping[int, Context]):
@@ -86,10 +79,10 @@ class InlineGrid(Grid):
         *,
         numbered: bool = False,
     ) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 1, 1
+        identify_process(run_id)
         self.client_app, self.numbered = client_app, numbered
         self._replies: dict[str, Message] = {}
-        self._run: Run | None = None
+        self._run: Any = None
         self.contexts = Contexts(num_clients, run_config or {}, run_id)
 
     def known_clients(self) -> Numbered | None:
@@ -102,8 +95,7 @@ class InlineGrid(Grid):
 
         def identified() -> Iterator[Message]:
             for message in messages:
-                ids.append(uuid.uuid4().hex)
-                message.metadata.__dict__["_message_id"] = ids[-1]
+                ids.append(number_message(message))
                 yield message
 
         for number, reply in enumerate(answers(identified(), self._answer, _told)):
@@ -122,7 +114,7 @@ class InlineGrid(Grid):
             reply = self.client_app(message, private)
         except Exception:  # a client may fail in any way, which must not end the run
             return Message(
-                Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc(limit=-3)),
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, traceback.format_exc(limit=-3)),
                 reply_to=message,
             )
         self.contexts.keep(private)
@@ -159,11 +151,11 @@ class InlineGrid(Grid):
         """Return a new message."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run."""
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """The run that was set."""
-        return cast(Run, self._run)
+        return self._run

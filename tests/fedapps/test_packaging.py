@@ -124,6 +124,7 @@ APPLICATION = {
     "torch",
     "torchvision",
     "scipy",
+    "daqp",
     "quadprog",
     "datasets",
     "flwr_datasets",
@@ -150,8 +151,8 @@ from strategies import ClientGrid, FedAvg
 
 TRAIN = """
 from flwr.app import Context, Message, RecordDict, ConfigRecord
-from flwr.supercore.task_identity import TaskIdentity
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+from strategies.base.flower_private import identify_process
+identify_process(1)
 class Three(NumPyClient):
     def fit(self, parameters, config):
         return [p + 3 for p in parameters], 1, {}
