@@ -22,7 +22,7 @@ APPLICATION = {
     "torch",
     "torchvision",
     "scipy",
-    "quadprog",
+    "daqp",
     "ray",
     "flwr_datasets",
     "datasets",
@@ -509,3 +509,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         console.print(section.terminal())
     print(f"report: {result.report.resolve()}")
     return 0
+
+
+if __name__ == "__main__":  # as `python -m fedapps` does
+    entry()
