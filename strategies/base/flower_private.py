@@ -77,7 +77,7 @@ def number_message(message: Message) -> str:
 
 
 def forwarded(
-    message: Message, node_id: int, group: str, kind: str, content: RecordDict
+    message: Message, node_id: int, group: str, kind: str, content: RecordDict | None
 ) -> Message:
     """Return a message like ``message`` for one of the clients behind its node.
 
