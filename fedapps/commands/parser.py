@@ -34,7 +34,7 @@ APPLICATION = {
     "torch",
     "torchvision",
     "scipy",
-    "quadprog",
+    "daqp",
     "ray",
     "flwr_datasets",
     "datasets",

@@ -12,15 +12,15 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from logging import ERROR
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from algorithms.common.prefixes import within
 from fedapps.engines.packing import Part, pack, unpack
+from strategies.base.flower_private import forwarded
 
 if TYPE_CHECKING:
     from fedapps.engines.node_sums import NodeSum
@@ -123,19 +123,9 @@ def _answer(
     """Return the reply of one client, with its new state, or its error without a state;
     its model goes into ``total``, if given.
     """
-    own: Any = Metadata(
-        message.metadata.run_id,
-        "",
-        message.metadata.src_node_id,
-        context.node_id,
-        "",
-        str(part.facts["group"]),
-        message.metadata.created_at,
-        message.metadata.ttl,
-        str(part.facts["type"]),
-    )
+    group, kind = str(part.facts["group"]), str(part.facts["type"])
     try:
-        inner: Message = Message(content=part.content, metadata=own)  # type: ignore[call-overload]
+        inner = forwarded(message, context.node_id, group, kind, part.content)
         reply = app(inner, context)
     except Exception:  # a client may fail in any way, which must not reach the others
         reason = traceback.format_exc(limit=-3)
