@@ -169,9 +169,8 @@ class FedAvgClient(NumPyClient):
         """Train ``self.model`` in place for one round; return the mean loss over all
         samples seen.
         """
-        options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(self.model).values()]
-        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        sgd, rate = self.sgd(config)
         penalty = self.penalty(tensors, config)
         step = Descent(sgd, penalty.mu, tuple(c for _, c in penalty.sum()))
         constants = {f"term-{j}": t for j, (t, _) in enumerate(penalty.sum())}
@@ -182,6 +181,13 @@ class FedAvgClient(NumPyClient):
             lambda _: {"rate": rate},
             config,
         )
+
+    def sgd(self, config: Config) -> tuple[SGD, float]:
+        """Return SGD with the momentum and weight decay of the configuration, and the
+        round's learning rate.
+        """
+        options = TrainOptions.from_config(config)
+        return SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
 
     def run(
         self,
