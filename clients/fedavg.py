@@ -10,7 +10,7 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.056
 Algorithm 1, ClientUpdate.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -313,6 +313,22 @@ class FedAvgClient(NumPyClient):
     def samples_seen(self, options: TrainOptions) -> int:
         """Return the number of samples in all mini-batches of a round."""
         return len(self.data.train) * options.local_epochs
+
+    def stored(
+        self, name: str, what: str, like: Collection[Tensor], config: Config, before: bool
+    ) -> Tensors | None:
+        """Return what was stored under ``name`` as tensors of the shapes and devices of
+        ``like``, or ``None``. Raises ``ValueError``, with ``what`` it is, for others.
+        """
+        kept = self.store.load(name, config, before)
+        if kept is None:
+            return None
+        if [a.shape for a in kept] != [tuple(t.shape) for t in like]:
+            raise ValueError(
+                f"client {self.client_id} keeps a {what} of another architecture: use another "
+                "results folder"
+            )
+        return [torch.tensor(a, device=t.device) for a, t in zip(kept, like, strict=True)]
 
     def fresh_arrays(self, purpose: str, config: Config, own: bool) -> Arrays:
         """Return a newly initialised model: specific to this client if ``own``, else

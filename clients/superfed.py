@@ -203,18 +203,8 @@ class SuPerFedClient(FedProxClient):
 
     def kept(self, config: Config, before: bool) -> list[Tensor] | None:
         """Return theta_l as stored, or ``None``."""
-        parameters = trainable(self.model).values()
-        kept = self.store.load("personal", config, before)
-        if kept is None:
-            return None
-        if [a.shape for a in kept] != [tuple(p.shape) for p in parameters]:
-            raise ValueError(
-                f"client {self.client_id} keeps a personal model of another architecture: use "
-                "another results folder"
-            )
-        return [
-            torch.tensor(array, device=p.device) for array, p in zip(kept, parameters, strict=True)
-        ]
+        moving = trainable(self.model).values()
+        return self.stored("personal", "personal model", moving, config, before)
 
     def first_personal(self, config: Config) -> list[Tensor]:
         """Return what theta_l starts from: the received theta_f in ``self.model``, or a
