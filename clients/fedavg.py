@@ -300,19 +300,9 @@ class FedAvgClient(NumPyClient):
         """
         return in_batches(self.epochs(options, config), options.batch_size)
 
-    def zero_loss(self) -> Tensor:
-        """Return 0 on the data's device: losses are summed there, since reading one in
-        every step would wait for the device.
-        """
-        return torch.zeros((), device=self.data.train.y.device)
-
     def steps_of(self, options: TrainOptions) -> int:
         """Return the number of steps of a round."""
         return -(-len(self.data.train) // options.batch_size) * options.local_epochs
-
-    def samples_seen(self, options: TrainOptions) -> int:
-        """Return the number of samples in all mini-batches of a round."""
-        return len(self.data.train) * options.local_epochs
 
     def stored(
         self, name: str, what: str, like: Collection[Tensor], config: Config, before: bool
