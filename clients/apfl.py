@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.common.modules import estimate_statistics
 from algorithms.common.steps import Gradient, Numbers, State
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 from clients.steps.sgd import SGD, between, inner
 
@@ -34,22 +34,19 @@ class APFLClient(PersonalClient):
         before = self.before(config)
         place = [p.detach() for p in trainable(self.model).values()]
         w, (v, alpha) = [t.clone() for t in place], self.own(config, before=True)
-        options = TrainOptions.from_config(config)
-        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        sgd, rate = self.sgd(config)
         learned = torch.tensor(alpha, dtype=torch.float64, device=w[0].device)
+        adaptive = bool(config["apfl-adaptive"])
+        state = {
+            "w": w,
+            "v": v,
+            "alpha": [learned],
+            "velocity-w": sgd.velocity(w),
+            "velocity-v": sgd.velocity(v),
+        }
         loss = self.run(
-            Both(
-                sgd,
-                personal=bool(alpha or config["apfl-adaptive"]),
-                adaptive=bool(config["apfl-adaptive"]),
-            ),
-            {
-                "w": w,
-                "v": v,
-                "alpha": [learned],
-                "velocity-w": sgd.velocity(w),
-                "velocity-v": sgd.velocity(v),
-            },
+            Both(sgd, personal=bool(alpha) or adaptive, adaptive=adaptive),
+            state,
             {},
             lambda step: {"rate": rate, "first": float(step == 0)},
             config,

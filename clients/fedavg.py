@@ -10,7 +10,7 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.056
 Algorithm 1, ClientUpdate.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -169,9 +169,8 @@ class FedAvgClient(NumPyClient):
         """Train ``self.model`` in place for one round; return the mean loss over all
         samples seen.
         """
-        options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(self.model).values()]
-        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        sgd, rate = self.sgd(config)
         penalty = self.penalty(tensors, config)
         step = Descent(sgd, penalty.mu, tuple(c for _, c in penalty.sum()))
         constants = {f"term-{j}": t for j, (t, _) in enumerate(penalty.sum())}
@@ -182,6 +181,13 @@ class FedAvgClient(NumPyClient):
             lambda _: {"rate": rate},
             config,
         )
+
+    def sgd(self, config: Config) -> tuple[SGD, float]:
+        """Return SGD with the momentum and weight decay of the configuration, and the
+        round's learning rate.
+        """
+        options = TrainOptions.from_config(config)
+        return SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
 
     def run(
         self,
@@ -294,19 +300,25 @@ class FedAvgClient(NumPyClient):
         """
         return in_batches(self.epochs(options, config), options.batch_size)
 
-    def zero_loss(self) -> Tensor:
-        """Return 0 on the data's device: losses are summed there, since reading one in
-        every step would wait for the device.
-        """
-        return torch.zeros((), device=self.data.train.y.device)
-
     def steps_of(self, options: TrainOptions) -> int:
         """Return the number of steps of a round."""
         return -(-len(self.data.train) // options.batch_size) * options.local_epochs
 
-    def samples_seen(self, options: TrainOptions) -> int:
-        """Return the number of samples in all mini-batches of a round."""
-        return len(self.data.train) * options.local_epochs
+    def stored(
+        self, name: str, what: str, like: Collection[Tensor], config: Config, before: bool
+    ) -> Tensors | None:
+        """Return what was stored under ``name`` as tensors of the shapes and devices of
+        ``like``, or ``None``. Raises ``ValueError``, with ``what`` it is, for others.
+        """
+        kept = self.store.load(name, config, before)
+        if kept is None:
+            return None
+        if [a.shape for a in kept] != [tuple(t.shape) for t in like]:
+            raise ValueError(
+                f"client {self.client_id} keeps a {what} of another architecture: use another "
+                "results folder"
+            )
+        return [torch.tensor(a, device=t.device) for a, t in zip(kept, like, strict=True)]
 
     def fresh_arrays(self, purpose: str, config: Config, own: bool) -> Arrays:
         """Return a newly initialised model: specific to this client if ``own``, else

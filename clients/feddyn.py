@@ -51,14 +51,5 @@ class FedDynClient(FedAvgClient):
 
     def linear(self, tensors: Tensors, config: Config) -> Tensors:
         """Return g_i as stored before this round, or zeros."""
-        kept = self.store.load("feddyn", config, before=True)
-        if kept is None:
-            return [torch.zeros_like(t) for t in tensors]
-        if [a.shape for a in kept] != [tuple(t.shape) for t in tensors]:
-            raise ValueError(
-                f"client {self.client_id} keeps a g_i of another architecture: use another results "
-                "folder"
-            )
-        return [
-            torch.tensor(array, device=t.device) for array, t in zip(kept, tensors, strict=True)
-        ]
+        kept = self.stored("feddyn", "g_i", tensors, config, before=True)
+        return kept or [torch.zeros_like(t) for t in tensors]

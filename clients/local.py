@@ -20,7 +20,7 @@ from algorithms.common.steps import Epochs
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient, as_global
 from clients.steps.batches import epochs
-from clients.steps.sgd import SGD, Descent
+from clients.steps.sgd import Descent
 
 
 class LocalClient(FedAvgClient):
@@ -52,11 +52,7 @@ class LocalClient(FedAvgClient):
         ``None`` if no step is due.
         """
         options = TrainOptions.from_config(config)
-        sgd, rate, steps = (
-            SGD(options.momentum, options.weight_decay),
-            options.rate(self.round(config)),
-            self.steps_of(options),
-        )
+        (sgd, rate), steps = self.sgd(config), self.steps_of(options)
         tensors = [p.detach() for p in trainable(self.model).values()]
         due, done, velocity = self.progress(config)
         due += float(config.get("local-share", 1.0))

@@ -31,22 +31,11 @@ class PerFedAvgClient(PersonalClient):
         """
         options, alpha = TrainOptions.from_config(config), float(config["per-fedavg-alpha"])
         place = [p.detach() for p in trainable(self.model).values()]
-        w, sgd, rate = (
-            [t.clone() for t in place],
-            SGD(options.momentum, options.weight_decay),
-            options.rate(self.round(config)),
-        )
-        loss = self.run(
-            Meta(sgd, alpha, config["per-fedavg-hessian"] == "differences"),
-            {
-                "w": w,
-                "adapted": self.first_adapted(w, alpha, options, config),
-                "velocity": sgd.velocity(w),
-            },
-            {},
-            lambda _: {"rate": rate},
-            config,
-        )
+        w, (sgd, rate) = [t.clone() for t in place], self.sgd(config)
+        step = Meta(sgd, alpha, config["per-fedavg-hessian"] == "differences")
+        adapted = self.first_adapted(w, alpha, options, config)
+        state = {"w": w, "adapted": adapted, "velocity": sgd.velocity(w)}
+        loss = self.run(step, state, {}, lambda _: {"rate": rate}, config)
         torch._foreach_copy_(place, w)
         return loss
 

@@ -34,7 +34,7 @@ class PFedMeClient(PersonalClient):
         theta = [p.detach() for p in trainable(self.model).values()]
         w = [t.clone() for t in theta]
         lambda_, every = float(config["pfedme-lambda"]), int(config["pfedme-inner-steps"])
-        inner = options.rate(self.round(config))
+        sgd, inner = self.sgd(config)
         outer = lambda_ * (float(config["pfedme-rate"]) or inner)
         if outer > 1:
             raise ValueError(
@@ -42,10 +42,7 @@ class PFedMeClient(PersonalClient):
                 "or pfedme.lambda"
             )
         same = config.get("pfedme-batches", "next") == "same"
-        sgd, steps = (
-            SGD(options.momentum, options.weight_decay),
-            self.steps_of(options) * (every if same else 1),
-        )
+        steps = self.steps_of(options) * (every if same else 1)
         loss = self.run(
             Envelope(sgd, lambda_),
             {"theta": theta, "w": w, "velocity": sgd.velocity(theta)},

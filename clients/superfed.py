@@ -42,7 +42,7 @@ from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.evaluation import Scores
 from clients.base.scores import as_global, higher_is_better
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
 from clients.steps.sgd import SGD, Number, add, between, inner, parted
 
@@ -203,18 +203,8 @@ class SuPerFedClient(FedProxClient):
 
     def kept(self, config: Config, before: bool) -> list[Tensor] | None:
         """Return theta_l as stored, or ``None``."""
-        parameters = trainable(self.model).values()
-        kept = self.store.load("personal", config, before)
-        if kept is None:
-            return None
-        if [a.shape for a in kept] != [tuple(p.shape) for p in parameters]:
-            raise ValueError(
-                f"client {self.client_id} keeps a personal model of another architecture: use "
-                "another results folder"
-            )
-        return [
-            torch.tensor(array, device=p.device) for array, p in zip(kept, parameters, strict=True)
-        ]
+        moving = trainable(self.model).values()
+        return self.stored("personal", "personal model", moving, config, before)
 
     def first_personal(self, config: Config) -> list[Tensor]:
         """Return what theta_l starts from: the received theta_f in ``self.model``, or a
@@ -236,12 +226,11 @@ class SuPerFedClient(FedProxClient):
         """Train theta_f (in ``self.model``) and theta_l (``personal``), both in place;
         return the mean loss at the mixtures.
         """
-        options = TrainOptions.from_config(config)
         named = trainable(self.model)
         mixed = [p.detach() for p in named.values()]
         federated = [t.clone() for t in mixed]
         layers = layer_of(list(named)) if config["superfed-mixing"] == "layer" else [0] * len(mixed)
-        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        sgd, rate = self.sgd(config)
         mu, nu = float(config.get("proximal-mu", 0.0)), float(config.get("superfed-nu", 0.0))
         draw, scale = (
             self.lambda_source(config, max(layers) + 1),
@@ -288,14 +277,8 @@ class Mixture:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        f, own, rate, scale, lambdas = (
-            state["f"],
-            state["l"],
-            numbers["rate"],
-            numbers["scale"],
-            numbers["lambda"],
-        )
-        values = [lambdas[layer] for layer in self.layers]
+        f, own, rate, scale = state["f"], state["l"], numbers["rate"], numbers["scale"]
+        values = [numbers["lambda"][layer] for layer in self.layers]
         loss, g = gradient(between(gradient, f, own, values))
         if isinstance(scale, Tensor) or scale != 1:
             torch._foreach_mul_(g, scale)
