@@ -5,17 +5,16 @@ Rows are the first axis (or ``sweep.rows``) and every axis that does not apply t
 runs; columns are the other axes except the seed.
 """
 
-import csv
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from algorithms.common.checks import nearest
 from fedapps.formats import is_percent, one_line
+from fedapps.records.files import csv_text
 from fedapps.records.reader import RunFolder
 from fedapps.results.run_measures import read_measure, value_of
 from fedapps.results.seeds import ENOUGH, paired, stands_out
@@ -303,13 +302,10 @@ class Results:
             rows.append(out)
         return rows
 
-    def write_csv(self, path: Path) -> None:
-        """Write the records to a CSV file."""
+    def csv(self) -> str:
+        """Return the records as the text of a CSV file."""
         rows = self.records()
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        return csv_text([rows[0], *(row.values() for row in rows)])
 
 
 def _joined(axes: Sequence[str], labels: Labels, plain: str = "") -> str:
