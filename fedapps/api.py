@@ -18,7 +18,7 @@ from rich.console import Console
 
 from algorithms.common.options import kebab
 from fedapps.commands.data import deal_for
-from fedapps.commands.run import carry_out
+from fedapps.commands.run import execute_run
 from fedapps.commands.sweep import read_plans
 from fedapps.errors import RunFailed, UserError
 from fedapps.outcomes import Comparison, Partition, Run, Sweep
@@ -87,7 +87,9 @@ def run(
         given["out"] = str(out)
     if gpus_per_client:
         given.setdefault("device", "cuda")
-    done, status = carry_out(completed({**given, "resume": resume}), arguments, _console(progress))
+    done, status = execute_run(
+        completed({**given, "resume": resume}), arguments, _console(progress)
+    )
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; go on with resume=True, out={done.out!r}")
     return Run(Path(done.out))

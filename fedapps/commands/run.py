@@ -36,7 +36,7 @@ Engine = Callable[[Settings, Progress, argparse.Namespace], tuple[str, str]]
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `fedapps run` and return the exit status."""
-    settings, status = carry_out(settings_of(arguments), arguments)
+    settings, status = execute_run(settings_of(arguments), arguments)
     folder = Path(settings.out)
     if json_log.chosen():
         level = "WARNING" if status == "interrupted" else "INFO"
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def carry_out(
+def execute_run(
     settings: Settings, arguments: argparse.Namespace, console: Console | None = None
 ) -> tuple[Settings, str]:
     """Check the settings, run, and write the report; return the settings in full, and
