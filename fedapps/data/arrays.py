@@ -240,11 +240,11 @@ def _values(column: Any, name: str, source: Source, start: int) -> npt.NDArray[A
 
 
 def _ragged(
-    name: str, source: Source, row: int, usual: tuple[int, ...], found: tuple[int, ...]
+    name: str, source: Source, row: int, usual: tuple[int, ...], odd: tuple[int, ...]
 ) -> str:
     return (
         f"column {name!r}: the lists of {source} differ in length ({_size(usual)}, but "
-        f"{_size(found)} in row {row}): cut or fill "
+        f"{_size(odd)} in row {row}): cut or fill "
         "them to one length"
     )
 

@@ -32,7 +32,7 @@ Indices = npt.NDArray[np.int64]
 LABEL = "label"
 #: Go by a column that has to be named: by the classes they would make a client of each.
 BY_COLUMN = ("ContinuousPartitioner", *BY_CLIENT)
-#: What is no way to deal samples, and why.
+#: Partitioners that cannot be used here, with the reason.
 OTHERS = {
     "Partitioner": "is the base of the others",
     "IdToSizeFncPartitioner": "takes a function: choose Linear-, Square-, Exponential- "
@@ -153,8 +153,7 @@ def _parts(images: Images, options: DataOptions, num_clients: int, seed: int) ->
             )
     if "distribution_array" in passed:
         passed["distribution_array"] = np.asarray(passed["distribution_array"])
-    chosen = images.dealt
-    rows = chosen[np.random.default_rng(seed).permutation(len(chosen))]
+    rows = np.random.default_rng(seed).permutation(images.dealt)
     values = images.labels if images.by is None else images.by
     if images.by is None and column_by(options) not in (LABEL, options.label):
         raise UserError(

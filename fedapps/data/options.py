@@ -210,8 +210,8 @@ class DataOptions(Options):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of a partitioner of flwr-datasets, by name."""
-        found = tomllib.loads(f"given = {{{self.partition_arguments}}}")["given"]
-        return {name.replace("-", "_"): value for name, value in found.items()}
+        given = tomllib.loads(f"given = {{{self.partition_arguments}}}")["given"]
+        return {name.replace("-", "_"): value for name, value in given.items()}
 
     @property
     def told_apart(self) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def dummies(
     alone; NaN in empty cells. Raises ``UserError``.
     """
     words = [None if is_missing(value) else word(value) for value in values]
-    strange = sorted({said for said in words if said is not None and said not in levels})
+    strange = sorted({text for text in words if text is not None and text not in levels})
     if strange:
         raise UserError(
             f"{source}: column {name!r} holds {strange[0]!r}, but sites.columns names "
@@ -91,7 +91,7 @@ def dummies(
         )
     return {
         f"{name}={level}": np.array(
-            [np.nan if said is None else float(said == level) for said in words]
+            [np.nan if text is None else float(text == level) for text in words]
         )
         for level in (levels[1:] if len(levels) == 2 else levels)
     }

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.errors import RunFailed, UserError
+from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.records.writer import FREE, all_written, set_status, status_of
 from fedapps.runs.prepare import checked, data_paths
@@ -115,8 +116,8 @@ def execute_sweep(
         if not done:
             return None, failed
         results = Results(plan, done)
-        results.write_csv(plan.out / "table.csv")
-        (plan.out / "table.md").write_text(results.markdown(), encoding="utf-8")
+        write_text(plan.out / "table.csv", results.csv())
+        write_text(plan.out / "table.md", results.markdown())
         write_page(results, plan.out, failed)
     return results, failed
 
@@ -135,7 +136,7 @@ def write_record(plan: Plan) -> None:
         "axes": {axis.name: list(axis.values) for axis in plan.grid.axes},
     }
     text = json.dumps(record, indent=1, ensure_ascii=False)
-    (plan.out / "sweep.json").write_text(text + "\n", encoding="utf-8")
+    write_text(plan.out / "sweep.json", text + "\n")
 
 
 def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:

@@ -5,17 +5,17 @@ Rows are the first axis (or ``sweep.rows``) and every axis that does not apply t
 runs; columns are the other axes except the seed.
 """
 
-import csv
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 from algorithms.common.checks import nearest
 from fedapps.formats import is_percent, one_line
+from fedapps.records.files import csv_text
 from fedapps.records.reader import RunFolder
 from fedapps.results.run_measures import read_measure, value_of
 from fedapps.results.seeds import ENOUGH, paired, stands_out
@@ -153,14 +153,11 @@ class Results:
         """Return the name of a column."""
         return _joined(self.column_axes, column)
 
-    @property
-    def corner(self) -> str:
-        """The heading of the first column."""
-        return self.row_axes[0] if self.row_axes else "method"
-
-    def entry(self, row: Labels, column: Labels) -> Entry | None:
-        """Return the entry in a row and a column; ``None`` if the grid has none."""
-        return self.entries.get((row, column))
+    def entry(self, row: Labels, column: Labels) -> Entry:
+        """Return the entry in a row and a column, without points if the grid has none
+        there.
+        """
+        return self.entries.get((row, column), Entry((), ()))
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
         """Return the row whose value in a column is better than all others beyond the
@@ -174,9 +171,7 @@ class Results:
         values = {
             row: by_seed
             for row in self.rows
-            if (entry := self.entry(row, column))
-            and entry.complete
-            and (by_seed := entry.by_seed(measure))
+            if (entry := self.entry(row, column)).complete and (by_seed := entry.by_seed(measure))
         }
         return {row for row in values if stands_out(row, values, smaller=choose is min)}
 
@@ -188,8 +183,10 @@ class Results:
         other = next(
             (known for known in self.rows if partner and self.row_name(known) == partner), None
         )
-        ours, theirs = self.entry(row, column), other and self.entry(other, column)
-        return paired(ours.by_seed(measure), theirs.by_seed(measure)) if ours and theirs else []
+        if not other:
+            return []
+        ours, theirs = (self.entry(one, column).by_seed(measure) for one in (row, other))
+        return paired(ours, theirs)
 
     def printed(self, row: Labels, column: Labels, measure: str) -> str:
         """Return what a paper prints for a row and a column."""
@@ -206,35 +203,26 @@ class Results:
         Beside a measure stands what is printed for it, and the differences by seed
         where these are asked for.
         """
-        shown = [(measure, column) for measure in measures for column in self.columns]
         several = len(self.columns) > 1
-        header, columns = [self.corner], []
-        for measure, column in shown:
+        columns = [
+            (self.row_axes[0] if self.row_axes else "method", [*map(self.row_name, self.rows)])
+        ]
+        for measure, column in product(measures, self.columns):
             name = self.column_name(column) if several else heading(measure)
             best = self.best(measure, column)
-            texts = [
-                entry.text(measure) if (entry := self.entry(row, column)) else "-"
-                for row in self.rows
-            ]
+            texts = {row: self.entry(row, column).text(measure) for row in self.rows}
             columns.append(
-                [
-                    mark(text) if row in best else text
-                    for row, text in zip(self.rows, texts, strict=True)
-                ]
+                (name, [mark(text) if row in best else text for row, text in texts.items()])
             )
-            header.append(name)
-            if any(beside := [self.printed(row, column, measure) for row in self.rows]):
-                columns.append(beside)
-                header.append("printed")
-            if measure in self.paired and any(
-                gains := [
-                    difference(measure, self.gains(row, column, measure)) for row in self.rows
-                ]
-            ):
-                columns.append(gains)
-                header.append(f"{name}, by seed" if not several else "by seed")
-        cells = list(zip(*columns, strict=True))
-        return header, [[self.row_name(row), *cells[place]] for place, row in enumerate(self.rows)]
+            printed = [self.printed(row, column, measure) for row in self.rows]
+            if any(printed):
+                columns.append(("printed", printed))
+            rows = self.rows if measure in self.paired else []
+            gains = [difference(measure, self.gains(row, column, measure)) for row in rows]
+            if any(gains):
+                columns.append(("by seed" if several else f"{name}, by seed", gains))
+        header, cells = zip(*columns, strict=True)
+        return list(header), [list(row) for row in zip(*cells, strict=True)]
 
     @property
     def paired(self) -> tuple[str, ...]:
@@ -303,13 +291,10 @@ class Results:
             rows.append(out)
         return rows
 
-    def write_csv(self, path: Path) -> None:
-        """Write the records to a CSV file."""
+    def csv(self) -> str:
+        """Return the records as the text of a CSV file."""
         rows = self.records()
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        return csv_text([rows[0], *(row.values() for row in rows)])
 
 
 def _joined(axes: Sequence[str], labels: Labels, plain: str = "") -> str:
