@@ -227,21 +227,26 @@ def run_ray(
     cluster = checked_cluster(address, [folder, *data_paths(settings.flat())]) if address else None
     progress.note("starting Flower and Ray")
     clients, share, workers = settings.num_clients, arguments.gpus_per_client, arguments.workers
+    nodes = clients
+    if not arguments.node_per_client:
+        nodes = flower.nodes_for(clients, 1, share, workers, cluster)
     outcome = flower.run_simulation(
         None,
         settings.flat(),
-        num_nodes=clients
-        if arguments.node_per_client
-        else flower.nodes_for(clients, 1, share, workers, cluster),
-        gpus_per_client=arguments.gpus_per_client,
-        ray_cpus=None if cluster else workers,
-        cluster=address,
+        flower.Resources(
+            nodes,
+            gpus_per_client=share,
+            ray_cpus=None if cluster else workers,
+            cluster=address,
+        ),
+        flower.Following(
+            folder / "run.log",
+            poll=lambda: show(progress, folder),
+            ended=lambda: status_of(folder),
+            written=lambda: all_written(folder),
+        ),
         port=arguments.port,
         superlink=superlink,
-        log_path=folder / "run.log",
-        poll=lambda: show(progress, folder),
-        ended=lambda: status_of(folder),
-        written=lambda: all_written(folder),
     )
     show(progress, folder)
     return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
@@ -276,15 +281,18 @@ def run_deployment(
     """
     from fedapps.deployment.local import Deployment
     from fedapps.deployment.site_run import run_on_deployment
+    from fedapps.engines.flower import Following
 
     folder = Path(settings.out)
     progress.note("starting on the sites")
     outcome = run_on_deployment(
         Deployment.open(arguments.deployment),
         settings.flat(),
-        log_path=folder / "run.log",
-        poll=lambda: show(progress, folder),
-        ended=lambda: status_of(folder),
+        Following(
+            folder / "run.log",
+            poll=lambda: show(progress, folder),
+            ended=lambda: status_of(folder),
+        ),
     )
     show(progress, folder)
     return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
