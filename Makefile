@@ -125,7 +125,7 @@ $(LOWEST)/.installed: pyproject.toml | $(BIN)/python
 $(LIBRARY)/.installed: pyproject.toml | $(LOWEST)/.installed
 	@echo "== Installing the lowest versions that the library allows into $(LIBRARY) (some gigabytes)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LIBRARY)
-	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]' scikit-learn
+	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]' 'scikit-learn>=1.6'
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml | $(VENV)/.installed
