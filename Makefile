@@ -121,11 +121,11 @@ $(LOWEST)/.installed: pyproject.toml | $(BIN)/python
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
 	@touch $@
 
-# Without the extra `app`, whose Flower is a newer one; what its tests import of it beside the library is named.
+# Without the extra `app`, whose Flower is newer; scikit-learn is what the tests compare with.
 $(LIBRARY)/.installed: pyproject.toml | $(LOWEST)/.installed
 	@echo "== Installing the lowest versions that the library allows into $(LIBRARY) (some gigabytes)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LIBRARY)
-	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]'
+	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]' 'scikit-learn>=1.6'
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml | $(VENV)/.installed

@@ -295,7 +295,10 @@ def ray_rounds(settings: Settings, folder: Path, workers: int) -> list[float]:
     config = {**settings.flat(), "out": str(folder), "num-rounds": settings.num_rounds + 4}
     nodes = flower.nodes_for(CLIENTS, 1, 0.0, workers)
     outcome = flower.run_simulation(
-        None, config, num_nodes=nodes, ray_cpus=workers, log_path=folder / "run.log"
+        None,
+        config,
+        flower.Resources(nodes, ray_cpus=workers),
+        flower.Following(folder / "run.log"),
     )
     if outcome.status != "completed":
         raise SystemExit(f"the Ray run {outcome.status}: {outcome.details}")

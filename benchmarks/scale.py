@@ -211,9 +211,8 @@ def by_ray(
         outcome = flower.run_simulation(
             app,
             config,
-            num_nodes=nodes,
-            ray_cpus=workers,
-            log_path=Path(name) / "log",
+            flower.Resources(nodes, ray_cpus=workers),
+            flower.Following(Path(name) / "log"),
             env={"PYTHONPATH": root},
         )
         if outcome.status != "completed":

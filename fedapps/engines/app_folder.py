@@ -31,14 +31,8 @@ def check_packages() -> None:
             and Path(spec.origin).resolve() == root / name / "__init__.py"
         ):
             continue
-        places = (
-            []
-            if spec is None
-            else [spec.origin]
-            if spec.origin
-            else list(spec.submodule_search_locations or [])
-        )
-        found = Path(str(places[0])) if places else Path("nothing")
+        place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+        found = Path(place or "nothing")
         found = found.parent if found.name == "__init__.py" else found
         raise UserError(
             f"{found} hides the package {name!r} of fedapps, which is in {root / name}: rename it, "

@@ -27,6 +27,7 @@ from fedapps.runs.prepare import assemble, data_paths, prepare_folder
 from fedapps.settings.settings import Settings
 
 if TYPE_CHECKING:
+    from fedapps.engines.flower import Following
     from fedapps.engines.superlink import SuperLink
 
 ENGINES = ("inline", "ray", "deployment")
@@ -173,21 +174,21 @@ def run_ray(
     cluster = checked_cluster(address, [folder, *data_paths(settings.flat())]) if address else None
     progress.note("starting Flower and Ray")
     clients, share, workers = settings.num_clients, how.gpus_per_client, how.workers
+    nodes = clients
+    if not how.node_per_client:
+        nodes = flower.nodes_for(clients, 1, share, workers, cluster)
     outcome = flower.run_simulation(
         None,
         settings.flat(),
-        num_nodes=clients
-        if how.node_per_client
-        else flower.nodes_for(clients, 1, share, workers, cluster),
-        gpus_per_client=how.gpus_per_client,
-        ray_cpus=None if cluster else workers,
-        cluster=address,
+        flower.Resources(
+            nodes,
+            gpus_per_client=share,
+            ray_cpus=None if cluster else workers,
+            cluster=address,
+        ),
+        following(progress, folder),
         port=how.port,
         superlink=superlink,
-        log_path=folder / "run.log",
-        poll=lambda: show(progress, folder),
-        ended=lambda: status_of(folder),
-        written=lambda: all_written(folder),
     )
     progress.poll(folder)
     return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
@@ -226,12 +227,22 @@ def run_deployment(settings: Settings, progress: Progress, deployment: Path) -> 
     outcome = run_on_deployment(
         Deployment.open(deployment),
         settings.flat(),
-        log_path=folder / "run.log",
-        poll=lambda: show(progress, folder),
-        ended=lambda: status_of(folder),
+        replace(following(progress, folder), written=lambda: False),
     )
     progress.poll(folder)
     return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
+
+
+def following(progress: Progress, folder: Path) -> "Following":
+    """Return how a run in other processes is followed: by what its folder holds."""
+    from fedapps.engines.flower import Following
+
+    return Following(
+        folder / "run.log",
+        poll=lambda: show(progress, folder),
+        ended=lambda: status_of(folder),
+        written=lambda: all_written(folder),
+    )
 
 
 def show(progress: Progress, folder: Path) -> None:

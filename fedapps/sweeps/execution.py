@@ -221,13 +221,17 @@ def run_ray(
             outcome = flower.run_simulation(
                 None,
                 settings.flat(),
-                num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
-                gpus_per_client=gpus_per_client,
-                log_path=run.folder / "run.log",
-                ended=partial(status_of, run.folder),
-                written=partial(all_written, run.folder),
+                flower.Resources(
+                    flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
+                    gpus_per_client=gpus_per_client,
+                    cluster=address,
+                ),
+                flower.Following(
+                    run.folder / "run.log",
+                    ended=partial(status_of, run.folder),
+                    written=partial(all_written, run.folder),
+                ),
                 walled=walled,
-                cluster=address,
             )
         except (UserError, RunFailed) as error:
             yield Ended(run, {}, str(error))

@@ -29,8 +29,8 @@ BYTES = {
     ("up", "train"): "bytes-up",
     ("down", "train"): "bytes-down",
     ("up", "evaluate"): "evaluate-bytes-up",
+    ("down", "evaluate"): "evaluate-bytes-down",
 }
-BYTES |= {("down", "evaluate"): "evaluate-bytes-down"}
 
 
 class Counts:
@@ -106,11 +106,8 @@ class Counts:
             self.totals[name] += value
         for key, name in BYTES.items():
             self.bytes[key] += row.get(name, 0)
-        self.last = {
-            "last_round_seconds": row["seconds"],
-            "last_round_replies": len(row["clients"]),
-        }
-        self.last["last_round_failures"] = len(row["failures"])
+        names = ("last_round_seconds", "last_round_replies", "last_round_failures")
+        self.last = dict(zip(names, told[1:], strict=True))
         if "evaluate" in row:
             self.measures = {
                 name: value

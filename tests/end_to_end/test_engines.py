@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedapps.engines.app_folder import copy_app
-from fedapps.engines.flower import run_simulation
+from fedapps.engines.flower import Following, Resources, run_simulation
 from fedapps.engines.processes import end_marked, free_port, program
 from tests.helpers import assert_same, scraped
 
@@ -237,12 +237,13 @@ def test_a_client_that_hangs_costs_its_reply_and_not_the_run(tmp_path):
     outcome = run_simulation(
         app,
         {},
-        num_nodes=3,
-        ray_cpus=3,
-        log_path=tmp_path / "log",
-        on_line=lines.append,
+        Resources(3, ray_cpus=3),
+        Following(
+            tmp_path / "log",
+            on_line=lines.append,
+            ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
+        ),
         env={"PYTHONPATH": str(ROOT)},
-        ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
     )
     text = "\n".join(lines)
     assert outcome.status == "completed", text[-3000:]

@@ -162,12 +162,15 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     outcome = flower.run_simulation(
         app,
         {"out": str(out), "text": text, "nested.rate": 1e-05},
-        num_nodes=3,
-        ray_cpus=1,
+        flower.Resources(3, ray_cpus=1),
+        flower.Following(
+            log,
+            on_line=lines.append,
+            poll=lambda: (
+                polls.append(threading.current_thread()) or strangers.append(reached(port))
+            ),
+        ),
         port=port,
-        log_path=log,
-        on_line=lines.append,
-        poll=lambda: polls.append(threading.current_thread()) or strangers.append(reached(port)),
         walled=not obstacle(),
         env={
             "EXTRA": "given",
@@ -208,7 +211,10 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
 @pytest.mark.ray
 def test_a_server_app_that_raises_is_a_failure_with_its_reason(app, tmp_path):
     outcome = flower.run_simulation(
-        app, {"fail": True}, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log"
+        app,
+        {"fail": True},
+        flower.Resources(3, ray_cpus=1),
+        flower.Following(tmp_path / "log"),
     )
     assert (outcome.status, outcome.details) == ("failed", "ValueError: the kettle is empty")
     assert "Traceback" in (tmp_path / "log").read_text()
@@ -219,11 +225,11 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp
     out = tmp_path / "seen.jsonl"
     script = tmp_path / "script.py"
     script.write_text(
-        "from pathlib import Path\nfrom fedapps.engines.flower import run_simulation\n"
+        "from pathlib import Path\nfrom fedapps.engines.flower import Following, Resources, run_simulation\n"
         f"config = {{'out': {str(out)!r}, 'rounds': 1_000_000}}\n"
-        f"outcome = run_simulation(Path({str(app)!r}), config, num_nodes=3, ray_cpus=1,\n"
-        f"    log_path=Path({str(tmp_path / 'log')!r}), on_line=lambda line: print(line, "
-        "flush=True))\n"
+        f"outcome = run_simulation(Path({str(app)!r}), config, Resources(3, ray_cpus=1),\n"
+        f"    Following(Path({str(tmp_path / 'log')!r}), on_line=lambda line: print(line, "
+        "flush=True)))\n"
         "print('outcome', outcome.status, flush=True)\n"
     )
     root = Path(flower.__file__).parent.parent.parent
@@ -295,7 +301,9 @@ def test_killed_outright_nothing_survives(tmp_path):
 
 
 def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
-    outcome = flower.run_simulation(app, {"nested.rat": 1}, num_nodes=3, log_path=tmp_path / "log")
+    outcome = flower.run_simulation(
+        app, {"nested.rat": 1}, flower.Resources(3), flower.Following(tmp_path / "log")
+    )
     assert outcome.status == "rejected"
     assert outcome.details.startswith("Key 'nested.rat' is not present")
 
@@ -308,7 +316,9 @@ def test_a_superlink_that_dies_is_a_failure_with_its_last_words(app, tmp_path, m
     monkeypatch.setattr(
         superlink, "program", lambda name: broken if name == broken.name else find(name)
     )
-    outcome = flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log")
+    outcome = flower.run_simulation(
+        app, {}, flower.Resources(3), flower.Following(tmp_path / "log")
+    )
     assert outcome.status == "failed"
     assert outcome.details == "Flower's SuperLink has ended: OSError: the disk is full"
     assert "the disk is full" in (tmp_path / "log").read_text()
@@ -319,7 +329,9 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
         raise RuntimeError("the display broke")
 
     with pytest.raises(RuntimeError, match="the display broke"):
-        flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", poll=poll)
+        flower.run_simulation(
+            app, {}, flower.Resources(3), flower.Following(tmp_path / "log", poll=poll)
+        )
 
 
 @pytest.mark.parametrize(
@@ -348,7 +360,11 @@ def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, envir
     )
     with pytest.raises(UserError, match=message):
         flower.run_simulation(
-            app, {}, num_nodes=3, log_path=tmp_path / "log", env=environment, **options
+            app,
+            {},
+            flower.Resources(3, **options),
+            flower.Following(tmp_path / "log"),
+            env=environment,
         )
 
 
@@ -379,7 +395,11 @@ def test_a_superlink_that_was_launched_carries_out_a_run(app, tmp_path):
     with flower.launched(None, walled=False) as link:
         config = {"rounds": 1, "out": str(tmp_path / "seen")}
         outcome = flower.run_simulation(
-            app, config, num_nodes=3, ray_cpus=1, log_path=tmp_path / "log", superlink=link
+            app,
+            config,
+            flower.Resources(3, ray_cpus=1),
+            flower.Following(tmp_path / "log"),
+            superlink=link,
         )
     assert outcome.status == "completed", outcome.details
     assert json.loads((tmp_path / "seen").read_text())["env"]["FLWR_HOME"] == str(
@@ -393,7 +413,11 @@ def test_a_taken_port(app, tmp_path):
         listener.listen()
         with pytest.raises(UserError, match=r"^port = \d+, but it cannot be used"):
             flower.run_simulation(
-                app, {}, num_nodes=3, port=listener.getsockname()[1], log_path=tmp_path / "log"
+                app,
+                {},
+                flower.Resources(3),
+                flower.Following(tmp_path / "log"),
+                port=listener.getsockname()[1],
             )
 
 

@@ -22,6 +22,7 @@ LATE = {
     "flwr_datasets",
     "PIL",
     "daqp",
+    "prometheus_client",
     "torchvision",
     "transformers",
     "ray",

@@ -91,7 +91,10 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
         | names(PYPROJECT["project"]["dependencies"])
     )
     roots = {name.partition(".")[0] for package in PACKAGES for name in imports_of(ROOT / package)}
-    known = {"sklearn": "scikit-learn", "flwr_datasets": "flwr-datasets", "PIL": "pillow"}
+    known = {"sklearn": "scikit-learn", "flwr_datasets": "flwr-datasets", "PIL": "pillow"} | {
+        "prometheus_client": "prometheus-client",
+        "tomli_w": "tomli-w",
+    }
     # by Flower, its extra "simulation", and datasets
     brought = {"cryptography", "huggingface_hub", "fastapi", "ray", "pandas"}
     optional = names(extras["text"]) | names(extras["vision"])

@@ -590,10 +590,8 @@ def test_ray_goes_through_the_runs_one_by_one(tmp_path, monkeypatch, capsys):
 
     asked = []
 
-    def run_simulation(
-        app, config, *, num_nodes, gpus_per_client, log_path, ended, written, walled, cluster
-    ):
-        asked.append((config["seed"], num_nodes, gpus_per_client))
+    def run_simulation(app, config, resources, following, *, walled):
+        asked.append((config["seed"], resources.nodes, resources.gpus_per_client))
         if config["seed"] == 1:
             return flower.Outcome("failed", "Ray died", None)
         from fedapps.sweeps.pool import PlannedRun
