@@ -19,8 +19,8 @@ from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.compare import Compared, compared
 from fedapps.results.gains import records
 from fedapps.results.notebook import Plot, Plots
+from fedapps.results.parts import run_figures
 from fedapps.results.report import state_sentence
-from fedapps.results.run_plots import run_figures
 from fedapps.settings.settings import Settings
 from fedapps.sweeps.page import figures, tables_html
 from fedapps.sweeps.tables import Results

@@ -8,10 +8,13 @@ from outside; only `Html` passes unchanged.
 
 import base64
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 from fedapps.charts.chart_script import SCRIPT, STYLE, fingerprint
 from fedapps.charts.theme import DARK, LIGHT
+
+_COLOUR = re.compile(r"var\(--p-([0-9a-f]{6})-([0-9a-f]{6})\)")
 
 
 class Html(str):
@@ -91,13 +94,11 @@ pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
 
 def page(
     heading: str,
-    body: Iterable[Html],
-    style: str = "",
+    body: Sequence[Html],
     scripts: Sequence[str] = (SCRIPT,),
     connect: str = "'none'",
 ) -> str:
-    """The whole document; `heading` is the window's title, `style` that of this page
-    alone.
+    """The whole document; `heading` is the window's title.
 
     `scripts` run at its end, and no others; `connect`: whom they may ask.
     """
@@ -110,13 +111,27 @@ def page(
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
         f'{allowed}; connect-src {connect}">\n'
         f"<title>{text(heading)}</title>\n<style>{_CSS}{STYLE}</style>\n<style "
-        f'id="palette">{style}</style>\n'
+        f'id="palette">{palette(body)}</style>\n'
         "</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + "\n</main>\n"
         + "".join(f'<script class="page">{script}</script>\n' for script in scripts)
         + "</body>\n</html>\n"
     )
+
+
+def both(light: str, dark: str) -> str:
+    """The name of a colour that depends on the scheme."""
+    return f"var(--p-{light[1:].lower()}-{dark[1:].lower()})"
+
+
+def palette(body: Iterable[str]) -> str:
+    """The style sheet that says which colours stand behind the names in charts of a
+    page, in both schemes.
+    """
+    pairs = sorted({pair for part in body for pair in _COLOUR.findall(part)})
+    light, dark = ("".join(f"--p-{a}-{b}:#{(a, b)[which]};" for a, b in pairs) for which in (0, 1))
+    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}" if pairs else ""
 
 
 def text(value: object) -> Html:
@@ -134,6 +149,22 @@ def heading(content: object) -> Html:
     return Html(f"<h2>{text(content)}</h2>")
 
 
+def header(title: str, subject: str, note: str, state: str = "", told: str = "") -> Html:
+    """The head of a page: its title and what it is about, a note, and `told`, how
+    things are, in the colour of a `state` ("completed", "failed", ...).
+    """
+    on = f" <small>on {text(subject)}</small>" if subject else ""
+    parts = [f"<header><h1>{text(title)}{on}</h1>", paragraph(note, "quiet") if note else ""]
+    if state:
+        parts.append(f'<div class="state {state}">{text(told)}</div>')
+    return Html("\n".join(filter(None, parts)) + "</header>")
+
+
+def panel(content: Html, style: str = "panel") -> Html:
+    """A part of the page with a border; `style` "plots": pictures side by side."""
+    return Html(f'<div class="{style}">{content}</div>')
+
+
 def cards(entries: Iterable[tuple[str, str]]) -> Html:
     """Key numbers, (label, value) each; the first is the most important one."""
     parts = [
@@ -141,7 +172,7 @@ def cards(entries: Iterable[tuple[str, str]]) -> Html:
         f'<dd class="{"long" if len(value) > 9 else "short"}">{text(value)}</dd></dl>'
         for index, (label, value) in enumerate(entries)
     ]
-    return Html(f'<div class="cards">{"".join(parts)}</div>')
+    return panel(Html("".join(parts)), "cards")
 
 
 def image(description: str, data: bytes) -> Html:

@@ -303,9 +303,9 @@ def print_table(deal: Deal, settings: Any) -> None:
 
 def picture(deal: Deal, source: str) -> bytes:
     """Return the figure as PNG."""
-    from fedapps.charts.drawing import png
+    from fedapps.charts.files import file
 
-    return png(figure(deal, source))
+    return file(figure(deal, source), "png")
 
 
 def figure(deal: Deal, source: str) -> "Figure":

@@ -21,7 +21,8 @@ from fedapps.live.watching import watched
 from fedapps.records.reader import read_run
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.results.compare import summary_table
-from fedapps.results.report import sections_of, write_report
+from fedapps.results.parts import run_sections
+from fedapps.results.report import write_report
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.runs.prepare import checked, completed, data_paths, prepare_folder
 from fedapps.settings.settings import Settings
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(summary_table([folder]))
-    for section in sections_of(read_run(folder)):
+    for section in run_sections(read_run(folder)):
         console.print(section.terminal())
     print(f"results: {folder}\nreport:  {folder / 'report.html'}")
     return 0

@@ -22,9 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedapps.charts import html
 from fedapps.charts.chart_script import SCRIPT
-from fedapps.charts.charts import palette
 from fedapps.charts.html import Html
-from fedapps.charts.theme import DARK, LIGHT
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 from fedapps.live.files import (
@@ -38,7 +36,6 @@ from fedapps.live.files import (
 from fedapps.live.sweep import Sweep
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.report import report_body, report_title
-from fedapps.results.run_plots import run_figures
 
 SHARE = 0.03  # of a core, that making the page anew may take
 _GRACE = 5.0  # seconds in which a page may still fetch the end of a run
@@ -103,17 +100,10 @@ def news(folder: Path, now: float, sweep: Sweep | None = None) -> dict[str, str]
         (folder / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")
     ):
         run = read_run(folder)
-        title, body = (
-            report_title(run),
-            report_body(run, run_figures(run, LIGHT), run_figures(run, DARK)),
-        )
-        title, body = (
-            f"{run.state}: {title}",
-            [*body[:3], html.paragraph(_hope(run, now), "quiet"), *body[3:]],
-        )
+        title, body = f"{run.state}: {report_title(run)}", report_body(run, hope=_hope(run, now))
     else:
         title, body = folder.name, [html.paragraph("The run has not begun yet.")]
-    return {"title": title, "body": "\n".join(body), "palette": palette(body)}
+    return {"title": title, "body": "\n".join(body), "palette": html.palette(body)}
 
 
 def _hope(run: RunFolder, now: float) -> str:
@@ -209,9 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(
                 200, "application/json", json.dumps({key: found[key] for key in keys})
             )
-        page = html.page(
-            found["title"], [Html(found["body"])], found["palette"], (SCRIPT, _LIVE), "'self'"
-        )
+        page = html.page(found["title"], [Html(found["body"])], (SCRIPT, _LIVE), "'self'")
         return self._answer(
             200,
             "text/html; charset=utf-8",
