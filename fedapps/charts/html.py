@@ -28,39 +28,109 @@ class Html(str):
 _NUMBERS = ", ".join(f"table.text{count} tr > :nth-child(n + {count + 1})" for count in range(5))
 
 _CSS = f"""
-:root {{ color-scheme: light dark; --page: #f4f5f7; --card: {LIGHT.surface}; --ink: {LIGHT.ink};
-  --muted: {LIGHT.muted}; --line: #dfe3e7; --accent: {LIGHT.series[0]}; --code: #eceff2;
-  --good: #0b6b52; --good-bg: #dcf3ea; --bad: #a3281c; --bad-bg: #fbe3df; --warn: #7d5600; --warn-bg: #faefd2; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --page: #121519; --card: {DARK.surface}; --ink: {DARK.ink};
-  --muted: {DARK.muted}; --line: #2f353d; --accent: {DARK.series[0]}; --code: #262b32;
-  --good: #7fe0bf; --good-bg: #12362b; --bad: #ff9d8f; --bad-bg: #431f1b; --warn: #f2cd78; --warn-bg: #3c3013; }} }}
+:root {{
+  color-scheme: light dark;
+  --page: #f4f5f7;
+  --card: {LIGHT.surface};
+  --ink: {LIGHT.ink};
+  --muted: {LIGHT.muted};
+  --line: #dfe3e7;
+  --accent: {LIGHT.series[0]};
+  --code: #eceff2;
+  --good: #0b6b52;
+  --good-bg: #dcf3ea;
+  --bad: #a3281c;
+  --bad-bg: #fbe3df;
+  --warn: #7d5600;
+  --warn-bg: #faefd2;
+}}
+@media (prefers-color-scheme: dark) {{
+  :root {{
+    --page: #121519;
+    --card: {DARK.surface};
+    --ink: {DARK.ink};
+    --muted: {DARK.muted};
+    --line: #2f353d;
+    --accent: {DARK.series[0]};
+    --code: #262b32;
+    --good: #7fe0bf;
+    --good-bg: #12362b;
+    --bad: #ff9d8f;
+    --bad-bg: #431f1b;
+    --warn: #f2cd78;
+    --warn-bg: #3c3013;
+  }}
+}}
 * {{ box-sizing: border-box; }}
-body {{ margin: 0; background: var(--page); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }}
+body {{
+  margin: 0;
+  background: var(--page);
+  color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+}}
 main {{ max-width: 1080px; margin: 0 auto; padding: 2rem 1.25rem 3rem; }}
-h1 {{ font-size: 1.75rem; line-height: 1.2; margin: 0 0 .25rem; letter-spacing: -.01em; overflow-wrap: anywhere; }}
+h1 {{
+  font-size: 1.75rem;
+  line-height: 1.2;
+  margin: 0 0 .25rem;
+  letter-spacing: -.01em;
+  overflow-wrap: anywhere;
+}}
 h1 small {{ font-weight: 400; color: var(--muted); font-size: 1.75rem; }}
 h2 {{ font-size: 1.1rem; margin: 2rem 0 .75rem; }}
 p {{ margin: .4rem 0; max-width: 75ch; overflow-wrap: anywhere; }}
 .quiet {{ color: var(--muted); }}
-.state {{ display: inline-block; margin: .75rem 0 1.25rem; padding: .3rem .8rem; border-radius: .5rem;
-  overflow-wrap: anywhere; }}
-.tag {{ display: inline-block; padding: 0 .45rem; border-radius: .35rem; font-size: .82rem; }}
+.state {{
+  display: inline-block;
+  margin: .75rem 0 1.25rem;
+  padding: .3rem .8rem;
+  border-radius: .5rem;
+  overflow-wrap: anywhere;
+}}
+.tag {{
+  display: inline-block;
+  padding: 0 .45rem;
+  border-radius: .35rem;
+  font-size: .82rem;
+}}
 td > .tag:only-child {{ white-space: nowrap; }}
 a {{ color: var(--accent); }}
 .completed {{ color: var(--good); background: var(--good-bg); }}
 .failed {{ color: var(--bad); background: var(--bad-bg); }}
 .interrupted, .running {{ color: var(--warn); background: var(--warn-bg); }}
-.cards {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .75rem; }}
-.card, figure, details, .panel {{ background: var(--card); border: 1px solid var(--line); border-radius: .6rem; }}
-.card {{ padding: .7rem .9rem; margin: 0; display: flex; flex-direction: column; justify-content: space-between; }}
+.cards {{
+  display: grid;
+  grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));
+  gap: .75rem;
+}}
+.card, figure, details, .panel {{
+  background: var(--card);
+  border: 1px solid var(--line);
+  border-radius: .6rem;
+}}
+.card {{
+  padding: .7rem .9rem;
+  margin: 0;
+  display: flex;
+  flex-direction: column;
+  justify-content: space-between;
+}}
 .card dt {{ color: var(--muted); font-size: .82rem; line-height: 1.3; }}
-.card dd {{ margin: .15rem 0 0; font-size: 1.45rem; font-weight: 600; font-variant-numeric: tabular-nums;
-  overflow-wrap: anywhere; }}
+.card dd {{
+  margin: .15rem 0 0;
+  font-size: 1.45rem;
+  font-weight: 600;
+  font-variant-numeric: tabular-nums;
+  overflow-wrap: anywhere;
+}}
 .card dd.long {{ font-size: 1.15rem; }}
 .card.first dd {{ color: var(--accent); }}
-.plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .75rem;
-  align-items: start; }}
+.plots {{
+  display: grid;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
+  gap: .75rem;
+  align-items: start;
+}}
 figure {{ margin: 0; padding: .5rem; overflow: hidden; }}
 main > figure + figure, .plots + .panel {{ margin-top: .75rem; }}
 details figure {{ border: 0; max-width: 46rem; }}
@@ -71,9 +141,18 @@ summary {{ cursor: pointer; font-weight: 600; padding: .5rem 0; }}
 summary span {{ font-weight: 400; color: var(--muted); }}
 .panel {{ padding: .5rem 1rem; }}
 .scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }}
-th, td {{ text-align: left; padding: .35rem 1.2rem .35rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }}
+table {{
+  border-collapse: collapse;
+  width: 100%;
+  font-size: .9rem;
+  font-variant-numeric: tabular-nums;
+}}
+th, td {{
+  text-align: left;
+  padding: .35rem 1.2rem .35rem 0;
+  border-bottom: 1px solid var(--line);
+  vertical-align: top;
+}}
 tr:last-child td {{ border-bottom: 0; }}
 th {{ color: var(--muted); font-weight: 500; font-size: .82rem; vertical-align: bottom; }}
 td {{ overflow-wrap: anywhere; }}
@@ -82,13 +161,23 @@ table:not(.pairs) td:first-child {{ min-width: 6.5rem; }}
 table.pairs {{ width: auto; }}
 td small {{ color: var(--muted); font-size: .82rem; }}
 td b {{ color: var(--accent); }}
-code, pre {{ font: .88rem/1.5 ui-monospace, "Cascadia Mono", Menlo, Consolas, monospace; background: var(--code);
-  border-radius: .35rem; }}
+code, pre {{
+  font: .88rem/1.5 ui-monospace, "Cascadia Mono", Menlo, Consolas, monospace;
+  background: var(--code);
+  border-radius: .35rem;
+}}
 code {{ padding: .1rem .35rem; overflow-wrap: anywhere; }}
 pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
-@media (max-width: 500px) {{ main {{ padding: 1.25rem .75rem 2rem; }} h1, h1 small {{ font-size: 1.4rem; }}
-  .cards {{ grid-template-columns: repeat(2, 1fr); }} figure {{ padding: .25rem; }} }}
-@media print {{ body {{ background: none; }} details::details-content {{ content-visibility: visible; }} }}
+@media (max-width: 500px) {{
+  main {{ padding: 1.25rem .75rem 2rem; }}
+  h1, h1 small {{ font-size: 1.4rem; }}
+  .cards {{ grid-template-columns: repeat(2, 1fr); }}
+  figure {{ padding: .25rem; }}
+}}
+@media print {{
+  body {{ background: none; }}
+  details::details-content {{ content-visibility: visible; }}
+}}
 """
 
 

@@ -48,18 +48,21 @@ const note = document.body.appendChild(document.createElement("p"));
 note.id = "gone"; note.hidden = true; note.setAttribute("role", "status");
 note.textContent = "No longer served: this is the last that was seen.";
 function put(news) {
-  const main = document.querySelector("main"), open = {}, at = document.activeElement, focus = at && at.dataset.name;
-  for (const part of main.querySelectorAll("details")) open[part.querySelector("summary").firstChild.textContent] = part.open;
+  const main = document.querySelector("main"), open = {};
+  const at = document.activeElement, focus = at && at.dataset.name;
+  const title = part => part.querySelector("summary").firstChild.textContent;
+  for (const part of main.querySelectorAll("details")) open[title(part)] = part.open;
   main.innerHTML = news.body;
   for (const part of main.querySelectorAll("details")) {
-    const before = open[part.querySelector("summary").firstChild.textContent];
+    const before = open[title(part)];
     if (before !== undefined) part.open = before;
   }
   document.getElementById("palette").textContent = news.palette;
   document.title = news.title;
   stamp = news.stamp;
   document.dispatchEvent(new Event("charts"));
-  if (focus) for (const one of main.querySelectorAll("figure.chart")) if (one.dataset.name === focus) one.focus({preventScroll: true});
+  for (const one of main.querySelectorAll("figure.chart"))
+    if (focus && one.dataset.name === focus) one.focus({preventScroll: true});
 }
 async function look() {
   if (!document.hidden) try {
